@@ -1,0 +1,144 @@
+# Every way to build, test and run Penstock. `make help` lists the targets.
+#
+# Needs Rust, Python 3.11 or newer, and make; the rest is installed into .venv and .cache. Stamp files in
+# .venv say what is installed, so that nothing is done twice. Bytecode is compiled when something is installed:
+# where Python may not write it (PYTHONDONTWRITEBYTECODE, another user's folder), importing torch takes twice
+# as long, at every start.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+PORT ?= 3000
+VENV := .venv
+BIN := $(VENV)/bin
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+UV_VERSION := 0.13.8
+UV := $(or $(shell command -v uv),.cache/uv/bin/uv)
+
+RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
+	$(shell find launcher router proto -name '*.rs' -o -name '*.proto' -o -name 'Cargo.toml')
+
+.PHONY: help
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+# --- Installing ---------------------------------------------------------------------------------------
+
+.cache/uv/bin/uv:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+		--target .cache/uv uv==$(UV_VERSION)
+
+$(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
+	$(UV) venv --quiet --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements-dev.txt
+	@touch $@
+
+# Editable: Python is used where it lies, and only a change in Rust makes this run again.
+$(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.installed ## build, and install into .venv
+	@$(BIN)/python -m compileall -q server/penstock kernels/penstock_kernels
+
+# --- Running ------------------------------------------------------------------------------------------
+
+define TRY
+Once it says "ready", try this in another terminal:
+
+  curl -N localhost:$(PORT)/generate_stream -H 'content-type: application/json' -d '{"inputs": "How do I serve another model?", "parameters": {"max_new_tokens": 60}}'
+
+endef
+export TRY
+
+.PHONY: serve
+serve: install ## build, install and serve the model that ships, on port 3000 (ARGS= for more flags)
+	@echo "Penstock will be at http://localhost:$(PORT). $$TRY"
+	@exec $(BIN)/penstock --port $(PORT) $(ARGS)
+
+# --- Testing ------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: lint test-rust test-python test-integration ## lint and run every test
+
+.PHONY: lint
+lint: $(VENV)/.requirements ## formatters, linters and type checkers
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy integration-tests
+
+.PHONY: test-rust
+test-rust: ## tests of router and launcher
+	cargo test --locked --workspace
+
+.PHONY: test-python
+test-python: install ## tests of worker and kernels
+	$(BIN)/python -m pytest kernels/tests
+	$(BIN)/python -m pytest server/tests
+
+.PHONY: test-integration
+test-integration: install ## tests with the real server and real clients
+	$(BIN)/python -m pytest integration-tests
+
+.PHONY: test-gpu
+test-gpu: install ## the worker's tests on this machine's GPU
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no GPU")'
+	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest server/tests
+
+.PHONY: bench
+bench: install ## the measurements of benchmarks/RESULTS.md
+	cargo bench --locked --profile dev -p penstock-router --bench scheduler
+	cargo bench --locked --profile dev -p penstock-router --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
+	for script in start prefix throughput recovery; do $(BIN)/python benchmarks/$$script.py; done
+
+# --- Making what is committed -------------------------------------------------------------------------
+
+COMPILE := $(UV) pip compile --quiet --python-version 3.11 --no-annotate --no-header --no-emit-index-url
+HEADER := \# Compiled by `make requirements` from the .in file of this name. Not edited by hand.
+
+.PHONY: requirements
+requirements: | $(filter .cache/uv/bin/uv,$(UV)) ## compile requirements*.txt anew
+	$(COMPILE) requirements.in --output-file requirements.txt
+	$(COMPILE) requirements-dev.in --constraints requirements.txt --output-file requirements-dev.txt
+	sed -i '1i $(HEADER)' requirements.txt requirements-dev.txt
+
+.PHONY: model
+model: install ## train the model that ships anew (an hour or so)
+	$(BIN)/python -m penstock.tiny.train
+
+# --- Packaging ----------------------------------------------------------------------------------------
+
+.PHONY: wheel
+wheel: | $(filter .cache/uv/bin/uv,$(UV)) ## build the wheel into dist/
+	rm -rf dist
+	$(UV) build --quiet --wheel --python $(PYTHON) --build-constraints requirements-dev.txt --out-dir dist .
+
+PREFIX ?= dist/penstock
+
+.PHONY: deploy
+deploy: wheel ## install the wheel and its pinned requirements into PREFIX, as the images do
+	$(UV) venv --quiet --clear --python $(PYTHON) $(PREFIX)
+	$(UV) pip install --quiet --compile-bytecode --link-mode copy --python $(PREFIX)/bin/python \
+		-r requirements.txt dist/*.whl
+
+.PHONY: trim-cpu
+trim-cpu: ## take out of PREFIX what only a GPU uses
+	$(PREFIX)/bin/python deploy/trim_cpu.py
+
+.PHONY: test-image
+test-image: ## build the CPU image with buildah and stream from it (as root, on Debian)
+	deploy/test-image
+
+.PHONY: clean
+clean: ## remove what was built, but not .venv
+	cargo clean --quiet
+	rm -rf dist .cache
