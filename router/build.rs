@@ -1,0 +1,10 @@
+//! Compiles the worker contract. protox parses it in Rust, so that no `protoc` is needed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const PROTO: &str = "../proto/penstock.proto";
+    println!("cargo:rerun-if-changed={PROTO}");
+    let descriptors = protox::compile([PROTO], ["../proto"])?;
+    // Columns are `bytes::Bytes`: received ones are slices of the frame, sent ones are not copied again.
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    Ok(())
+}

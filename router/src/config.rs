@@ -1,0 +1,156 @@
+//! The router's flags, named as in TGI, and what is known before the model is loaded. Parsed by the
+//! launcher, read once; nothing below reads the environment. What depends on the loaded model is in
+//! `limits`.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Serving")]
+pub struct RouterArgs {
+    /// Address to listen on: an IP address, or a name that resolves to one
+    #[arg(long, env, default_value = "0.0.0.0", value_parser = parse_host)]
+    pub hostname: IpAddr,
+    /// Port to listen on
+    #[arg(long, short, env, default_value_t = 3000)]
+    pub port: u16,
+    /// Requests queued and running at once; more are refused with status 429
+    #[arg(long, env, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_concurrent_requests: u32,
+    /// Largest request body, in bytes
+    #[arg(long, env, default_value_t = 2_000_000, value_parser = parse_payload_limit)]
+    pub payload_limit: usize,
+    /// Threads that tokenize prompts
+    #[arg(long, env, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub validation_workers: u32,
+    /// Origins that browsers may call from; any, when not given
+    #[arg(long, env, value_delimiter = ',')]
+    pub cors_allow_origin: Vec<String>,
+    /// A tokenizer_config.json to use instead of the model's own
+    #[arg(long, env)]
+    pub tokenizer_config_path: Option<PathBuf>,
+    /// On SIGTERM, how long running requests may take to finish, in seconds
+    #[arg(long, short = 'g', env, visible_alias = "graceful-termination-timeout", default_value_t = 90)]
+    pub shutdown_timeout: u64,
+
+    /// Most `n` of the OpenAI routes and `best_of`
+    #[arg(long, env, default_value_t = 2, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_best_of: u32,
+    /// Most stop strings in one request
+    #[arg(long, env, default_value_t = 4, help_heading = "Limits")]
+    pub max_stop_sequences: u32,
+    /// Most alternatives for each token (`top_n_tokens`, `top_logprobs`)
+    #[arg(long, env, default_value_t = 20, help_heading = "Limits")]
+    pub max_top_n_tokens: u32,
+    /// Longest prompt, in tokens [default: max-total-tokens - 1]
+    #[arg(long, env, visible_alias = "max-input-length", help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_input_tokens: Option<u32>,
+    /// Longest prompt and output together, in tokens [default: the model's context, or what fits]
+    #[arg(long, env, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_total_tokens: Option<u32>,
+    /// Most prompts in one request to /v1/completions
+    #[arg(long, env, default_value_t = 4, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_client_batch_size: u32,
+
+    /// Most tokens in one step, prompt chunks and decodes together [default: 2048, at most the context]
+    #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_batch_prefill_tokens: Option<u32>,
+    /// Size of the KV cache, in tokens [default: as much as is useful and fits]
+    #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_batch_total_tokens: Option<u64>,
+    /// Most sequences in one step [default: 256, at most max-concurrent-requests]
+    #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_batch_size: Option<u32>,
+    /// Keep the time of a step under this, by cutting prompts into smaller chunks, in milliseconds
+    #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u64).range(1..))]
+    pub target_itl_ms: Option<u64>,
+    /// A worker hangs when a step takes this many seconds more than 20 times its expected time
+    #[arg(long, env, help_heading = "Batching", default_value_t = 10.0, value_parser = parse_seconds)]
+    pub step_timeout: f64,
+    /// Share of the device's memory that a worker may take
+    #[arg(
+        long,
+        env = "CUDA_MEMORY_FRACTION",
+        visible_alias = "cuda-memory-fraction",
+        help_heading = "Batching",
+        default_value_t = 0.9,
+        value_parser = parse_fraction
+    )]
+    pub memory_fraction: f32,
+}
+
+/// What the router is to serve, once the launcher has made the model available on this machine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub args: RouterArgs,
+    /// As the user named it; `model` in every answer.
+    pub model_id: String,
+    pub revision: Option<String>,
+    /// Commit of the hub snapshot, when known.
+    pub model_sha: Option<String>,
+    /// Holds tokenizer.json, config.json and the rest.
+    pub model_dir: PathBuf,
+    pub num_shard: u32,
+}
+
+impl Config {
+    pub fn shutdown_timeout(&self) -> Duration {
+        Duration::from_secs(self.args.shutdown_timeout)
+    }
+}
+
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let mut found = (text, 0).to_socket_addrs().map_err(|_| format!("no address is known for '{text}'"))?;
+    found.next().map(|address| address.ip()).ok_or_else(|| format!("no address is known for '{text}'"))
+}
+
+fn parse_payload_limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err("must be a number of bytes".into()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
+        _ => Err("must be a number of seconds above 0, at most 86400".into()),
+    }
+}
+
+fn parse_fraction(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
+        _ => Err("must be above 0 and at most 1".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_an_address_or_a_name_that_resolves() {
+        assert_eq!(parse_host("::1").unwrap(), "::1".parse::<IpAddr>().unwrap());
+        assert!(parse_host("localhost").unwrap().is_loopback());
+        assert!(parse_host("no such host").is_err());
+    }
+
+    #[test]
+    fn fractions_and_seconds_refuse_what_is_no_number_in_range() {
+        for bad in ["nan", "inf", "-1", "0", "", "a"] {
+            assert!(parse_fraction(bad).is_err(), "{bad}");
+            assert!(parse_seconds(bad).is_err(), "{bad}");
+        }
+        assert!(parse_fraction("1.5").is_err());
+        assert_eq!(parse_fraction("1.0"), Ok(1.0));
+        assert_eq!(parse_seconds("0.5"), Ok(0.5));
+    }
+}

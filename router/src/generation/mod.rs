@@ -1,0 +1,14 @@
+//! One request's life, from parsed request to text events. Knows text and tokens, no dialect.
+
+mod detokenizer;
+pub mod event;
+pub mod request;
+mod stop;
+pub mod task;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use event::{Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent};
+pub use request::{GenerationRequest, Input, StopText};
+pub use task::{Generation, PromptLimits, Serving, collect, start};

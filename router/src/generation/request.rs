@@ -1,0 +1,41 @@
+//! A request after its dialect was parsed and checked, before its prompt is tokens.
+
+use crate::ids::TokenId;
+use crate::scheduler::Sampling;
+
+/// What any dialect asks for. All numbers were checked against `limits`, except those that depend on
+/// the prompt's length.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    pub input: Input,
+    pub sampling: Sampling,
+    /// Reported back to the client when it sampled; `None` when it decodes greedily.
+    pub reported_seed: Option<u64>,
+    /// `None`: as many as fit under `max_total_tokens`.
+    pub max_new_tokens: Option<u32>,
+    /// Keep only the last so many tokens of the prompt.
+    pub truncate: Option<u32>,
+    pub stop: Vec<String>,
+    pub stop_text: StopText,
+    pub ignore_eos: bool,
+    pub top_tokens: u32,
+    pub prompt_logprobs: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Special tokens are added as the tokenizer does by default.
+    Text(String),
+    /// From a chat template, which wrote its special tokens itself.
+    Rendered(String),
+    Tokens(Vec<TokenId>),
+}
+
+/// What becomes of a stop string in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopText {
+    /// Kept at the end (TGI's routes).
+    Keep,
+    /// Left out, and never streamed (OpenAI's routes).
+    Omit,
+}

@@ -1,0 +1,510 @@
+//! Runs one request: prompt to tokens, limits, scheduler, and a task that turns what the scheduler tells
+//! into text events. The dialects call `start` and read the events.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use crate::generation::event::{
+    Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent,
+};
+use crate::generation::request::GenerationRequest;
+use crate::generation::writer::{Writer, Written, alone};
+use crate::ids::TokenId;
+use crate::prompt::{Prompt, PromptError, Vocabulary};
+use crate::scheduler::{Handle, Refused, SequenceEvent, SequenceFailure, SequenceSpec, Submitted};
+
+/// Bounds that depend on the prompt's length, and of token ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLimits {
+    pub max_input_tokens: u32,
+    pub max_total_tokens: u32,
+    /// The model's; token ids below it are valid.
+    pub vocab_size: u32,
+}
+
+/// What generations share.
+#[derive(Clone)]
+pub struct Serving {
+    pub prompt: Arc<Prompt>,
+    pub scheduler: Handle,
+    pub limits: PromptLimits,
+    /// Of the model and its revision.
+    pub cache_namespace: u64,
+}
+
+/// A running generation. Dropped before its end, it is cancelled.
+pub struct Generation {
+    prompt_tokens: u32,
+    events: mpsc::Receiver<GenerationEvent>,
+    /// Looked at by `first`, not yet taken by `next`.
+    seen: Option<GenerationEvent>,
+    ended: bool,
+}
+
+/// Tokenizes, checks the limits and submits. `arrival` is when the request's first byte was there.
+pub async fn start(
+    serving: &Serving,
+    request: GenerationRequest,
+    arrival: Instant,
+) -> Result<Generation, GenerationFailure> {
+    if request.stop.iter().any(String::is_empty) {
+        return Err(GenerationFailure::Invalid("`stop` must not have an empty string".into()));
+    }
+    let prompt = serving.prompt.encode(request.input, request.truncate).await?;
+    // Restarted workers may have less memory than those that the limits were derived from.
+    let max_total_tokens = serving.limits.max_total_tokens.min(serving.scheduler.max_sequence_tokens());
+    let limits = PromptLimits { max_total_tokens, ..serving.limits };
+    let max_new_tokens = limits.check(&prompt, request.max_new_tokens)?;
+    metrics::histogram!("tgi_request_max_new_tokens").record(f64::from(max_new_tokens));
+
+    let vocabulary = serving.prompt.vocabulary().clone();
+    let story = Story {
+        writer: Writer::new(vocabulary.clone(), &prompt, &request.stop, request.stop_text),
+        vocabulary,
+        prompt_tokens: prompt.len() as u32,
+        prompt: if request.prompt_logprobs { prompt.clone() } else { Vec::new() },
+        prefill: Vec::new(),
+        cached_tokens: 0,
+        seed: request.reported_seed,
+        arrival,
+        queued: Instant::now(),
+        admitted: None,
+    };
+    let submitted = serving.scheduler.submit(SequenceSpec {
+        prompt,
+        sampling: request.sampling,
+        max_new_tokens,
+        ignore_eos: request.ignore_eos,
+        top_tokens: request.top_tokens,
+        prompt_logprobs: request.prompt_logprobs,
+        cache_namespace: serving.cache_namespace,
+    })?;
+    Ok(Generation::tell(story, submitted, max_new_tokens))
+}
+
+impl PromptLimits {
+    /// How many tokens may be generated: as many as asked for, or as fit.
+    fn check(&self, prompt: &[TokenId], asked: Option<u32>) -> Result<u32, GenerationFailure> {
+        let invalid = |text: String| Err(GenerationFailure::Invalid(text));
+        let Self { max_input_tokens, max_total_tokens, vocab_size } = *self;
+        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if prompt.is_empty() {
+            return invalid("`inputs` must have at least 1 token. Given: 0".into());
+        }
+        if let Some(TokenId(id)) = prompt.iter().find(|token| token.0 >= vocab_size) {
+            return invalid(format!(
+                "`inputs` token ids must be < {vocab_size}, the vocabulary's size. Given: {id}"
+            ));
+        }
+        if asked == Some(0) {
+            return invalid("`max_new_tokens` must be >= 1. Given: 0".into());
+        }
+        if let Some(new) = asked
+            && length.saturating_add(new) > max_total_tokens
+        {
+            return invalid(format!(
+                "`inputs` tokens + `max_new_tokens` must be <= {max_total_tokens}. Given: {length} `inputs` tokens \
+                 and {new} `max_new_tokens`"
+            ));
+        }
+        // The workers' memory may allow for less than the flag does.
+        let most = max_input_tokens.min(max_total_tokens.saturating_sub(1));
+        if length > most {
+            return invalid(format!("`inputs` must have <= {most} tokens. Given: {length}"));
+        }
+        Ok(asked.unwrap_or(max_total_tokens - length))
+    }
+}
+
+impl Generation {
+    /// Starts the task that tells the story. The channel holds all that it can ever have to say, so that a
+    /// client who reads slowly delays neither the end of the sequence nor the finding of a stop string.
+    fn tell(story: Story, submitted: Submitted, max_new_tokens: u32) -> Self {
+        let (sender, events) = mpsc::channel(max_new_tokens as usize + 1);
+        let prompt_tokens = story.prompt_tokens;
+        tokio::spawn(story.run(submitted, sender));
+        Self { prompt_tokens, events, seen: None, ended: false }
+    }
+
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Waits until there is something to stream. A failure before the first token is returned here, so
+    /// that it can be the status of the answer; otherwise the event stays for `next`.
+    pub async fn first(&mut self) -> Result<(), GenerationFailure> {
+        match self.next().await {
+            Some(GenerationEvent::Failed(failure)) => Err(failure),
+            event => {
+                self.seen = event;
+                Ok(())
+            }
+        }
+    }
+
+    /// `None` after `Done` or `Failed`. Can be dropped and called again without losing an event.
+    pub async fn next(&mut self) -> Option<GenerationEvent> {
+        if let Some(event) = self.seen.take() {
+            return Some(event);
+        }
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await.unwrap_or_else(|| {
+            tracing::error!("the task of a generation ended without telling how");
+            GenerationEvent::Failed(broken_off())
+        });
+        self.ended = !matches!(event, GenerationEvent::Token(_));
+        Some(event)
+    }
+}
+
+/// The whole generation at once, for answers that are not streamed.
+pub async fn collect(mut generation: Generation) -> Result<(Vec<TokenEvent>, Done), GenerationFailure> {
+    let mut tokens = Vec::new();
+    loop {
+        match generation.next().await {
+            Some(GenerationEvent::Token(token)) => tokens.push(token),
+            Some(GenerationEvent::Done(done)) => return Ok((tokens, done)),
+            Some(GenerationEvent::Failed(failure)) => return Err(failure),
+            // Only if its end was read before.
+            None => return Err(broken_off()),
+        }
+    }
+}
+
+fn broken_off() -> GenerationFailure {
+    GenerationFailure::Failed("the generation broke off".into())
+}
+
+/// What the task of a generation knows: what came so far, and when.
+struct Story {
+    vocabulary: Arc<Vocabulary>,
+    writer: Writer,
+    prompt_tokens: u32,
+    /// Kept only to tell the log probabilities of its tokens.
+    prompt: Vec<TokenId>,
+    prefill: Vec<TextToken>,
+    cached_tokens: u32,
+    seed: Option<u64>,
+    arrival: Instant,
+    queued: Instant,
+    admitted: Option<Instant>,
+}
+
+impl Story {
+    /// Until the sequence ends or nobody listens. Dropping the ticket cancels what has not ended.
+    async fn run(mut self, submitted: Submitted, listener: mpsc::Sender<GenerationEvent>) {
+        let Submitted { mut events, ticket, .. } = submitted;
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = listener.closed() => return,
+                event = events.recv() => event,
+            };
+            let (token, finish) = match event {
+                Some(SequenceEvent::Admitted { cached_tokens }) => {
+                    self.admitted = Some(Instant::now());
+                    self.cached_tokens = cached_tokens;
+                    continue;
+                }
+                Some(SequenceEvent::PromptLogprobs(logprobs)) => {
+                    let tokens = self.prompt.drain(..).zip(logprobs);
+                    self.prefill = tokens.map(|(id, logprob)| alone(&self.vocabulary, id, logprob)).collect();
+                    continue;
+                }
+                Some(SequenceEvent::Token(token)) => (token, None),
+                Some(SequenceEvent::Finished { last, finish }) => (last, Some(finish)),
+                Some(SequenceEvent::Failed(failure)) => return self.fail(failure.into(), &listener).await,
+                None => {
+                    tracing::error!("the scheduler dropped a sequence without telling why");
+                    return self.fail(broken_off(), &listener).await;
+                }
+            };
+            let Written { events, ended } = self.writer.write(token, finish);
+            match ended {
+                None => send(events.into_iter().map(GenerationEvent::Token), &listener).await,
+                Some(reason) => {
+                    ticket.stop();
+                    return self.end(events, reason, &listener).await;
+                }
+            }
+        }
+    }
+
+    async fn end(
+        self,
+        tokens: Vec<TokenEvent>,
+        finish_reason: FinishReason,
+        listener: &mpsc::Sender<GenerationEvent>,
+    ) {
+        let now = Instant::now();
+        let admitted = self.admitted.unwrap_or(now);
+        let (text, generated_tokens) = self.writer.into_text();
+        let done = Done {
+            text,
+            finish_reason,
+            generated_tokens,
+            seed: self.seed,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            prefill: self.prefill,
+            timings: Timings {
+                validation: self.queued - self.arrival,
+                queue: admitted - self.queued,
+                inference: now - admitted,
+                total: now - self.arrival,
+            },
+        };
+        let tokens = tokens.into_iter().map(GenerationEvent::Token);
+        send(tokens.chain([GenerationEvent::Done(done)]), listener).await;
+    }
+
+    async fn fail(mut self, failure: GenerationFailure, listener: &mpsc::Sender<GenerationEvent>) {
+        let tokens = self.writer.break_off().into_iter().map(GenerationEvent::Token);
+        send(tokens.chain([GenerationEvent::Failed(failure)]), listener).await;
+    }
+}
+
+async fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<GenerationEvent>) {
+    for event in events {
+        // An error means that nobody listens any more, which the task notices by itself.
+        let _ = listener.send(event).await;
+    }
+}
+
+impl From<PromptError> for GenerationFailure {
+    fn from(error: PromptError) -> Self {
+        match error {
+            PromptError::Invalid(text) | PromptError::Template(text) => Self::Invalid(text),
+            PromptError::Failed(text) => Self::Failed(text),
+        }
+    }
+}
+
+impl From<Refused> for GenerationFailure {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full { retry_after } => Self::Overloaded { retry_after },
+            Refused::Unavailable(why) => Self::Unavailable(why),
+        }
+    }
+}
+
+impl From<SequenceFailure> for GenerationFailure {
+    fn from(failure: SequenceFailure) -> Self {
+        match failure {
+            SequenceFailure::Row(text) | SequenceFailure::Poisonous(text) => Self::Failed(text),
+            SequenceFailure::Unavailable(text) => Self::Unavailable(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generation::StopText;
+    use crate::ids::SequenceId;
+    use crate::prompt::samples;
+    use crate::scheduler::{Finish, Release, SampledToken, Ticket};
+    use std::time::Duration;
+    use tokio::sync::oneshot;
+
+    /// A sequence as the scheduler would run it, driven by the test.
+    struct Script {
+        events: mpsc::UnboundedSender<SequenceEvent>,
+        released: oneshot::Receiver<Release>,
+        generation: Generation,
+    }
+
+    fn ids(text: &str) -> Vec<TokenId> {
+        let encoding = samples::byte_level().encode_fast(text, false).unwrap();
+        encoding.get_ids().iter().copied().map(TokenId).collect()
+    }
+
+    fn sampled(id: TokenId) -> SampledToken {
+        SampledToken { id, logprob: -1.0, top: Vec::new() }
+    }
+
+    fn finished(text: &str, finish: Finish) -> SequenceEvent {
+        SequenceEvent::Finished { last: sampled(ids(text)[0]), finish }
+    }
+
+    fn script(prompt: &str, stop: &[&str]) -> Script {
+        let vocabulary = Arc::new(Vocabulary::new(samples::byte_level(), &[]));
+        let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
+        let prompt = ids(prompt);
+        let queued = Instant::now();
+        let story = Story {
+            writer: Writer::new(vocabulary.clone(), &prompt, &stop, StopText::Omit),
+            vocabulary,
+            prompt_tokens: prompt.len() as u32,
+            prompt,
+            prefill: Vec::new(),
+            cached_tokens: 0,
+            seed: Some(7),
+            arrival: queued - Duration::from_millis(5),
+            queued,
+            admitted: None,
+        };
+        let (sender, events) = mpsc::unbounded_channel();
+        let (release, released) = oneshot::channel();
+        let id = SequenceId(1);
+        let ticket = Ticket::new(id, move |_, why| {
+            let _ = release.send(why);
+        });
+        let generation = Generation::tell(story, Submitted { id, events, ticket }, 100);
+        Script { events: sender, released, generation }
+    }
+
+    impl Script {
+        fn tell(&self, event: SequenceEvent) {
+            let _ = self.events.send(event);
+        }
+
+        fn tokens(&self, text: &str) {
+            ids(text).into_iter().for_each(|id| self.tell(SequenceEvent::Token(sampled(id))));
+        }
+
+        async fn text(&mut self) -> String {
+            match self.generation.next().await {
+                Some(GenerationEvent::Token(token)) => token.text,
+                other => panic!("{other:?} is no token"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sequence_becomes_a_stream_of_text() {
+        let mut script = script("a", &[]);
+        script.tell(SequenceEvent::Admitted { cached_tokens: 3 });
+        script.tokens("hello hello");
+        assert_eq!(script.text().await, "hello");
+        assert_eq!(script.text().await, " hello");
+        script.tell(finished("<|end|>", Finish::Eos));
+        assert_eq!(script.text().await, "<|end|>");
+        let Some(GenerationEvent::Done(done)) = script.generation.next().await else { panic!("it is done") };
+        assert_eq!((done.text.as_str(), done.finish_reason), ("hello hello", FinishReason::EosToken));
+        assert_eq!((done.generated_tokens, done.prompt_tokens, done.cached_tokens), (3, 1, 3));
+        assert_eq!(done.seed, Some(7));
+        let Timings { validation, queue, inference, total } = done.timings;
+        assert_eq!(validation, Duration::from_millis(5));
+        assert_eq!(validation + queue + inference, total);
+        assert!(script.generation.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn collecting_gives_the_same_as_streaming() {
+        let script = script("a", &[]);
+        script.tell(SequenceEvent::Admitted { cached_tokens: 0 });
+        script.tokens("hello");
+        script.tell(finished(" hello", Finish::Length));
+        let (tokens, done) = collect(script.generation).await.unwrap();
+        assert_eq!(tokens.iter().map(|token| token.text.as_str()).collect::<String>(), done.text);
+        assert_eq!((done.text.as_str(), done.finish_reason), ("hello hello", FinishReason::Length));
+    }
+
+    #[tokio::test]
+    async fn prompt_log_probabilities_come_with_their_tokens() {
+        let script = script("hello!", &[]);
+        script.tell(SequenceEvent::Admitted { cached_tokens: 0 });
+        script.tell(SequenceEvent::PromptLogprobs(vec![None, Some(-2.0)]));
+        script.tell(finished("a", Finish::Length));
+        let (_, done) = collect(script.generation).await.unwrap();
+        let prefill: Vec<_> = done.prefill.iter().map(|token| (token.text.as_str(), token.logprob)).collect();
+        assert_eq!(prefill, [("hello", None), ("!", Some(-2.0))]);
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_stops_the_sequence_though_nobody_reads() {
+        let script = script("a", &["!"]);
+        script.tokens("hello! hello");
+        assert_eq!(script.released.await, Ok(Release::Stopped));
+        let (tokens, done) = collect(script.generation).await.unwrap();
+        assert_eq!((tokens.len(), done.text.as_str()), (2, "hello"));
+        assert_eq!(done.finish_reason, FinishReason::StopSequence);
+    }
+
+    #[tokio::test]
+    async fn stop_strings_do_not_match_in_the_prompt() {
+        let script = script("!", &["!!", "a!"]);
+        script.tokens("!a");
+        script.tell(finished("a", Finish::Length));
+        let (_, done) = collect(script.generation).await.unwrap();
+        assert_eq!((done.text.as_str(), done.finish_reason), ("!aa", FinishReason::Length));
+    }
+
+    #[tokio::test]
+    async fn a_generation_that_is_dropped_is_cancelled() {
+        let mut script = script("a", &[]);
+        script.tokens("hello");
+        script.text().await;
+        drop(script.generation);
+        assert_eq!(script.released.await, Ok(Release::Cancelled));
+    }
+
+    #[tokio::test]
+    async fn one_that_is_dropped_while_it_is_queued_is_cancelled() {
+        let script = script("a", &[]);
+        drop(script.generation);
+        assert_eq!(script.released.await, Ok(Release::Cancelled));
+    }
+
+    #[tokio::test]
+    async fn a_failure_before_the_first_token_can_be_the_status() {
+        let mut script = script("a", &[]);
+        script.tell(SequenceEvent::Failed(SequenceFailure::Unavailable("gone".into())));
+        assert_eq!(script.generation.first().await, Err(GenerationFailure::Unavailable("gone".into())));
+        assert!(script.generation.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn looking_at_the_first_event_does_not_take_it() {
+        let mut script = script("a", &[]);
+        script.tokens("hello hello");
+        script.generation.first().await.unwrap();
+        script.generation.first().await.unwrap();
+        assert_eq!(script.text().await, "hello");
+        assert_eq!(script.text().await, " hello");
+        script.tell(SequenceEvent::Failed(SequenceFailure::Row("not a number".into())));
+        let Some(GenerationEvent::Failed(failure)) = script.generation.next().await else {
+            panic!("it failed")
+        };
+        assert_eq!(failure, GenerationFailure::Failed("not a number".into()));
+    }
+
+    #[tokio::test]
+    async fn a_scheduler_that_vanishes_is_a_failure_not_a_silence() {
+        let script = script("a", &[]);
+        script.tokens("hello");
+        drop(script.events);
+        assert!(matches!(collect(script.generation).await, Err(GenerationFailure::Failed(_))));
+    }
+
+    #[test]
+    fn lengths_are_checked_against_limits_that_the_message_names() {
+        let limits = PromptLimits { max_input_tokens: 8, max_total_tokens: 10, vocab_size: 100 };
+        let check = |length: u32, asked| limits.check(&vec![TokenId(1); length as usize], asked);
+        let message = |length, asked| check(length, asked).unwrap_err().to_string();
+        assert_eq!(check(4, Some(6)), Ok(6));
+        assert_eq!(check(4, None), Ok(6));
+        assert_eq!(check(8, None), Ok(2));
+        assert_eq!(
+            message(4, Some(7)),
+            "`inputs` tokens + `max_new_tokens` must be <= 10. Given: 4 `inputs` tokens and 7 `max_new_tokens`"
+        );
+        assert!(message(4, Some(u32::MAX)).contains("4294967295"));
+        assert_eq!(message(9, None), "`inputs` must have <= 8 tokens. Given: 9");
+        assert_eq!(message(9, Some(1)), "`inputs` must have <= 8 tokens. Given: 9");
+        assert!(message(0, None).contains("`inputs`"));
+        assert!(message(1, Some(0)).contains("`max_new_tokens`"));
+        let strange = limits.check(&[TokenId(99), TokenId(100)], None).unwrap_err().to_string();
+        assert!(strange.contains("100, the vocabulary's size. Given: 100"), "{strange}");
+        // Restarted workers may leave room for less than the flags allow.
+        let shrunk = PromptLimits { max_total_tokens: 6, ..limits };
+        assert_eq!(shrunk.check(&[TokenId(1); 5], None), Ok(1));
+        assert!(shrunk.check(&[TokenId(1); 6], None).is_err());
+    }
+}

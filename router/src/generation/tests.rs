@@ -1,0 +1,232 @@
+//! Whole generations: a real tokenizer, the real scheduler, mock workers behind real sockets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+
+use super::{
+    FinishReason, Generation, GenerationEvent, GenerationFailure, GenerationRequest, Input, PromptLimits,
+    Serving, StopText, collect, start,
+};
+use crate::health::Health;
+use crate::ids::TokenId;
+use crate::prompt::{Prompt, samples};
+use crate::scheduler::{Sampling, SequenceSpec, Settings};
+use crate::worker::mock::{MockConfig, MockModel, MockSource};
+use crate::worker::{Group, PrepareLimits};
+
+/// Nothing here should take longer.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const LIMITS: PromptLimits = PromptLimits { max_input_tokens: 200, max_total_tokens: 300, vocab_size: 264 };
+
+struct Server {
+    serving: Serving,
+    source: Arc<MockSource>,
+    config: MockConfig,
+    _dirs: [tempfile::TempDir; 2],
+}
+
+async fn serve(max_live: u32) -> Server {
+    let [sockets, model] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    samples::byte_level().save(model.path().join("tokenizer.json"), false).unwrap();
+    // `<|end|>`, the sample's last token, ends sequences.
+    let config = MockConfig {
+        vocab_size: LIMITS.vocab_size,
+        eos_ids: vec![LIMITS.vocab_size - 1],
+        eos_one_in: 40,
+        ..MockConfig::default()
+    };
+    let source = Arc::new(MockSource::new(config.clone(), sockets.path().into()));
+    let limits = PrepareLimits {
+        max_slots: 16,
+        max_step_tokens: 64,
+        max_sequence_tokens: LIMITS.max_total_tokens,
+        max_cache_tokens: 0,
+        memory_fraction: 0.9,
+    };
+    let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
+    let settings = Settings {
+        max_live,
+        target_itl: None,
+        eos: config.eos_ids.iter().copied().map(TokenId).collect(),
+        step_timeout: Duration::from_secs(5),
+        check_interval: Duration::from_secs(60),
+    };
+    let health = tokio::sync::watch::Sender::new(Health::Ready);
+    let serving = Serving {
+        prompt: Arc::new(Prompt::load(model.path(), None, 2).unwrap()),
+        scheduler: crate::scheduler::spawn(group, source.clone(), settings, health),
+        limits: LIMITS,
+        cache_namespace: 1,
+    };
+    Server { serving, source, config, _dirs: [sockets, model] }
+}
+
+fn request(text: &str) -> GenerationRequest {
+    GenerationRequest {
+        input: Input::Text(text.into()),
+        sampling: Sampling::default(),
+        reported_seed: None,
+        max_new_tokens: None,
+        truncate: None,
+        stop: Vec::new(),
+        stop_text: StopText::Keep,
+        ignore_eos: false,
+        top_tokens: 0,
+        prompt_logprobs: false,
+    }
+}
+
+impl Server {
+    async fn start(&self, request: GenerationRequest) -> Result<Generation, GenerationFailure> {
+        timeout(DEADLINE, start(&self.serving, request, Instant::now())).await.expect("in time")
+    }
+
+    /// The sequence that `request` is, and the tokens that it comes to.
+    async fn expected(&self, request: &GenerationRequest) -> (SequenceSpec, Vec<TokenId>) {
+        let prompt = self.serving.prompt.encode(request.input.clone(), request.truncate).await.unwrap();
+        let most = LIMITS.max_total_tokens - prompt.len() as u32;
+        let spec = SequenceSpec {
+            sampling: request.sampling.clone(),
+            max_new_tokens: request.max_new_tokens.unwrap_or(most),
+            ignore_eos: request.ignore_eos,
+            top_tokens: request.top_tokens,
+            prompt_logprobs: request.prompt_logprobs,
+            cache_namespace: self.serving.cache_namespace,
+            prompt,
+        };
+        let tokens = MockModel::reference(&self.config, &spec).into_iter().map(TokenId).collect();
+        (spec, tokens)
+    }
+
+    /// Waits until no sequence lives.
+    async fn idle(&self) {
+        let idle = async {
+            while self.serving.scheduler.stats().live > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(DEADLINE, idle).await.expect("in time");
+    }
+}
+
+#[tokio::test]
+async fn a_request_becomes_the_text_of_its_tokens() {
+    let server = serve(8).await;
+    for text in ["hello", "hello hello é", "a prompt of some length, longer than one block of the cache"] {
+        let request = GenerationRequest { top_tokens: 2, ..request(text) };
+        let (spec, tokens) = server.expected(&request).await;
+        let (events, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+        assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), tokens);
+        assert!(events.iter().all(|event| event.top.len() == 2));
+        assert_eq!(done.text, server.serving.prompt.decode(&tokens));
+        assert_eq!(done.generated_tokens as usize, tokens.len());
+        assert_eq!(done.prompt_tokens as usize, spec.prompt.len());
+        let ended = tokens.last() == Some(&TokenId(LIMITS.vocab_size - 1));
+        assert_eq!(done.finish_reason, if ended { FinishReason::EosToken } else { FinishReason::Length });
+    }
+}
+
+#[tokio::test]
+async fn without_max_new_tokens_it_fills_what_is_left() {
+    let server = serve(8).await;
+    let request = GenerationRequest { ignore_eos: true, ..request("hello") };
+    let (tokens, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+    assert_eq!(done.finish_reason, FinishReason::Length);
+    assert_eq!(tokens.len() as u32, LIMITS.max_total_tokens - done.prompt_tokens);
+}
+
+#[tokio::test]
+async fn what_is_over_the_limits_is_refused_before_it_is_queued() {
+    let server = serve(8).await;
+    for (request, names) in [
+        (request(""), "`inputs`"),
+        (request(&"a".repeat(201)), "`inputs` must have <= 200 tokens. Given: 201"),
+        (
+            GenerationRequest { max_new_tokens: Some(300), ..request("hello") },
+            "`max_new_tokens` must be <= 300",
+        ),
+        (GenerationRequest { input: Input::Tokens(vec![TokenId(264)]), ..request("") }, "< 264"),
+        (GenerationRequest { stop: vec![String::new()], ..request("hello") }, "`stop`"),
+    ] {
+        match server.start(request).await.map(drop) {
+            Err(GenerationFailure::Invalid(text)) => assert!(text.contains(names), "{text}"),
+            other => panic!("{other:?} instead of {names}"),
+        }
+    }
+    // The end of a long prompt can be asked for.
+    let truncated =
+        GenerationRequest { truncate: Some(7), max_new_tokens: Some(1), ..request(&"a".repeat(500)) };
+    assert_eq!(server.start(truncated).await.unwrap().prompt_tokens(), 7);
+}
+
+#[tokio::test]
+async fn a_dropped_generation_gives_its_place_back() {
+    let server = serve(1).await;
+    let long = GenerationRequest { ignore_eos: true, ..request("hello") };
+    server.source.hold();
+    server.source.kill();
+    let running = server.start(long.clone()).await.unwrap();
+    let refused = server.start(long.clone()).await.map(drop);
+    assert!(matches!(refused, Err(GenerationFailure::Overloaded { .. })), "{refused:?}");
+    drop(running);
+    server.idle().await;
+    server.source.release();
+    assert!(collect(server.start(long).await.unwrap()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_sequence_in_the_scheduler_too() {
+    let server = serve(8).await;
+    let plain = GenerationRequest { ignore_eos: true, ..request("hello") };
+    let (_, tokens) = server.expected(&plain).await;
+    let text = server.serving.prompt.decode(&tokens);
+    // Characters from somewhere in the middle, wherever the tokens are cut.
+    let stop: String = text.chars().skip(60).take(3).collect();
+    let end = text.find(&stop).unwrap() + stop.len();
+    for (stop_text, end) in [(StopText::Keep, end), (StopText::Omit, end - stop.len())] {
+        let request = GenerationRequest { stop: vec![stop.clone()], stop_text, ..plain.clone() };
+        let (events, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+        assert_eq!((done.text.as_str(), done.finish_reason), (&text[..end], FinishReason::StopSequence));
+        assert!(events.len() < tokens.len());
+        server.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn prompt_log_probabilities_and_cached_tokens_are_told() {
+    let server = serve(8).await;
+    let text = "a prompt that is longer than two blocks of the cache are";
+    let request = GenerationRequest { max_new_tokens: Some(2), ..request(text) };
+    let with = GenerationRequest { prompt_logprobs: true, ..request.clone() };
+    let (spec, _) = server.expected(&with).await;
+    let (_, done) = collect(server.start(with).await.unwrap()).await.unwrap();
+    assert_eq!(done.prefill.iter().map(|token| token.id).collect::<Vec<_>>(), spec.prompt);
+    let logprobs: Vec<_> = done.prefill.iter().map(|token| token.logprob).collect();
+    assert_eq!(logprobs, MockModel::reference_prompt(&spec));
+    let (_, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+    assert!(done.cached_tokens >= 32 && done.prefill.is_empty(), "{}", done.cached_tokens);
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_when_the_workers_were_lost() {
+    let server = serve(8).await;
+    let request = GenerationRequest { ignore_eos: true, ..request("hello") };
+    let (_, tokens) = server.expected(&request).await;
+    let mut generation = server.start(request).await.unwrap();
+    let mut text = String::new();
+    for _ in 0..3 {
+        match timeout(DEADLINE, generation.next()).await.expect("in time") {
+            Some(GenerationEvent::Token(token)) if !token.special => text.push_str(&token.text),
+            Some(GenerationEvent::Token(_)) => {}
+            other => panic!("{other:?} instead of a token"),
+        }
+    }
+    server.source.kill();
+    let (rest, done) = timeout(DEADLINE, collect(generation)).await.expect("in time").unwrap();
+    text.extend(rest.iter().filter(|token| !token.special).map(|token| token.text.as_str()));
+    assert_eq!(done.text, server.serving.prompt.decode(&tokens));
+    assert_eq!(text, done.text);
+}

@@ -1,0 +1,310 @@
+//! Turns sampled tokens into token events: text, stop strings, finish reason. Owned by the generation
+//! task; knows nothing of channels or time.
+
+use std::sync::Arc;
+
+use crate::generation::detokenizer::Detokenizer;
+use crate::generation::event::{FinishReason, TextToken, TokenEvent};
+use crate::generation::request::StopText;
+use crate::generation::stop::{Checked, StopStrings};
+use crate::ids::TokenId;
+use crate::prompt::Vocabulary;
+use crate::scheduler::{Finish, SampledToken};
+
+pub struct Writer {
+    vocabulary: Arc<Vocabulary>,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    text: String,
+    /// A stop string has ended the text.
+    stopped: bool,
+    tokens: u32,
+    /// Events that are not sent yet: the last token with text, while some of its text is held back, and
+    /// the special tokens after it. If no token with text follows, what was held back is still its own.
+    waiting: Vec<TokenEvent>,
+}
+
+/// What one more token makes known.
+pub struct Written {
+    pub events: Vec<TokenEvent>,
+    /// Nothing follows.
+    pub ended: Option<FinishReason>,
+}
+
+impl Writer {
+    pub fn new(
+        vocabulary: Arc<Vocabulary>,
+        prompt: &[TokenId],
+        stop: &[String],
+        stop_text: StopText,
+    ) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(vocabulary.clone(), prompt),
+            vocabulary,
+            stop: StopStrings::new(stop, stop_text),
+            text: String::new(),
+            stopped: false,
+            tokens: 0,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// `finish` says that the token is the last. After one that ended the text, none may follow.
+    pub fn write(&mut self, token: SampledToken, finish: Option<Finish>) -> Written {
+        self.tokens += 1;
+        // What ends the sequence is never text, whatever the tokenizer calls it.
+        let special = self.vocabulary.is_special(token.id) || finish == Some(Finish::Eos);
+        let mut ended = finish.map(|finish| match finish {
+            Finish::Eos => FinishReason::EosToken,
+            Finish::Length => FinishReason::Length,
+        });
+        let text = if special {
+            let name = self.vocabulary.name(token.id);
+            if finish != Some(Finish::Eos) && self.stop.in_name(&name) {
+                ended = Some(FinishReason::StopSequence);
+            }
+            name
+        } else {
+            let piece = self.detokenizer.push(token.id);
+            self.pass(&piece, &mut ended)
+        };
+
+        // Held-back text is now the new token's, so that those before it are complete.
+        let mut events = if special { Vec::new() } else { std::mem::take(&mut self.waiting) };
+        self.waiting.push(TokenEvent {
+            index: self.tokens,
+            id: token.id,
+            text,
+            logprob: token.logprob,
+            special,
+            top: token.top.iter().map(|&(id, logprob)| alone(&self.vocabulary, id, Some(logprob))).collect(),
+            last: false,
+        });
+        if ended.is_some() {
+            let rest = self.close(&mut ended);
+            if let Some(event) = self.waiting.iter_mut().find(|event| !event.special) {
+                event.text.push_str(&rest);
+            }
+            if let Some(event) = self.waiting.last_mut() {
+                event.last = true;
+            }
+        }
+        if ended.is_some() || !(self.detokenizer.holds() || self.stop.holds()) {
+            events.append(&mut self.waiting);
+        }
+        Written { events, ended }
+    }
+
+    /// What still waits, when the sequence breaks off.
+    pub fn break_off(&mut self) -> Vec<TokenEvent> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// The whole text, once it has ended, and the number of tokens.
+    pub fn into_text(self) -> (String, u32) {
+        (self.text, self.tokens)
+    }
+
+    /// What goes of a piece of text now. Sets `ended` if a stop string is complete.
+    fn pass(&mut self, piece: &str, ended: &mut Option<FinishReason>) -> String {
+        let part = match self.stop.push(piece) {
+            Checked::Goes(part) => part,
+            Checked::Ends(part) => {
+                *ended = Some(FinishReason::StopSequence);
+                self.stopped = true;
+                part
+            }
+        };
+        self.text.push_str(&part);
+        part
+    }
+
+    /// What was held back, now that no token follows.
+    fn close(&mut self, ended: &mut Option<FinishReason>) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        let tail = self.detokenizer.finish();
+        let mut rest = self.pass(&tail, ended);
+        if !self.stopped {
+            let held = self.stop.flush();
+            self.text.push_str(&held);
+            rest.push_str(&held);
+        }
+        rest
+    }
+}
+
+/// A token with the text of itself alone.
+pub fn alone(vocabulary: &Vocabulary, id: TokenId, logprob: Option<f32>) -> TextToken {
+    TextToken { id, text: vocabulary.text(id), logprob, special: vocabulary.is_special(id) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::samples;
+    use proptest::prelude::*;
+
+    fn vocabulary() -> Arc<Vocabulary> {
+        Arc::new(Vocabulary::new(samples::byte_level(), &[]))
+    }
+
+    /// `<|end|>` is a special token.
+    fn ids(text: &str) -> Vec<TokenId> {
+        let encoding = samples::byte_level().encode_fast(text, false).unwrap();
+        encoding.get_ids().iter().copied().map(TokenId).collect()
+    }
+
+    fn sampled(id: TokenId) -> SampledToken {
+        SampledToken { id, logprob: -0.5, top: vec![(id, -0.5)] }
+    }
+
+    struct Outcome {
+        /// The texts of the events that each token brought.
+        steps: Vec<Vec<String>>,
+        events: Vec<TokenEvent>,
+        reason: FinishReason,
+        text: String,
+        tokens: u32,
+    }
+
+    /// Writes the tokens of `text`, the last of them with `finish`, up to the end.
+    fn write(text: &str, stop: &[&str], stop_text: StopText, finish: Finish) -> Outcome {
+        let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
+        let mut writer = Writer::new(vocabulary(), &[], &stop, stop_text);
+        let tokens = ids(text);
+        let (mut steps, mut events) = (Vec::new(), Vec::new());
+        for (at, &id) in tokens.iter().enumerate() {
+            let written = writer.write(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+            steps.push(written.events.iter().map(|event| event.text.clone()).collect());
+            events.extend(written.events);
+            if let Some(reason) = written.ended {
+                let (text, tokens) = writer.into_text();
+                return Outcome { steps, events, reason, text, tokens };
+            }
+        }
+        panic!("the last token ends the text");
+    }
+
+    fn joined(events: &[TokenEvent]) -> String {
+        events.iter().filter(|event| !event.special).map(|event| event.text.as_str()).collect()
+    }
+
+    #[test]
+    fn each_token_is_told_when_it_is_there() {
+        let outcome = write("hello hello!", &[], StopText::Omit, Finish::Length);
+        assert_eq!(outcome.steps, [vec!["hello"], vec![" hello"], vec!["!"]]);
+        assert_eq!(outcome.text, "hello hello!");
+        assert_eq!((outcome.reason, outcome.tokens), (FinishReason::Length, 3));
+        assert_eq!(outcome.events.iter().map(|e| e.index).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(outcome.events.iter().map(|e| e.last).collect::<Vec<_>>(), [false, false, true]);
+        let id = outcome.events[1].id;
+        let top = TextToken { id, text: " hello".into(), logprob: Some(-0.5), special: false };
+        assert_eq!(outcome.events[1].top, [top]);
+    }
+
+    #[test]
+    fn the_token_that_ends_it_has_its_name_and_adds_nothing() {
+        let outcome = write("hello<|end|>", &[], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.steps, [vec!["hello"], vec!["<|end|>"]]);
+        assert!(outcome.events[1].special);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hello", FinishReason::EosToken));
+        // Also one that the tokenizer does not call special.
+        let outcome = write("hello!", &[], StopText::Omit, Finish::Eos);
+        assert_eq!((outcome.text.as_str(), outcome.events[1].special), ("hello", true));
+    }
+
+    #[test]
+    fn text_held_back_to_the_end_belongs_to_its_own_token() {
+        let outcome = write("a</<|end|>", &["</stop>"], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec![""], vec!["</", "<|end|>"]]);
+        assert_eq!(outcome.text, "a</");
+        // Special tokens in between change nothing.
+        let outcome = write("a<<|end|><|end|>", &["</stop>"], StopText::Omit, Finish::Length);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec![], vec!["<", "<|end|>", "<|end|>"]]);
+        assert_eq!(outcome.text, "a<");
+    }
+
+    #[test]
+    fn an_incomplete_character_at_the_end_is_a_replacement_character() {
+        let mut writer = Writer::new(vocabulary(), &[], &[], StopText::Keep);
+        let euro = ids("€");
+        assert_eq!(euro.len(), 2);
+        let written = writer.write(sampled(euro[0]), Some(Finish::Length));
+        assert_eq!(written.events[0].text, "\u{FFFD}");
+        assert_eq!(writer.into_text().0, "\u{FFFD}");
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_text_whatever_else_would() {
+        for finish in [Finish::Length, Finish::Eos] {
+            let outcome = write("hello. hello<|end|>", &["."], StopText::Keep, finish);
+            assert_eq!(
+                (outcome.text.as_str(), outcome.reason, outcome.tokens),
+                ("hello.", FinishReason::StopSequence, 2)
+            );
+            assert!(outcome.events[1].last);
+        }
+        let outcome = write("hello.", &["lo."], StopText::Omit, Finish::Length);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hel", FinishReason::StopSequence));
+        assert_eq!(outcome.events.iter().map(|e| e.text.as_str()).collect::<Vec<_>>(), ["hel", ""]);
+    }
+
+    #[test]
+    fn the_name_of_a_special_token_can_be_a_stop_string() {
+        let outcome = write("hello<|end|>hello", &["<|end|>"], StopText::Omit, Finish::Length);
+        assert_eq!(
+            (outcome.text.as_str(), outcome.reason, outcome.tokens),
+            ("hello", FinishReason::StopSequence, 2)
+        );
+        let outcome = write("hello<|end|>", &["<|end|>"], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.reason, FinishReason::EosToken);
+    }
+
+    fn any_part() -> impl Strategy<Value = &'static str> {
+        prop::sample::select(vec!["hello", "<|end|>", "é", "€", "é ", "a", "b", "😀"])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn the_texts_of_the_tokens_are_the_text(
+            parts in prop::collection::vec(any_part(), 1..10),
+            stops in prop::collection::vec("[abé€]{1,3}", 0..3),
+            keep: bool,
+            eos: bool,
+            cut: bool,
+        ) {
+            let stop_text = if keep { StopText::Keep } else { StopText::Omit };
+            let mut tokens = ids(&parts.concat());
+            if cut && tokens.len() > 1 { tokens.pop(); }
+            let finish = if eos { Finish::Eos } else { Finish::Length };
+            let vocabulary = vocabulary();
+            let mut writer = Writer::new(vocabulary.clone(), &[], &stops, stop_text);
+            let mut events = Vec::new();
+            let mut reason = None;
+            for (at, &id) in tokens.iter().enumerate() {
+                let written = writer.write(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+                events.extend(written.events);
+                if written.ended.is_some() { reason = written.ended; break; }
+                prop_assert!(events.iter().all(|event| !event.last));
+            }
+            let (text, count) = writer.into_text();
+            prop_assert_eq!(joined(&events), &text[..]);
+            prop_assert_eq!(events.len() as u32, count);
+            prop_assert!(events.iter().zip(1..).all(|(event, index)| event.index == index));
+            prop_assert!(events.iter().zip(&tokens).all(|(event, id)| event.id == *id));
+            prop_assert_eq!(events.iter().filter(|event| event.last).count(), 1);
+            prop_assert!(events.last().unwrap().last);
+            let has_stop = stops.iter().any(|stop| text.contains(stop.as_str()));
+            if reason == Some(FinishReason::StopSequence) {
+                prop_assert_eq!(has_stop, keep);
+            } else {
+                let visible = if eos { &tokens[..tokens.len() - 1] } else { &tokens[..] };
+                prop_assert_eq!(&text, &vocabulary.decode(visible));
+                prop_assert!(!has_stop);
+            }
+        }
+    }
+}

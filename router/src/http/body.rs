@@ -1,0 +1,175 @@
+//! Reads a request's body: JSON only, no larger than `--payload-limit`, and not for ever.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::http::error::{ApiError, Cause};
+
+/// The longest pause within a body.
+const IDLE: Duration = Duration::from_secs(30);
+/// The longest time for a whole body.
+const WHOLE: Duration = Duration::from_secs(300);
+/// How much of a refused body is read and thrown away, and for how long: a client that is still sending
+/// when the connection closes would see a reset instead of the answer.
+const DISCARDED_BYTES: u64 = 64 << 20;
+const DISCARDED_TIME: Duration = Duration::from_secs(2);
+
+pub async fn read(request: Request<Body>, limit: usize) -> Result<Bytes, ApiError> {
+    let (head, mut body) = request.into_parts();
+    if let Err(error) = check_type(&head.headers) {
+        discard(&head.headers, body).await;
+        return Err(error);
+    }
+    let announced = announced(&head.headers);
+    if announced.is_some_and(|length| length > limit as u64) {
+        discard(&head.headers, body).await;
+        return Err(too_large(limit));
+    }
+    let deadline = Instant::now() + WHOLE;
+    let mut first: Option<Bytes> = None;
+    let mut rest = BytesMut::new();
+    loop {
+        let frame = match timeout_at(deadline.min(Instant::now() + IDLE), body.frame()).await {
+            Ok(frame) => frame,
+            Err(_) => return Err(ApiError::new(Cause::BodyTimeout, "the body did not arrive in time")),
+        };
+        let data = match frame {
+            None => break,
+            Some(Err(_)) => {
+                return Err(ApiError::new(Cause::MalformedBody, "the body broke off before its end"));
+            }
+            // Trailers carry nothing for us.
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => data,
+                Err(_) => continue,
+            },
+        };
+        let held = first.as_ref().map_or(rest.len(), Bytes::len);
+        if held + data.len() > limit {
+            discard(&head.headers, body).await;
+            return Err(too_large(limit));
+        }
+        // Most bodies are one frame, which is passed on as it is.
+        match first.take() {
+            None if rest.is_empty() => first = Some(data),
+            Some(start) => {
+                let expected = announced.unwrap_or(0).min(limit as u64) as usize;
+                rest.reserve(expected.max(start.len() + data.len()));
+                rest.extend_from_slice(&start);
+                rest.extend_from_slice(&data);
+            }
+            None => rest.extend_from_slice(&data),
+        }
+    }
+    Ok(first.unwrap_or_else(|| rest.freeze()))
+}
+
+fn too_large(limit: usize) -> ApiError {
+    ApiError::new(Cause::BodyTooLarge, format!("the body is larger than {limit} bytes (--payload-limit)"))
+}
+
+fn announced(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// `application/json` or `application/...+json`, not compressed.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        let message = "a body with `content-encoding` is not taken; send it uncompressed";
+        return Err(ApiError::new(Cause::NotJson, message));
+    }
+    let is_json = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .map(|value| value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+        .is_some_and(|mime| {
+            mime == "application/json" || (mime.starts_with("application/") && mime.ends_with("+json"))
+        });
+    if is_json {
+        Ok(())
+    } else {
+        Err(ApiError::new(Cause::NotJson, "`content-type` must be application/json"))
+    }
+}
+
+async fn discard(headers: &HeaderMap, mut body: Body) {
+    // A client that waits for leave to send has sent nothing.
+    if headers.contains_key(header::EXPECT) {
+        return;
+    }
+    let read = async {
+        let mut left = DISCARDED_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len) as u64);
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    // Whether it was in time does not matter: the answer follows either way.
+    let _ = timeout(DISCARDED_TIME, read).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(content_type: &str, body: impl Into<Body>) -> Request<Body> {
+        Request::post("/generate")
+            .header(header::CONTENT_TYPE, content_type)
+            .body(body.into())
+            .expect("valid")
+    }
+
+    fn chunks(parts: &[&'static str]) -> Body {
+        let parts: Vec<_> =
+            parts.iter().map(|part| Ok::<_, std::io::Error>(Bytes::from_static(part.as_bytes()))).collect();
+        Body::from_stream(tokio_stream::iter(parts))
+    }
+
+    #[tokio::test]
+    async fn a_body_in_pieces_is_put_together() {
+        let body =
+            read(request("application/json; charset=utf-8", chunks(&["{\"a\"", ":", "1}"])), 100).await;
+        assert_eq!(body.as_deref(), Ok(b"{\"a\":1}".as_slice()));
+    }
+
+    #[tokio::test]
+    async fn the_limit_holds_with_and_without_a_length() {
+        let error =
+            read(request("application/json", chunks(&["12345", "6"])), 5).await.expect_err("too large");
+        assert_eq!(error.cause, Cause::BodyTooLarge);
+        let announced = Request::post("/")
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_LENGTH, "6")
+            .body(Body::empty())
+            .expect("valid");
+        assert_eq!(read(announced, 5).await.expect_err("too large").cause, Cause::BodyTooLarge);
+        assert_eq!(
+            read(request("application/json", chunks(&["12345"])), 5).await.as_deref(),
+            Ok(b"12345".as_slice())
+        );
+    }
+
+    #[tokio::test]
+    async fn only_json_is_taken() {
+        for wrong in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""] {
+            assert_eq!(read(request(wrong, "{}"), 100).await.expect_err(wrong).cause, Cause::NotJson);
+        }
+        assert!(read(request("application/vnd.api+json", "{}"), 100).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stalls_is_given_up() {
+        let stalled = Body::from_stream(tokio_stream::pending::<Result<Bytes, std::io::Error>>());
+        assert_eq!(
+            read(request("application/json", stalled), 100).await.expect_err("late").cause,
+            Cause::BodyTimeout
+        );
+    }
+}

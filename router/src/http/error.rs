@@ -1,0 +1,318 @@
+//! Every way a request can fail, and how each family of routes says it: TGI's `{error, error_type}` or
+//! OpenAI's `{error: {message, type, param, code}}`. Texts are for the client: no path, no address, no
+//! library's own words.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use serde::Serialize;
+
+use crate::generation::GenerationFailure;
+use crate::prompt::PromptError;
+
+/// Which shape an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Tgi,
+    OpenAi,
+}
+
+impl Family {
+    pub fn of(path: &str) -> Self {
+        if path == "/v1" || path.starts_with("/v1/") { Family::OpenAi } else { Family::Tgi }
+    }
+}
+
+/// What kind of failure; decides status and type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    MalformedBody,
+    NotFound,
+    MethodNotAllowed,
+    BodyTimeout,
+    BodyTooLarge,
+    NotJson,
+    /// The request's content cannot be served.
+    Validation,
+    Template,
+    NotSupportedYet,
+    Generation,
+    Overloaded,
+    /// Loading, recovering, draining, failed.
+    Unavailable,
+    /// The same, asked by a health probe.
+    Unhealthy,
+    /// A stream that ended without its end; a bug or a stop.
+    IncompleteStream,
+    /// A bug.
+    Internal,
+}
+
+impl Cause {
+    pub fn status(self) -> StatusCode {
+        match self {
+            Cause::MalformedBody => StatusCode::BAD_REQUEST,
+            Cause::NotFound => StatusCode::NOT_FOUND,
+            Cause::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Cause::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Cause::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Cause::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Cause::Validation | Cause::Template => StatusCode::UNPROCESSABLE_ENTITY,
+            Cause::NotSupportedYet => StatusCode::NOT_IMPLEMENTED,
+            Cause::Generation => StatusCode::FAILED_DEPENDENCY,
+            Cause::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Unavailable | Cause::Unhealthy => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::IncompleteStream | Cause::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// TGI's `error_type`, and OpenAI's `code`.
+    fn code(self) -> &'static str {
+        match self {
+            Cause::MalformedBody => "malformed_body",
+            Cause::NotFound => "not_found",
+            Cause::MethodNotAllowed => "method_not_allowed",
+            Cause::BodyTimeout => "body_timeout",
+            Cause::BodyTooLarge => "body_too_large",
+            Cause::NotJson => "unsupported_media_type",
+            Cause::Validation => "validation",
+            Cause::Template => "template_error",
+            Cause::NotSupportedYet => "not_supported",
+            Cause::Generation => "generation",
+            Cause::Overloaded => "overloaded",
+            Cause::Unavailable => "unavailable",
+            Cause::Unhealthy => "healthcheck",
+            Cause::IncompleteStream => "incomplete_generation_stream",
+            Cause::Internal => "internal",
+        }
+    }
+
+    /// OpenAI's `type`.
+    fn openai_type(self) -> &'static str {
+        match self {
+            Cause::Overloaded => "rate_limit_error",
+            Cause::Generation
+            | Cause::Unavailable
+            | Cause::Unhealthy
+            | Cause::IncompleteStream
+            | Cause::Internal
+            | Cause::NotSupportedYet => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The label `err` of `tgi_request_failure`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Cause::Template => "template",
+            Cause::Generation => "generation",
+            Cause::Overloaded => "overloaded",
+            Cause::Unavailable | Cause::Unhealthy => "unavailable",
+            Cause::IncompleteStream => "incomplete",
+            Cause::Internal => "internal",
+            _ => "validation",
+        }
+    }
+
+    /// What TGI puts before the detail.
+    fn tgi_prefix(self) -> &'static str {
+        match self {
+            Cause::Validation => "Input validation error: ",
+            Cause::Template => "Template error: ",
+            Cause::Generation => "Request failed during generation: ",
+            _ => "",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub cause: Cause,
+    message: String,
+    /// The field that is wrong.
+    field: Option<Cow<'static, str>>,
+    retry_after: Option<Duration>,
+    allow: Option<HeaderValue>,
+}
+
+impl ApiError {
+    pub fn new(cause: Cause, message: impl Into<String>) -> Self {
+        Self { cause, message: message.into(), field: None, retry_after: None, allow: None }
+    }
+
+    /// The content of `field` cannot be served.
+    pub fn invalid(field: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(Cause::Validation, message) }
+    }
+
+    pub fn not_supported_yet(field: &'static str) -> Self {
+        Self::invalid(field, format!("`{field}` is not supported yet"))
+    }
+
+    /// With another name for a field of the message.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        self.message = self.message.replace(&format!("`{from}`"), &format!("`{to}`"));
+        if self.field.as_deref() == Some(from) {
+            self.field = Some(Cow::Owned(to.to_string()));
+        }
+        self
+    }
+
+    pub fn unavailable(reason: impl Into<String>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unavailable, reason) }
+    }
+
+    pub fn unhealthy(reason: impl Into<String>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unhealthy, reason) }
+    }
+
+    pub fn method_not_allowed(method: &str, allow: Option<HeaderValue>) -> Self {
+        let allowed = allow.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let message = format!("this route does not take {method}; it takes {allowed}");
+        Self { allow, ..Self::new(Cause::MethodNotAllowed, message) }
+    }
+
+    /// The whole answer, before anything else of it was sent.
+    pub fn response(&self, family: Family) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.body(family)));
+        *response.status_mut() = self.cause.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if let Some(allow) = &self.allow {
+            headers.insert(header::ALLOW, allow.clone());
+        }
+        response
+    }
+
+    /// The JSON of it: a body, or the data of a stream's last event.
+    pub fn body(&self, family: Family) -> Vec<u8> {
+        let body = match family {
+            Family::Tgi => serde_json::to_vec(&TgiError {
+                error: &format!("{}{}", self.cause.tgi_prefix(), self.message),
+                error_type: self.cause.code(),
+            }),
+            Family::OpenAi => serde_json::to_vec(&OpenAiError {
+                error: OpenAiDetail {
+                    message: &self.message,
+                    r#type: self.cause.openai_type(),
+                    param: self.field.as_deref(),
+                    code: self.cause.code(),
+                    http_status_code: self.cause.status().as_u16(),
+                },
+            }),
+        };
+        body.expect("strings and numbers always serialise")
+    }
+}
+
+/// How soon a client may ask again while the server loads or recovers: those take seconds.
+const RETRY_UNAVAILABLE: Duration = Duration::from_secs(2);
+
+impl From<GenerationFailure> for ApiError {
+    fn from(failure: GenerationFailure) -> Self {
+        match failure {
+            GenerationFailure::Invalid(text) => {
+                Self { field: named_field(&text), ..Self::new(Cause::Validation, text) }
+            }
+            GenerationFailure::Overloaded { retry_after } => Self {
+                retry_after: Some(retry_after),
+                ..Self::new(Cause::Overloaded, GenerationFailure::Overloaded { retry_after }.to_string())
+            },
+            GenerationFailure::Unavailable(text) => Self::unavailable(text),
+            GenerationFailure::Failed(text) => Self::new(Cause::Generation, text),
+        }
+    }
+}
+
+impl From<PromptError> for ApiError {
+    fn from(error: PromptError) -> Self {
+        match error {
+            PromptError::Invalid(text) => GenerationFailure::Invalid(text).into(),
+            PromptError::Template(text) => Self::new(Cause::Template, text),
+            PromptError::Failed(text) => Self::new(Cause::Generation, text),
+        }
+    }
+}
+
+/// The field that a message names: messages put it first, in backticks.
+fn named_field(message: &str) -> Option<Cow<'static, str>> {
+    message.split('`').nth(1).map(|name| Cow::Owned(name.to_string()))
+}
+
+#[derive(Serialize)]
+struct TgiError<'a> {
+    error: &'a str,
+    error_type: &'static str,
+}
+
+#[derive(Serialize)]
+struct OpenAiError<'a> {
+    error: OpenAiDetail<'a>,
+}
+
+#[derive(Serialize)]
+struct OpenAiDetail<'a> {
+    message: &'a str,
+    r#type: &'static str,
+    param: Option<&'a str>,
+    code: &'static str,
+    /// As TGI's error events have it, for those who read the status there.
+    http_status_code: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn body(error: &ApiError, family: Family) -> Value {
+        serde_json::from_slice(&error.body(family)).expect("JSON")
+    }
+
+    #[test]
+    fn tgi_routes_get_two_strings() {
+        let error = ApiError::invalid("top_p", "`top_p` must be > 0");
+        assert_eq!(
+            body(&error, Family::Tgi),
+            json!({"error": "Input validation error: `top_p` must be > 0", "error_type": "validation"})
+        );
+    }
+
+    #[test]
+    fn openai_routes_name_the_parameter() {
+        let error = ApiError::from(GenerationFailure::Invalid("`max_tokens` is too large".into()));
+        let body = body(&error, Family::OpenAi);
+        assert_eq!(body["error"]["message"], "`max_tokens` is too large");
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        assert_eq!(body["error"]["param"], "max_tokens");
+        assert_eq!(body["error"]["code"], "validation");
+    }
+
+    #[test]
+    fn an_overloaded_server_says_when_to_come_back() {
+        let error =
+            ApiError::from(GenerationFailure::Overloaded { retry_after: Duration::from_millis(2_100) });
+        let response = error.response(Family::Tgi);
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "3");
+        assert_eq!(
+            body(&error, Family::Tgi),
+            json!({"error": "Model is overloaded", "error_type": "overloaded"})
+        );
+    }
+
+    #[test]
+    fn a_405_names_what_is_allowed() {
+        let error = ApiError::method_not_allowed("GET", Some(HeaderValue::from_static("POST")));
+        let response = error.response(Family::Tgi);
+        assert_eq!(response.headers()[header::ALLOW], "POST");
+        assert_eq!(body(&error, Family::Tgi)["error"], "this route does not take GET; it takes POST");
+    }
+}

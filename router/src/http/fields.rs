@@ -1,0 +1,565 @@
+//! Reads the fields of a JSON body one by one against the table of `limits`. A number out of its bounds,
+//! a wrong type, a field given twice: each becomes an error that names the field, the limit and what was
+//! given. `null` is the same as not given. Fields nobody asks for are ignored.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::http::error::{ApiError, Cause};
+use crate::limits::{Field, Kind, Limits, Low, Most};
+
+/// A JSON object whose members are still text: each is read when its field is asked for.
+pub struct Fields<'a> {
+    members: HashMap<Cow<'a, str>, &'a RawValue>,
+    limits: &'a Limits,
+}
+
+impl<'a> Fields<'a> {
+    /// The whole body of a request.
+    pub fn parse(body: &'a [u8], limits: &'a Limits) -> Result<Self, ApiError> {
+        let raw = match serde_json::from_slice::<&RawValue>(body) {
+            Ok(raw) => raw,
+            Err(error) => return Err(malformed(body, &error)),
+        };
+        match Self::members(raw) {
+            Some(members) => Self::unique(members, limits),
+            None => Err(ApiError::new(Cause::Validation, "the body must be a JSON object")),
+        }
+    }
+
+    fn members(raw: &'a RawValue) -> Option<Members<'a>> {
+        serde_json::from_str(raw.get()).ok()
+    }
+
+    fn unique(members: Members<'a>, limits: &'a Limits) -> Result<Self, ApiError> {
+        match members.twice {
+            Some(name) => {
+                Err(ApiError::invalid(name.clone(), format!("`{}` is given twice", shortened(&name))))
+            }
+            None => Ok(Self { members: members.by_name, limits }),
+        }
+    }
+
+    pub fn limits(&self) -> &'a Limits {
+        self.limits
+    }
+
+    /// The text of a field; `None` when it is absent or null.
+    pub fn raw(&self, field: &Field) -> Option<&'a RawValue> {
+        self.given(field.name)
+    }
+
+    fn given(&self, name: &str) -> Option<&'a RawValue> {
+        self.members.get(name).copied().filter(|raw| raw.get() != "null")
+    }
+
+    /// Which of these names are given.
+    pub fn named<'n>(
+        &self,
+        names: &'n [&'static str],
+    ) -> impl Iterator<Item = &'static str> + use<'n, 'a, '_> {
+        names.iter().copied().filter(|name| self.given(name).is_some())
+    }
+
+    pub fn boolean(&self, field: &Field) -> Result<Option<bool>, ApiError> {
+        debug_assert!(matches!(field.kind, Kind::Boolean));
+        self.raw(field)
+            .map(|raw| match raw.get() {
+                "true" => Ok(true),
+                "false" => Ok(false),
+                _ => Err(self.wrong(field, raw)),
+            })
+            .transpose()
+    }
+
+    /// A whole number within the field's bounds.
+    pub fn signed(&self, field: &Field) -> Result<Option<i128>, ApiError> {
+        let Kind::Integer { least, most } = field.kind else {
+            unreachable!("`{}` is no integer in the table", field.name)
+        };
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        match whole_number(raw.get()) {
+            Some(value) if value >= i128::from(least) && value <= i128::from(self.limits.most(most)) => {
+                Ok(Some(value))
+            }
+            _ => Err(self.wrong(field, raw)),
+        }
+    }
+
+    /// A whole number whose field has no negative values.
+    pub fn unsigned(&self, field: &Field) -> Result<Option<u64>, ApiError> {
+        Ok(self.signed(field)?.map(|value| u64::try_from(value).expect("the table's bounds are within u64")))
+    }
+
+    /// A whole number whose field has no values above 32 bits.
+    pub fn small(&self, field: &Field) -> Result<Option<u32>, ApiError> {
+        Ok(self.signed(field)?.map(|value| u32::try_from(value).expect("the table's bounds are within u32")))
+    }
+
+    pub fn number(&self, field: &Field) -> Result<Option<f64>, ApiError> {
+        let Kind::Number { low, high } = field.kind else {
+            unreachable!("`{}` is no number in the table", field.name)
+        };
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        let in_bounds = |value: &f64| {
+            let above = match low {
+                Low::AtLeast(low) => *value >= low,
+                Low::Above(low) => *value > low,
+            };
+            // The model computes in 32 bits: what is infinite there is refused here.
+            above && *value <= high && (*value as f32).is_finite()
+        };
+        match finite(raw.get()).filter(in_bounds) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.wrong(field, raw)),
+        }
+    }
+
+    pub fn text(&self, field: &Field) -> Result<Option<Cow<'a, str>>, ApiError> {
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        text_of(raw).map(Some).ok_or_else(|| self.wrong(field, raw))
+    }
+
+    /// A string or a list of strings, none empty, at most as many as the table says.
+    pub fn texts(&self, field: &Field) -> Result<Vec<String>, ApiError> {
+        let Kind::Texts { most } = field.kind else {
+            unreachable!("`{}` is no list of strings in the table", field.name)
+        };
+        let Some(raw) = self.raw(field) else { return Ok(Vec::new()) };
+        let texts = if raw.get().starts_with('[') {
+            serde_json::from_str::<Vec<String>>(raw.get()).ok()
+        } else {
+            text_of(raw).map(|text| vec![text.into_owned()])
+        };
+        let texts = texts.ok_or_else(|| self.wrong(field, raw))?;
+        if texts.len() as u64 > self.limits.most(most) {
+            return Err(self.too_many(field.name, most, texts.len()));
+        }
+        if texts.iter().any(String::is_empty) {
+            let message = format!("`{}` must not contain an empty string", field.name);
+            return Err(ApiError::invalid(field.name, message));
+        }
+        Ok(texts)
+    }
+
+    /// An object, to be read field by field.
+    pub fn object(&self, field: &Field) -> Result<Option<Fields<'a>>, ApiError> {
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        let members = Self::members(raw).ok_or_else(|| self.wrong(field, raw))?;
+        Self::unique(members, self.limits).map(Some)
+    }
+
+    /// The members of an object whose names are data, in no order.
+    pub fn entries(self) -> impl Iterator<Item = (Cow<'a, str>, &'a RawValue)> {
+        self.members.into_iter()
+    }
+
+    /// A field of any shape, as a tree in which no object has a name twice.
+    pub fn tree(&self, field: &Field) -> Result<Option<Value>, ApiError> {
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        let tree = match UniqueNames.deserialize(&mut serde_json::Deserializer::from_str(raw.get())) {
+            Ok(tree) => tree,
+            Err(error) => return Err(unreadable(field.name, &error)),
+        };
+        let fits = match field.kind {
+            Kind::Object => tree.is_object(),
+            Kind::List => tree.is_array(),
+            _ => true,
+        };
+        if fits { Ok(Some(tree)) } else { Err(self.wrong(field, raw)) }
+    }
+
+    pub fn required<T>(&self, field: &Field, value: Option<T>) -> Result<T, ApiError> {
+        value.ok_or_else(|| ApiError::invalid(field.name, format!("`{}` is required", field.name)))
+    }
+
+    /// The field does not hold what the table says.
+    pub fn wrong(&self, field: &Field, raw: &RawValue) -> ApiError {
+        let expects = field.kind.expects(self.limits);
+        let given = shortened(raw.get());
+        ApiError::invalid(field.name, format!("`{}` must be {expects}. Given: {given}", field.name))
+    }
+
+    pub fn too_many(&self, name: &'static str, most: Most, given: usize) -> ApiError {
+        let limit = self.limits.describe(most);
+        ApiError::invalid(name, format!("`{name}` must have at most {limit} entries. Given: {given}"))
+    }
+}
+
+/// A string of JSON, borrowed when it has no escapes.
+pub fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
+    let text = raw.get();
+    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
+    // The parser has refused control characters and stray quotes: without escapes, this is the string.
+    if inner.contains('\\') {
+        serde_json::from_str(text).ok().map(Cow::Owned)
+    } else {
+        Some(Cow::Borrowed(inner))
+    }
+}
+
+/// A JSON number without a fractional part. `10.0` and `1e3` are not taken, as in TGI.
+pub fn whole_number(text: &str) -> Option<i128> {
+    text.parse().ok()
+}
+
+/// A JSON number that a double can hold.
+pub fn finite(text: &str) -> Option<f64> {
+    let numeric = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
+    text.parse().ok().filter(|value: &f64| numeric && value.is_finite())
+}
+
+/// What a client sent, short enough for a message.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    const MOST: usize = 60;
+    match text.char_indices().nth(MOST) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
+    }
+}
+
+/// A body that is no JSON. NaN and Infinity are what clients in Python really send: they get the name of
+/// the field rather than a position.
+fn malformed(body: &[u8], error: &serde_json::Error) -> ApiError {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return ApiError::new(Cause::MalformedBody, "the body is empty; a JSON object is expected");
+    }
+    let Ok(text) = std::str::from_utf8(body) else {
+        return ApiError::new(Cause::MalformedBody, "the body is not valid UTF-8");
+    };
+    let before_line: usize =
+        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
+    let at = (before_line + error.column().saturating_sub(1)).min(text.len());
+    if let Some((name, literal)) = not_a_number(text, at) {
+        let message = format!("`{name}` must be a finite number. Given: {literal}");
+        return ApiError::invalid(name, message);
+    }
+    if error.is_eof() {
+        return ApiError::new(Cause::MalformedBody, "the body is not valid JSON: it ends too early");
+    }
+    let message = format!("the body is not valid JSON at line {}, column {}", error.line(), error.column());
+    ApiError::new(Cause::MalformedBody, message)
+}
+
+/// The field whose value, around byte `at`, is a literal that JSON does not have.
+fn not_a_number(text: &str, at: usize) -> Option<(String, &'static str)> {
+    const LITERALS: [&str; 5] = ["NaN", "Infinity", "-Infinity", "-NaN", "+Infinity"];
+    let (before, literal) = (at.saturating_sub(1)..=at).find_map(|start| {
+        let rest = text.get(start..)?;
+        let literal = LITERALS.into_iter().find(|literal| rest.starts_with(literal))?;
+        Some((&text[..start], literal))
+    })?;
+    let key = before.trim_end().strip_suffix(':')?.trim_end().strip_suffix('"')?;
+    Some((key[key.rfind('"')? + 1..].to_string(), literal))
+}
+
+/// A nested value that was text in order, but not as a tree.
+fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
+    let text = error.to_string();
+    let why = if let Some(twice) = text.strip_prefix(TWICE) {
+        let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
+        format!("has `{}` twice in one object", shortened(member))
+    } else if text.starts_with("recursion limit") {
+        "is nested too deeply".into()
+    } else if text.starts_with("number out of range") {
+        "holds a number that is not finite".into()
+    } else {
+        "holds a string that is not valid Unicode".into()
+    };
+    ApiError::invalid(name, format!("`{name}` {why}"))
+}
+
+struct Members<'a> {
+    by_name: HashMap<Cow<'a, str>, &'a RawValue>,
+    twice: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Members { by_name: HashMap::new(), twice: None };
+                while let Some(Name(name)) = map.next_key()? {
+                    let value = map.next_value()?;
+                    if members.twice.is_none() && members.by_name.contains_key(&name) {
+                        members.twice = Some(name.clone().into_owned());
+                    }
+                    members.by_name.insert(name, value);
+                }
+                Ok(members)
+            }
+        }
+        deserializer.deserialize_map(Read)
+    }
+}
+
+/// A member's name, borrowed when it has no escapes.
+struct Name<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Name<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self::Value, E> {
+                Ok(Name(Cow::Borrowed(name)))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+                Ok(Name(Cow::Owned(name.to_string())))
+            }
+        }
+        deserializer.deserialize_str(Read)
+    }
+}
+
+const TWICE: &str = "given twice: ";
+
+/// Builds a tree as `serde_json::Value` does, but refuses an object with a name twice.
+struct UniqueNames;
+
+impl<'de> DeserializeSeed<'de> for UniqueNames {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueNames {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_string()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = seq.next_element_seed(UniqueNames)? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut object = serde_json::Map::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let value = map.next_value_seed(UniqueNames)?;
+            if object.contains_key(&name) {
+                return Err(A::Error::custom(format!("{TWICE}{name}")));
+            }
+            object.insert(name, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::http::error::Family;
+    use crate::limits;
+
+    pub fn limits() -> Limits {
+        Limits {
+            max_input_tokens: 1023,
+            max_total_tokens: 1024,
+            max_best_of: 2,
+            max_stop_sequences: 4,
+            max_top_n_tokens: 5,
+            max_client_batch_size: 4,
+            vocab_size: 1000,
+        }
+    }
+
+    fn message(error: ApiError) -> (u16, String) {
+        let body: Value = serde_json::from_slice(&error.body(Family::OpenAi)).expect("JSON");
+        (error.cause.status().as_u16(), body["error"]["message"].as_str().expect("text").to_string())
+    }
+
+    fn refused<T: fmt::Debug>(body: &str, read: impl Fn(&Fields) -> Result<T, ApiError>) -> (u16, String) {
+        let limits = limits();
+        let error = match Fields::parse(body.as_bytes(), &limits) {
+            Ok(fields) => read(&fields).expect_err("refused"),
+            Err(error) => error,
+        };
+        message(error)
+    }
+
+    #[test]
+    fn a_number_out_of_bounds_names_field_limit_and_value() {
+        let top_p = |fields: &Fields| fields.number(&limits::TOP_P);
+        for (body, given) in [
+            (r#"{"top_p": 0}"#, "0"),
+            (r#"{"top_p": -0.5}"#, "-0.5"),
+            (r#"{"top_p": 1.01}"#, "1.01"),
+            (r#"{"top_p": 1e999}"#, "1e999"),
+            (r#"{"top_p": -1e999}"#, "-1e999"),
+            (r#"{"top_p": "0.5"}"#, r#""0.5""#),
+            (r#"{"top_p": [1]}"#, "[1]"),
+            (r#"{"top_p": true}"#, "true"),
+        ] {
+            let text = format!("`top_p` must be a number > 0 and <= 1. Given: {given}");
+            assert_eq!(refused(body, top_p), (422, text), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_infinite_in_32_bits_is_refused() {
+        let (status, text) = refused(r#"{"temperature": 1e300}"#, |f| f.number(&limits::TEMPERATURE));
+        assert_eq!((status, text.as_str()), (422, "`temperature` must be a finite number > 0. Given: 1e300"));
+    }
+
+    #[test]
+    fn nan_and_infinity_are_named_though_they_are_not_json() {
+        for literal in ["NaN", "Infinity", "-Infinity"] {
+            let body = format!("{{\"inputs\": \"x\",\n \"parameters\": {{\"temperature\" : {literal} }}}}");
+            let (status, text) = refused(&body, |f| f.number(&limits::TEMPERATURE));
+            assert_eq!(status, 422, "{body}");
+            assert_eq!(text, format!("`temperature` must be a finite number. Given: {literal}"));
+        }
+    }
+
+    #[test]
+    fn a_whole_number_is_not_a_fraction_nor_a_string() {
+        let read = |fields: &Fields| fields.small(&limits::MAX_NEW_TOKENS);
+        for given in ["0", "-3", "1.5", "10.0", "1e3", "\"7\"", "4294967296", "99999999999999999999"] {
+            let body = format!("{{\"max_new_tokens\": {given}}}");
+            let (status, text) = refused(&body, read);
+            assert_eq!(status, 422);
+            assert_eq!(
+                text,
+                format!("`max_new_tokens` must be a whole number >= 1 and <= 4294967295. Given: {given}")
+            );
+        }
+    }
+
+    #[test]
+    fn a_limit_of_the_server_is_named_with_its_flag() {
+        let (_, text) = refused(r#"{"best_of": 3}"#, |f| f.small(&limits::BEST_OF));
+        assert_eq!(text, "`best_of` must be a whole number >= 1 and <= 2 (--max-best-of). Given: 3");
+        let (_, text) = refused(r#"{"stop": ["a","b","c","d","e"]}"#, |f| f.texts(&limits::STOP));
+        assert_eq!(text, "`stop` must have at most 4 (--max-stop-sequences) entries. Given: 5");
+    }
+
+    #[test]
+    fn the_whole_range_of_a_seed_is_kept() {
+        let limits = limits();
+        let fields = Fields::parse(br#"{"seed": 18446744073709551615}"#, &limits).expect("JSON");
+        assert_eq!(fields.unsigned(&limits::SEED), Ok(Some(u64::MAX)));
+        let (_, text) = refused(r#"{"seed": -1}"#, |f| f.unsigned(&limits::SEED));
+        assert_eq!(text, "`seed` must be a whole number >= 0. Given: -1");
+    }
+
+    #[test]
+    fn null_is_not_given() {
+        let limits = limits();
+        let body = br#"{"seed": null, "stop": null, "details": null, "top_p": null, "inputs": null}"#;
+        let fields = Fields::parse(body, &limits).expect("JSON");
+        assert_eq!(fields.unsigned(&limits::SEED), Ok(None));
+        assert_eq!(fields.texts(&limits::STOP), Ok(vec![]));
+        assert_eq!(fields.boolean(&limits::DETAILS), Ok(None));
+        assert_eq!(fields.number(&limits::TOP_P), Ok(None));
+        assert_eq!(fields.text(&limits::INPUTS), Ok(None));
+    }
+
+    #[test]
+    fn a_name_given_twice_is_refused_at_every_depth() {
+        let (status, text) = refused(r#"{"seed": 1, "s\u0065ed": 2}"#, |f| f.unsigned(&limits::SEED));
+        assert_eq!((status, text.as_str()), (422, "`seed` is given twice"));
+        let (status, text) =
+            refused(r#"{"messages": [{"role": "user", "role": "user"}]}"#, |f| f.tree(&limits::MESSAGES));
+        assert_eq!((status, text.as_str()), (422, "`messages` has `role` twice in one object"));
+    }
+
+    #[test]
+    fn hostile_nesting_is_refused() {
+        let body = format!("{{\"messages\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
+        let (status, text) = refused(&body, |f| f.tree(&limits::MESSAGES));
+        assert_eq!((status, text.as_str()), (422, "`messages` is nested too deeply"));
+    }
+
+    #[test]
+    fn text_keeps_escapes_and_unicode() {
+        let limits = limits();
+        let body = r#"{"inputs": "a\n\"\u00e9\ud83d\ude00é"}"#;
+        let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+        assert_eq!(fields.text(&limits::INPUTS).expect("text").as_deref(), Some("a\n\"é😀é"));
+        let (status, text) = refused(r#"{"inputs": "\ud800"}"#, |f| f.text(&limits::INPUTS).map(|_| ()));
+        assert_eq!(status, 422);
+        assert!(text.starts_with("`inputs` must be a string"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_json_object_says_so() {
+        let nothing = |_: &Fields| Ok(());
+        assert_eq!(refused("", nothing), (400, "the body is empty; a JSON object is expected".into()));
+        assert_eq!(
+            refused("{\"inputs\":", nothing),
+            (400, "the body is not valid JSON: it ends too early".into())
+        );
+        assert_eq!(
+            refused("{\"inputs\": x}", nothing),
+            (400, "the body is not valid JSON at line 1, column 12".into())
+        );
+        assert_eq!(refused("[1]", nothing), (422, "the body must be a JSON object".into()));
+        assert_eq!(refused("\"text\"", nothing).0, 422);
+    }
+
+    #[test]
+    fn a_single_stop_string_is_a_list_of_one() {
+        let limits = limits();
+        let fields = Fields::parse(br#"{"stop": "END"}"#, &limits).expect("JSON");
+        assert_eq!(fields.texts(&limits::STOP), Ok(vec!["END".to_string()]));
+        let (_, text) = refused(r#"{"stop": ["", "a"]}"#, |f| f.texts(&limits::STOP));
+        assert_eq!(text, "`stop` must not contain an empty string");
+        let (_, text) = refused(r#"{"stop": [1]}"#, |f| f.texts(&limits::STOP));
+        assert!(text.starts_with("`stop` must be a string or a list of at most 4"), "{text}");
+    }
+}

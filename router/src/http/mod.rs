@@ -1,0 +1,158 @@
+//! The wire: routes, and what each request needs before its dialect reads it. Dialects parse into one
+//! `GenerationRequest` and encode its events; nothing below this room knows them.
+
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod error;
+mod fields;
+mod listener;
+mod openai;
+mod ops;
+mod sse;
+mod tgi;
+mod visit;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::routing::{get, post};
+use futures::FutureExt;
+use tokio_util::task::TaskTracker;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::config::{Config, RouterArgs};
+use crate::generation::Serving;
+use crate::health::HealthReceiver;
+use crate::limits::{FlagError, Limits};
+use crate::worker::proto::{ModelDescription, Prepared};
+use error::{ApiError, Cause, Family};
+pub use listener::serve;
+
+/// What all routes share.
+pub struct Server {
+    pub config: Config,
+    pub health: HealthReceiver,
+    /// Every request that generates holds a token until its last byte is on its way.
+    pub under_way: TaskTracker,
+    loaded: OnceLock<Loaded>,
+}
+
+/// What there is once the model is loaded.
+pub struct Loaded {
+    pub serving: Serving,
+    pub limits: Limits,
+    pub model: ModelDescription,
+    pub prepared: Prepared,
+    pub max_step_tokens: u32,
+    pub max_slots: u32,
+    /// Of the header `x-compute-type`, such as `1-nvidia-l4`.
+    pub compute_type: HeaderValue,
+}
+
+impl Server {
+    pub fn new(config: Config, health: HealthReceiver) -> Arc<Self> {
+        Arc::new(Self { config, health, under_way: TaskTracker::new(), loaded: OnceLock::new() })
+    }
+
+    /// The model is there. Only the first call counts.
+    pub fn load(&self, loaded: Loaded) {
+        let _ = self.loaded.set(loaded);
+    }
+
+    /// For routes that do new work: the model, or why there is none now.
+    fn ready(&self) -> Result<&Loaded, ApiError> {
+        match self.health.borrow().refusal() {
+            Some(reason) => Err(ApiError::unavailable(reason)),
+            None => self.loaded(),
+        }
+    }
+
+    /// For routes that only tell about the model.
+    fn loaded(&self) -> Result<&Loaded, ApiError> {
+        self.loaded.get().ok_or_else(|| {
+            let reason = self.health.borrow().refusal();
+            ApiError::unavailable(reason.unwrap_or_else(|| "the model is not loaded yet".into()))
+        })
+    }
+}
+
+/// Routes of TGI that are not there yet.
+const NOT_YET: [&str; 5] = ["/chat_tokenize", "/invocations", "/vertex", "/docs", "/api-doc/openapi.json"];
+
+pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
+    let cors = cors(&server.config.args.cors_allow_origin)?;
+    let mut router = Router::new()
+        .route("/", get(ops::health).post(tgi::compat))
+        .route("/generate", post(tgi::generate))
+        .route("/generate_stream", post(tgi::generate_stream))
+        .route("/tokenize", post(tgi::tokenize))
+        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/models", get(ops::models))
+        .route("/health", get(ops::health))
+        .route("/ping", get(ops::health))
+        .route("/readyz", get(ops::health))
+        .route("/livez", get(ops::alive))
+        .route("/info", get(ops::info))
+        .route("/metrics", get(ops::metrics));
+    for path in NOT_YET {
+        router = router.route(path, axum::routing::any(not_yet));
+    }
+    Ok(router.fallback(unknown).with_state(server).layer(middleware::from_fn(frame)).layer(cors))
+}
+
+/// What can be said of this room's flags before anything is served.
+pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
+    cors(&args.cors_allow_origin).map(|_| ())
+}
+
+fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
+    let allowed = if origins.is_empty() || origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let parsed = origins.iter().map(|origin| {
+            HeaderValue::from_str(origin)
+                .map_err(|_| FlagError(format!("--cors-allow-origin {origin:?} is not an origin")))
+        });
+        AllowOrigin::list(parsed.collect::<Result<Vec<_>, _>>()?)
+    };
+    Ok(CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::CONTENT_TYPE, header::AUTHORIZATION]))
+}
+
+async fn unknown(request: Request) -> Response<Body> {
+    let path = fields::shortened(request.uri().path());
+    ApiError::new(Cause::NotFound, format!("there is no route {path}")).response(Family::of(&path))
+}
+
+async fn not_yet(State(_): State<Arc<Server>>, request: Request) -> Response<Body> {
+    let path = request.uri().path();
+    ApiError::new(Cause::NotSupportedYet, format!("{path} is not supported yet")).response(Family::of(path))
+}
+
+/// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request.
+async fn frame(request: Request, next: Next) -> Response<Body> {
+    let family = Family::of(request.uri().path());
+    let method = request.method().clone();
+    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => {
+            let allow = response.headers().get(header::ALLOW).cloned();
+            ApiError::method_not_allowed(method.as_str(), allow).response(family)
+        }
+        Ok(response) => response,
+        // The panic hook has logged where it was.
+        Err(_) => {
+            let message = "an internal error; the server's log has more";
+            ApiError::new(Cause::Internal, message).response(family)
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! What OpenAI's two dialects share: the fields that say how to generate, ids, usage, and the shape of
+//! log probabilities.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::generation::{Done, FinishReason};
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, finite, shortened};
+use crate::http::tgi::COLDEST;
+use crate::ids::TokenId;
+use crate::limits::{self, Field};
+use crate::scheduler::Sampling;
+
+pub const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");
+
+/// How both dialects ask to generate.
+pub struct Manner {
+    /// As the answer names it.
+    pub model: String,
+    pub sampling: Sampling,
+    /// Reported nowhere by OpenAI's answers; kept for the generation.
+    pub reported_seed: Option<u64>,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub n: u32,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub warnings: Vec<String>,
+}
+
+impl Manner {
+    pub fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
+        refuse_what_is_missing(fields)?;
+        let model = match fields.text(&limits::MODEL)? {
+            // What clients of TGI send when the user named none.
+            Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
+            _ => served.to_string(),
+        };
+        let temperature = fields.number(&limits::OPENAI_TEMPERATURE)?.unwrap_or(1.0);
+        let seed = fields.unsigned(&limits::SEED)?.unwrap_or_else(rand::random);
+        let top_k = match fields.signed(&limits::OPENAI_TOP_K)? {
+            Some(given) if given > 0 => u32::try_from(given).expect("the table's bound is within u32"),
+            // 0 and -1 are how others spell "off".
+            _ => 0,
+        };
+        let number = |field, neutral| Ok::<f32, ApiError>(fields.number(field)?.unwrap_or(neutral) as f32);
+        let sampling = Sampling {
+            temperature: if temperature >= COLDEST { temperature as f32 } else { 0.0 },
+            top_k,
+            top_p: number(&limits::TOP_P, 1.0)?,
+            typical_p: number(&limits::TYPICAL_P, 1.0)?,
+            min_p: number(&limits::MIN_P, 0.0)?,
+            repetition_penalty: number(&limits::REPETITION_PENALTY, 1.0)?,
+            frequency_penalty: number(&limits::FREQUENCY_PENALTY, 0.0)?,
+            presence_penalty: number(&limits::PRESENCE_PENALTY, 0.0)?,
+            logit_bias: biases(fields)?,
+            seed,
+        };
+        let include_usage = match fields.object(&limits::STREAM_OPTIONS)? {
+            Some(options) => options.boolean(&limits::INCLUDE_USAGE)?.unwrap_or(false),
+            None => false,
+        };
+        Ok(Self {
+            model,
+            sampling,
+            reported_seed: (temperature > 0.0).then_some(seed),
+            stop: fields.texts(&limits::STOP)?,
+            ignore_eos: fields.boolean(&limits::IGNORE_EOS)?.unwrap_or(false),
+            n: fields.small(&limits::N)?.unwrap_or(1),
+            stream: fields.boolean(&limits::STREAM)?.unwrap_or(false),
+            include_usage,
+            warnings: fields
+                .named(limits::WITHOUT_EFFECT)
+                .map(|name| format!("`{name}` has no effect here"))
+                .collect(),
+        })
+    }
+
+    /// The sampling of one of the `n` answers: each has a seed of its own.
+    pub fn sampling_of(&self, answer: u32) -> Sampling {
+        Sampling { seed: self.sampling.seed.wrapping_add(answer.into()), ..self.sampling.clone() }
+    }
+}
+
+/// What asks for more than there is gets an error, never silence.
+fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
+    if fields.small(&limits::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
+        return Err(ApiError::invalid("best_of", "`best_of` > 1 is not supported yet"));
+    }
+    if fields.small(&limits::MIN_TOKENS)?.is_some_and(|least| least > 0) {
+        return Err(ApiError::not_supported_yet("min_tokens"));
+    }
+    let lists_something = |field: &'static Field| {
+        Ok::<_, ApiError>(
+            fields.tree(field)?.is_some_and(|list| list.as_array().is_some_and(|l| !l.is_empty())),
+        )
+    };
+    if lists_something(&limits::STOP_TOKEN_IDS)? {
+        return Err(ApiError::not_supported_yet("stop_token_ids"));
+    }
+    let choice = fields.tree(&limits::TOOL_CHOICE)?;
+    let no_tools = choice.as_ref().is_some_and(|choice| choice == "none");
+    if lists_something(&limits::TOOLS)? && !no_tools {
+        return Err(ApiError::not_supported_yet("tools"));
+    }
+    if choice.is_some_and(|choice| choice != "none" && choice != "auto") {
+        return Err(ApiError::not_supported_yet("tool_choice"));
+    }
+    if let Some(format) = fields.tree(&limits::RESPONSE_FORMAT)?
+        && format.get("type").and_then(Value::as_str) != Some("text")
+    {
+        let message = "`response_format` other than {\"type\": \"text\"} is not supported yet";
+        return Err(ApiError::invalid("response_format", message));
+    }
+    match fields.named(limits::NOT_YET).next() {
+        Some(name) => Err(ApiError::not_supported_yet(name)),
+        None => Ok(()),
+    }
+}
+
+/// `logit_bias`: token ids as strings, each with what is added to its logit.
+fn biases(fields: &Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let Some(given) = fields.object(&limits::LOGIT_BIAS)? else { return Ok(Vec::new()) };
+    let vocabulary = fields.limits().vocab_size;
+    let mut biases = Vec::new();
+    for (name, value) in given.entries() {
+        let id = name.parse::<u32>().ok().filter(|id| *id < vocabulary).ok_or_else(|| {
+            let given = shortened(&name);
+            ApiError::invalid(
+                NAME,
+                format!("`{NAME}` must have token ids < {vocabulary} as names. Given: {given}"),
+            )
+        })?;
+        let bias = finite(value.get()).filter(|bias| bias.abs() <= limits::BIAS).ok_or_else(|| {
+            let (most, given) = (limits::BIAS, shortened(value.get()));
+            ApiError::invalid(
+                NAME,
+                format!("`{NAME}` must have numbers >= -{most} and <= {most}. Given: {given}"),
+            )
+        })?;
+        biases.push((TokenId(id), bias as f32));
+    }
+    if biases.len() > limits::BIASES {
+        let (most, given) = (limits::BIASES, biases.len());
+        return Err(ApiError::invalid(
+            NAME,
+            format!("`{NAME}` must have at most {most} entries. Given: {given}"),
+        ));
+    }
+    // In an order that does not change from one request to the next.
+    biases.sort_unstable_by_key(|(id, _)| id.0);
+    Ok(biases)
+}
+
+/// `max_tokens`, by either of its names.
+pub fn max_tokens(fields: &Fields, max_tokens: &Field) -> Result<Option<u32>, ApiError> {
+    let (old, new) = (fields.small(max_tokens)?, fields.small(&limits::MAX_COMPLETION_TOKENS)?);
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
+            "max_completion_tokens",
+            format!("`max_completion_tokens` and `max_tokens` must agree. Given: {new} and {old}"),
+        )),
+        _ => Ok(old.or(new)),
+    }
+}
+
+/// The generation's own words name TGI's fields; these are the ones the client knows.
+pub fn in_openai_words(error: ApiError, input: &'static str) -> ApiError {
+    error.renamed("inputs", input).renamed("max_new_tokens", "max_tokens")
+}
+
+pub fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Length => "length",
+        FinishReason::EosToken | FinishReason::StopSequence => "stop",
+    }
+}
+
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+pub fn new_id(kind: &str) -> String {
+    format!("{kind}-{:032x}", rand::random::<u128>())
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    pub completion_tokens: u32,
+    pub total_tokens: u32,
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    pub cached_tokens: u32,
+}
+
+impl Usage {
+    /// Of one prompt and its answers: the prompt counts once.
+    pub fn of<'a>(answers: impl IntoIterator<Item = &'a Done>) -> Self {
+        let mut usage = Usage::default();
+        for done in answers {
+            usage.prompt_tokens = done.prompt_tokens;
+            usage.completion_tokens += done.generated_tokens;
+            // The answers run side by side; what the first of them found cached was found.
+            let cached = &mut usage.prompt_tokens_details.cached_tokens;
+            *cached = (*cached).max(done.cached_tokens);
+        }
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        usage
+    }
+
+    pub fn add(&mut self, other: Usage) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+        self.total_tokens += other.total_tokens;
+        self.prompt_tokens_details.cached_tokens += other.prompt_tokens_details.cached_tokens;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::error::Family;
+    use crate::http::fields::tests::limits;
+
+    fn parsed(body: &str) -> Result<Manner, String> {
+        let limits = limits();
+        Fields::parse(body.as_bytes(), &limits)
+            .and_then(|fields| Manner::parse(&fields, "org/model"))
+            .map_err(|error| String::from_utf8(error.body(Family::OpenAi)).expect("UTF-8"))
+    }
+
+    #[test]
+    fn the_defaults_are_openais() {
+        let manner = parsed("{}").expect("valid");
+        assert_eq!(manner.sampling.temperature, 1.0);
+        assert_eq!(manner.n, 1);
+        assert!(!manner.stream && !manner.include_usage && !manner.ignore_eos);
+        assert!(manner.warnings.is_empty() && manner.stop.is_empty());
+    }
+
+    #[test]
+    fn temperature_0_is_greedy() {
+        let manner = parsed(r#"{"temperature": 0, "seed": 3}"#).expect("valid");
+        assert_eq!((manner.sampling.temperature, manner.reported_seed), (0.0, None));
+        let manner = parsed(r#"{"temperature": 1e-30, "seed": 3}"#).expect("valid");
+        assert_eq!((manner.sampling.temperature, manner.reported_seed), (0.0, Some(3)));
+    }
+
+    #[test]
+    fn every_field_of_sampling_is_read() {
+        let manner = parsed(
+            r#"{"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1,
+                "presence_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "3": 1.5},
+                "seed": 9, "n": 2, "stop": "END", "ignore_eos": true, "stream": true,
+                "stream_options": {"include_usage": true}}"#,
+        )
+        .expect("valid");
+        let sampling = Sampling {
+            temperature: 0.5,
+            top_k: 5,
+            top_p: 0.9,
+            min_p: 0.1,
+            repetition_penalty: 1.5,
+            frequency_penalty: 1.0,
+            presence_penalty: -1.0,
+            logit_bias: vec![(TokenId(3), 1.5), (TokenId(7), -100.0)],
+            seed: 9,
+            ..Sampling::default()
+        };
+        assert_eq!(manner.sampling, sampling);
+        assert_eq!(manner.sampling_of(1), Sampling { seed: 10, ..sampling });
+        assert_eq!((manner.n, manner.stop.as_slice()), (2, ["END".to_string()].as_slice()));
+        assert!(manner.ignore_eos && manner.stream && manner.include_usage);
+    }
+
+    #[test]
+    fn any_model_name_is_echoed_and_a_placeholder_means_the_served_one() {
+        assert_eq!(parsed(r#"{"model": "gpt-4"}"#).expect("valid").model, "gpt-4");
+        for placeholder in [r#""tgi""#, r#""dummy""#, "null"] {
+            let manner = parsed(&format!("{{\"model\": {placeholder}}}")).expect("valid");
+            assert_eq!(manner.model, "org/model");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_refused_by_name() {
+        for (body, field) in [
+            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
+            (r#"{"tool_choice": "required"}"#, "tool_choice"),
+            (r#"{"tool_choice": {"type": "function", "function": {"name": "f"}}}"#, "tool_choice"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"response_format": {"type": "json", "value": {}}}"#, "response_format"),
+            (r#"{"best_of": 2}"#, "best_of"),
+            (r#"{"min_tokens": 1}"#, "min_tokens"),
+            (r#"{"stop_token_ids": [1]}"#, "stop_token_ids"),
+            (r#"{"suffix": "x"}"#, "suffix"),
+            (r#"{"guided_json": {}}"#, "guided_json"),
+            (r#"{"functions": []}"#, "functions"),
+        ] {
+            let error = parsed(body).err().unwrap_or_else(|| panic!("{body} was taken"));
+            assert!(error.contains("not supported yet"), "{error}");
+            assert!(error.contains(&format!("\"param\":\"{field}\"")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_no_error() {
+        let body = r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "best_of": 1,
+            "min_tokens": 0, "stop_token_ids": [], "suffix": null, "stream_options": null, "top_p": 1, "top_k": -1}"#;
+        assert!(parsed(body).is_ok());
+        assert!(parsed(r#"{"tools": [{"type": "function"}], "tool_choice": "none"}"#).is_ok());
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let manner =
+            parsed(r#"{"user": "me", "parallel_tool_calls": true, "metadata": null}"#).expect("valid");
+        assert_eq!(
+            manner.warnings,
+            ["`user` has no effect here", "`parallel_tool_calls` has no effect here"]
+        );
+    }
+
+    #[test]
+    fn a_bias_must_name_a_token_of_the_vocabulary_and_be_small() {
+        for (bias, text) in [
+            (r#"{"1000": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: 1000"),
+            (r#"{"word": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: word"),
+            (r#"{"-1": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: -1"),
+            (r#"{"1": 101}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 101"),
+            (r#"{"1": 1e999}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 1e999"),
+            (r#"{"1": 1, "1": 2}"#, "`1` is given twice"),
+            ("[0.5]", "`logit_bias` must be an object. Given: [0.5]"),
+        ] {
+            let error = parsed(&format!("{{\"logit_bias\": {bias}}}")).err().expect(bias);
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_two_names_of_max_tokens_must_agree() {
+        let limits = limits();
+        let read = |body: &str| {
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            max_tokens(&fields, &limits::MAX_TOKENS)
+        };
+        assert_eq!(read("{}"), Ok(None));
+        assert_eq!(read(r#"{"max_completion_tokens": 5}"#), Ok(Some(5)));
+        assert_eq!(read(r#"{"max_tokens": 5, "max_completion_tokens": 5}"#), Ok(Some(5)));
+        assert!(read(r#"{"max_tokens": 5, "max_completion_tokens": 6}"#).is_err());
+        assert!(read(r#"{"max_tokens": 0}"#).is_err());
+    }
+
+    #[test]
+    fn usage_counts_a_prompt_once_and_all_of_its_answers() {
+        let done = |generated, cached| Done {
+            text: String::new(),
+            finish_reason: FinishReason::Length,
+            generated_tokens: generated,
+            seed: None,
+            prompt_tokens: 10,
+            cached_tokens: cached,
+            prefill: Vec::new(),
+            timings: Default::default(),
+        };
+        let mut usage = Usage::of(&[done(3, 0), done(4, 8)]);
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (10, 7, 17));
+        assert_eq!(usage.prompt_tokens_details.cached_tokens, 8);
+        usage.add(Usage::of(&[done(1, 2)]));
+        assert_eq!((usage.prompt_tokens, usage.total_tokens), (20, 28));
+    }
+}

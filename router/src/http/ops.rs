@@ -1,0 +1,141 @@
+//! The routes for those who run the server: health, what it serves, metrics.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, Response, header};
+use serde::Serialize;
+
+use crate::http::Server;
+use crate::http::error::{ApiError, Family};
+use crate::http::tgi::json;
+use crate::telemetry;
+
+/// Whether new requests are served now.
+pub async fn health(State(server): State<Arc<Server>>) -> Response<Body> {
+    match server.health.borrow().refusal() {
+        None => Response::default(),
+        Some(reason) => ApiError::unhealthy(reason).response(Family::Tgi),
+    }
+}
+
+/// Whether the process is there, whatever the workers do.
+pub async fn alive() -> Response<Body> {
+    Response::default()
+}
+
+pub async fn metrics() -> Response<Body> {
+    let mut response = Response::new(Body::from(telemetry::metrics::render()));
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+pub async fn models(State(server): State<Arc<Server>>) -> Response<Body> {
+    if let Err(error) = server.loaded() {
+        return error.response(Family::OpenAi);
+    }
+    let id = &server.config.model_id;
+    json(&Models { object: "list", data: [Model { id, object: "model", created: 0, owned_by: id }] })
+}
+
+pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
+    let loaded = match server.loaded() {
+        Ok(loaded) => loaded,
+        Err(error) => return error.response(Family::Tgi),
+    };
+    let (config, args) = (&server.config, &server.config.args);
+    let (limits, model, prepared) = (&loaded.limits, &loaded.model, &loaded.prepared);
+    let stats = loaded.serving.scheduler.stats();
+    let cache_tokens = u64::from(prepared.blocks) * u64::from(model.block_size);
+    json(&Info {
+        model_id: &config.model_id,
+        model_sha: config.model_sha.as_deref(),
+        model_pipeline_tag: "text-generation",
+        model_type: &model.model_type,
+        model_dtype: &model.dtype,
+        model_device_type: model.device.split(':').next().unwrap_or_default(),
+        device: &model.device,
+        device_name: &model.device_name,
+        parameters: model.parameters,
+        vocab_size: model.vocab_size,
+        num_shard: config.num_shard,
+        max_concurrent_requests: args.max_concurrent_requests,
+        max_best_of: limits.max_best_of,
+        max_stop_sequences: limits.max_stop_sequences,
+        max_top_n_tokens: limits.max_top_n_tokens,
+        max_input_tokens: limits.max_input_tokens,
+        max_total_tokens: limits.max_total_tokens,
+        max_batch_prefill_tokens: loaded.max_step_tokens,
+        max_batch_total_tokens: cache_tokens,
+        max_batch_size: loaded.max_slots,
+        max_client_batch_size: limits.max_client_batch_size,
+        validation_workers: args.validation_workers,
+        kv_block_size: model.block_size,
+        kv_blocks: stats.blocks,
+        kv_blocks_used: stats.blocks_used,
+        kv_blocks_cached: stats.blocks_cached,
+        kv_blocks_free: stats.blocks_free,
+        requests_running: stats.running,
+        requests_waiting: stats.waiting,
+        worker_restarts: stats.worker_restarts,
+        router: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        sha: None,
+        docker_label: None,
+    })
+}
+
+#[derive(Serialize)]
+struct Models<'a> {
+    object: &'static str,
+    data: [Model<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'a str,
+}
+
+/// TGI's fields, and what it lacks: what the model runs on, the budgets, the KV cache.
+#[derive(Serialize)]
+struct Info<'a> {
+    model_id: &'a str,
+    model_sha: Option<&'a str>,
+    model_pipeline_tag: &'static str,
+    model_type: &'a str,
+    model_dtype: &'a str,
+    model_device_type: &'a str,
+    device: &'a str,
+    device_name: &'a str,
+    parameters: u64,
+    vocab_size: u32,
+    num_shard: u32,
+    max_concurrent_requests: u32,
+    max_best_of: u32,
+    max_stop_sequences: u32,
+    max_top_n_tokens: u32,
+    max_input_tokens: u32,
+    max_total_tokens: u32,
+    max_batch_prefill_tokens: u32,
+    max_batch_total_tokens: u64,
+    max_batch_size: u32,
+    max_client_batch_size: u32,
+    validation_workers: u32,
+    kv_block_size: u32,
+    kv_blocks: u32,
+    kv_blocks_used: u32,
+    kv_blocks_cached: u32,
+    kv_blocks_free: u32,
+    requests_running: u32,
+    requests_waiting: u32,
+    worker_restarts: u64,
+    router: &'static str,
+    version: &'static str,
+    sha: Option<&'static str>,
+    docker_label: Option<&'static str>,
+}

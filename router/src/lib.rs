@@ -1,0 +1,295 @@
+//! The router: HTTP in, step plans out. `run` wires the rooms:
+//!
+//! - `http` speaks to clients, in TGI's and OpenAI's dialects;
+//! - `prompt` renders chats and tokenizes;
+//! - `generation` is one request's life, from its prompt to its text events;
+//! - `scheduler` owns every sequence and every KV block, and is alone in talking to `worker`;
+//! - `limits` knows what a request may ask, `health` what the server can say of itself, `telemetry`
+//!   what operators see.
+
+pub mod config;
+pub mod generation;
+pub mod health;
+pub mod http;
+pub mod ids;
+pub mod limits;
+pub mod prompt;
+pub mod scheduler;
+pub mod telemetry;
+pub mod worker;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderValue;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use crate::config::{Config, RouterArgs};
+use crate::generation::{PromptLimits, Serving};
+use crate::health::{Health, HealthSender};
+use crate::http::{Loaded, Server};
+use crate::ids::TokenId;
+use crate::limits::{FlagError, Limits};
+use crate::prompt::{LoadError, Prompt};
+use crate::scheduler::{Handle, Settings};
+use crate::telemetry::metrics;
+use crate::worker::proto::ModelDescription;
+use crate::worker::{Group, PrepareLimits, StartError, WorkerSource};
+
+/// Steps of this many tokens keep a GPU busy; more only makes running streams wait.
+const STEP_TOKENS: u32 = 2048;
+const BATCH_SIZE: u32 = 256;
+/// How often idle workers are asked whether they live.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// For streams to send their error when the server has failed, and for the scheduler to end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Connections that the system holds until they are accepted.
+const BACKLOG: u32 = 1024;
+
+/// Why the router does not run. One line each, for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Flag(#[from] FlagError),
+    #[error(transparent)]
+    Prompt(#[from] LoadError),
+    /// Loading it panicked.
+    #[error("the tokenizer cannot be loaded: {0}")]
+    Tokenizer(String),
+    #[error(transparent)]
+    Workers(#[from] StartError),
+    /// The workers were lost and cannot be replaced.
+    #[error("the workers cannot be restarted: {0}")]
+    Failed(String),
+    #[error("the HTTP server ended: {0}")]
+    Http(String),
+}
+
+/// Checks the flags and takes the address of `--hostname` and `--port`, so that flags that contradict
+/// each other and a taken port are errors before anything is downloaded or loaded. Connections are refused
+/// until `run`.
+pub fn bind(args: &RouterArgs) -> Result<TcpSocket, FlagError> {
+    limits::check_flags(args)?;
+    http::check_flags(args)?;
+    let address = SocketAddr::new(args.hostname, args.port);
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    socket
+        .and_then(|socket| {
+            socket.set_reuseaddr(true)?;
+            socket.bind(address)?;
+            Ok(socket)
+        })
+        .map_err(|error| refused(address, &error))
+}
+
+fn refused(address: SocketAddr, error: &std::io::Error) -> FlagError {
+    let port = address.port();
+    FlagError(match error.kind() {
+        std::io::ErrorKind::AddrInUse => format!("--port {port}: another program listens on it"),
+        std::io::ErrorKind::PermissionDenied => format!("--port {port}: not allowed for this user"),
+        std::io::ErrorKind::AddrNotAvailable => {
+            format!("--hostname {}: not an address of this machine", address.ip())
+        }
+        _ => format!("--hostname {}, --port {port}: {error}", address.ip()),
+    })
+}
+
+/// Serves on `socket`, which `bind` gave, until `drain`, then lets running requests finish within `--shutdown-timeout`.
+/// Answers from the first moment on: 503 with the reason until `health` is `Ready`. Dropped, it ends at
+/// once.
+pub async fn run(
+    socket: TcpSocket,
+    config: Config,
+    source: Arc<dyn WorkerSource>,
+    health: HealthSender,
+    drain: CancellationToken,
+) -> Result<(), RunError> {
+    let configured = SocketAddr::new(config.args.hostname, config.args.port);
+    let listener = socket.listen(BACKLOG).map_err(|error| refused(configured, &error))?;
+    serve(listener, config, source, health, drain).await
+}
+
+async fn serve(
+    listener: TcpListener,
+    config: Config,
+    source: Arc<dyn WorkerSource>,
+    health: HealthSender,
+    drain: CancellationToken,
+) -> Result<(), RunError> {
+    let address = listener.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
+    let shutdown_timeout = config.shutdown_timeout();
+    let server = Server::new(config, health.subscribe());
+    let stop = CancellationToken::new();
+    let accepting = tokio::spawn(http::serve(listener, http::routes(server.clone())?, stop.clone()));
+    let mut accepting = AbortOnDropHandle::new(accepting);
+    let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep()));
+
+    let scheduler = tokio::select! {
+        scheduler = load(&server, source, &health) => Some(scheduler?),
+        () = drain.cancelled() => None,
+    };
+    if scheduler.is_some() {
+        info!("serving on http://{address}");
+    }
+    let mut seen = health.subscribe();
+    let failure = tokio::select! {
+        () = drain.cancelled() => None,
+        failed = seen.wait_for(|health| matches!(health, Health::Failed(_))) => {
+            failed.ok().and_then(|health| health.refusal())
+        }
+        ended = &mut accepting => {
+            return Err(RunError::Http(ended.map_or_else(|error| error.to_string(), |()| "no reason".into())));
+        }
+    };
+
+    server.under_way.close();
+    let patience = match failure {
+        None => {
+            health.send_replace(Health::Draining);
+            info!("draining: {} requests are under way", server.under_way.len());
+            shutdown_timeout
+        }
+        Some(_) => LAST_WORDS,
+    };
+    if timeout(patience, server.under_way.wait()).await.is_err() {
+        warn!("{} requests did not finish in time", server.under_way.len());
+    }
+    if let Some(scheduler) = scheduler {
+        // What it still has is failed with a reason, so that those streams end with one.
+        let _ = timeout(LAST_WORDS, scheduler.stop()).await;
+    }
+    stop.cancel();
+    let _ = accepting.await;
+    match failure {
+        None => Ok(()),
+        Some(reason) => Err(RunError::Failed(reason)),
+    }
+}
+
+/// Loads tokenizer and model side by side, and starts the scheduler. Sets health to ready.
+async fn load(
+    server: &Server,
+    source: Arc<dyn WorkerSource>,
+    health: &HealthSender,
+) -> Result<Handle, RunError> {
+    let (config, args) = (&server.config, &server.config.args);
+    let began = Instant::now();
+    let seconds = || began.elapsed().as_secs_f64();
+    starting(health, "loading the model");
+
+    let (dir, tokenizer_config) = (config.model_dir.clone(), args.tokenizer_config_path.clone());
+    let workers = args.validation_workers;
+    let prompt = async {
+        let loading = move || Prompt::load(&dir, tokenizer_config.as_deref(), workers);
+        let prompt = tokio::task::spawn_blocking(loading).await;
+        let prompt = prompt.map_err(|error| RunError::Tokenizer(error.to_string()))??;
+        info!("loaded the tokenizer in {:.1} s", seconds());
+        Ok::<_, RunError>(Arc::new(prompt))
+    };
+    let group = async {
+        let group = Group::start(source.as_ref(), |model| {
+            info!(
+                "the model is {}: {} parameters, {} on {} ({})",
+                model.model_type, model.parameters, model.dtype, model.device, model.device_name
+            );
+            starting(health, "warming up");
+            prepare_limits(args, model).map_err(|error| error.0)
+        });
+        Ok::<_, RunError>(group.await?)
+    };
+    let (prompt, group) = tokio::try_join!(prompt, group)?;
+
+    let (model, prepared) = (group.description().clone(), *group.prepared());
+    let (max_step_tokens, max_slots) = (group.limits().max_step_tokens, group.limits().max_slots);
+    let cache_tokens = u64::from(prepared.blocks) * u64::from(model.block_size);
+    let limits = Limits::derive(args, &model, cache_tokens)?;
+    info!(
+        "warmed up in {:.1} s: {cache_tokens} tokens of KV cache, at most {} of prompt and {} in all per request",
+        seconds(),
+        limits.max_input_tokens,
+        limits.max_total_tokens
+    );
+    metrics::install(limits.max_input_tokens, limits.max_total_tokens);
+
+    let settings = Settings {
+        max_live: args.max_concurrent_requests,
+        target_itl: args.target_itl_ms.map(Duration::from_millis),
+        eos: end_tokens(&model, &prompt),
+        step_timeout: Duration::from_secs_f64(args.step_timeout),
+        check_interval: CHECK_INTERVAL,
+    };
+    let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone());
+    server.load(Loaded {
+        serving: Serving {
+            prompt,
+            scheduler: scheduler.clone(),
+            limits: PromptLimits {
+                max_input_tokens: limits.max_input_tokens,
+                max_total_tokens: limits.max_total_tokens,
+                vocab_size: model.vocab_size,
+            },
+            cache_namespace: cache_namespace(config),
+        },
+        compute_type: compute_type(config.num_shard, &model.device_name),
+        limits,
+        model,
+        prepared,
+        max_step_tokens,
+        max_slots,
+    });
+    health.send_if_modified(|health| {
+        let first = matches!(health, Health::Starting(_));
+        if first {
+            *health = Health::Ready;
+        }
+        first
+    });
+    Ok(scheduler)
+}
+
+fn starting(health: &HealthSender, what: &str) {
+    health.send_if_modified(|health| {
+        let still = matches!(health, Health::Starting(_));
+        if still {
+            *health = Health::Starting(what.into());
+        }
+        still
+    });
+}
+
+fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<PrepareLimits, FlagError> {
+    let max_sequence_tokens = limits::max_sequence_tokens(args, model)?;
+    Ok(PrepareLimits {
+        max_slots: args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests),
+        max_step_tokens: args.max_batch_prefill_tokens.unwrap_or(STEP_TOKENS.min(max_sequence_tokens)),
+        max_sequence_tokens,
+        max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
+        memory_fraction: args.memory_fraction,
+    })
+}
+
+fn end_tokens(model: &ModelDescription, prompt: &Prompt) -> Vec<TokenId> {
+    let mut eos: Vec<_> = model.eos_ids.iter().copied().map(TokenId).chain(prompt.eos()).collect();
+    eos.sort_unstable();
+    eos.dedup();
+    eos
+}
+
+fn cache_namespace(config: &Config) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&config.model_id, &config.revision, &config.model_sha).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Such as `1-nvidia-l4`.
+fn compute_type(num_shard: u32, device_name: &str) -> HeaderValue {
+    let words = device_name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let name = words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-");
+    HeaderValue::from_str(&format!("{num_shard}-{name}")).expect("digits, letters and dashes")
+}

@@ -1,0 +1,494 @@
+//! What every field of a request may hold: one table, which validation, the OpenAPI document and the
+//! docs read; and the limits of this server, derived from flags and the loaded model. Knows no HTTP.
+
+use crate::config::RouterArgs;
+use crate::worker::proto::ModelDescription;
+
+/// The bounds that this server was started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub max_input_tokens: u32,
+    pub max_total_tokens: u32,
+    pub max_best_of: u32,
+    pub max_stop_sequences: u32,
+    pub max_top_n_tokens: u32,
+    pub max_client_batch_size: u32,
+    /// Every token id is below it.
+    pub vocab_size: u32,
+}
+
+/// A flag that contradicts another flag, the model or the machine. One line, for the operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FlagError(pub String);
+
+/// What can be said of the flags before a model is known; the launcher asks before it downloads one.
+pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
+    let wrong = |text: String| Err(FlagError(text));
+    if let (Some(input), Some(total)) = (args.max_input_tokens, args.max_total_tokens)
+        && input >= total
+    {
+        return wrong(format!(
+            "--max-input-tokens {input} must be less than --max-total-tokens {total}: a request needs room for \
+             at least one new token"
+        ));
+    }
+    if let (Some(cache), Some(total)) = (args.max_batch_total_tokens, args.max_total_tokens)
+        && cache < u64::from(total)
+    {
+        return wrong(format!(
+            "--max-batch-total-tokens {cache} must be at least --max-total-tokens {total}: the KV cache has to \
+             hold one whole sequence"
+        ));
+    }
+    if let (Some(cache), Some(input)) = (args.max_batch_total_tokens, args.max_input_tokens)
+        && cache <= u64::from(input)
+    {
+        return wrong(format!(
+            "--max-batch-total-tokens {cache} must be more than --max-input-tokens {input}: the KV cache has to \
+             hold one whole sequence"
+        ));
+    }
+    Ok(())
+}
+
+/// The longest sequence to prepare the workers for: what `--max-total-tokens` asks, or the model's own.
+pub fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
+    match args.max_total_tokens {
+        Some(total) if total > model.max_positions => Err(FlagError(format!(
+            "--max-total-tokens {total} is more than the {} positions this model was made for",
+            model.max_positions
+        ))),
+        Some(total) => Ok(total),
+        None => match args.max_input_tokens {
+            Some(input) if input >= model.max_positions => Err(FlagError(format!(
+                "--max-input-tokens {input} must be less than the {} positions this model was made for",
+                model.max_positions
+            ))),
+            _ => Ok(model.max_positions),
+        },
+    }
+}
+
+impl Limits {
+    /// `cache_tokens` is what the prepared KV cache of the workers holds.
+    pub fn derive(
+        args: &RouterArgs,
+        model: &ModelDescription,
+        cache_tokens: u64,
+    ) -> Result<Limits, FlagError> {
+        let longest = max_sequence_tokens(args, model)?;
+        let fits = u32::try_from(cache_tokens).unwrap_or(u32::MAX);
+        if let Some(total) = args.max_total_tokens
+            && total > fits
+        {
+            return Err(FlagError(format!(
+                "--max-total-tokens {total} is more than the KV cache holds: {fits} tokens fit. Lower it, or \
+                 raise --max-batch-total-tokens or --memory-fraction"
+            )));
+        }
+        let max_total_tokens = longest.min(fits);
+        if max_total_tokens < 2 {
+            return Err(FlagError(format!(
+                "the KV cache holds {fits} tokens, too few for a prompt and one new token; raise \
+                 --max-batch-total-tokens or --memory-fraction"
+            )));
+        }
+        let max_input_tokens = args.max_input_tokens.unwrap_or(max_total_tokens - 1);
+        if max_input_tokens >= max_total_tokens {
+            return Err(FlagError(format!(
+                "--max-input-tokens {max_input_tokens} must be less than the {max_total_tokens} tokens that a \
+                 whole sequence may have here"
+            )));
+        }
+        Ok(Limits {
+            max_input_tokens,
+            max_total_tokens,
+            max_best_of: args.max_best_of,
+            max_stop_sequences: args.max_stop_sequences,
+            max_top_n_tokens: args.max_top_n_tokens.min(model.max_top_tokens),
+            max_client_batch_size: args.max_client_batch_size,
+            vocab_size: model.vocab_size,
+        })
+    }
+
+    fn value(&self, most: Most) -> (u64, Option<&'static str>) {
+        match most {
+            Most::Is(value) => (value, None),
+            Most::BestOf => (self.max_best_of.into(), Some("--max-best-of")),
+            Most::StopSequences => (self.max_stop_sequences.into(), Some("--max-stop-sequences")),
+            Most::TopTokens => (self.max_top_n_tokens.into(), Some("--max-top-n-tokens")),
+            Most::InputTokens => (self.max_input_tokens.into(), Some("--max-input-tokens")),
+            Most::Prompts => (self.max_client_batch_size.into(), Some("--max-client-batch-size")),
+        }
+    }
+
+    /// The largest value or count that a field may have.
+    pub fn most(&self, most: Most) -> u64 {
+        self.value(most).0
+    }
+
+    /// A limit as a message says it: the number, and the flag that sets it.
+    pub fn describe(&self, most: Most) -> String {
+        match self.value(most) {
+            (value, None) => value.to_string(),
+            (value, Some(flag)) => format!("{value} ({flag})"),
+        }
+    }
+}
+
+/// One field of a request.
+#[derive(Debug)]
+pub struct Field {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// What it is when absent or null, as the docs say it.
+    pub default: &'static str,
+    pub about: &'static str,
+}
+
+/// What a field holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Boolean,
+    /// A whole number, `least..=most`.
+    Integer {
+        least: i64,
+        most: Most,
+    },
+    Number {
+        low: Low,
+        high: f64,
+    },
+    Text,
+    /// A string, or a list of at most so many, none of them empty.
+    Texts {
+        most: Most,
+    },
+    Object,
+    List,
+    /// Read by the route itself, which says in `about` what it takes.
+    Any,
+}
+
+/// An upper bound, fixed or a limit of this server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Most {
+    Is(u64),
+    BestOf,
+    StopSequences,
+    TopTokens,
+    InputTokens,
+    Prompts,
+}
+
+/// A lower bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Low {
+    AtLeast(f64),
+    Above(f64),
+}
+
+impl Kind {
+    /// What a field of this kind must be, to follow "`name` must be ".
+    pub fn expects(&self, limits: &Limits) -> String {
+        match *self {
+            Kind::Boolean => "true or false".into(),
+            Kind::Integer { least, most: Most::Is(most) } if most >= i64::MAX as u64 => {
+                format!("a whole number >= {least}")
+            }
+            Kind::Integer { least, most } => {
+                format!("a whole number >= {least} and <= {}", limits.describe(most))
+            }
+            Kind::Number { low, high } => {
+                let low = match low {
+                    Low::AtLeast(low) => format!(">= {low}"),
+                    Low::Above(low) => format!("> {low}"),
+                };
+                if high.is_finite() {
+                    format!("a number {low} and <= {high}")
+                } else {
+                    format!("a finite number {low}")
+                }
+            }
+            Kind::Text => "a string".into(),
+            Kind::Texts { most } => {
+                format!("a string or a list of at most {} strings", limits.describe(most))
+            }
+            Kind::Object => "an object".into(),
+            Kind::List => "a list".into(),
+            Kind::Any => "of another type".into(),
+        }
+    }
+}
+
+const fn field(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Field {
+    Field { name, kind, default, about }
+}
+
+const fn above_zero(name: &'static str, about: &'static str) -> Field {
+    field(name, Kind::Number { low: Low::Above(0.0), high: f64::INFINITY }, "1", about)
+}
+
+const fn penalty(name: &'static str, about: &'static str) -> Field {
+    field(name, Kind::Number { low: Low::AtLeast(-2.0), high: 2.0 }, "0", about)
+}
+
+const fn probability(name: &'static str, about: &'static str) -> Field {
+    field(name, Kind::Number { low: Low::Above(0.0), high: 1.0 }, "1", about)
+}
+
+const fn count(
+    name: &'static str,
+    least: i64,
+    most: Most,
+    default: &'static str,
+    about: &'static str,
+) -> Field {
+    field(name, Kind::Integer { least, most }, default, about)
+}
+
+const fn flag(name: &'static str, about: &'static str) -> Field {
+    field(name, Kind::Boolean, "false", about)
+}
+
+/// More than any model has positions; keeps lengths within 32 bits.
+const TOKENS: Most = Most::Is(u32::MAX as u64);
+
+pub const INPUTS: Field = field("inputs", Kind::Text, "required", "The prompt");
+pub const PARAMETERS: Field = field("parameters", Kind::Object, "{}", "How to generate");
+pub const STREAM: Field = flag("stream", "Answer with server-sent events, one per token");
+
+pub const BEST_OF: Field =
+    count("best_of", 1, Most::BestOf, "1", "Generate so many sequences and return the most likely one");
+pub const TEMPERATURE: Field = above_zero("temperature", "Divides the logits before sampling");
+pub const REPETITION_PENALTY: Field =
+    above_zero("repetition_penalty", "Hugging Face's penalty on tokens of prompt and output; 1 is none");
+pub const FREQUENCY_PENALTY: Field =
+    penalty("frequency_penalty", "OpenAI's penalty on each earlier occurrence in the output");
+pub const PRESENCE_PENALTY: Field =
+    penalty("presence_penalty", "OpenAI's penalty on tokens that are in the output");
+pub const TOP_K: Field =
+    count("top_k", 1, Most::Is(i32::MAX as u64), "off", "Sample from the so many most likely tokens");
+pub const TOP_P: Field =
+    probability("top_p", "Sample from the most likely tokens that together have this probability");
+pub const TYPICAL_P: Field =
+    probability("typical_p", "Sample from the most typical tokens that together have this probability");
+pub const DO_SAMPLE: Field = flag("do_sample", "Sample; otherwise the most likely token is taken");
+pub const MAX_NEW_TOKENS: Field =
+    count("max_new_tokens", 1, TOKENS, "as many as fit", "Most tokens to generate");
+pub const RETURN_FULL_TEXT: Field = flag("return_full_text", "Put the prompt before the generated text");
+pub const STOP: Field = field(
+    "stop",
+    Kind::Texts { most: Most::StopSequences },
+    "[]",
+    "Strings that end the text where they appear",
+);
+pub const TRUNCATE: Field =
+    count("truncate", 1, Most::InputTokens, "off", "Keep only the last so many tokens of the prompt");
+pub const WATERMARK: Field = flag("watermark", "Mark the text as generated; not supported yet");
+pub const DETAILS: Field = flag("details", "Report every token and why the text ended");
+pub const DECODER_INPUT_DETAILS: Field =
+    flag("decoder_input_details", "Report the prompt's tokens with their log probabilities");
+pub const SEED: Field = count("seed", 0, Most::Is(u64::MAX), "random", "Makes sampling repeatable");
+pub const TOP_N_TOKENS: Field =
+    count("top_n_tokens", 0, Most::TopTokens, "0", "Report so many alternatives for every token");
+pub const GRAMMAR: Field = field("grammar", Kind::Any, "none", "Constrains the text; not supported yet");
+pub const ADAPTER_ID: Field = field("adapter_id", Kind::Any, "none", "A LoRA adapter; not supported yet");
+
+/// The members of `parameters` on TGI's routes.
+pub const TGI_PARAMETERS: &[&Field] = &[
+    &BEST_OF,
+    &TEMPERATURE,
+    &REPETITION_PENALTY,
+    &FREQUENCY_PENALTY,
+    &TOP_K,
+    &TOP_P,
+    &TYPICAL_P,
+    &DO_SAMPLE,
+    &MAX_NEW_TOKENS,
+    &RETURN_FULL_TEXT,
+    &STOP,
+    &TRUNCATE,
+    &WATERMARK,
+    &DETAILS,
+    &DECODER_INPUT_DETAILS,
+    &SEED,
+    &TOP_N_TOKENS,
+    &GRAMMAR,
+    &ADAPTER_ID,
+];
+
+pub const MODEL: Field = field("model", Kind::Text, "the served model", "Any name; echoed in the answer");
+pub const MESSAGES: Field = field("messages", Kind::List, "required", "The conversation");
+pub const PROMPT: Field = field(
+    "prompt",
+    Kind::Any,
+    "required",
+    "A string, a list of strings, a list of token ids, or a list of such lists",
+);
+pub const OPENAI_TEMPERATURE: Field = field(
+    "temperature",
+    Kind::Number { low: Low::AtLeast(0.0), high: f64::INFINITY },
+    "1",
+    "Divides the logits before sampling; 0 takes the most likely token",
+);
+pub const OPENAI_TOP_K: Field =
+    count("top_k", -1, Most::Is(i32::MAX as u64), "off", "Sample from the so many most likely tokens");
+pub const MIN_P: Field = field(
+    "min_p",
+    Kind::Number { low: Low::AtLeast(0.0), high: 1.0 },
+    "0",
+    "Sample from tokens at least this likely, relative to the most likely one",
+);
+pub const MAX_TOKENS: Field = count("max_tokens", 1, TOKENS, "as many as fit", "Most tokens to generate");
+pub const COMPLETION_MAX_TOKENS: Field =
+    count("max_tokens", 0, TOKENS, "as many as fit", "Most tokens to generate; 0 only together with `echo`");
+pub const MAX_COMPLETION_TOKENS: Field =
+    count("max_completion_tokens", 1, TOKENS, "as many as fit", "The same as `max_tokens`");
+pub const N: Field = count("n", 1, Most::BestOf, "1", "Answers to generate, with seeds seed, seed + 1, ...");
+pub const LOGPROBS: Field = flag("logprobs", "Report the log probability of every token");
+pub const TOP_LOGPROBS: Field =
+    count("top_logprobs", 0, Most::TopTokens, "0", "Report so many alternatives for every token");
+pub const COMPLETION_LOGPROBS: Field = count(
+    "logprobs",
+    0,
+    Most::TopTokens,
+    "off",
+    "Report the log probability of every token and so many alternatives",
+);
+pub const LOGIT_BIAS: Field =
+    field("logit_bias", Kind::Object, "{}", "Token ids, each with a number of -100..100 to add to its logit");
+pub const IGNORE_EOS: Field = flag("ignore_eos", "Generate on after an end-of-sequence token");
+pub const ECHO: Field = flag("echo", "Put the prompt before the generated text");
+pub const STREAM_OPTIONS: Field =
+    field("stream_options", Kind::Object, "{}", "`include_usage`: a last chunk with the token counts");
+pub const INCLUDE_USAGE: Field = flag("include_usage", "Send a last chunk with the token counts");
+pub const CHAT_TEMPLATE_KWARGS: Field =
+    field("chat_template_kwargs", Kind::Object, "{}", "More variables for the chat template");
+pub const ADD_GENERATION_PROMPT: Field =
+    field("add_generation_prompt", Kind::Boolean, "see about", "Ask the template for a new assistant turn");
+pub const CONTINUE_FINAL_MESSAGE: Field = field(
+    "continue_final_message",
+    Kind::Boolean,
+    "true when the last message is the assistant's",
+    "Let the answer continue the last message",
+);
+pub const RESPONSE_FORMAT: Field =
+    field("response_format", Kind::Object, "text", "Only `{\"type\": \"text\"}` is supported yet");
+pub const TOOLS: Field = field("tools", Kind::List, "[]", "Not supported yet");
+pub const TOOL_CHOICE: Field = field("tool_choice", Kind::Any, "auto", "Not supported yet");
+pub const OPENAI_BEST_OF: Field =
+    count("best_of", 1, Most::BestOf, "1", "Generate so many sequences; more than one is not supported yet");
+pub const SUFFIX: Field = field("suffix", Kind::Text, "none", "Not supported");
+pub const MIN_TOKENS: Field = count("min_tokens", 0, TOKENS, "0", "Not supported yet");
+pub const STOP_TOKEN_IDS: Field = field("stop_token_ids", Kind::List, "[]", "Not supported yet");
+
+/// Fields that mean nothing to this server but that clients of OpenAI's API send as a matter of
+/// course: accepted, and named in `warnings`.
+pub const WITHOUT_EFFECT: &[&str] =
+    &["user", "parallel_tool_calls", "metadata", "store", "service_tier", "tool_prompt"];
+
+/// How many prompts one request to /v1/completions may carry.
+pub const PROMPTS: Most = Most::Prompts;
+
+/// OpenAI's bound on a bias.
+pub const BIAS: f64 = 100.0;
+
+/// Entries of `logit_bias`: OpenAI's bound.
+pub const BIASES: usize = 300;
+
+/// Fields that ask for what is not there yet, and are read nowhere else: refused rather than ignored,
+/// since an answer without their effect would be wrong.
+pub const NOT_YET: &[&str] = &[
+    "functions",
+    "function_call",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "adapter_id",
+    "watermark",
+    "suffix",
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    fn args(line: &[&str]) -> RouterArgs {
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let matches = command.get_matches_from([&["penstock"], line].concat());
+        RouterArgs::from_arg_matches(&matches).expect("the flags of this test parse")
+    }
+
+    fn model(max_positions: u32) -> ModelDescription {
+        ModelDescription { max_positions, vocab_size: 1000, max_top_tokens: 50, ..Default::default() }
+    }
+
+    #[test]
+    fn the_defaults_follow_the_model_and_the_cache() {
+        let derive = |cache| Limits::derive(&args(&[]), &model(4096), cache).expect("no contradiction");
+        let limits = derive(100_000);
+        assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (4095, 4096));
+        let limits = derive(512);
+        assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (511, 512));
+        assert_eq!(limits.max_top_n_tokens, 20);
+    }
+
+    #[test]
+    fn a_contradiction_names_the_flag() {
+        let wrong = |line: &[&str], cache| {
+            let args = args(line);
+            let error =
+                check_flags(&args).and_then(|()| Limits::derive(&args, &model(4096), cache).map(|_| ()));
+            error.expect_err("a contradiction").0
+        };
+        for (line, cache, starts) in [
+            (
+                ["--max-input-tokens", "10", "--max-total-tokens", "10"].as_slice(),
+                9999,
+                "--max-input-tokens 10",
+            ),
+            (
+                &["--max-batch-total-tokens", "99", "--max-total-tokens", "100"],
+                9999,
+                "--max-batch-total-tokens 99",
+            ),
+            (
+                &["--max-batch-total-tokens", "99", "--max-input-tokens", "99"],
+                9999,
+                "--max-batch-total-tokens 99",
+            ),
+            (
+                &["--max-total-tokens", "4097"],
+                9999,
+                "--max-total-tokens 4097 is more than the 4096 positions",
+            ),
+            (&["--max-input-tokens", "4096"], 9999, "--max-input-tokens 4096 must be less than the 4096"),
+            (
+                &["--max-total-tokens", "4000"],
+                3000,
+                "--max-total-tokens 4000 is more than the KV cache holds",
+            ),
+            (&["--max-input-tokens", "3500"], 3000, "--max-input-tokens 3500 must be less than the 3000"),
+        ] {
+            let text = wrong(line, cache);
+            assert!(text.starts_with(starts), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_bound_of_the_table_can_be_said() {
+        let limits = Limits::derive(&args(&[]), &model(64), 64).expect("no contradiction");
+        for field in TGI_PARAMETERS {
+            assert!(!field.kind.expects(&limits).is_empty(), "{}", field.name);
+        }
+        assert_eq!(SEED.kind.expects(&limits), "a whole number >= 0");
+        assert_eq!(TOP_P.kind.expects(&limits), "a number > 0 and <= 1");
+        assert_eq!(TRUNCATE.kind.expects(&limits), "a whole number >= 1 and <= 63 (--max-input-tokens)");
+    }
+}

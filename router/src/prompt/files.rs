@@ -1,0 +1,267 @@
+//! Reads what a model's folder says about its tokens and its chat template. Called once, by
+//! `Prompt::load`; knows file names and their formats, and nothing of how they are used.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use tokenizers::Tokenizer;
+
+/// Why the model's files cannot be used. The texts are for the operator and name the file.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("{}: there is no tokenizer.json{hint}", dir.display())]
+    NoTokenizer { dir: PathBuf, hint: &'static str },
+    #[error("{}: cannot be read: {reason}", file.display())]
+    Unreadable { file: PathBuf, reason: std::io::Error },
+    #[error("{}: is not valid: {reason}", file.display())]
+    Invalid { file: PathBuf, reason: String },
+    /// For callers that load on another thread, which may break.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+pub struct ModelFiles {
+    pub tokenizer: Tokenizer,
+    /// Every token that some configuration calls special.
+    pub special: Vec<String>,
+    /// `bos_token`, `eos_token` and alike with their texts, as templates see them.
+    pub named_tokens: Map<String, Value>,
+    /// The source of the chat template, and the file it is in.
+    pub chat_template: Option<(String, PathBuf)>,
+}
+
+impl ModelFiles {
+    /// `config` is a tokenizer_config.json to read instead of the folder's own; a chat template in it
+    /// goes before those in the folder.
+    pub fn read(dir: &Path, config: Option<&Path>) -> Result<Self, LoadError> {
+        let tokenizer = read_tokenizer(dir)?;
+
+        let own_config = config.is_none();
+        let config_file = config.map_or_else(|| dir.join("tokenizer_config.json"), Path::to_owned);
+        let mut config = match read_json(&config_file)? {
+            Some(config) => config,
+            None if own_config => Map::new(),
+            None => {
+                let reason = std::io::Error::from(std::io::ErrorKind::NotFound);
+                return Err(LoadError::Unreadable { file: config_file, reason });
+            }
+        };
+        // Older models keep the names there; the newer file goes before.
+        for (name, value) in read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default() {
+            config.entry(name).or_insert(value);
+        }
+
+        let named_tokens: Map<String, Value> = config
+            .iter()
+            .filter(|(name, _)| name.ends_with("_token"))
+            .filter_map(|(name, value)| Some((name.clone(), Value::from(token_text(value)?))))
+            .collect();
+        let mut special: Vec<String> =
+            named_tokens.values().filter_map(Value::as_str).map(str::to_owned).collect();
+        for list in ["additional_special_tokens", "extra_special_tokens"] {
+            match config.get(list) {
+                Some(Value::Array(tokens)) => {
+                    special.extend(tokens.iter().filter_map(token_text).map(str::to_owned))
+                }
+                Some(Value::Object(tokens)) => {
+                    special.extend(tokens.values().filter_map(token_text).map(str::to_owned))
+                }
+                _ => {}
+            }
+        }
+        for token in
+            config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flat_map(Map::values)
+        {
+            if token.get("special").and_then(Value::as_bool) == Some(true) {
+                special.extend(token_text(token).map(str::to_owned));
+            }
+        }
+
+        let in_config = chat_template_of(&config).map(|source| (source, config_file));
+        let in_folder = read_chat_template(dir)?;
+        let chat_template = if own_config { in_folder.or(in_config) } else { in_config.or(in_folder) };
+        Ok(Self { tokenizer, special, named_tokens, chat_template })
+    }
+}
+
+fn read_tokenizer(dir: &Path) -> Result<Tokenizer, LoadError> {
+    let file = dir.join("tokenizer.json");
+    let Some(bytes) = read(&file)? else {
+        let hint = if dir.join("tokenizer.model").exists() {
+            ". tokenizer.model alone is not supported; transformers converts it: \
+             AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        } else {
+            ""
+        };
+        return Err(LoadError::NoTokenizer { dir: dir.to_owned(), hint });
+    };
+    Tokenizer::from_bytes(bytes).map_err(|error| LoadError::Invalid { file, reason: error.to_string() })
+}
+
+/// The templates that have a file of their own, newest format first.
+fn read_chat_template(dir: &Path) -> Result<Option<(String, PathBuf)>, LoadError> {
+    let file = dir.join("chat_template.jinja");
+    if let Some(bytes) = read(&file)? {
+        return match String::from_utf8(bytes) {
+            Ok(source) => Ok(Some((source, file))),
+            Err(error) => Err(LoadError::Invalid { file, reason: error.utf8_error().to_string() }),
+        };
+    }
+    for name in ["chat_template.json", "processor_config.json"] {
+        let file = dir.join(name);
+        if let Some(source) = read_json(&file)?.as_ref().and_then(chat_template_of) {
+            return Ok(Some((source, file)));
+        }
+    }
+    Ok(None)
+}
+
+/// A string, or a list of named templates of which the one called `default` counts.
+fn chat_template_of(config: &Map<String, Value>) -> Option<String> {
+    let template = config.get("chat_template")?;
+    let default =
+        template.as_array().into_iter().flatten().find(|entry| entry.get("name") == Some(&"default".into()));
+    let source = template.as_str().or_else(|| default?.get("template")?.as_str());
+    source.map(str::to_owned)
+}
+
+/// A token is a string, or an object that holds it.
+fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+fn read_json(file: &Path) -> Result<Option<Map<String, Value>>, LoadError> {
+    let Some(bytes) = read(file)? else {
+        return Ok(None);
+    };
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(fields)) => Ok(Some(fields)),
+        Ok(_) => Err(LoadError::Invalid { file: file.to_owned(), reason: "not a JSON object".into() }),
+        Err(error) => Err(LoadError::Invalid { file: file.to_owned(), reason: error.to_string() }),
+    }
+}
+
+/// `None` when there is no such file.
+fn read(file: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    match std::fs::read(file) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(reason) => Err(LoadError::Unreadable { file: file.to_owned(), reason }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::samples;
+    use serde_json::json;
+
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new(files: &[(&str, String)]) -> Self {
+            let folder = Self(tempfile::tempdir().unwrap());
+            folder.write("tokenizer.json", &samples::byte_level().to_string(false).unwrap());
+            for (name, text) in files {
+                folder.write(name, text);
+            }
+            folder
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.path().join(name), text).unwrap();
+        }
+
+        fn read(&self) -> Result<ModelFiles, LoadError> {
+            ModelFiles::read(self.0.path(), None)
+        }
+    }
+
+    fn error(result: Result<ModelFiles, LoadError>) -> String {
+        result.err().expect("it must not load").to_string()
+    }
+
+    #[test]
+    fn a_folder_without_a_tokenizer_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = error(ModelFiles::read(folder.path(), None));
+        assert!(
+            text.contains("tokenizer.json") && text.contains(&folder.path().display().to_string()),
+            "{text}"
+        );
+        std::fs::write(folder.path().join("tokenizer.model"), "").unwrap();
+        assert!(error(ModelFiles::read(folder.path(), None)).contains("save_pretrained"));
+    }
+
+    #[test]
+    fn files_that_are_no_json_are_named() {
+        let folder = Folder::new(&[("tokenizer_config.json", "{".into())]);
+        assert!(error(folder.read()).contains("tokenizer_config.json: is not valid"));
+        let folder = Folder::new(&[("tokenizer.json", "{}".into())]);
+        assert!(error(folder.read()).contains("tokenizer.json: is not valid"));
+    }
+
+    #[test]
+    fn a_missing_file_that_a_flag_names_is_an_error() {
+        let folder = Folder::new(&[]);
+        let missing = folder.0.path().join("elsewhere.json");
+        assert!(error(ModelFiles::read(folder.0.path(), Some(&missing))).contains("elsewhere.json"));
+    }
+
+    #[test]
+    fn tokens_are_strings_or_objects_and_flags_are_neither() {
+        let config = json!({
+            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null,
+            "image_token": "<image>", "add_bos_token": true, "additional_special_tokens": ["<|a|>", {"content": "<|b|>"}],
+            "added_tokens_decoder": {"5": {"content": "<|c|>", "special": true}, "6": {"content": "<tool>", "special": false}}
+        });
+        let folder = Folder::new(&[
+            ("tokenizer_config.json", config.to_string()),
+            ("special_tokens_map.json", json!({"bos_token": "<old>", "unk_token": "<unk>"}).to_string()),
+        ]);
+        let files = folder.read().unwrap();
+        assert_eq!(
+            Value::from(files.named_tokens),
+            json!({"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>", "unk_token": "<unk>"})
+        );
+        for special in ["<s>", "</s>", "<image>", "<unk>", "<|a|>", "<|b|>", "<|c|>"] {
+            assert!(files.special.iter().any(|name| name == special), "{special}");
+        }
+        assert!(!files.special.iter().any(|name| name == "<tool>" || name == "<old>"));
+    }
+
+    #[test]
+    fn a_templates_own_file_goes_before_the_configuration() {
+        let template =
+            |files: &[(&str, String)]| Folder::new(files).read().unwrap().chat_template.map(|found| found.0);
+        let config = ("tokenizer_config.json", json!({"chat_template": "config"}).to_string());
+        let jinja = ("chat_template.jinja", "jinja".to_owned());
+        let older = ("chat_template.json", json!({"chat_template": "older"}).to_string());
+        assert_eq!(template(&[]), None);
+        assert_eq!(template(std::slice::from_ref(&config)).as_deref(), Some("config"));
+        assert_eq!(template(&[config.clone(), older.clone()]).as_deref(), Some("older"));
+        assert_eq!(template(&[config.clone(), older, jinja.clone()]).as_deref(), Some("jinja"));
+
+        // But the file that the operator named goes before everything.
+        let folder =
+            Folder::new(&[config, jinja, ("mine.json", json!({"chat_template": "mine"}).to_string())]);
+        let mine = folder.0.path().join("mine.json");
+        let files = ModelFiles::read(folder.0.path(), Some(&mine)).unwrap();
+        assert_eq!(files.chat_template.unwrap().0, "mine");
+    }
+
+    #[test]
+    fn of_named_templates_the_default_counts() {
+        let named = |names: [&str; 2]| {
+            let list = names.map(|name| json!({"name": name, "template": format!("the {name} one")}));
+            let config = json!({"chat_template": list}).to_string();
+            Folder::new(&[("tokenizer_config.json", config)])
+                .read()
+                .unwrap()
+                .chat_template
+                .map(|found| found.0)
+        };
+        assert_eq!(named(["tool_use", "default"]).as_deref(), Some("the default one"));
+        assert_eq!(named(["tool_use", "rag"]), None);
+    }
+}

@@ -1,0 +1,277 @@
+//! From what a client wrote to token ids: chat template, tokenizer, truncation. Shared by every
+//! request; the work runs on a bounded number of blocking threads, never on the async ones. The dialects
+//! call it to render chats and to tokenize, `generation` to encode prompts and to spell tokens.
+
+mod files;
+mod python;
+#[cfg(test)]
+pub mod samples;
+mod template;
+mod vocabulary;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+
+use crate::generation::Input;
+use crate::ids::TokenId;
+pub use files::LoadError;
+use files::ModelFiles;
+use template::ChatTemplate;
+pub use vocabulary::{Spelling, Vocabulary};
+
+/// Tokenizer and chat template of the served model.
+pub struct Prompt {
+    vocabulary: Arc<Vocabulary>,
+    /// Or why chats cannot be rendered, for the client.
+    template: Arc<Result<ChatTemplate, &'static str>>,
+    /// The tokenizer's own end-of-sequence token.
+    eos: Option<TokenId>,
+    /// One permit for each prompt that may be worked on at once.
+    workers: Arc<Semaphore>,
+}
+
+/// Why a prompt was not made. The texts are for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// The prompt cannot be served as it is; names the field and the limit.
+    #[error("{0}")]
+    Invalid(String),
+    /// The model has no usable chat template, or it refused these messages.
+    #[error("{0}")]
+    Template(String),
+    /// The tokenizer failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// What a chat template is given.
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    /// As the client sent them, each an object with a `role`.
+    pub messages: Vec<Value>,
+    /// The last message is left open for the model to go on with. When neither this nor
+    /// `add_generation_prompt` says otherwise, a last message of the assistant is continued.
+    pub continue_final_message: Option<bool>,
+    /// Ends the prompt with the beginning of a new turn of the assistant.
+    pub add_generation_prompt: Option<bool>,
+    /// More variables for the template (`chat_template_kwargs`).
+    pub variables: Map<String, Value>,
+}
+
+/// A token of a text and the bytes of the text that it stands for; none for a token that was added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSpan {
+    pub id: TokenId,
+    pub text: String,
+    pub start: usize,
+    pub stop: usize,
+}
+
+impl Prompt {
+    /// Reads tokenizer.json, tokenizer_config.json (or the file given instead of it) and the chat
+    /// template of the model in `dir`. At most `workers` prompts are worked on at once. A chat template
+    /// that does not compile is a warning here, and an error when it is asked for.
+    pub fn load(dir: &Path, tokenizer_config: Option<&Path>, workers: u32) -> Result<Self, LoadError> {
+        let files = ModelFiles::read(dir, tokenizer_config)?;
+        let eos = files.named_tokens.get("eos_token").and_then(Value::as_str);
+        let eos = eos.and_then(|name| files.tokenizer.token_to_id(name)).map(TokenId);
+        let template = match files.chat_template {
+            None => Err("this model has no chat template"),
+            Some((source, file)) => ChatTemplate::compile(&source, files.named_tokens).map_err(|reason| {
+                tracing::warn!(
+                    "{}: the chat template does not compile, so that chats cannot be served: {reason}",
+                    file.display()
+                );
+                "the model's chat template does not compile"
+            }),
+        };
+        Ok(Self {
+            vocabulary: Arc::new(Vocabulary::new(files.tokenizer, &files.special)),
+            template: Arc::new(template),
+            eos,
+            workers: Arc::new(Semaphore::new(workers.max(1) as usize)),
+        })
+    }
+
+    /// The prompt's token ids, at most the last `truncate` of them.
+    pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
+        let mut tokens = match input {
+            Input::Text(text) => self.encode_text(text, true).await?,
+            Input::Rendered(text) => self.encode_text(text, false).await?,
+            Input::Tokens(tokens) => tokens,
+        };
+        if let Some(most) = truncate {
+            tokens.drain(..tokens.len().saturating_sub(most as usize));
+        }
+        Ok(tokens)
+    }
+
+    /// The tokens of `text` with special tokens added, and where each is in it, in bytes.
+    pub async fn tokenize(&self, text: String) -> Result<Vec<TokenSpan>, PromptError> {
+        let vocabulary = self.vocabulary.clone();
+        self.work(move || {
+            let encoding = vocabulary.tokenizer().encode(text.as_str(), true).map_err(no_tokens)?;
+            let spans = encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(&id, &(start, stop))| {
+                let bytes = text.as_bytes().get(start..stop).unwrap_or_default();
+                TokenSpan { id: TokenId(id), text: String::from_utf8_lossy(bytes).into_owned(), start, stop }
+            });
+            Ok(spans.collect())
+        })
+        .await
+    }
+
+    /// The prompt text of a chat, for `Input::Rendered`.
+    pub async fn render(&self, chat: Chat) -> Result<String, PromptError> {
+        let template = self.template.clone();
+        self.work(move || match &*template {
+            Ok(template) => template.render(&chat),
+            Err(why) => Err(PromptError::Template((*why).into())),
+        })
+        .await
+    }
+
+    /// The text of a prompt given as token ids, special tokens left out.
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        self.vocabulary.decode(tokens)
+    }
+
+    /// The bytes that a token adds to a text, its name if it is a special token. A token may hold a part
+    /// of a character.
+    pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
+        self.vocabulary.bytes(token)
+    }
+
+    /// The end-of-sequence token that the tokenizer's files name.
+    pub fn eos(&self) -> Option<TokenId> {
+        self.eos
+    }
+
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    async fn encode_text(&self, text: String, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+        let vocabulary = self.vocabulary.clone();
+        self.work(move || {
+            let encoding =
+                vocabulary.tokenizer().encode_fast(text.as_str(), add_special_tokens).map_err(no_tokens)?;
+            Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
+        })
+        .await
+    }
+
+    /// Runs on a blocking thread when one is free. A caller that is dropped while it waits costs nothing.
+    async fn work<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> Result<T, PromptError> + Send + 'static,
+    ) -> Result<T, PromptError> {
+        let permit = self.workers.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            task()
+        });
+        // It panicked, or the server is stopping.
+        done.await.unwrap_or_else(|_| Err(PromptError::Failed("the prompt could not be prepared".into())))
+    }
+}
+
+fn no_tokens(error: tokenizers::Error) -> PromptError {
+    tracing::warn!("the tokenizer failed: {error}");
+    PromptError::Failed("the tokenizer failed on this prompt".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn prompt(tokenizer: tokenizers::Tokenizer, workers: usize) -> Prompt {
+        Prompt {
+            vocabulary: Arc::new(Vocabulary::new(tokenizer, &[])),
+            template: Arc::new(Err("this model has no chat template")),
+            eos: None,
+            workers: Arc::new(Semaphore::new(workers)),
+        }
+    }
+
+    #[tokio::test]
+    async fn text_gets_special_tokens_and_rendered_chats_do_not() {
+        let prompt = prompt(samples::sentencepiece(), 1);
+        let text = prompt.encode(Input::Text("lo".into()), None).await.unwrap();
+        assert_eq!(text[0], TokenId(1));
+        let rendered = prompt.encode(Input::Rendered("lo".into()), None).await.unwrap();
+        assert_eq!(rendered, text[1..]);
+    }
+
+    #[tokio::test]
+    async fn a_special_token_written_in_the_prompt_is_one_token() {
+        let prompt = prompt(samples::byte_level(), 1);
+        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), None).await.unwrap();
+        assert_eq!(tokens.len(), 2);
+        assert_eq!(prompt.decode(&tokens), "hello");
+        assert_eq!(prompt.token_bytes(tokens[1]), b"<|end|>");
+    }
+
+    #[tokio::test]
+    async fn truncation_keeps_the_end() {
+        let prompt = prompt(samples::byte_level(), 1);
+        let ids: Vec<TokenId> = (0..10).map(TokenId).collect();
+        for input in [Input::Tokens(ids.clone()), Input::Text(prompt.decode(&ids))] {
+            let all = prompt.encode(input.clone(), None).await.unwrap();
+            assert_eq!(prompt.encode(input.clone(), Some(3)).await.unwrap(), all[all.len() - 3..]);
+            assert_eq!(prompt.encode(input, Some(1000)).await.unwrap(), all);
+        }
+    }
+
+    #[tokio::test]
+    async fn tokens_know_their_bytes_in_the_text() {
+        let prompt = prompt(samples::sentencepiece(), 1);
+        let spans = prompt.tokenize("hello é lo".into()).await.unwrap();
+        let seen: Vec<(&str, usize, usize)> =
+            spans.iter().map(|s| (s.text.as_str(), s.start, s.stop)).collect();
+        assert_eq!(seen, [("", 0, 0), ("hello", 0, 5), (" ", 5, 6), ("é", 6, 8), (" ", 8, 9), ("lo", 9, 11)]);
+    }
+
+    #[tokio::test]
+    async fn a_model_without_a_template_says_so() {
+        let error = prompt(samples::byte_level(), 1).render(Chat::default()).await.unwrap_err();
+        assert_eq!(error, PromptError::Template("this model has no chat template".into()));
+    }
+
+    #[tokio::test]
+    async fn a_panic_fails_its_own_prompt_only() {
+        let prompt = prompt(samples::byte_level(), 1);
+        let result: Result<(), _> = prompt.work(|| panic!("on purpose")).await;
+        assert!(matches!(result, Err(PromptError::Failed(_))));
+        assert!(prompt.encode(Input::Text("hello".into()), None).await.is_ok());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_dropped_caller_that_waits_is_never_worked_for() {
+        let prompt = Arc::new(prompt(samples::byte_level(), 1));
+        let gate = Arc::new(Barrier::new(2));
+        let ran = Arc::new(AtomicU32::new(0));
+
+        let busy = tokio::spawn({
+            let (prompt, gate) = (prompt.clone(), gate.clone());
+            async move { prompt.work(move || Ok(gate.wait().is_leader())).await }
+        });
+        while prompt.workers.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let count = ran.clone();
+        let waiting = prompt.work(move || Ok(count.fetch_add(1, Ordering::SeqCst)));
+        // Polled once, so that it waits for its turn; then its client leaves.
+        assert!(futures::FutureExt::now_or_never(waiting).is_none());
+
+        gate.wait();
+        busy.await.unwrap().unwrap();
+        let count = ran.clone();
+        prompt.work(move || Ok(count.fetch_add(10, Ordering::SeqCst))).await.unwrap();
+        assert_eq!(ran.load(Ordering::SeqCst), 10);
+    }
+}

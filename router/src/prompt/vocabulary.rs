@@ -1,0 +1,262 @@
+//! The tokenizer, and how its tokens are spelled: which are special, what bytes a token stands for, and
+//! what it adds to a text. `Prompt` encodes with it, the detokenizer and the token events spell with it.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+use tokenizers::{AddedToken, Tokenizer};
+
+use crate::ids::TokenId;
+
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    special: HashSet<TokenId>,
+    spelling: Spelling,
+    /// An ordinary word, put before a token to see what the token adds to a text.
+    word: Option<(TokenId, String)>,
+}
+
+/// How tokens become text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spelling {
+    /// Every token is a string of bytes, and a text is its tokens' bytes: byte-level BPE.
+    Bytes,
+    /// Tokens are pieces of text that the tokenizer's decoder joins.
+    Pieces {
+        /// Tokens like `<0xE2>` are single bytes.
+        byte_fallback: bool,
+        /// A decoder that joins bytes among other things: a piece may be a part of a character.
+        may_split: bool,
+    },
+}
+
+impl Vocabulary {
+    /// `special` are the tokens that the model's configuration names as special beside those that the
+    /// tokenizer knows of; the ones that are not in the vocabulary are ignored.
+    pub fn new(mut tokenizer: Tokenizer, special: &[String]) -> Self {
+        // Both are set in some published files, from training; they would cut or fill prompts.
+        tokenizer.with_padding(None);
+        let _ = tokenizer.with_truncation(None);
+
+        let added = tokenizer.get_added_tokens_decoder();
+        let known: HashSet<&str> =
+            added.values().filter(|token| token.special).map(|token| token.content.as_str()).collect();
+        let missing: Vec<AddedToken> = special
+            .iter()
+            .filter(|name| !known.contains(name.as_str()) && tokenizer.token_to_id(name).is_some())
+            .map(|name| AddedToken::from(name.as_str(), true))
+            .collect();
+        tokenizer.add_special_tokens(&missing);
+
+        let special = tokenizer
+            .get_added_tokens_decoder()
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(&id, _)| TokenId(id))
+            .chain(missing.iter().filter_map(|token| tokenizer.token_to_id(&token.content)).map(TokenId))
+            .collect();
+
+        let spelling = Spelling::of(&tokenizer);
+        let mut vocabulary = Self { tokenizer, special, spelling, word: None };
+        vocabulary.word = vocabulary.find_word();
+        vocabulary
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    pub fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+
+    pub fn is_special(&self, token: TokenId) -> bool {
+        self.special.contains(&token)
+    }
+
+    /// The token as the vocabulary writes it; empty for an id that the tokenizer does not know (models
+    /// pad their vocabulary).
+    pub fn name(&self, token: TokenId) -> String {
+        self.tokenizer.id_to_token(token.0).unwrap_or_default()
+    }
+
+    /// The bytes that a token adds to a text that has begun; the name of a special token. They may be a
+    /// part of a character.
+    pub fn bytes(&self, token: TokenId) -> Vec<u8> {
+        if self.is_special(token) {
+            return self.name(token).into_bytes();
+        }
+        if self.spelling == Spelling::Bytes {
+            let name = self.name(token);
+            if self.tokenizer.get_added_vocabulary().get_vocab().contains_key(&name) {
+                return name.into_bytes();
+            }
+            return bytes_of_byte_level(&name);
+        }
+        if let Some(byte) = self.byte(token) {
+            return vec![byte];
+        }
+        match &self.word {
+            Some((word, text)) => {
+                let both = self.decode(&[*word, token]);
+                both.strip_prefix(text.as_str()).map_or_else(|| self.decode(&[token]), str::to_owned)
+            }
+            None => self.decode(&[token]),
+        }
+        .into_bytes()
+    }
+
+    /// The text that a token alone adds to a text that has begun; the name of a special token. A part of a
+    /// character is U+FFFD.
+    pub fn text(&self, token: TokenId) -> String {
+        String::from_utf8(self.bytes(token))
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+
+    /// The byte that a token like `<0xE2>` stands for.
+    pub fn byte(&self, token: TokenId) -> Option<u8> {
+        if !matches!(self.spelling, Spelling::Pieces { byte_fallback: true, .. }) {
+            return None;
+        }
+        let name = self.tokenizer.id_to_token(token.0)?;
+        let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
+        if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+    }
+
+    /// The text of tokens as the tokenizer's own decoder joins them, special ones left out.
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let ids: Vec<u32> = tokens
+            .iter()
+            .filter(|token| !self.is_special(**token) && self.tokenizer.id_to_token(token.0).is_some())
+            .map(|token| token.0)
+            .collect();
+        // Some decoders do not take an empty list.
+        if ids.is_empty() {
+            return String::new();
+        }
+        self.tokenizer.decode(&ids, true).unwrap_or_default()
+    }
+
+    fn find_word(&self) -> Option<(TokenId, String)> {
+        if self.spelling == Spelling::Bytes {
+            return None;
+        }
+        (0..self.tokenizer.get_vocab_size(true) as u32).map(TokenId).find_map(|token| {
+            if self.is_special(token) || self.byte(token).is_some() {
+                return None;
+            }
+            let text = self.decode(&[token]);
+            let is_word = !text.is_empty() && text.chars().all(char::is_alphabetic);
+            is_word.then_some((token, text))
+        })
+    }
+}
+
+impl Spelling {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        // The decoder's own description says what it is made of, whatever the nesting.
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).unwrap_or(Value::Null);
+        let mut parts = Vec::new();
+        collect_types(&decoder, &mut parts);
+        parts.retain(|part| part != "Sequence" && part != "Fuse");
+        if parts == ["ByteLevel"] {
+            return Self::Bytes;
+        }
+        Self::Pieces {
+            byte_fallback: parts.iter().any(|part| part == "ByteFallback"),
+            may_split: parts.iter().any(|part| part == "ByteLevel"),
+        }
+    }
+}
+
+fn collect_types(decoder: &Value, types: &mut Vec<String>) {
+    if let Some(name) = decoder.get("type").and_then(Value::as_str) {
+        types.push(name.to_owned());
+    }
+    for part in decoder.get("decoders").and_then(Value::as_array).into_iter().flatten() {
+        collect_types(part, types);
+    }
+}
+
+/// Byte-level BPE writes each byte as a visible character: the printable ones of Latin-1 as themselves,
+/// the other 68, in order, as the characters from U+0100 on (GPT-2's `bytes_to_unicode`). A name with any
+/// other character is its own UTF-8.
+fn bytes_of_byte_level(name: &str) -> Vec<u8> {
+    let byte = |c: char| match u32::from(c) {
+        code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8),
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    };
+    name.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| name.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::samples;
+
+    #[test]
+    fn every_byte_has_a_character_in_byte_level_names() {
+        // The crate's own table is private; its decoder is not.
+        let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+        let mut bytes: Vec<u8> = alphabet.iter().flat_map(|c| bytes_of_byte_level(&c.to_string())).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        assert_eq!(bytes_of_byte_level("Ġthe"), b" the");
+        assert_eq!(bytes_of_byte_level("Ċ"), b"\n");
+        assert_eq!(bytes_of_byte_level("<｜end｜>"), "<｜end｜>".as_bytes());
+    }
+
+    #[test]
+    fn the_decoder_tells_how_tokens_are_spelled() {
+        let spelling = |tokenizer| Vocabulary::new(tokenizer, &[]).spelling();
+        assert_eq!(spelling(samples::byte_level()), Spelling::Bytes);
+        assert_eq!(
+            spelling(samples::sentencepiece()),
+            Spelling::Pieces { byte_fallback: true, may_split: false }
+        );
+        assert_eq!(
+            spelling(samples::wordpiece()),
+            Spelling::Pieces { byte_fallback: false, may_split: false }
+        );
+    }
+
+    #[test]
+    fn a_token_alone_keeps_its_leading_space() {
+        let vocabulary = Vocabulary::new(samples::sentencepiece(), &[]);
+        let id = |name: &str| TokenId(vocabulary.tokenizer().token_to_id(name).unwrap());
+        assert_eq!(vocabulary.text(id("▁hello")), " hello");
+        assert_eq!(vocabulary.text(id("lo")), "lo");
+        assert_eq!(vocabulary.text(id("</s>")), "</s>");
+        assert_eq!(vocabulary.bytes(id("<0xE2>")), [0xE2]);
+        assert_eq!(vocabulary.text(id("<0xE2>")), "\u{FFFD}");
+
+        let vocabulary = Vocabulary::new(samples::wordpiece(), &[]);
+        let id = |name: &str| TokenId(vocabulary.tokenizer().token_to_id(name).unwrap());
+        assert_eq!(vocabulary.text(id("hello")), " hello");
+        assert_eq!(vocabulary.text(id("##ing")), "ing");
+    }
+
+    #[test]
+    fn a_token_that_only_the_configuration_calls_special_is_special() {
+        let named = ["<|im_end|>".to_owned(), "not in the vocabulary".to_owned()];
+        let mut tokenizer = samples::byte_level();
+        tokenizer.add_tokens(&[AddedToken::from("<|im_end|>", false)]);
+        let id = TokenId(tokenizer.token_to_id("<|im_end|>").unwrap());
+        assert!(!Vocabulary::new(tokenizer.clone(), &[]).is_special(id));
+        let vocabulary = Vocabulary::new(tokenizer, &named);
+        assert!(vocabulary.is_special(id));
+        assert_eq!(vocabulary.name(id), "<|im_end|>");
+        assert_eq!(vocabulary.decode(&[id]), "");
+        assert_eq!(vocabulary.tokenizer().token_to_id("not in the vocabulary"), None);
+    }
+
+    #[test]
+    fn an_id_beyond_the_tokenizer_adds_nothing() {
+        let vocabulary = Vocabulary::new(samples::byte_level(), &[]);
+        assert_eq!(vocabulary.text(TokenId(1_000_000)), "");
+        assert_eq!(vocabulary.decode(&[TokenId(1_000_000)]), "");
+    }
+}

@@ -1,0 +1,183 @@
+//! A sequence while the scheduler has it: what it asked for, what is known of it, and how far plans have
+//! taken it. The core moves it; this knows what follows from its numbers.
+
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::handle::{Arrival, Permit};
+use super::sequence::{Sampling, SequenceEvent};
+use crate::ids::{BlockId, SequenceId, SlotId, TokenId};
+
+pub(super) struct Live {
+    pub id: SequenceId,
+    pub events: mpsc::UnboundedSender<SequenceEvent>,
+    /// Its place among `max_live`; given back when the sequence is dropped.
+    _permit: Option<Permit>,
+
+    /// The prompt and every token that was sampled and delivered.
+    pub tokens: Vec<TokenId>,
+    pub prompt_len: u32,
+    pub max_new_tokens: u32,
+    pub sampling: Sampling,
+    pub ignore_eos: bool,
+    pub top_tokens: u32,
+    pub namespace: u64,
+    pub prompt_logprobs: PromptLogprobs,
+
+    /// Its row in the workers' slot table while it runs; `None` while it waits.
+    pub slot: Option<SlotId>,
+    /// Whether the workers know it in that slot.
+    pub started: bool,
+    /// Whether its next row has to say everything: at first, and when its table jumped ahead.
+    pub start_due: bool,
+    /// Its block table.
+    pub blocks: Vec<BlockId>,
+    /// How many of `blocks` plans have told the workers.
+    pub sent_blocks: usize,
+    /// How many full blocks at the head of `blocks` were offered to the prefix cache.
+    pub registered: usize,
+    /// Positions whose keys and values are in `blocks` once all plans built so far have run.
+    pub planned: u32,
+    /// Position of the token that its slot sampled last, once all plans built so far have run.
+    pub slot_sampled: Option<u32>,
+
+    /// Positions that a worker, whichever it was, has answered for.
+    pub answered: u32,
+
+    /// What plans in flight hold of it: rows, sampled tokens, and tokens fed.
+    pub rows_in_flight: u32,
+    pub samples_in_flight: u32,
+    pub tokens_in_flight: u32,
+
+    pub was_admitted: bool,
+    pub preemptions: u32,
+    pub suspicion: Suspicion,
+}
+
+pub(super) enum PromptLogprobs {
+    NotWanted,
+    /// Those of the second prompt token onwards, as far as they came back.
+    Collecting(Vec<Option<f32>>),
+    Delivered,
+}
+
+/// How far a sequence is suspected of crashing its workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Suspicion {
+    /// Crashes, one after the other with no progress between, with this sequence in an unfinished step.
+    pub crashes: u32,
+    /// Once so many positions are answered, it is past the point of its last crash.
+    pub cleared_at: u32,
+    /// Runs alone until it is past that point.
+    pub alone: bool,
+}
+
+impl Live {
+    pub fn new(arrival: Arrival) -> Self {
+        let Arrival { id, spec, events, permit } = arrival;
+        Self {
+            id,
+            events,
+            _permit: permit,
+            prompt_len: spec.prompt.len() as u32,
+            tokens: spec.prompt,
+            max_new_tokens: spec.max_new_tokens,
+            sampling: spec.sampling,
+            ignore_eos: spec.ignore_eos,
+            top_tokens: spec.top_tokens,
+            namespace: spec.cache_namespace,
+            prompt_logprobs: match spec.prompt_logprobs {
+                true => PromptLogprobs::Collecting(Vec::new()),
+                false => PromptLogprobs::NotWanted,
+            },
+            slot: None,
+            started: false,
+            start_due: true,
+            blocks: Vec::new(),
+            sent_blocks: 0,
+            registered: 0,
+            planned: 0,
+            slot_sampled: None,
+            answered: 0,
+            rows_in_flight: 0,
+            samples_in_flight: 0,
+            tokens_in_flight: 0,
+            was_admitted: false,
+            preemptions: 0,
+            suspicion: Suspicion::default(),
+        }
+    }
+
+    /// Tokens it has, with those that plans in flight will sample.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32 + self.samples_in_flight
+    }
+
+    /// Tokens it can have at most.
+    pub fn final_len(&self) -> u32 {
+        self.prompt_len + self.max_new_tokens
+    }
+
+    /// Its last token is in flight: nothing is left to plan.
+    pub fn is_planned_out(&self) -> bool {
+        self.len() >= self.final_len()
+    }
+
+    /// Its next row feeds what its slot sampled last.
+    pub fn continues(&self) -> bool {
+        self.slot_sampled == Some(self.planned)
+    }
+
+    /// Blocks that cover `tokens` tokens, without those it holds.
+    pub fn missing_blocks(&self, tokens: u32, block_size: u32) -> u32 {
+        tokens.div_ceil(block_size).saturating_sub(self.blocks.len() as u32)
+    }
+
+    /// Log probabilities need the logits of every prompt token, so those have to be computed.
+    pub fn reads_cache(&self) -> bool {
+        !matches!(self.prompt_logprobs, PromptLogprobs::Collecting(_))
+    }
+
+    /// Leaves its slot; its blocks are let go by the caller before.
+    pub fn unplace(&mut self) {
+        debug_assert!(self.blocks.is_empty());
+        self.slot = None;
+        self.started = false;
+        self.start_due = true;
+        self.sent_blocks = 0;
+        self.registered = 0;
+        self.planned = 0;
+        self.slot_sampled = None;
+    }
+
+    /// The client may be gone, which its ticket tells; nothing is lost then.
+    pub fn tell(&self, event: SequenceEvent) {
+        let _ = self.events.send(event);
+    }
+}
+
+/// One row of a plan in flight.
+pub(super) struct RowRecord {
+    pub key: usize,
+    /// Whose row it was: by the time of the result another sequence may have its key and its slot.
+    pub id: SequenceId,
+    pub tokens: u32,
+    /// Position after the last token fed.
+    pub end: u32,
+    pub sample: bool,
+    pub top_tokens: u32,
+    /// Log probabilities that come back, and how many of them are of the prompt.
+    pub prompt_targets: u32,
+    pub wanted_targets: u32,
+}
+
+/// A plan that was built and has no result yet.
+pub(super) struct InFlight {
+    pub number: u64,
+    pub rows: Vec<RowRecord>,
+    pub work: super::cost::Work,
+    pub prompt_rows: u32,
+    pub expected: std::time::Duration,
+    pub built: Instant,
+}

@@ -1,0 +1,75 @@
+//! Owns every live sequence and every KV block, as one task that the rest reaches by messages.
+//!
+//! `handle` is the outside. `task` drives `core`, a state machine that `planning`, `results` and `loss`
+//! implement over `live` sequences, `blocks` with the `prefix_cache`, `policy` and `cost`; `plan` writes the
+//! wire's columns. `recovery` replaces lost workers.
+
+mod blocks;
+mod core;
+mod cost;
+mod handle;
+mod live;
+mod loss;
+mod metrics;
+pub mod offline;
+mod plan;
+mod planning;
+mod policy;
+mod prefix_cache;
+mod recovery;
+mod results;
+pub mod sequence;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+
+pub use handle::{Handle, Settings, Stats};
+pub use sequence::{
+    Finish, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
+    Submitted, Ticket,
+};
+
+use crate::health::HealthSender;
+use crate::worker::{Group, WorkerSource};
+
+/// Starts the scheduler on a prepared group. From then on it owns the workers' fate: it asks `source` for
+/// fresh ones after a loss. It sets `health` to `Recovering` at a loss, back to `Ready` after it, and to
+/// `Failed` when `source` gives up; it never overwrites `Draining`. The first `Ready` is the caller's to
+/// set, and only over `Starting`. Must be called within a tokio runtime, on which `source` is asked.
+pub fn spawn(
+    group: Group,
+    source: Arc<dyn WorkerSource>,
+    settings: Settings,
+    health: HealthSender,
+) -> Handle {
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let shared = Arc::new(handle::Shared {
+        max_live: settings.max_live,
+        live: AtomicU32::new(0),
+        next_id: AtomicU64::new(1),
+        closed: AtomicBool::new(false),
+        max_sequence_tokens: AtomicU32::new(group.max_sequence_tokens()),
+        retry_after_ms: AtomicU64::new(1000),
+        stats: Mutex::new(Stats::default()),
+    });
+    let outside = tokio::runtime::Handle::current();
+    let mut task = task::Task::new(&group, inbox, shared.clone(), settings, health, source, outside);
+    // So that whoever looks before the first step sees the empty cache.
+    task.publish();
+    std::thread::Builder::new()
+        .name("scheduler".into())
+        .spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("the system has a timer and a poller for one more runtime");
+            runtime.block_on(task.run(group));
+        })
+        .expect("the system has room for one more thread at start");
+    Handle { inbox: sender, shared }
+}

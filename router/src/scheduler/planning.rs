@@ -1,0 +1,359 @@
+//! Builds the next plan: a row for every running sequence that has something to feed, then new ones from
+//! the queue as far as slots, blocks and the step's budget go.
+//!
+//! Sequences are visited oldest first, and when blocks run out they are taken from the youngest. So a
+//! sequence that already has a row in the plan never loses its blocks to a later one (see `blocks` for why
+//! that must not happen), and the oldest always gets what it needs: no sequence is longer than the pool.
+
+use std::time::Instant;
+
+use super::core::{Blocked, Core};
+use super::cost::Work;
+use super::live::{InFlight, PromptLogprobs, RowRecord};
+use super::plan::{Feed, PromptTargets, Row, Start};
+use super::policy::{PLANS_IN_FLIGHT, PromptBudget, align, growth, lookahead};
+use super::sequence::{SequenceEvent, SequenceFailure};
+use crate::ids::SequenceId;
+use crate::worker::proto::StepPlan;
+
+/// A plan being built.
+struct Draft {
+    rows: Vec<RowRecord>,
+    work: Work,
+    prompt_rows: u32,
+    budget: PromptBudget,
+}
+
+impl Core {
+    /// The next plan, to be sent at once; `None` when there is nothing to do, or enough in flight.
+    pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
+        if self.in_flight.len() >= PLANS_IN_FLIGHT {
+            return None;
+        }
+        let mut draft = Draft {
+            rows: self.spare_rows.pop().unwrap_or_default(),
+            work: Work::default(),
+            prompt_rows: 0,
+            budget: PromptBudget {
+                tokens: self.capacity.max_step_tokens,
+                work: Work::default(),
+                target: None,
+            },
+        };
+        match self.suspects.first() {
+            Some(&suspect) => self.plan_alone(suspect, &mut draft),
+            None => {
+                self.plan_running(&mut draft);
+                self.admit(&mut draft);
+            }
+        }
+        if draft.rows.is_empty() {
+            self.spare_rows.push(draft.rows);
+            return None;
+        }
+        let plan = self.builder.finish();
+        let expected = self.cost.expect(draft.work);
+        self.in_flight.push_back(InFlight {
+            number: plan.number,
+            rows: draft.rows,
+            work: draft.work,
+            prompt_rows: draft.prompt_rows,
+            expected,
+            built: now,
+        });
+        Some(plan)
+    }
+
+    fn plan_running(&mut self, draft: &mut Draft) {
+        // Decodes come out of the budget first, wherever they stand: a prompt must not keep them waiting.
+        let budget = &mut draft.budget;
+        for &key in &self.running {
+            let live = &self.sequences[key];
+            if live.continues() && !live.is_planned_out() {
+                budget.work.add(live.planned, 1);
+            }
+        }
+        budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
+        budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
+        let mut at = 0;
+        while let Some(&key) = self.running.get(at) {
+            self.plan_row(key, draft);
+            at += 1;
+        }
+    }
+
+    /// Lets in waiting sequences, oldest first. The first that finds no room holds up those behind it:
+    /// who came first is served first, and a large request cannot be overtaken for ever by small ones.
+    fn admit(&mut self, draft: &mut Draft) {
+        let mut running_growth = None;
+        while let Some((&id, &key)) = self.waiting.first_key_value() {
+            let block_size = self.pool.block_size();
+            let has_budget = draft.budget.chunk(&self.cost, 0, block_size) > 0;
+            // Rows of a preempted sequence that are still in flight will bring tokens to start from.
+            if !has_budget || self.free_slots.is_empty() || self.sequences[key].rows_in_flight > 0 {
+                return;
+            }
+            if self.is_still_blocked(id) {
+                return;
+            }
+            self.reuse_cached(key);
+            if self.chunk(key, draft) == 0 {
+                self.forget_cached(key);
+                return;
+            }
+            let live = &self.sequences[key];
+            let ahead = lookahead(live.preemptions, block_size);
+            let own = growth(live, ahead, block_size);
+            let others = match running_growth {
+                Some(sum) if live.preemptions == 0 => sum,
+                _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, block_size)).sum(),
+            };
+            if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
+                self.forget_cached(key);
+                self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
+                return;
+            }
+            self.blocked = None;
+            let had = live.blocks.len();
+            let cached = live.planned;
+            let first_time = live.preemptions == 0;
+            self.place(key);
+            let live = &mut self.sequences[key];
+            self.counters.prefix_hit_tokens += u64::from(cached);
+            if !live.was_admitted {
+                live.was_admitted = true;
+                live.tell(SequenceEvent::Admitted { cached_tokens: cached });
+            }
+            self.plan_row(key, draft);
+            running_growth = match self.sequences.get(key) {
+                Some(live) if first_time => {
+                    Some(others + own.saturating_sub((live.blocks.len() - had) as u32))
+                }
+                _ => None,
+            };
+        }
+    }
+
+    /// Whether the head of the queue would find no more room than when it was last tried: a long prompt
+    /// must not be looked up in the cache at every step.
+    fn is_still_blocked(&self, id: SequenceId) -> bool {
+        let unchanged = |blocked: &Blocked| {
+            blocked.id == id && blocked.departures == self.departures && self.pool.available() <= blocked.room
+        };
+        !self.running.is_empty() && self.blocked.as_ref().is_some_and(unchanged)
+    }
+
+    /// A plan for one sequence only, which is suspected of crashing workers. Others keep what they have, as
+    /// long as it does not need it, and wait.
+    fn plan_alone(&mut self, id: SequenceId, draft: &mut Draft) {
+        if self.in_flight.iter().flat_map(|step| &step.rows).any(|row| row.id != id) {
+            return;
+        }
+        let key = match self.waiting.get(&id) {
+            Some(&key) => {
+                if self.sequences[key].rows_in_flight > 0 {
+                    return;
+                }
+                if self.free_slots.is_empty()
+                    && let Some(&youngest) = self.running.last()
+                {
+                    self.preempt(youngest);
+                }
+                self.reuse_cached(key);
+                self.place(key);
+                let live = &mut self.sequences[key];
+                if !live.was_admitted {
+                    live.was_admitted = true;
+                    live.tell(SequenceEvent::Admitted { cached_tokens: live.planned });
+                }
+                key
+            }
+            None => match self.running.iter().find(|&&key| self.sequences[key].id == id) {
+                Some(&key) => key,
+                None => return,
+            },
+        };
+        self.plan_row(key, draft);
+    }
+
+    /// Adds a sequence's next row to the plan, if it has one and the budget allows it.
+    fn plan_row(&mut self, key: usize, draft: &mut Draft) {
+        if self.sequences[key].is_planned_out() {
+            return;
+        }
+        let continues = self.sequences[key].continues();
+        let count = if continues {
+            1
+        } else {
+            let before = self.sequences[key].planned;
+            // Someone with the same prompt may have come further meanwhile.
+            self.reuse_cached(key);
+            let live = &mut self.sequences[key];
+            if live.planned > before {
+                self.counters.prefix_hit_tokens += u64::from(live.planned - before);
+                // A slot feeds its positions without a gap. Beyond one it is started anew, with its whole table.
+                live.start_due = true;
+                live.sent_blocks = 0;
+            }
+            self.chunk(key, draft)
+        };
+        if count == 0 || !self.take_blocks(key, count, draft) {
+            return;
+        }
+
+        let live = &mut self.sequences[key];
+        let position = live.planned;
+        let end = position + count;
+        let known = live.tokens.len() as u32;
+        let sample = continues || end == known;
+        let tokens = &live.tokens;
+        let targets = match &live.prompt_logprobs {
+            PromptLogprobs::Collecting(_) if position + 1 < live.prompt_len => {
+                let following = &tokens[position as usize + 1..(end + 1).min(live.prompt_len) as usize];
+                Some(PromptTargets { following })
+            }
+            _ => None,
+        };
+        draft.rows.push(RowRecord {
+            key,
+            id: live.id,
+            tokens: count,
+            end,
+            sample,
+            top_tokens: live.top_tokens,
+            prompt_targets: if targets.is_some() { count } else { 0 },
+            wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
+        });
+        let start = live.start_due.then_some(Start {
+            sampling: &live.sampling,
+            top_tokens: live.top_tokens,
+            tokens,
+            prompt_len: live.prompt_len,
+        });
+        self.builder.row(Row {
+            slot: live.slot.expect("only running sequences get rows"),
+            position,
+            feed: match continues {
+                true => Feed::Continue,
+                false => Feed::Tokens(&tokens[position as usize..end as usize]),
+            },
+            new_blocks: &live.blocks[live.sent_blocks..],
+            sample,
+            prompt_targets: targets,
+            start,
+        });
+
+        draft.work.add(position, count);
+        if continues {
+            self.counters.decode_tokens += 1;
+        } else {
+            self.counters.prompt_tokens += u64::from(count);
+            draft.work.prompts = true;
+            draft.prompt_rows += 1;
+            draft.budget.take(position, count);
+        }
+        live.started = true;
+        live.start_due = false;
+        live.sent_blocks = live.blocks.len();
+        live.planned = end;
+        live.rows_in_flight += 1;
+        live.tokens_in_flight += count;
+        if sample {
+            live.samples_in_flight += 1;
+            live.slot_sampled = Some(end);
+        }
+        self.register(key);
+    }
+
+    /// How many tokens of what it has to feed a sequence may feed now.
+    fn chunk(&self, key: usize, draft: &Draft) -> u32 {
+        let block_size = self.pool.block_size();
+        let live = &self.sequences[key];
+        debug_assert_eq!(live.samples_in_flight, 0, "what a slot sampled is fed by continuing");
+        let remaining = live.tokens.len() as u32 - live.planned;
+        let most = draft.budget.chunk(&self.cost, live.planned, block_size);
+        align(live.planned, most, remaining, block_size, draft.budget.work.prompts)
+    }
+
+    /// Continues a block table with what the prefix cache knows of its next tokens. The last token is
+    /// always left to compute, for its logits, and with it its whole block: a shared block is never
+    /// written.
+    fn reuse_cached(&mut self, key: usize) {
+        let block_size = self.pool.block_size();
+        let live = &mut self.sequences[key];
+        if !live.reads_cache() || live.planned != live.blocks.len() as u32 * block_size {
+            return;
+        }
+        let limit = (live.tokens.len() as u32 - 1) / block_size;
+        self.pool.extend_from_cache(live.namespace, &live.tokens, limit, &mut live.blocks);
+        live.planned = live.blocks.len() as u32 * block_size;
+        live.registered = live.registered.max(live.blocks.len());
+    }
+
+    /// Undoes `reuse_cached` of a sequence that stays in the queue.
+    fn forget_cached(&mut self, key: usize) {
+        let live = &mut self.sequences[key];
+        self.pool.release(&mut live.blocks);
+        live.planned = 0;
+        live.registered = 0;
+    }
+
+    /// Offers the blocks that are full by now, and whose tokens are known, to the prefix cache.
+    pub(super) fn register(&mut self, key: usize) {
+        let live = &mut self.sequences[key];
+        let block_size = self.pool.block_size() as usize;
+        let full = live.tokens.len().min(live.planned as usize) / block_size;
+        while live.registered < full {
+            let at = live.registered;
+            let tokens = &live.tokens[at * block_size..(at + 1) * block_size];
+            self.pool.register(live.namespace, tokens, &live.blocks, at);
+            live.registered += 1;
+        }
+    }
+
+    /// Gets the blocks for the next `count` tokens, from younger sequences if need be. `false` when the
+    /// sequence has to step back itself.
+    fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
+        let block_size = self.pool.block_size();
+        let live = &self.sequences[key];
+        let missing = live.missing_blocks(live.planned + count, block_size);
+        for _ in 0..missing {
+            let block = loop {
+                match self.pool.allocate() {
+                    Some(block) => break block,
+                    None => match self.victim(key, draft) {
+                        Some(victim) => self.preempt(victim),
+                        None => {
+                            self.step_back(key);
+                            return false;
+                        }
+                    },
+                }
+            };
+            self.sequences[key].blocks.push(block);
+        }
+        true
+    }
+
+    /// The youngest running sequence, unless that is `key` or has a row in this plan.
+    fn victim(&self, key: usize, draft: &Draft) -> Option<usize> {
+        let other = |candidate: &&usize| **candidate != key;
+        let youngest = match self.suspects.is_empty() {
+            true => self.running.last().filter(other),
+            false => self.running.iter().rev().find(other),
+        };
+        youngest.copied().filter(|victim| draft.rows.iter().all(|row| row.key != *victim))
+    }
+
+    fn step_back(&mut self, key: usize) {
+        if self.running.len() > 1 {
+            self.preempt(key);
+            return;
+        }
+        // Alone in the pool and still too large: possible only when fresh workers have less memory.
+        let blocks = self.pool.total();
+        let why =
+            format!("the sequence does not fit into the KV cache any more, which now has {blocks} blocks");
+        self.fail(key, SequenceFailure::Unavailable(why));
+    }
+}

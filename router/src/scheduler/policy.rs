@@ -1,0 +1,97 @@
+//! The rules of thumb, each with its reason: how much of a step prompts may take, and how much room a
+//! sequence must find before it leaves the queue. Pure arithmetic, asked by `planning`.
+
+use std::time::Duration;
+
+use super::cost::{StepCost, Work};
+use super::live::Live;
+
+/// Plans sent and not answered. With two, the work of router and wire hides behind the workers' own; a
+/// third would only delay admissions and waste more rows at a sequence's end.
+pub(super) const PLANS_IN_FLIGHT: usize = 2;
+
+/// A step may take this many times its expected time, and `step_timeout`, before its worker counts as hung.
+pub(super) const HUNG_FACTOR: u32 = 20;
+
+/// Blocks by which every running sequence must be able to grow when another one is admitted. Small, since
+/// most sequences stop long before their `max_new_tokens`; not zero, since a preemption at once after an
+/// admission would compute a prompt for nothing.
+const LOOKAHEAD_BLOCKS: u32 = 2;
+
+/// How far ahead room must be for all when a sequence that was preempted so many times comes back. Doubling
+/// bounds its preemptions by the logarithm of the longest output: the pool cannot thrash.
+pub(super) fn lookahead(preemptions: u32, block_size: u32) -> u32 {
+    let blocks = LOOKAHEAD_BLOCKS.saturating_mul(1u32.checked_shl(preemptions).unwrap_or(u32::MAX));
+    blocks.saturating_mul(block_size)
+}
+
+/// Blocks that a sequence will take until it has `lookahead` more tokens, or ends. Its last token is never
+/// fed, so it needs no room.
+pub(super) fn growth(live: &Live, lookahead: u32, block_size: u32) -> u32 {
+    let tokens = live.len().saturating_add(lookahead).min(live.final_len() - 1);
+    live.missing_blocks(tokens, block_size)
+}
+
+/// What prompts may still take of a step that is being planned.
+pub(super) struct PromptBudget {
+    /// Tokens left of the step's limit, the decodes' already taken off.
+    pub tokens: u32,
+    /// The decodes and the prompt chunks so far.
+    pub work: Work,
+    /// Set when there are decodes to protect.
+    pub target: Option<Duration>,
+}
+
+impl PromptBudget {
+    /// The most tokens that a prompt at `position` may feed. The step's first chunk may always have a block,
+    /// so that prompts advance even when decodes alone take longer than the target.
+    pub fn chunk(&self, cost: &StepCost, position: u32, block_size: u32) -> u32 {
+        let Some(target) = self.target else { return self.tokens };
+        let least = if self.work.prompts { 0 } else { block_size };
+        let work = Work { prompts: true, ..self.work };
+        cost.chunk_within(target, work, position).max(least).min(self.tokens)
+    }
+
+    pub fn take(&mut self, position: u32, count: u32) {
+        self.tokens -= count;
+        self.work.add(position, count);
+        self.work.prompts = true;
+    }
+}
+
+/// Cuts a chunk that does not reach the prompt's end at a block boundary: whoever has the same prompt can
+/// then share what was computed, and go on from there. If it reaches none it is not cut, so that a small
+/// budget still advances; but not `beside` another chunk, for which this one may only have to wait.
+pub(super) fn align(position: u32, count: u32, remaining: u32, block_size: u32, beside: bool) -> u32 {
+    if count >= remaining {
+        return remaining;
+    }
+    let end = (position + count) / block_size * block_size;
+    match end > position {
+        true => end - position,
+        false if beside => 0,
+        false => count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_end_at_block_boundaries_unless_they_end_the_prompt() {
+        assert_eq!(align(0, 100, 500, 16, false), 96);
+        assert_eq!(align(8, 100, 500, 16, true), 88, "from 8 to 96");
+        assert_eq!(align(0, 100, 100, 16, true), 100);
+        assert_eq!(align(0, 5, 100, 16, false), 5, "a budget below a block still advances");
+        assert_eq!(align(0, 5, 100, 16, true), 0, "but not beside another chunk");
+        assert_eq!(align(10, 6, 100, 16, true), 6);
+    }
+
+    #[test]
+    fn the_room_asked_for_doubles_with_each_preemption() {
+        assert_eq!(lookahead(0, 16), 32);
+        assert_eq!(lookahead(3, 16), 256);
+        assert_eq!(lookahead(40, 16), u32::MAX);
+    }
+}

@@ -1,0 +1,234 @@
+//! Applies a step's result: checks that it answers the oldest plan in flight and has the columns that plan
+//! asked for, then hands every row what is its own. A row whose sequence has ended is dropped: rows name
+//! sequences, never slots, so a slot's next owner cannot get its last owner's token.
+
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use super::live::{InFlight, Live, PromptLogprobs, RowRecord, Suspicion};
+use super::sequence::{Finish, SampledToken, SequenceEvent, SequenceFailure};
+use crate::ids::TokenId;
+use crate::worker::Loss;
+use crate::worker::proto::StepResult;
+
+/// What a step was, for the metrics.
+#[derive(Clone, Debug)]
+pub(super) struct Stepped {
+    pub rows: u32,
+    pub tokens: u32,
+    pub prompts: bool,
+    /// Rows that answered with an error.
+    pub errors: u32,
+    /// From when the workers could begin it to its result.
+    pub took: Duration,
+    pub forward: Duration,
+    /// Tokens that went to clients.
+    pub delivered: u32,
+}
+
+/// A result's columns, as arrays.
+struct Answers {
+    sampled: Vec<u32>,
+    logprobs: Vec<f32>,
+    top_tokens: Vec<u32>,
+    top_logprobs: Vec<f32>,
+    prompt_logprobs: Vec<f32>,
+}
+
+/// What one row got.
+struct Answer<'a> {
+    sampled: Option<SampledToken>,
+    prompt_logprobs: &'a [f32],
+}
+
+impl Core {
+    pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<Stepped, Loss> {
+        let step = self.in_flight.pop_front().ok_or_else(|| {
+            Loss::OutOfStep(format!("it answered plan {}, and none was open", result.number))
+        })?;
+        let answers = match Answers::read(&step, &result, self.capacity.vocab_size) {
+            Ok(answers) => answers,
+            Err(loss) => {
+                // Unfinished: who was in it must be restarted.
+                self.in_flight.push_front(step);
+                return Err(loss);
+            }
+        };
+        let begun = self.last_result.map_or(step.built, |last| last.max(step.built));
+        let took = now.saturating_duration_since(begun);
+        self.last_result = Some(now);
+        self.cost.learn(step.work, took);
+        self.counters.steps += 1;
+
+        let mut stepped = Stepped {
+            rows: step.rows.len() as u32,
+            tokens: step.work.tokens,
+            prompts: step.work.prompts,
+            errors: result.errors.len() as u32,
+            took,
+            forward: Duration::from_nanos(result.forward_ns),
+            delivered: 0,
+        };
+        let mut rest = answers.rows();
+        let mut rows = step.rows;
+        for (at, row) in rows.drain(..).enumerate() {
+            let answer = rest.next(&row);
+            let Some(live) = self.sequences.get_mut(row.key).filter(|live| live.id == row.id) else {
+                self.counters.wasted_rows += 1;
+                continue;
+            };
+            live.rows_in_flight -= 1;
+            live.tokens_in_flight -= row.tokens;
+            live.samples_in_flight -= u32::from(row.sample);
+            live.answered = live.answered.max(row.end);
+            if !result.errors.is_empty()
+                && let Some(error) = result.errors.iter().find(|error| error.row as usize == at)
+            {
+                // What the row computed may be as bad as its logits.
+                self.pool.purge(&live.blocks);
+                self.fail(row.key, SequenceFailure::Row(error.message.clone()));
+                continue;
+            }
+            if live.suspicion.alone && live.answered >= live.suspicion.cleared_at {
+                live.suspicion = Suspicion::default();
+                self.suspects.remove(&row.id);
+            }
+            live.collect(answer.prompt_logprobs, row.wanted_targets);
+            if let Some(sampled) = answer.sampled {
+                stepped.delivered += 1;
+                self.deliver(row.key, sampled, now);
+            }
+        }
+        self.spare_rows.push(rows);
+        Ok(stepped)
+    }
+
+    fn deliver(&mut self, key: usize, sampled: SampledToken, now: Instant) {
+        let live = &mut self.sequences[key];
+        let token = sampled.id;
+        live.tokens.push(token);
+        let generated = live.tokens.len() as u32 - live.prompt_len;
+        let ended = if !live.ignore_eos && self.rules.eos.contains(&token) {
+            Some(Finish::Eos)
+        } else if generated >= live.max_new_tokens {
+            Some(Finish::Length)
+        } else {
+            None
+        };
+        self.register(key);
+        match ended {
+            Some(finish) => self.finish(key, SequenceEvent::Finished { last: sampled, finish }, now),
+            None => self.sequences[key].tell(SequenceEvent::Token(sampled)),
+        }
+    }
+}
+
+impl Live {
+    /// Keeps the first `wanted` of a row's prompt log probabilities, and hands all on when they are complete.
+    fn collect(&mut self, answered: &[f32], wanted: u32) {
+        let PromptLogprobs::Collecting(collected) = &mut self.prompt_logprobs else { return };
+        let known = |&logprob: &f32| (!logprob.is_nan()).then_some(logprob);
+        collected.extend(answered.iter().take(wanted as usize).map(known));
+        if collected.len() as u32 + 1 < self.prompt_len {
+            return;
+        }
+        // Nothing precedes the first token.
+        let mut all = Vec::with_capacity(self.prompt_len as usize);
+        all.push(None);
+        all.append(collected);
+        self.prompt_logprobs = PromptLogprobs::Delivered;
+        self.tell(SequenceEvent::PromptLogprobs(all));
+    }
+}
+
+impl Answers {
+    /// Everything that indexes into the columns later is checked here.
+    fn read(step: &InFlight, result: &StepResult, vocab_size: u32) -> Result<Self, Loss> {
+        if result.number != step.number {
+            let (got, expected) = (result.number, step.number);
+            return Err(Loss::OutOfStep(format!("it answered plan {got} instead of {expected}")));
+        }
+        let sum =
+            |count: fn(&RowRecord) -> u32| step.rows.iter().map(|row| count(row) as usize).sum::<usize>();
+        let samples = sum(|row| u32::from(row.sample));
+        let tops = sum(|row| if row.sample { row.top_tokens } else { 0 });
+        let targets = sum(|row| row.prompt_targets);
+        let answers = Self {
+            sampled: column("sampled", &result.sampled, samples)?,
+            logprobs: column("logprobs", &result.logprobs, samples)?,
+            top_tokens: column("top_tokens", &result.top_tokens, tops)?,
+            top_logprobs: column("top_logprobs", &result.top_logprobs, tops)?,
+            prompt_logprobs: column("prompt_logprobs", &result.prompt_logprobs, targets)?,
+        };
+        let rows = step.rows.len();
+        if let Some(error) = result.errors.iter().find(|error| error.row as usize >= rows) {
+            return Err(Loss::OutOfStep(format!("it answered an error for row {} of {rows}", error.row)));
+        }
+        let mut sampled = answers.sampled.iter();
+        for (at, row) in step.rows.iter().enumerate().filter(|(_, row)| row.sample) {
+            let (token, key) = (sampled.next().copied().unwrap_or(u32::MAX), row.key);
+            // What a row in error sampled is undefined.
+            let is_error = || result.errors.iter().any(|error| error.row as usize == at);
+            if token >= vocab_size && !is_error() {
+                tracing::error!(plan = step.number, row = at, key, token, "sampled outside the vocabulary");
+                let why = format!("it sampled token {token}, and the vocabulary has {vocab_size}");
+                return Err(Loss::OutOfStep(why));
+            }
+        }
+        Ok(answers)
+    }
+
+    fn rows(&self) -> Rest<'_> {
+        Rest {
+            sampled: self.sampled.iter().zip(&self.logprobs),
+            top_tokens: &self.top_tokens,
+            top_logprobs: &self.top_logprobs,
+            prompt_logprobs: &self.prompt_logprobs,
+        }
+    }
+}
+
+/// What the rows to come will take, in row order.
+struct Rest<'a> {
+    sampled: std::iter::Zip<std::slice::Iter<'a, u32>, std::slice::Iter<'a, f32>>,
+    top_tokens: &'a [u32],
+    top_logprobs: &'a [f32],
+    prompt_logprobs: &'a [f32],
+}
+
+impl<'a> Rest<'a> {
+    fn next(&mut self, row: &RowRecord) -> Answer<'a> {
+        let prompt_logprobs = take(&mut self.prompt_logprobs, row.prompt_targets);
+        if !row.sample {
+            return Answer { sampled: None, prompt_logprobs };
+        }
+        let ids = take(&mut self.top_tokens, row.top_tokens);
+        let logprobs = take(&mut self.top_logprobs, row.top_tokens);
+        let sampled = self.sampled.next().map(|(&id, &logprob)| SampledToken {
+            id: TokenId(id),
+            logprob,
+            top: ids.iter().zip(logprobs).map(|(&id, &logprob)| (TokenId(id), logprob)).collect(),
+        });
+        Answer { sampled, prompt_logprobs }
+    }
+}
+
+fn take<'a, T>(from: &mut &'a [T], count: u32) -> &'a [T] {
+    let (taken, rest) = from.split_at(count as usize);
+    *from = rest;
+    taken
+}
+
+/// Copied out, since a received column need not be aligned.
+fn column<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
+    name: &str,
+    bytes: &[u8],
+    count: usize,
+) -> Result<Vec<T>, Loss> {
+    let expected = count * size_of::<T>();
+    if bytes.len() != expected {
+        let got = bytes.len();
+        return Err(Loss::OutOfStep(format!("its column {name} has {got} bytes instead of {expected}")));
+    }
+    Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
+}

@@ -1,0 +1,169 @@
+//! A sequence as it enters the scheduler and what comes out of it. Token ids only: text belongs to
+//! `generation`.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::ids::{SequenceId, TokenId};
+
+/// How tokens are chosen. The neutral value of every field switches it off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy: the truncations below have no effect, penalties and bias do.
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub typical_p: f32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// With the absolute position of a token, the key of its random numbers.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            typical_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// Everything the scheduler needs to run a sequence to its end.
+#[derive(Clone, Debug)]
+pub struct SequenceSpec {
+    pub prompt: Vec<TokenId>,
+    pub sampling: Sampling,
+    /// Exact upper bound of generated tokens, at least 1.
+    pub max_new_tokens: u32,
+    /// An end-of-sequence token does not end it.
+    pub ignore_eos: bool,
+    /// Alternatives reported for every generated token.
+    pub top_tokens: u32,
+    /// Report the log probability of each prompt token; such a prompt does not read the prefix cache.
+    pub prompt_logprobs: bool,
+    /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
+    pub cache_namespace: u64,
+}
+
+/// A sequence that the scheduler accepted. Dropping `ticket` before the end cancels it.
+pub struct Submitted {
+    pub id: SequenceId,
+    pub events: mpsc::UnboundedReceiver<SequenceEvent>,
+    pub ticket: Ticket,
+}
+
+/// What happens to a sequence, in order: `Admitted`, `PromptLogprobs` if asked for, a `Token` for every
+/// token but the last, and one of `Finished` or `Failed` as the last. Preemption and recovery are
+/// invisible but for the pause.
+#[derive(Clone, Debug)]
+pub enum SequenceEvent {
+    /// Left the queue for the first time. `cached_tokens` of the prompt came from the prefix cache.
+    Admitted {
+        cached_tokens: u32,
+    },
+    /// One entry per prompt token; the first is `None`, since nothing precedes it.
+    PromptLogprobs(Vec<Option<f32>>),
+    Token(SampledToken),
+    /// The last token comes with the reason that it is the last, so that whoever streams it can close
+    /// its text in the same event, without waiting to see whether another follows.
+    Finished {
+        last: SampledToken,
+        finish: Finish,
+    },
+    Failed(SequenceFailure),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    pub id: TokenId,
+    /// Of the model's own distribution.
+    pub logprob: f32,
+    /// Most likely first, as many as `top_tokens` asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The last token is an end-of-sequence token.
+    Eos,
+    /// `max_new_tokens` were generated.
+    Length,
+}
+
+/// Why a sequence ended without finishing. The texts are for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SequenceFailure {
+    /// The worker reported an error for this row, such as logits that are not numbers.
+    #[error("{0}")]
+    Row(String),
+    /// The workers crashed three times while running it, the last time it was alone.
+    #[error("{0}")]
+    Poisonous(String),
+    /// The server gave up on its workers, or is stopping.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Why a sequence was not accepted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refused {
+    /// As many requests are live as `--max-concurrent-requests` allows.
+    #[error("the queue is full")]
+    Full { retry_after: Duration },
+    /// Not serving now; the text says why.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// What a `Ticket` tells the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Nobody wants the rest: the client went away.
+    Cancelled,
+    /// Its text is complete: a stop string was found.
+    Stopped,
+}
+
+/// The owner's hold on a sequence. Dropped, it cancels the sequence; that has no effect after its end.
+pub struct Ticket {
+    id: SequenceId,
+    release: Option<ReleaseSender>,
+}
+
+type ReleaseSender = Box<dyn FnOnce(SequenceId, Release) + Send>;
+
+impl Ticket {
+    pub fn new(id: SequenceId, release: impl FnOnce(SequenceId, Release) + Send + 'static) -> Self {
+        Self { id, release: Some(Box::new(release)) }
+    }
+
+    /// Ends the sequence because its text is complete.
+    pub fn stop(mut self) {
+        self.send(Release::Stopped);
+    }
+
+    fn send(&mut self, why: Release) {
+        if let Some(release) = self.release.take() {
+            release(self.id, why);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.send(Release::Cancelled);
+    }
+}

@@ -1,0 +1,137 @@
+//! The core under random work, cancels, errors and crashes, in pools so small that everything runs out.
+
+use proptest::prelude::*;
+
+use super::harness::{Harness, tiny};
+use crate::ids::{SequenceId, TokenId};
+use crate::scheduler::sequence::{Release, Sampling, SequenceSpec};
+use crate::worker::mock::MockConfig;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(SequenceSpec),
+    Release(prop::sample::Index, Release),
+    Steps(u8),
+    /// Sends plans and answers none, so that what comes next meets two in flight.
+    Plan,
+    RowError(prop::sample::Index),
+    Crash,
+}
+
+/// Prompts are few and alike, so that prefixes are shared in all ways.
+fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
+    (0u32..3, 1usize..70).prop_map(|(family, len)| {
+        let token = |at: usize| match family {
+            0 => 7,
+            1 => at as u32 % 4,
+            _ => (at as u32 * 5) % 50,
+        };
+        (0..len).map(|at| TokenId(token(at))).collect()
+    })
+}
+
+fn specs() -> impl Strategy<Value = SequenceSpec> {
+    let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
+    let options = (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2);
+    (prompts(), 1u32..96, sampling, options).prop_map(|(prompt, new, sampling, options)| {
+        let (seed, samples, penalty, bias) = sampling;
+        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace) = options;
+        let max_new_tokens = new.min(96 - prompt.len() as u32);
+        SequenceSpec {
+            prompt,
+            sampling: Sampling {
+                temperature: if samples { 0.7 } else { 0.0 },
+                seed,
+                repetition_penalty: if penalty { 1.3 } else { 1.0 },
+                logit_bias: if bias { vec![(TokenId(5), 1.5), (TokenId(6), -2.0)] } else { Vec::new() },
+                ..Sampling::default()
+            },
+            max_new_tokens,
+            ignore_eos,
+            top_tokens,
+            prompt_logprobs,
+            cache_namespace,
+        }
+    })
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        6 => specs().prop_map(Op::Submit),
+        2 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Cancelled)),
+        1 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Stopped)),
+        6 => (1u8..20).prop_map(Op::Steps),
+        2 => Just(Op::Plan),
+        1 => any::<prop::sample::Index>().prop_map(Op::RowError),
+        1 => Just(Op::Crash),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+fn run(ops: Vec<Op>, blocks: u32, slots: u32, budget: u32, eos_one_in: u64) {
+    let config = MockConfig { blocks, eos_one_in, ..tiny() };
+    let mut harness = Harness::new(config, slots, budget);
+    let mut ids: Vec<SequenceId> = Vec::new();
+    for op in ops {
+        match op {
+            Op::Submit(spec) => ids.push(harness.submit(spec)),
+            Op::Release(at, why) => {
+                if !ids.is_empty() {
+                    harness.release(*at.get(&ids), why);
+                }
+            }
+            Op::Steps(count) => {
+                for _ in 0..count {
+                    step_and_watch_the_oldest(&mut harness);
+                }
+            }
+            Op::Plan => drop(harness.plan()),
+            Op::RowError(at) => {
+                harness.step_with_errors(|rows| vec![at.index(rows as usize) as u32]);
+            }
+            Op::Crash => harness.crash(),
+        }
+        harness.check();
+    }
+    for _ in 0..50_000 {
+        if !step_and_watch_the_oldest(&mut harness) {
+            break;
+        }
+    }
+    assert!(harness.core.is_empty(), "sequences live and nothing is planned");
+    assert_eq!(harness.core.pool.available(), blocks, "every block came back");
+    harness.check_against_reference();
+    // Doubling the room that is asked for bounds the preemptions of each sequence.
+    let most = ids.len() as u64 * 8;
+    assert!(harness.core.counters.preemptions <= most, "thrashes: {}", harness.core.counters.preemptions);
+}
+
+/// Steps once. While anybody lives something is planned, and the oldest is never preempted.
+fn step_and_watch_the_oldest(harness: &mut Harness) -> bool {
+    let oldest = harness.core.oldest();
+    let before = oldest.map(|id| harness.core.preemptions_of(id));
+    let stepped = harness.step().is_some();
+    assert!(stepped || harness.core.is_empty(), "sequences live and nothing is planned");
+    if let (Some(id), Some(before)) = (oldest, before)
+        && harness.core.suspects.is_empty()
+    {
+        assert!(harness.core.preemptions_of(id).is_none_or(|after| before == Some(after)), "{id:?}");
+    }
+    stepped
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_client_gets_what_it_would_have_got_alone(
+        ops in ops(),
+        blocks in 24u32..60,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        // Every running sequence must be able to decode in one step.
+        run(ops, blocks, slots.min(budget), budget, eos_one_in);
+    }
+}

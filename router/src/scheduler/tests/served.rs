@@ -1,0 +1,410 @@
+//! The whole scheduler, with its task, its connections and its recovery, on mock workers behind real
+//! sockets that die, freeze and lie.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::harness::spec;
+use crate::health::Health;
+use crate::ids::TokenId;
+use crate::scheduler::{
+    Finish, Handle, Refused, SequenceEvent, SequenceFailure, SequenceSpec, Settings, Submitted,
+};
+use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
+use crate::worker::{Group, Loss, PrepareLimits, WorkerSource};
+
+/// Nothing here should take longer.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+struct Served {
+    handle: Handle,
+    source: Arc<MockSource>,
+    health: tokio::sync::watch::Sender<Health>,
+    config: MockConfig,
+    _dir: tempfile::TempDir,
+}
+
+fn settings(config: &MockConfig) -> Settings {
+    Settings {
+        max_live: 1000,
+        target_itl: None,
+        eos: config.eos_ids.iter().copied().map(TokenId).collect(),
+        step_timeout: Duration::from_secs(5),
+        check_interval: Duration::from_secs(60),
+    }
+}
+
+async fn serve(config: MockConfig, script: Script) -> Served {
+    let settings = settings(&config);
+    serve_with(config, script, settings).await
+}
+
+async fn serve_with(config: MockConfig, script: Script, settings: Settings) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Arc::new(MockSource::with_script(config.clone(), dir.path().into(), script));
+    let limits = PrepareLimits {
+        max_slots: 32,
+        max_step_tokens: 256,
+        max_sequence_tokens: 0,
+        max_cache_tokens: 0,
+        memory_fraction: 0.9,
+    };
+    let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
+    let health = tokio::sync::watch::Sender::new(Health::Ready);
+    let handle = crate::scheduler::spawn(group, source.clone(), settings, health.clone());
+    Served { handle, source, health, config, _dir: dir }
+}
+
+impl Served {
+    fn submit(&self, spec: &SequenceSpec) -> Submitted {
+        self.handle.submit(spec.clone()).unwrap()
+    }
+
+    async fn finish(&self, spec: &SequenceSpec) -> Vec<u32> {
+        let (tokens, end) = collect(self.submit(spec)).await;
+        assert!(end.is_ok(), "{end:?}");
+        tokens
+    }
+
+    fn reference(&self, spec: &SequenceSpec) -> Vec<u32> {
+        MockModel::reference(&self.config, spec)
+    }
+
+    async fn health(&self, wanted: impl FnMut(&Health) -> bool) -> Health {
+        let mut health = self.health.subscribe();
+        let health = timeout(DEADLINE, health.wait_for(wanted)).await.expect("in time").unwrap();
+        health.clone()
+    }
+}
+
+/// Everything until the end.
+async fn collect(mut submitted: Submitted) -> (Vec<u32>, Result<Finish, SequenceFailure>) {
+    let mut tokens = Vec::new();
+    loop {
+        match timeout(DEADLINE, submitted.events.recv()).await.expect("in time") {
+            Some(SequenceEvent::Token(token)) => tokens.push(token.id.0),
+            Some(SequenceEvent::Finished { last, finish }) => {
+                tokens.push(last.id.0);
+                return (tokens, Ok(finish));
+            }
+            Some(SequenceEvent::Failed(why)) => return (tokens, Err(why)),
+            Some(_) => {}
+            None => panic!("the events end without an end"),
+        }
+    }
+}
+
+async fn next_token(submitted: &mut Submitted) -> u32 {
+    loop {
+        match timeout(DEADLINE, submitted.events.recv()).await.expect("in time") {
+            Some(SequenceEvent::Token(token)) => return token.id.0,
+            Some(SequenceEvent::Admitted { .. }) => {}
+            other => panic!("{other:?} instead of a token"),
+        }
+    }
+}
+
+fn never() -> Script {
+    Box::new(|_| None)
+}
+
+fn slow() -> MockConfig {
+    MockConfig { step_fixed: Duration::from_millis(1), ..MockConfig::default() }
+}
+
+fn many(count: u32, new: u32) -> Vec<SequenceSpec> {
+    (0..count)
+        .map(|salt| {
+            let prompt: Vec<u32> = (0..20 + salt * 3).map(|at| (at * 7 + salt * 31) % 1000).collect();
+            let mut spec = spec(&prompt, new);
+            spec.sampling.temperature = if salt % 2 == 0 { 0.0 } else { 1.0 };
+            spec.sampling.seed = u64::from(salt);
+            spec
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn sequences_run_side_by_side_and_get_their_own_tokens() {
+    let served = serve(MockConfig { eos_one_in: 40, ..MockConfig::default() }, never()).await;
+    let specs = many(50, 60);
+    let submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
+    for (spec, submitted) in specs.iter().zip(submitted) {
+        let (tokens, end) = collect(submitted).await;
+        assert_eq!(tokens, served.reference(spec));
+        let finish = if tokens.last() == Some(&2) { Finish::Eos } else { Finish::Length };
+        assert_eq!(end, Ok(finish));
+    }
+}
+
+#[tokio::test]
+async fn two_ranks_execute_the_same_plans() {
+    let served = serve(MockConfig { world_size: 2, ..MockConfig::default() }, never()).await;
+    for spec in many(3, 20) {
+        assert_eq!(served.finish(&spec).await, served.reference(&spec));
+    }
+}
+
+#[tokio::test]
+async fn a_fault_of_any_rank_is_a_loss_of_all() {
+    for fault in [Fault::Die, Fault::Refuse, Fault::WrongNumber] {
+        let mut wanted = Some(fault.clone());
+        let script: Script =
+            Box::new(move |step| if (step.rank, step.number) == (1, 9) { wanted.take() } else { None });
+        let config = MockConfig { world_size: 2, ..slow() };
+        let served = serve(config, script).await;
+        let spec = &many(1, 60)[0];
+        assert_eq!(served.finish(spec).await, served.reference(spec), "{fault:?}");
+        let losses = served.source.losses();
+        assert!(matches!(&losses[..], [loss] if loss.to_string().contains("rank 1")), "{losses:?}");
+    }
+}
+
+#[tokio::test]
+async fn killed_again_and_again_every_stream_ends_complete() {
+    let settings = Settings { step_timeout: Duration::from_secs(2), ..settings(&slow()) };
+    let served = serve_with(slow(), never(), settings).await;
+    let specs = many(12, 300);
+    let mut submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
+    let mut tokens: Vec<Vec<u32>> = specs.iter().map(|_| Vec::new()).collect();
+    for kill in 0..10 {
+        // Some progress between kills, so that nobody looks guilty.
+        for _ in 0..10 {
+            for (submitted, tokens) in submitted.iter_mut().zip(&mut tokens) {
+                tokens.push(next_token(submitted).await);
+            }
+        }
+        match kill % 5 {
+            0 => served.source.freeze(),
+            _ => served.source.kill(),
+        }
+    }
+    for ((spec, submitted), mut tokens) in specs.iter().zip(submitted).zip(tokens) {
+        tokens.extend(collect(submitted).await.0);
+        assert_eq!(tokens, served.reference(spec));
+    }
+    assert_eq!(served.handle.stats().worker_restarts, 10);
+    served.health(|health| *health == Health::Ready).await;
+}
+
+#[tokio::test]
+async fn every_kind_of_fault_is_survived() {
+    for fault in [Fault::Die, Fault::Refuse, Fault::OutsideVocabulary, Fault::WrongNumber, Fault::ShortColumn]
+    {
+        let wanted = fault.clone();
+        let mut wanted = Some(wanted);
+        let script: Script = Box::new(move |step| if step.number == 7 { wanted.take() } else { None });
+        let served = serve(MockConfig::default(), script).await;
+        let specs = many(4, 30);
+        let submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
+        for (spec, submitted) in specs.iter().zip(submitted) {
+            assert_eq!(collect(submitted).await.0, served.reference(spec), "{fault:?}");
+        }
+        let losses = served.source.losses();
+        assert_eq!(losses.len(), 1, "{fault:?}");
+        assert_eq!(matches!(losses[0], Loss::Died(_)), fault == Fault::Die, "{:?}", losses[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_in_a_step_is_replaced() {
+    let mut fault = Some(Fault::Hang);
+    let script: Script = Box::new(move |step| if step.number == 5 { fault.take() } else { None });
+    let config = MockConfig::default();
+    let settings = Settings { step_timeout: Duration::from_millis(300), ..settings(&config) };
+    let served = serve_with(config, script, settings).await;
+    let spec = &many(1, 30)[0];
+    assert_eq!(served.finish(spec).await, served.reference(spec));
+    assert!(matches!(served.source.losses()[..], [Loss::Hung(_)]));
+}
+
+#[tokio::test]
+async fn an_idle_worker_that_freezes_is_noticed() {
+    let config = MockConfig::default();
+    let settings = Settings {
+        step_timeout: Duration::from_millis(200),
+        check_interval: Duration::from_millis(50),
+        ..settings(&config)
+    };
+    let served = serve_with(config, never(), settings).await;
+    let mut incarnations = served.source.incarnations();
+    served.source.freeze();
+    timeout(DEADLINE, incarnations.wait_for(|&n| n == 2)).await.unwrap().unwrap();
+    served.health(|health| *health == Health::Ready).await;
+    let spec = &many(1, 5)[0];
+    assert_eq!(served.finish(spec).await, served.reference(spec));
+}
+
+#[tokio::test]
+async fn an_idle_worker_that_dies_is_noticed_at_once() {
+    let served = serve(MockConfig::default(), never()).await;
+    served.source.hold();
+    served.source.kill();
+    let health = served.health(|health| matches!(health, Health::Recovering(_))).await;
+    assert!(health.refusal().unwrap().contains("a worker died"), "{health:?}");
+    served.source.release();
+    served.health(|health| *health == Health::Ready).await;
+}
+
+#[tokio::test]
+async fn what_is_submitted_or_cancelled_during_a_recovery_is_not_forgotten() {
+    let served = serve(slow(), never()).await;
+    let specs = many(3, 50);
+    let mut stays = served.submit(&specs[0]);
+    let mut goes = served.submit(&specs[1]);
+    let first = next_token(&mut stays).await;
+    next_token(&mut goes).await;
+    served.source.hold();
+    served.source.kill();
+    served.health(|health| matches!(health, Health::Recovering(_))).await;
+    let late = served.submit(&specs[2]);
+    drop(goes);
+    served.source.release();
+    let mut tokens = vec![first];
+    tokens.extend(collect(stays).await.0);
+    assert_eq!(tokens, served.reference(&specs[0]));
+    assert_eq!(collect(late).await.0, served.reference(&specs[2]));
+    timeout(DEADLINE, served.handle.drain()).await.unwrap();
+    assert_eq!(served.handle.stats().live, 0);
+}
+
+#[tokio::test]
+async fn a_request_that_kills_its_workers_fails_alone() {
+    let script: Script = Box::new(|step| step.fed.contains(&999).then_some(Fault::Die));
+    let mut config = slow();
+    config.vocab_size = 2000;
+    config.eos_ids = vec![1999];
+    let served = serve(config.clone(), script).await;
+    let mut specs = many(4, 30);
+    // What they generate must not hold the deadly token by accident.
+    for spec in &mut specs {
+        while served.reference(spec).contains(&999) {
+            spec.prompt[0].0 += 1;
+        }
+    }
+    let mut poison = specs[2].clone();
+    poison.prompt[3] = TokenId(999);
+    let good: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
+    let bad = served.submit(&poison);
+    let (_, end) = collect(bad).await;
+    assert!(matches!(end, Err(SequenceFailure::Poisonous(_))), "{end:?}");
+    for (spec, submitted) in specs.iter().zip(good) {
+        assert_eq!(collect(submitted).await.0, served.reference(spec));
+    }
+    assert_eq!(served.handle.stats().worker_restarts, 3);
+}
+
+#[tokio::test]
+async fn when_the_source_gives_up_everyone_is_told() {
+    let served = serve(slow(), never()).await;
+    let specs = many(2, 500);
+    let mut first = served.submit(&specs[0]);
+    next_token(&mut first).await;
+    served.source.give_up();
+    served.source.kill();
+    let (_, end) = collect(first).await;
+    assert!(matches!(end, Err(SequenceFailure::Unavailable(_))), "{end:?}");
+    served.health(|health| matches!(health, Health::Failed(_))).await;
+    let (_, end) = collect(served.submit(&specs[1])).await;
+    assert!(matches!(end, Err(SequenceFailure::Unavailable(_))), "{end:?}");
+    timeout(DEADLINE, served.handle.drain()).await.unwrap();
+}
+
+#[tokio::test]
+async fn fewer_blocks_after_a_restart_lower_the_limit() {
+    let served = serve(slow(), never()).await;
+    assert_eq!(served.handle.max_sequence_tokens(), 4096);
+    let spec = &many(1, 100)[0];
+    let mut submitted = served.submit(spec);
+    let first = next_token(&mut submitted).await;
+    served.source.set_blocks(16);
+    served.source.kill();
+    let mut tokens = vec![first];
+    tokens.extend(collect(submitted).await.0);
+    assert_eq!(tokens, served.reference(spec));
+    assert_eq!(served.handle.max_sequence_tokens(), 256);
+    assert_eq!(served.handle.stats().blocks, 16);
+}
+
+#[tokio::test]
+async fn a_full_scheduler_refuses_and_says_when_to_come_back() {
+    let config = slow();
+    let served = serve_with(config.clone(), never(), Settings { max_live: 2, ..settings(&config) }).await;
+    let spec = &many(1, 1000)[0];
+    let mut first = served.submit(spec);
+    let second = served.submit(spec);
+    let refused = served.handle.submit(spec.clone()).err().expect("full");
+    let Refused::Full { retry_after } = refused else { panic!("{refused:?}") };
+    assert!((1..=60).contains(&retry_after.as_secs()));
+    next_token(&mut first).await;
+    drop(second);
+    timeout(DEADLINE, async {
+        while served.handle.stats().live > 1 {
+            next_token(&mut first).await;
+        }
+    })
+    .await
+    .expect("a cancelled sequence gives its place back");
+    served.submit(spec);
+}
+
+#[tokio::test]
+async fn a_drain_lets_the_running_finish_and_refuses_the_rest() {
+    let served = serve(slow(), never()).await;
+    let spec = &many(1, 50)[0];
+    let submitted = served.submit(spec);
+    let handle = served.handle.clone();
+    let drained = tokio::spawn(async move { handle.drain().await });
+    let (tokens, _) = collect(submitted).await;
+    assert_eq!(tokens, served.reference(spec));
+    timeout(DEADLINE, drained).await.unwrap().unwrap();
+    assert!(matches!(served.handle.submit(spec.clone()), Err(Refused::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn a_stop_ends_everything_at_once() {
+    let served = serve(slow(), never()).await;
+    let submitted = served.submit(&many(1, 3000)[0]);
+    timeout(DEADLINE, served.handle.stop()).await.unwrap();
+    let (_, end) = collect(submitted).await;
+    assert!(matches!(end, Err(SequenceFailure::Unavailable(_))), "{end:?}");
+    timeout(DEADLINE, served.handle.drain()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_recovery_does_not_take_back_a_drain() {
+    let served = serve(slow(), never()).await;
+    let spec = &many(1, 100)[0];
+    let mut submitted = served.submit(spec);
+    let first = next_token(&mut submitted).await;
+    served.health.send_replace(Health::Draining);
+    served.source.kill();
+    let mut tokens = vec![first];
+    tokens.extend(collect(submitted).await.0);
+    assert_eq!(tokens, served.reference(spec));
+    assert_eq!(*served.health.borrow(), Health::Draining);
+}
+
+#[tokio::test]
+async fn limits_that_do_not_suit_the_model_stop_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = MockSource::new(MockConfig::default(), dir.path().into());
+    let error =
+        Group::start(&source, |model| Err(format!("at most {}", model.max_positions))).await.unwrap_err();
+    assert_eq!(error.to_string(), "at most 4096");
+}
+
+#[tokio::test]
+async fn a_source_without_workers_stops_the_start() {
+    struct Empty;
+    #[async_trait::async_trait]
+    impl WorkerSource for Empty {
+        async fn fresh(&self, _: Option<&Loss>) -> Result<Vec<std::path::PathBuf>, crate::worker::GiveUp> {
+            Ok(vec!["/nowhere/at/all".into()])
+        }
+    }
+    let error = Group::start(&Empty, |_| unreachable!("nothing was described")).await.unwrap_err();
+    assert!(error.to_string().contains("3 times in a row"), "{error}");
+}

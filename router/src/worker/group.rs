@@ -1,0 +1,318 @@
+//! A group of ranks that hold one model: started from a `WorkerSource`, described and prepared here, then
+//! run by `stream`. Knows the rare calls of the contract; knows no sequences.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+
+use super::proto::worker_client::WorkerClient;
+use super::proto::{DescribeRequest, ModelDescription, PrepareRequest, Prepared};
+use super::source::{GiveUp, Loss, WorkerSource};
+
+/// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrepareLimits {
+    pub max_slots: u32,
+    pub max_step_tokens: u32,
+    /// 0: the model's own limit.
+    pub max_sequence_tokens: u32,
+    /// 0: as much as is useful and fits.
+    pub max_cache_tokens: u64,
+    pub memory_fraction: f32,
+}
+
+/// Why a group could not be started. The texts are for the operator.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    GaveUp(#[from] GiveUp),
+    /// The model and the flags do not go together.
+    #[error("{0}")]
+    Limits(String),
+    /// A worker answered that it cannot: too little memory, for one.
+    #[error("a worker cannot serve: {0}")]
+    Refused(String),
+    /// The workers were lost again and again before they were ready.
+    #[error("the workers were lost {0} times in a row while they were made ready; the last time: {1}")]
+    Lost(u32, Loss),
+}
+
+/// How long it took to make a group ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BringUp {
+    /// Until the source had workers that answer.
+    pub process: Duration,
+    /// Until `Describe` was answered: the weights are loaded.
+    pub load: Duration,
+    /// Until `Prepare` was answered: the KV cache is there and everything is warm.
+    pub prepare: Duration,
+}
+
+/// Prepared workers, one per rank.
+#[derive(Clone, Debug)]
+pub struct Group {
+    sockets: Vec<PathBuf>,
+    limits: PrepareLimits,
+    description: ModelDescription,
+    prepared: Prepared,
+    bring_up: BringUp,
+}
+
+/// Losses in a row, between the source's answer and `Prepared`, after which nothing better is expected. The
+/// source counts failures before that by itself.
+const LOSSES: u32 = 3;
+
+/// A replacement may take this many times longer than the first group to load and to prepare, and
+/// `SLACK` more, before it counts as hung.
+const SLOWER: u32 = 10;
+const SLACK: Duration = Duration::from_secs(60);
+
+/// A worker that answers calls takes a connection at once; one that is frozen may do so without answering.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Group {
+    /// Asks `source` for workers and readies them. `limits` is asked once, when the model is loaded and
+    /// before memory is taken, and may refuse.
+    pub async fn start(
+        source: &dyn WorkerSource,
+        limits: impl FnOnce(&ModelDescription) -> Result<PrepareLimits, String> + Send,
+    ) -> Result<Self, StartError> {
+        let mut choose = Some(limits);
+        let mut chosen = None;
+        let mut lost = None;
+        for _ in 0..LOSSES {
+            let begun = Instant::now();
+            let sockets = source.fresh(lost.as_ref()).await?;
+            let mut bring_up = BringUp { process: begun.elapsed(), ..BringUp::default() };
+            // The operator watches a first start, and a large model on a slow disk takes what it takes.
+            let result = async {
+                let mut ranks = connect(&sockets).await?;
+                let begun = Instant::now();
+                let description = describe(&mut ranks).await?;
+                bring_up.load = begun.elapsed();
+                if let Some(choose) = choose.take() {
+                    chosen = Some(choose(&description).map_err(StartError::Limits)?);
+                }
+                let limits = chosen.clone().expect("chosen when the first group was described");
+                let begun = Instant::now();
+                let prepared = prepare(&mut ranks, &limits).await?;
+                bring_up.prepare = begun.elapsed();
+                Ok(Self { sockets, limits, description, prepared, bring_up })
+            };
+            match result.await {
+                Ok(group) => return Ok(group),
+                Err(Unready::Final(error)) => return Err(error),
+                Err(Unready::Lost(loss)) => {
+                    tracing::warn!(%loss, "lost the workers before they were ready");
+                    lost = Some(loss);
+                }
+            }
+        }
+        Err(StartError::Lost(LOSSES, lost.expect("the loop ends early unless a group was lost")))
+    }
+
+    /// A group to replace this one, which was lost: the same model with the same limits.
+    pub async fn replace(&self, source: &dyn WorkerSource, loss: Loss) -> Result<Self, StartError> {
+        let mut loss = loss;
+        for _ in 0..LOSSES {
+            let begun = Instant::now();
+            let sockets = source.fresh(Some(&loss)).await?;
+            let process = begun.elapsed();
+            match self.ready_again(sockets, process).await {
+                Ok(group) => return Ok(group),
+                Err(Unready::Final(error)) => return Err(error),
+                Err(Unready::Lost(again)) => {
+                    tracing::warn!(loss = %again, "lost the workers again before they were ready");
+                    loss = again;
+                }
+            }
+        }
+        Err(StartError::Lost(LOSSES, loss))
+    }
+
+    async fn ready_again(&self, sockets: Vec<PathBuf>, process: Duration) -> Result<Self, Unready> {
+        let mut ranks = connect(&sockets).await?;
+        let begun = Instant::now();
+        let description = in_time("Describe", self.bring_up.load, describe(&mut ranks)).await?;
+        let load = begun.elapsed();
+        if identity(&description) != identity(&self.description) {
+            let why = format!("after a restart it serves another model: {description:?}");
+            return Err(Unready::Final(StartError::Refused(why)));
+        }
+        let begun = Instant::now();
+        let prepared = in_time("Prepare", self.bring_up.prepare, prepare(&mut ranks, &self.limits)).await?;
+        let bring_up = BringUp { process, load, prepare: begun.elapsed() };
+        Ok(Self { sockets, limits: self.limits.clone(), description, prepared, bring_up })
+    }
+
+    /// Rank 0's.
+    pub fn description(&self) -> &ModelDescription {
+        &self.description
+    }
+
+    /// The fewest blocks of any rank, and otherwise rank 0's.
+    pub fn prepared(&self) -> &Prepared {
+        &self.prepared
+    }
+
+    pub fn limits(&self) -> &PrepareLimits {
+        &self.limits
+    }
+
+    pub fn bring_up(&self) -> BringUp {
+        self.bring_up
+    }
+
+    pub(super) fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// Longest sequence that this group can hold: of the model, the limits and the KV cache.
+    pub fn max_sequence_tokens(&self) -> u32 {
+        let cache = u64::from(self.prepared.blocks) * u64::from(self.description.block_size);
+        let asked = match self.limits.max_sequence_tokens {
+            0 => self.description.max_positions,
+            limit => limit,
+        };
+        asked.min(u32::try_from(cache).unwrap_or(u32::MAX))
+    }
+}
+
+/// Why a group is not ready: lost, which another one may not be, or for good.
+enum Unready {
+    Lost(Loss),
+    Final(StartError),
+}
+
+impl From<Loss> for Unready {
+    fn from(loss: Loss) -> Self {
+        Self::Lost(loss)
+    }
+}
+
+impl From<StartError> for Unready {
+    fn from(error: StartError) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl From<Status> for Unready {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            // The worker is well and says no: the next one will say the same.
+            Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::ResourceExhausted
+            | Code::OutOfRange
+            | Code::Unimplemented => Self::Final(StartError::Refused(status.message().into())),
+            _ => Self::Lost(Loss::Died(describe_status(&status))),
+        }
+    }
+}
+
+/// For the operator and for /health. What a broken connection looks like from inside HTTP/2 helps neither.
+pub(super) fn describe_status(status: &Status) -> String {
+    if std::error::Error::source(status).is_some() {
+        return "its connection broke".into();
+    }
+    match status.message() {
+        "" => status.code().to_string(),
+        message => message.to_string(),
+    }
+}
+
+/// A client for every rank.
+pub(super) async fn connect(sockets: &[PathBuf]) -> Result<Vec<WorkerClient<Channel>>, Loss> {
+    let dial = sockets.iter().map(|socket| async move {
+        let path = socket.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is not used: the connector knows the socket.
+        let endpoint = Endpoint::from_static("http://worker")
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW);
+        let connecting = endpoint.connect_with_connector(connector);
+        match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+            Ok(Ok(channel)) => {
+                let client = WorkerClient::new(channel);
+                Ok(client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX))
+            }
+            Ok(Err(error)) => Err(Loss::Died(format!("cannot connect to {}: {error}", socket.display()))),
+            Err(_) => Err(Loss::Hung(format!("{} takes no connection", socket.display()))),
+        }
+    });
+    try_join_all(dial).await
+}
+
+/// HTTP/2 flow control has no part in the speed of a local socket.
+const WINDOW: u32 = 16 << 20;
+
+async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescription, Unready> {
+    let world_size = ranks.len() as u32;
+    let calls = ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}));
+    let mut descriptions = try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner);
+    let first = descriptions.next().ok_or_else(|| refused("there are no workers".into()))?;
+    let in_place = |description: &ModelDescription, rank| {
+        description.rank == rank && description.world_size == world_size
+    };
+    if !in_place(&first, 0) {
+        let (rank, size) = (first.rank, first.world_size);
+        return Err(refused(format!("rank 0 of {world_size} says that it is rank {rank} of {size}")));
+    }
+    if first.block_size == 0 || first.vocab_size == 0 || first.max_positions == 0 {
+        return Err(refused("its block size, vocabulary or context length is 0".into()));
+    }
+    for (rank, other) in (1..).zip(descriptions) {
+        if !in_place(&other, rank) || identity(&other) != identity(&first) {
+            return Err(refused(format!("rank {rank} and rank 0 do not hold the same model")));
+        }
+    }
+    Ok(first)
+}
+
+async fn prepare(ranks: &mut [WorkerClient<Channel>], limits: &PrepareLimits) -> Result<Prepared, Unready> {
+    let request = PrepareRequest {
+        max_slots: limits.max_slots,
+        max_step_tokens: limits.max_step_tokens,
+        max_sequence_tokens: limits.max_sequence_tokens,
+        max_cache_tokens: limits.max_cache_tokens,
+        memory_fraction: limits.memory_fraction,
+    };
+    let calls = ranks.iter_mut().map(|rank| rank.prepare(request));
+    let answers: Vec<_> = try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner).collect();
+    let blocks = answers.iter().map(|prepared| prepared.blocks).min().unwrap_or(0);
+    if blocks == 0 {
+        return Err(refused("no memory is left for the KV cache".into()));
+    }
+    Ok(Prepared { blocks, ..answers[0] })
+}
+
+/// What must be the same on every rank and after every restart.
+fn identity(model: &ModelDescription) -> impl PartialEq {
+    let ModelDescription { model_type, eos_ids, dtype, .. } = model.clone();
+    let ModelDescription { vocab_size, block_size, max_positions, parameters, world_size, .. } = *model;
+    (model_type, eos_ids, dtype, vocab_size, block_size, max_positions, parameters, world_size)
+}
+
+fn refused(why: String) -> Unready {
+    Unready::Final(StartError::Refused(why))
+}
+
+async fn in_time<T>(
+    call: &str,
+    first_took: Duration,
+    answer: impl Future<Output = Result<T, Unready>>,
+) -> Result<T, Unready> {
+    let limit = first_took * SLOWER + SLACK;
+    match tokio::time::timeout(limit, answer).await {
+        Ok(result) => result,
+        Err(_) => Err(Unready::Lost(Loss::Hung(format!("no answer to {call} in {limit:.0?}")))),
+    }
+}

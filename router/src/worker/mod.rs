@@ -1,0 +1,16 @@
+//! The worker contract as the scheduler sees it: a group of ranks that execute the same numbered plans.
+
+pub mod group;
+pub mod mock;
+pub mod source;
+mod stream;
+
+pub use group::{Group, PrepareLimits, StartError};
+pub use source::{GiveUp, Loss, WorkerSource};
+pub use stream::Run;
+
+/// Generated from proto/penstock.proto.
+#[allow(clippy::all, missing_docs)]
+pub mod proto {
+    tonic::include_proto!("penstock.v1");
+}

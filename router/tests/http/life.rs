@@ -1,0 +1,270 @@
+//! The server from its first moment to its last: loading, disconnects, recovery, draining.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use penstock_router::RunError;
+use penstock_router::health::Health;
+use penstock_router::worker::mock::Script;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::served::{Events, Served, Setup, args, post, within};
+
+/// Holds the workers' steps from the given one on until it is opened.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn holding_from(&self, first: u64) -> Script {
+        let gate = self.clone();
+        Box::new(move |step| {
+            if step.number >= first {
+                let (open, changed) = &*gate.0;
+                let open = open.lock().expect("no panic under it");
+                drop(changed.wait_while(open, |open| !*open).expect("no panic under it"));
+            }
+            None
+        })
+    }
+
+    fn open(&self) {
+        *self.0.0.lock().expect("no panic under it") = true;
+        self.0.1.notify_all();
+    }
+}
+
+fn generate(tokens: u32) -> Value {
+    json!({"inputs": "hello", "parameters": {"max_new_tokens": tokens}})
+}
+
+async fn end_of(events: &mut Events) -> Value {
+    serde_json::from_str(events.rest().await.last().expect("an event")).expect("JSON")
+}
+
+#[tokio::test]
+async fn while_loading_every_route_says_so_and_the_process_is_alive() {
+    let served = Served::start(Setup::default(), |workers| workers.hold());
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    for path in ["/health", "/ping", "/", "/readyz", "/info"] {
+        let answer = served.get(path).await;
+        assert_eq!(answer.status, 503, "{path}");
+        assert!(answer.headers.contains_key("retry-after"), "{path}");
+        assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("loading the model")));
+    }
+    assert_eq!(served.get("/health").await.json()["error_type"], "healthcheck");
+    for path in ["/generate", "/generate_stream", "/"] {
+        let answer = served.post(path, generate(1)).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error_type"]), (503, &json!("unavailable")));
+    }
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let answer = served.post(path, json!({})).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("unavailable")));
+    }
+    assert_eq!(served.get("/v1/models").await.status, 503);
+    assert_eq!(served.get("/livez").await.status, 200);
+    assert_eq!(served.get("/metrics").await.status, 200);
+
+    served.workers.release();
+    served.until(|health| *health == Health::Ready).await;
+    for path in ["/health", "/ping", "/", "/readyz"] {
+        let answer = served.get(path).await;
+        assert_eq!((answer.status.as_u16(), answer.body.len()), (200, 0), "{path}");
+    }
+    assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn info_has_tgis_fields_and_what_the_model_runs_on() {
+    let served = Served::default().await;
+    let info = served.get("/info").await.good();
+    for (name, value) in [
+        ("model_id", json!("test/model")),
+        ("model_sha", json!("abc")),
+        ("max_concurrent_requests", json!(128)),
+        ("max_best_of", json!(2)),
+        ("max_stop_sequences", json!(4)),
+        ("max_total_tokens", json!(4000)),
+        ("max_input_tokens", json!(3999)),
+        ("max_client_batch_size", json!(4)),
+        ("validation_workers", json!(2)),
+        ("kv_blocks", json!(256)),
+        ("kv_block_size", json!(16)),
+        ("max_batch_total_tokens", json!(4096)),
+        ("docker_label", Value::Null),
+    ] {
+        assert_eq!(info[name], value, "{name}");
+    }
+    for name in ["router", "version", "model_dtype", "device", "device_name"] {
+        assert!(info[name].is_string(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn workers_that_never_start_end_the_router_with_the_reason() {
+    let served = Served::start(Setup::default(), |workers| workers.give_up());
+    let error = within(served.running).await.expect("no panic").expect_err("no workers");
+    assert!(matches!(error, RunError::Workers(_)));
+    assert!(error.to_string().contains("no worker starts any more"), "{error}");
+}
+
+#[tokio::test]
+async fn flags_that_the_model_contradicts_end_the_router() {
+    let served =
+        Served::start(Setup { flags: vec!["--max-total-tokens", "5000"], ..Setup::default() }, |_| {});
+    let error = within(served.running).await.expect("no panic").expect_err("too long");
+    assert!(error.to_string().contains("--max-total-tokens 5000"), "{error}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_at_once() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    let mut args = args(&[]);
+    args.port = port.parse().expect("a port");
+    let error = penstock_router::bind(&args).expect_err("taken");
+    assert_eq!(error.to_string(), format!("--port {port}: another program listens on it"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_frees_its_place_in_every_stage() {
+    let gate = Gate::default();
+    let script = gate.holding_from(4);
+    let flags = vec!["--max-batch-size", "1"];
+    let served = Served::ready(Setup { script, flags, ..Setup::default() }).await;
+    let mut streaming = served.stream("/generate_stream", generate(3000)).await;
+    streaming.next_json().await;
+    // Two that wait in the queue, streamed and not.
+    let (mut one, mut two) = (served.connect().await, served.connect().await);
+    let queued = one.sender.send_request(post("/generate_stream", generate(3000).to_string()));
+    let whole = two.sender.send_request(post("/v1/completions", json!({"prompt": "x"}).to_string()));
+    let (queued, whole) = (tokio::spawn(queued), tokio::spawn(whole));
+    served.until_info(|info| info["requests_waiting"] == 2).await;
+    drop((one, two, streaming));
+    gate.open();
+    served
+        .until_info(|info| {
+            info["requests_waiting"] == 0 && info["requests_running"] == 0 && info["kv_blocks_used"] == 0
+        })
+        .await;
+    assert!(
+        within(queued).await.expect("no panic").is_err() && within(whole).await.expect("no panic").is_err()
+    );
+    // Each of the two streams alone would have taken 3,000.
+    assert!(served.workers.steps() < 1000, "{} steps", served.workers.steps());
+}
+
+#[tokio::test]
+async fn a_stream_outlives_its_workers() {
+    let undisturbed = Served::default().await;
+    let expected = undisturbed.events("/generate_stream", generate(200)).await;
+
+    let gate = Gate::default();
+    let served = Served::ready(Setup { script: gate.holding_from(20), ..Setup::default() }).await;
+    let mut events = served.stream("/generate_stream", generate(200)).await;
+    let mut seen = vec![events.next_json().await];
+    served.workers.hold();
+    gate.open();
+    served.workers.kill();
+    served.until(|health| matches!(health, Health::Recovering(_))).await;
+    let answer = served.post("/generate", generate(1)).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("restarted")), "{answer:?}");
+    served.workers.release();
+    seen.extend(events.rest().await.iter().map(|event| serde_json::from_str(event).expect("JSON")));
+    assert_eq!(seen, expected);
+    assert_eq!(served.get("/info").await.json()["worker_restarts"], 1);
+}
+
+#[tokio::test]
+async fn draining_refuses_new_requests_and_finishes_running_ones() {
+    let gate = Gate::default();
+    let served = Served::ready(Setup { script: gate.holding_from(4), ..Setup::default() }).await;
+    let mut events = served.stream("/generate_stream", generate(50)).await;
+    events.next_json().await;
+    served.drain.cancel();
+    served.until(|health| *health == Health::Draining).await;
+    let answer = served.post("/generate", generate(1)).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("shutting down")), "{answer:?}");
+    assert_eq!(served.get("/health").await.status, 503);
+    gate.open();
+    let last = end_of(&mut events).await;
+    assert_eq!(last["index"], 50);
+    assert!(last["generated_text"].is_string());
+    within(served.running).await.expect("no panic").expect("a good end");
+    assert!(TcpStream::connect(served.address).await.is_err());
+}
+
+#[tokio::test]
+async fn draining_ends_streams_that_take_too_long_with_a_reason() {
+    let mut setup = Setup { flags: vec!["--shutdown-timeout", "0"], ..Setup::default() };
+    setup.mock.step_fixed = Duration::from_millis(2);
+    let served = Served::ready(setup).await;
+    let mut events = served.stream("/generate_stream", generate(3000)).await;
+    events.next_json().await;
+    served.drain.cancel();
+    let last = end_of(&mut events).await;
+    assert_eq!(last["error_type"], "unavailable");
+    within(served.running).await.expect("no panic").expect("a good end");
+}
+
+#[tokio::test]
+async fn a_drain_while_loading_ends_at_once() {
+    let served = Served::start(Setup::default(), |workers| workers.hold());
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    served.drain.cancel();
+    within(served.running).await.expect("no panic").expect("a good end");
+}
+
+#[tokio::test]
+async fn one_connection_serves_many_requests() {
+    let served = Served::default().await;
+    let mut client = served.connect().await;
+    for tokens in 1..4 {
+        let request = post("/generate", generate(tokens).to_string());
+        let answer = within(client.sender.send_request(request)).await.expect("an answer");
+        assert_eq!(answer.status(), 200);
+        within(answer.into_body().collect()).await.expect("a body");
+    }
+}
+
+#[tokio::test]
+async fn http2_is_spoken_without_an_upgrade() {
+    let served = Served::default().await;
+    let stream = TcpStream::connect(served.address).await.expect("the port is open");
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .expect("HTTP/2");
+    tokio::spawn(connection);
+    let request = Request::post(format!("http://{}/generate", served.address))
+        .header("content-type", "application/json")
+        .body(Full::<hyper::body::Bytes>::from(generate(3).to_string()))
+        .expect("valid");
+    let answer = within(sender.send_request(request)).await.expect("an answer");
+    assert_eq!((answer.status().as_u16(), answer.version()), (200, hyper::Version::HTTP_2));
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_answered_and_closed() {
+    let served = Served::default().await;
+    let mut stream = TcpStream::connect(served.address).await.expect("the port is open");
+    stream.write_all(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await.expect("sent");
+    let mut answer = Vec::new();
+    within(stream.read_to_end(&mut answer)).await.expect("closed");
+    assert!(answer.starts_with(b"HTTP/1.1 400 "), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_gets_its_answer_though_it_is_still_being_sent() {
+    let served = Served::default().await;
+    let body = json!({"inputs": "x".repeat(8_000_000)}).to_string();
+    let answer = served.send(post("/generate", body)).await;
+    assert_eq!(answer.status, 413);
+}

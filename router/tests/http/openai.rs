@@ -1,0 +1,264 @@
+//! OpenAI's routes, as its clients use them.
+
+use serde_json::{Value, json};
+
+use crate::served::{Served, Setup};
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({"model": "any", "messages": [{"role": "user", "content": "hi"}], "temperature": 0,
+        "max_tokens": 30});
+    merge(&mut body, more);
+    body
+}
+
+fn merge(body: &mut Value, more: Value) {
+    let Value::Object(more) = more else { panic!("an object") };
+    body.as_object_mut().expect("an object").extend(more);
+}
+
+#[tokio::test]
+async fn a_chat_answer_has_openais_shape() {
+    let served = Served::default().await;
+    let answer = served.post("/v1/chat/completions", chat(json!({}))).await;
+    let body = answer.good();
+    assert_eq!(body["object"], "chat.completion");
+    assert!(body["id"].as_str().is_some_and(|id| id.starts_with("chatcmpl-") && id.len() > 20));
+    assert!(body["created"].as_u64().is_some_and(|seconds| seconds > 1_600_000_000));
+    assert_eq!(body["model"], "any");
+    assert!(body["system_fingerprint"].as_str().is_some_and(|text| text.ends_with("-native")));
+    let choice = &body["choices"][0];
+    assert_eq!(choice["index"], 0);
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert!(choice["message"]["content"].is_string());
+    assert_eq!(choice["logprobs"], Value::Null);
+    assert_eq!(choice["finish_reason"], "length");
+    // <|turn|>user hi<|end|><|turn|>assistant: 7 + 1 + 1 + 1 + 10 tokens
+    let usage = &body["usage"];
+    assert_eq!((usage["prompt_tokens"].as_u64(), usage["completion_tokens"].as_u64()), (Some(20), Some(30)));
+    assert_eq!(usage["total_tokens"], 50);
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].is_u64());
+    assert!(body.get("warnings").is_none());
+    assert_eq!(answer.header("x-prompt-tokens"), "20");
+    assert_eq!(answer.header("x-generated-tokens"), "30");
+}
+
+#[tokio::test]
+async fn a_chat_stream_begins_with_the_role_and_ends_with_the_reason() {
+    let served = Served::default().await;
+    let whole = served.post("/v1/chat/completions", chat(json!({}))).await.good();
+    let request = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let mut events = served.stream("/v1/chat/completions", request).await;
+    assert_eq!(events.headers["content-type"], "text/event-stream");
+    let mut chunks = events.rest().await;
+    assert_eq!(chunks.pop().as_deref(), Some("[DONE]"));
+    let chunks: Vec<Value> = chunks.iter().map(|chunk| serde_json::from_str(chunk).expect("JSON")).collect();
+
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk"));
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk["model"] == "any"));
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let (usage, chunks) = chunks.split_last().expect("chunks");
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"]["total_tokens"], 50);
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()));
+    assert!(chunks[1..].iter().all(|chunk| chunk["choices"][0]["delta"].get("role").is_none()));
+    let (last, others) = chunks.split_last().expect("chunks");
+    assert!(others.iter().all(|chunk| chunk["choices"][0]["finish_reason"].is_null()));
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    let text: String =
+        chunks.iter().map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().expect("text")).collect();
+    assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().expect("text"));
+}
+
+#[tokio::test]
+async fn a_turn_that_ends_by_itself_says_stop() {
+    let mut setup = Setup::default();
+    setup.mock.eos_one_in = 10;
+    let served = Served::ready(setup).await;
+    let body = served.post("/v1/chat/completions", chat(json!({"max_tokens": 2000}))).await.good();
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    let text = body["choices"][0]["message"]["content"].as_str().expect("text");
+    assert!(!text.contains("<|end|>"));
+}
+
+#[tokio::test]
+async fn a_stop_string_is_left_out_of_answer_and_stream() {
+    let served = Served::default().await;
+    let free = served.post("/v1/chat/completions", chat(json!({}))).await.good();
+    let free = free["choices"][0]["message"]["content"].as_str().expect("text").to_string();
+    let stop: String = free.chars().filter(char::is_ascii).skip(8).take(2).collect();
+    let expected = free.split(&stop).next().expect("a part");
+    let body = served.post("/v1/chat/completions", chat(json!({"stop": stop}))).await.good();
+    assert_eq!(body["choices"][0]["message"]["content"], expected);
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    let chunks = served.events("/v1/chat/completions", chat(json!({"stop": [stop], "stream": true}))).await;
+    let text: String =
+        chunks.iter().map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().expect("text")).collect();
+    assert_eq!(text, expected);
+}
+
+#[tokio::test]
+async fn n_answers_have_seeds_that_follow_each_other() {
+    let served = Served::default().await;
+    let request = |more| {
+        let mut body = chat(json!({"temperature": 1}));
+        merge(&mut body, more);
+        body
+    };
+    let both = served.post("/v1/chat/completions", request(json!({"n": 2, "seed": 10}))).await.good();
+    let second = served.post("/v1/chat/completions", request(json!({"seed": 11}))).await.good();
+    let choices = both["choices"].as_array().expect("a list");
+    assert_eq!(choices.len(), 2);
+    assert_eq!((choices[0]["index"].as_u64(), choices[1]["index"].as_u64()), (Some(0), Some(1)));
+    assert_ne!(choices[0]["message"], choices[1]["message"]);
+    assert_eq!(choices[1]["message"], second["choices"][0]["message"]);
+    assert_eq!(both["usage"]["prompt_tokens"], 20);
+    assert_eq!(both["usage"]["completion_tokens"], 60);
+
+    let stream = request(json!({"n": 2, "seed": 10, "stream": true}));
+    let chunks = served.events("/v1/chat/completions", stream).await;
+    for choice in choices {
+        let own: Vec<_> =
+            chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == choice["index"]).collect();
+        assert_eq!(own[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(own.last().expect("chunks")["choices"][0]["finish_reason"], "length");
+        let text: String =
+            own.iter().map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().expect("text")).collect();
+        assert_eq!(choice["message"]["content"], text);
+    }
+}
+
+#[tokio::test]
+async fn log_probabilities_come_with_bytes_and_alternatives() {
+    let served = Served::default().await;
+    let request = chat(json!({"logprobs": true, "top_logprobs": 3, "max_tokens": 12}));
+    let body = served.post("/v1/chat/completions", request.clone()).await.good();
+    let content = body["choices"][0]["logprobs"]["content"].as_array().expect("a list");
+    assert_eq!(content.len(), 12);
+    for entry in content {
+        assert!(entry["logprob"].as_f64().is_some_and(|logprob| logprob <= 0.0));
+        let bytes: Vec<u8> = serde_json::from_value(entry["bytes"].clone()).expect("bytes");
+        assert_eq!(entry["token"], String::from_utf8_lossy(&bytes).as_ref());
+        assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(3));
+        assert!(entry["top_logprobs"][0]["bytes"].is_array());
+    }
+    let mut request = request;
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/chat/completions", request).await;
+    let streamed: Vec<_> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].get(0))
+        .cloned()
+        .collect();
+    assert_eq!(&streamed, content);
+}
+
+#[tokio::test]
+async fn what_has_no_effect_is_named_in_the_answer() {
+    let served = Served::default().await;
+    let request = chat(json!({"user": "me", "top_logprobs": 2}));
+    let body = served.post("/v1/chat/completions", request.clone()).await.good();
+    let warnings = json!(["`user` has no effect here", "`top_logprobs` has no effect without `logprobs`"]);
+    assert_eq!(body["warnings"], warnings);
+    let mut request = request;
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/chat/completions", request).await;
+    assert_eq!(chunks[0]["warnings"], warnings);
+    assert!(chunks[1..].iter().all(|chunk| chunk.get("warnings").is_none()));
+}
+
+#[tokio::test]
+async fn several_prompts_are_answered_in_their_order() {
+    let served = Served::default().await;
+    let request = |prompt: Value| json!({"prompt": prompt, "max_tokens": 10, "temperature": 0});
+    let both = served.post("/v1/completions", request(json!(["one", "three"]))).await.good();
+    assert_eq!(both["object"], "text_completion");
+    assert!(both["id"].as_str().is_some_and(|id| id.starts_with("cmpl-")));
+    assert_eq!(both["model"], "test/model");
+    for (prompt, index) in [("one", 0), ("three", 1)] {
+        let alone = served.post("/v1/completions", request(json!(prompt))).await.good();
+        let choice = &both["choices"][index];
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["text"], alone["choices"][0]["text"]);
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!(choice["logprobs"], Value::Null);
+    }
+    let usage = &both["usage"];
+    assert_eq!((usage["prompt_tokens"].as_u64(), usage["completion_tokens"].as_u64()), (Some(8), Some(20)));
+
+    let mut request = request(json!(["one", "three"]));
+    merge(&mut request, json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let chunks = served.events("/v1/completions", request).await;
+    for index in [0, 1] {
+        let own: Vec<_> = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        let text: String = own.iter().map(|choice| choice["text"].as_str().expect("text")).collect();
+        assert_eq!(both["choices"][index]["text"], text);
+        let (last, others) = own.split_last().expect("chunks");
+        assert_eq!(last["finish_reason"], "length");
+        assert!(others.iter().all(|choice| choice["finish_reason"].is_null()));
+    }
+    assert_eq!(chunks.last().expect("chunks")["usage"], both["usage"]);
+}
+
+#[tokio::test]
+async fn token_ids_are_a_prompt_too() {
+    let served = Served::default().await;
+    let request = |prompt: Value| json!({"prompt": prompt, "max_tokens": 10, "temperature": 0, "echo": true});
+    let text = served.post("/v1/completions", request(json!("abc"))).await.good();
+    let ids = served.post("/v1/completions", request(json!([64, 65, 66]))).await.good();
+    let lists = served.post("/v1/completions", request(json!([[64, 65, 66]]))).await.good();
+    assert!(text["choices"][0]["text"].as_str().is_some_and(|text| text.starts_with("abc")));
+    assert_eq!(ids["choices"], text["choices"]);
+    assert_eq!(lists["choices"], text["choices"]);
+}
+
+#[tokio::test]
+async fn echo_with_logprobs_scores_the_prompt() {
+    let served = Served::default().await;
+    let request = json!({"prompt": "abc", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 1});
+    let body = served.post("/v1/completions", request.clone()).await.good();
+    let logprobs = &body["choices"][0]["logprobs"];
+    let tokens = logprobs["tokens"].as_array().expect("a list");
+    assert_eq!(tokens.len(), 5);
+    assert_eq!(tokens[..3], [json!("a"), json!("b"), json!("c")]);
+    assert!(logprobs["token_logprobs"][0].is_null());
+    assert!(logprobs["token_logprobs"].as_array().expect("a list")[1..].iter().all(Value::is_number));
+    assert_eq!(logprobs["text_offset"].as_array().expect("a list")[..4], [0, 1, 2, 3].map(Value::from));
+    assert!(logprobs["top_logprobs"][2].is_null());
+    // One alternative, and the token itself where it is another one.
+    let alternatives = logprobs["top_logprobs"][3].as_object().expect("an object");
+    let own = tokens[3].as_str().expect("text");
+    assert!(alternatives.contains_key(own) && alternatives.len() <= 2, "{alternatives:?}");
+    assert_eq!(alternatives[own], logprobs["token_logprobs"][3]);
+
+    let mut request = request;
+    request["max_tokens"] = json!(0);
+    let body = served.post("/v1/completions", request).await.good();
+    assert_eq!(body["choices"][0]["text"], "abc");
+    assert_eq!(body["choices"][0]["logprobs"]["tokens"], json!(["a", "b", "c"]));
+    assert_eq!(body["usage"]["completion_tokens"], 0);
+}
+
+#[tokio::test]
+async fn the_same_prompt_again_is_found_in_the_cache() {
+    let served = Served::default().await;
+    let prompt = "x".repeat(100);
+    let request = json!({"prompt": prompt, "max_tokens": 3, "temperature": 0});
+    let first = served.post("/v1/completions", request.clone()).await.good();
+    let again = served.post("/v1/completions", request).await.good();
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    assert!((84..100).contains(&cached), "{cached}");
+    assert_eq!(first["choices"], again["choices"]);
+}
+
+#[tokio::test]
+async fn the_served_model_is_listed() {
+    let served = Served::default().await;
+    let body = served.get("/v1/models").await.good();
+    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
+    assert_eq!(body, json!({"object": "list", "data": [model]}));
+}
