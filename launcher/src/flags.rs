@@ -1,0 +1,330 @@
+//! The command line: every flag and its environment variable, named as in TGI where both have it, and
+//! the combinations that make no sense. Read once by `main`, before anything is downloaded or started.
+//! TGI's flags that Penstock lacks are in `tgi`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::{BoolishValueParser, OsStr, Resettable};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use penstock_router::config::RouterArgs;
+use penstock_router::limits::check_flags;
+
+use crate::tgi;
+
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "penstock",
+    version,
+    about = "Penstock, a server for large language models",
+    after_help = "Every flag has an environment variable, named in [env: ...]; the flag wins. \
+                  Without --model-id, Penstock serves the tiny model that ships with it.",
+    next_help_heading = "Other"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub worker: WorkerArgs,
+    #[command(flatten)]
+    pub router: RouterArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Log versions and devices at start
+    #[arg(long, short)]
+    pub env: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// A model on the hub (`owner/name`), or a local folder [default: the tiny model that ships]
+    #[arg(long, env)]
+    pub model_id: Option<String>,
+    /// Branch, tag or commit of the hub's model
+    #[arg(long, env)]
+    pub revision: Option<String>,
+    /// Where downloads are kept [default: as HF_HUB_CACHE and HF_HOME say]
+    #[arg(long, env)]
+    pub huggingface_hub_cache: Option<PathBuf>,
+    /// A folder that holds the model's files, to use instead of a download
+    #[arg(long, env)]
+    pub weights_cache_override: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Workers")]
+pub struct WorkerArgs {
+    /// Type of weights and activations [default: the checkpoint's]
+    #[arg(long, env)]
+    pub dtype: Option<Dtype>,
+    /// Where the model runs: cpu, cuda or cuda:N [default: cuda if there is a GPU, else cpu]
+    #[arg(long, env, value_parser = parse_device)]
+    pub device: Option<String>,
+    /// Shards of the model; only 1 for now
+    #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_shard: Option<u32>,
+    /// Shard over several devices; only `false` for now
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub sharded: Option<bool>,
+    /// CPU threads that compute [default: one for each core]
+    #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub worker_threads: Option<u32>,
+    /// The Python that runs the workers [default: the one beside this program]
+    #[arg(long, env = "PENSTOCK_PYTHON")]
+    pub python: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging")]
+pub struct LogArgs {
+    /// One JSON object for each log line
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub json_output: bool,
+    /// error, warn, info, debug, trace, or a filter such as `info,penstock_router=debug`
+    #[arg(long, env, default_value = "info")]
+    pub log_level: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    Float32,
+    Bfloat16,
+    Float16,
+}
+
+impl Dtype {
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::Float32 => "float32",
+            Dtype::Bfloat16 => "bfloat16",
+            Dtype::Float16 => "float16",
+        }
+    }
+}
+
+/// What stops the launcher before it starts.
+#[derive(Debug)]
+pub enum Refusal {
+    /// For clap to print: help, version, or a flag that does not exist or parse (exit code 2).
+    Clap(clap::Error),
+    /// A flag that makes no sense here, in one line (exit code 1).
+    Flag(String),
+}
+
+/// Parses and checks the command line and, through clap, the environment. Also returns one line for each
+/// flag that was given and has no effect.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<String>), Refusal> {
+    let command = lenient_environment(tgi::declare(Cli::command()))?;
+    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    let mut warnings = tgi::judge(&matches).map_err(Refusal::Flag)?;
+    let cli =
+        Cli::from_arg_matches(&matches).map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
+    warnings.extend(check(&cli).map_err(Refusal::Flag)?);
+    Ok((cli, warnings))
+}
+
+/// TGI's second names of variables, and what container platforms put into the environment by themselves.
+fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refusal> {
+    const SECOND_NAMES: [(&str, &str, &str); 2] = [
+        ("max_input_tokens", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"),
+        ("shutdown_timeout", "SHUTDOWN_TIMEOUT", "GRACEFUL_TERMINATION_TIMEOUT"),
+    ];
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    for (_, first, second) in SECOND_NAMES {
+        if set(first) && set(second) {
+            return Err(Refusal::Flag(format!("{first} and {second} mean the same: set one of them")));
+        }
+    }
+    Ok(command.mut_args(|arg| {
+        let Some(variable) = arg.get_env().map(|name| name.to_string_lossy().into_owned()) else {
+            return arg;
+        };
+        if let Some((_, _, second)) =
+            SECOND_NAMES.iter().find(|(id, _, second)| arg.get_id() == id && set(second))
+        {
+            return arg.env(OsStr::from(*second));
+        }
+        // Compose files and charts write `REVISION=` for "not given".
+        let empty = std::env::var_os(&variable).is_some_and(|value| value.is_empty());
+        // Docker and many shells set HOSTNAME to the machine's name, which says nothing about where to listen.
+        let machine_name = variable == "HOSTNAME"
+            && std::env::var("HOSTNAME").is_ok_and(|value| value.parse::<std::net::IpAddr>().is_err());
+        if empty || machine_name { arg.env(Resettable::Reset) } else { arg }
+    }))
+}
+
+/// Refuses combinations that cannot be meant; answers a warning for each flag that has no effect.
+fn check(cli: &Cli) -> Result<Vec<String>, String> {
+    let (model, worker, router) = (&cli.model, &cli.worker, &cli.router);
+    let mut warnings = Vec::new();
+
+    let shards = worker.num_shard.unwrap_or(1);
+    match worker.sharded {
+        Some(false) if shards > 1 => {
+            return Err(format!("--sharded false contradicts --num-shard {shards}"));
+        }
+        Some(true) if worker.num_shard == Some(1) => {
+            return Err("--sharded true needs a --num-shard above 1".into());
+        }
+        Some(true) => return Err("--sharded true is not supported yet: Penstock serves one shard".into()),
+        _ if shards > 1 => {
+            return Err(format!("--num-shard {shards} is not supported yet: Penstock serves one shard"));
+        }
+        _ => {}
+    }
+
+    check_flags(router).map_err(|error| error.to_string())?;
+    if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
+        && tokens < rows
+    {
+        return Err(format!(
+            "--max-batch-prefill-tokens ({tokens}) must be at least --max-batch-size ({rows}): \
+             each running sequence needs one token of every step"
+        ));
+    }
+
+    if let Some(path) = &router.tokenizer_config_path
+        && !path.is_file()
+    {
+        return Err(format!("--tokenizer-config-path: {} is not a file", path.display()));
+    }
+    if let Some(path) = &worker.python
+        && !path.is_file()
+    {
+        return Err(format!("--python: {} is not a file", path.display()));
+    }
+    if let Some(path) = &model.weights_cache_override
+        && !path.is_dir()
+    {
+        return Err(format!("--weights-cache-override: {} is not a folder", path.display()));
+    }
+    if let Some(path) = &model.huggingface_hub_cache
+        && path.exists()
+        && !path.is_dir()
+    {
+        return Err(format!("--huggingface-hub-cache: {} is not a folder", path.display()));
+    }
+    if model.model_id.is_none() {
+        if model.weights_cache_override.is_some() {
+            return Err("--weights-cache-override needs --model-id".into());
+        }
+        if model.revision.is_some() {
+            return Err("--revision needs --model-id".into());
+        }
+    } else if model.weights_cache_override.is_some() && model.revision.is_some() {
+        warnings.push(
+            "--revision only names the model: --weights-cache-override says which files are used".into(),
+        );
+    }
+    Ok(warnings)
+}
+
+fn parse_device(text: &str) -> Result<String, String> {
+    let index = text.strip_prefix("cuda:");
+    let known = text == "cpu" || text == "cuda" || index.is_some_and(|index| index.parse::<u8>().is_ok());
+    if known { Ok(text.to_owned()) } else { Err("must be cpu, cuda or cuda:N".into()) }
+}
+
+impl Refusal {
+    /// Prints it as the command's answer and returns the exit code.
+    pub fn report(self) -> u8 {
+        match self {
+            Refusal::Clap(error) => {
+                // Nothing is left to do when even the message cannot be printed.
+                let _ = error.print();
+                match error.kind() {
+                    ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+                    _ => 2,
+                }
+            }
+            Refusal::Flag(line) => {
+                eprintln!("error: {line}");
+                1
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(arguments: &str) -> String {
+        let arguments = std::iter::once("penstock").chain(arguments.split_whitespace()).map(OsString::from);
+        match parse(arguments) {
+            Err(Refusal::Flag(line)) => line,
+            Err(Refusal::Clap(error)) => panic!("refused by clap: {error}"),
+            Ok((cli, _)) => panic!("accepted: {cli:?}"),
+        }
+    }
+
+    fn accepted(arguments: &str) -> (Cli, Vec<String>) {
+        let arguments = std::iter::once("penstock").chain(arguments.split_whitespace()).map(OsString::from);
+        parse(arguments).unwrap_or_else(|refusal| panic!("{arguments}: {refusal:?}", arguments = "refused"))
+    }
+
+    #[test]
+    fn clap_finds_no_fault_in_the_declarations() {
+        tgi::declare(Cli::command()).debug_assert();
+    }
+
+    #[test]
+    fn wrong_combinations_are_refused_with_the_name_of_the_flag() {
+        for (arguments, names) in [
+            ("--num-shard 2", "--num-shard"),
+            ("--sharded true", "--sharded"),
+            ("--sharded false --num-shard 2", "--sharded"),
+            ("--sharded true --num-shard 1", "--num-shard"),
+            ("--max-input-tokens 100 --max-total-tokens 100", "--max-input-tokens"),
+            ("--max-input-length 100 --max-total-tokens 50", "--max-input-tokens"),
+            ("--max-batch-total-tokens 10 --max-total-tokens 100", "--max-batch-total-tokens"),
+            ("--max-batch-total-tokens 100 --max-input-tokens 100", "--max-batch-total-tokens"),
+            ("--max-batch-size 64 --max-batch-prefill-tokens 32", "--max-batch-prefill-tokens"),
+            ("--tokenizer-config-path /no/such.json", "--tokenizer-config-path"),
+            ("--python /no/such/python", "--python"),
+            ("--model-id a/b --weights-cache-override /no/such", "--weights-cache-override"),
+            ("--weights-cache-override /tmp", "--weights-cache-override"),
+            ("--revision main", "--revision"),
+        ] {
+            let line = refused(arguments);
+            assert!(line.contains(names), "{arguments}: {line}");
+            assert!(!line.contains('\n'), "{arguments}: {line}");
+        }
+    }
+
+    #[test]
+    fn flags_that_do_not_exist_or_parse_are_left_to_clap() {
+        for arguments in [
+            "--no-such-flag",
+            "--port 70000",
+            "--num-shard 0",
+            "--dtype int8",
+            "--device tpu",
+            "--memory-fraction nan",
+            "--memory-fraction 0",
+            "--step-timeout -1",
+            "--payload-limit 0",
+            "--hostname 1.2.3.4.5.6",
+            "word",
+        ] {
+            let words = std::iter::once("penstock").chain(arguments.split_whitespace()).map(OsString::from);
+            assert!(matches!(parse(words), Err(Refusal::Clap(_))), "{arguments}");
+        }
+    }
+
+    #[test]
+    fn tgi_names_are_understood() {
+        let (cli, warnings) = accepted(
+            "--model-id a/b --revision main --sharded false --num-shard 1 --dtype float16 --max-input-length 10 \
+             --max-total-tokens 20 -p 80 -g 5 --cuda-memory-fraction 0.5 --json-output --max-client-batch-size 8",
+        );
+        assert!(warnings.is_empty(), "{warnings:?}");
+        assert_eq!(cli.router.max_input_tokens, Some(10));
+        assert_eq!(cli.router.shutdown_timeout, 5);
+        assert_eq!(cli.router.memory_fraction, 0.5);
+        assert_eq!(cli.worker.dtype, Some(Dtype::Float16));
+        assert!(cli.log.json_output);
+    }
+}

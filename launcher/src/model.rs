@@ -1,0 +1,255 @@
+//! Which model is served and where its files are: the one that ships, a local folder, or a download by
+//! `python -m penstock.hub`. What is wrong with a folder is said here, before anything starts.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Instant;
+
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tracing::info;
+
+use crate::flags::ModelArgs;
+use crate::log::ChildLine;
+use crate::nursery::Nursery;
+use crate::python;
+use crate::surroundings::Surroundings;
+
+/// The name of the shipped model in answers.
+const SHIPPED: &str = "penstock-tiny";
+
+/// What `--model-id` stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Named {
+    Shipped,
+    Folder(PathBuf),
+    Hub(String),
+}
+
+/// A model whose files are on this machine.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub id: String,
+    pub folder: PathBuf,
+    /// Of the hub's snapshot.
+    pub commit: Option<String>,
+}
+
+impl Named {
+    pub fn read(args: &ModelArgs) -> Result<Self, String> {
+        let Some(id) = args.model_id.as_deref() else { return Ok(Named::Shipped) };
+        if let Some(folder) = &args.weights_cache_override {
+            return check(folder).map(|()| Named::Folder(folder.clone()));
+        }
+        let path = Path::new(id);
+        if path.is_dir() {
+            return check(path).map(|()| Named::Folder(path.to_owned()));
+        }
+        if path.exists() {
+            return Err(format!("--model-id: {id} is not a folder"));
+        }
+        if is_hub_id(id) {
+            return Ok(Named::Hub(id.to_owned()));
+        }
+        Err(format!(
+            "--model-id: there is no folder {id}, and it is no name of a model on the hub (owner/name)"
+        ))
+    }
+}
+
+/// `owner/name` or `name`, of letters, digits, '-', '_' and '.', 96 characters at most: the hub's own rule.
+fn is_hub_id(id: &str) -> bool {
+    let word = |word: &str| {
+        !word.is_empty()
+            && !word.starts_with(['.', '-'])
+            && !word.ends_with(['.', '-'])
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    id.len() <= 96 && id.split('/').count() <= 2 && id.split('/').all(word)
+}
+
+/// Refuses a folder that lacks what every model needs.
+fn check(folder: &Path) -> Result<(), String> {
+    let shown = folder.display();
+    let names: Vec<String> = folder
+        .read_dir()
+        .map_err(|error| format!("--model-id: the folder {shown} cannot be read: {error}"))?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    let any = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
+    for needed in ["config.json", "tokenizer.json"] {
+        if !names.iter().any(|name| name == needed) {
+            return Err(format!("--model-id: the folder {shown} has no {needed}"));
+        }
+    }
+    if any(".safetensors").is_some() {
+        return Ok(());
+    }
+    match any(".bin").or(any(".pt")).or(any(".pth")) {
+        Some(pickled) => Err(format!(
+            "--model-id: the folder {shown} has no weights in safetensors files, only {pickled}, \
+             and Penstock does not load pickled weights"
+        )),
+        None => Err(format!("--model-id: the folder {shown} has no weights (*.safetensors)")),
+    }
+}
+
+/// Makes the model available on this machine. The error is one line for the user.
+pub async fn obtain(
+    named: Named,
+    args: &ModelArgs,
+    interpreter: &Path,
+    nursery: &Nursery,
+    around: &Surroundings,
+    show_progress: bool,
+) -> Result<Model, String> {
+    match named {
+        Named::Shipped => {
+            let folder = python::package(interpreter, around)?.join("tiny").join("model");
+            check(&folder).map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
+            Ok(Model { id: SHIPPED.into(), folder, commit: None })
+        }
+        Named::Folder(folder) => {
+            let id = args.model_id.clone().unwrap_or_default();
+            let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
+            Ok(Model { id, folder, commit: None })
+        }
+        Named::Hub(id) => download(id, args, interpreter, nursery, around, show_progress).await,
+    }
+}
+
+/// The last line that `penstock.hub` writes.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Snapshot { folder: PathBuf, commit: Option<String> },
+    Failed(String),
+}
+
+async fn download(
+    id: String,
+    args: &ModelArgs,
+    interpreter: &Path,
+    nursery: &Nursery,
+    around: &Surroundings,
+    show_progress: bool,
+) -> Result<Model, String> {
+    let began = Instant::now();
+    let mut command = Command::new(interpreter);
+    command.args(["-P", "-m", "penstock.hub", &id]);
+    if let Some(revision) = &args.revision {
+        command.args(["--revision", revision]);
+    }
+    if let Some(cache) = &args.huggingface_hub_cache {
+        command.arg("--cache-dir").arg(cache);
+    }
+    if let Some(token) = &around.hf_api_token {
+        command.env("HF_TOKEN", token);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    if show_progress {
+        command.arg("--progress-bar").stderr(Stdio::inherit());
+    } else {
+        command.stderr(Stdio::piped());
+    }
+    let broken = |error: std::io::Error| format!("{} cannot be run: {error}", interpreter.display());
+    let mut child = nursery.start(command).await.map_err(broken)?;
+    info!("looking up {id} on the hub");
+
+    // Libraries print to standard error; it matters only when there is nothing better to say.
+    let complaints = child.stderr.take().map(|pipe| {
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(pipe).lines();
+            let mut last = None;
+            while let Ok(Some(line)) = lines.next_line().await {
+                ChildLine::Other(line.clone()).log();
+                if !line.trim().is_empty() {
+                    last = Some(line);
+                }
+            }
+            last
+        })
+    });
+    let mut outcome = None;
+    if let Some(pipe) = child.stdout.take() {
+        let mut lines = BufReader::new(pipe).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            match serde_json::from_str(&line) {
+                Ok(end) => outcome = Some(end),
+                Err(_) => ChildLine::parse(line.as_bytes()).log(),
+            }
+        }
+    }
+    let status = child.wait().await.map_err(broken)?;
+    match outcome {
+        Some(Outcome::Snapshot { folder, commit }) => {
+            check(&folder).map_err(|error| error.replace("--model-id: ", ""))?;
+            info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
+            Ok(Model { id, folder, commit })
+        }
+        Some(Outcome::Failed(line)) => Err(line),
+        None => {
+            let last = match complaints {
+                Some(task) => task.await.ok().flatten(),
+                None => None,
+            };
+            let last = last.map(|line| format!(": {line}")).unwrap_or_default();
+            Err(format!("the download of {id} ended with {status}{last}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in files {
+            std::fs::write(folder.path().join(file), "{}").unwrap();
+        }
+        folder
+    }
+
+    fn named(id: &str) -> Result<Named, String> {
+        Named::read(&ModelArgs {
+            model_id: Some(id.into()),
+            revision: None,
+            huggingface_hub_cache: None,
+            weights_cache_override: None,
+        })
+    }
+
+    #[test]
+    fn a_folder_wins_and_what_looks_like_a_hub_name_is_one() {
+        let model = folder(&["config.json", "tokenizer.json", "model.safetensors"]);
+        let path = model.path().to_str().unwrap();
+        assert_eq!(named(path), Ok(Named::Folder(model.path().to_owned())));
+        assert_eq!(named("owner/name-1.5_x"), Ok(Named::Hub("owner/name-1.5_x".into())));
+        assert_eq!(named("gpt2"), Ok(Named::Hub("gpt2".into())));
+    }
+
+    #[test]
+    fn a_missing_folder_is_not_taken_for_a_hub_name() {
+        for id in ["/no/such", "./no", "../no/such", "a/b/c", "a b", "", "owner/"] {
+            let line = named(id).unwrap_err();
+            assert!(line.starts_with("--model-id"), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_incomplete_folder_is_refused_with_the_name_of_what_it_lacks() {
+        for (files, lacks) in [
+            (&["tokenizer.json", "model.safetensors"][..], "config.json"),
+            (&["config.json", "model.safetensors"], "tokenizer.json"),
+            (&["config.json", "tokenizer.json"], "*.safetensors"),
+            (&["config.json", "tokenizer.json", "pytorch_model.bin"], "pytorch_model.bin"),
+        ] {
+            let model = folder(files);
+            let line = named(model.path().to_str().unwrap()).unwrap_err();
+            assert!(line.contains(lacks) && line.contains(&*model.path().to_string_lossy()), "{line}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The folder that holds the workers' sockets. Only this user can enter it: whoever can connect to a worker
+//! can read its requests. It goes with the launcher; one that a killed launcher left goes at the next start.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use tempfile::TempDir;
+
+const PREFIX: &str = "penstock-";
+/// Held by the launcher as long as it lives, whatever ends it.
+const LOCK: &str = "lock";
+
+pub struct SocketFolder {
+    folder: TempDir,
+    _lock: Flock<File>,
+}
+
+impl SocketFolder {
+    pub fn make(parent: &Path) -> Result<Self, String> {
+        // A socket's path holds 107 bytes at most (unix(7)); some runtime folders leave no room.
+        let parent = if parent.as_os_str().len() > 60 { Path::new("/tmp") } else { parent };
+        sweep(parent);
+        let failed = |error: std::io::Error| {
+            format!("cannot make a folder for sockets in {}: {error}", parent.display())
+        };
+        let folder = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(parent)
+            .map_err(failed)?;
+        let file = File::create(folder.path().join(LOCK)).map_err(failed)?;
+        let lock =
+            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| failed(error.into()))?;
+        Ok(Self { folder, _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Removes what launchers left that could not clean up. A folder without a lock file is not ours to judge:
+/// it may be just being made.
+fn sweep(parent: &Path) {
+    for entry in parent.read_dir().into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let path = entry.path();
+        let ours = path.symlink_metadata().is_ok_and(|found| {
+            found.is_dir() && found.uid() == geteuid().as_raw() && found.permissions().mode() & 0o777 == 0o700
+        });
+        if let Some(file) = ours.then(|| File::open(path.join(LOCK)).ok()).flatten()
+            && let Ok(_lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        {
+            // Another launcher may be sweeping, too.
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_goes_with_its_owner_and_a_forgotten_one_at_the_next_start() {
+        let parent = tempfile::tempdir().unwrap();
+        let forgotten = parent.path().join("penstock-dead");
+        std::fs::create_dir(&forgotten).unwrap();
+        std::fs::set_permissions(&forgotten, Permissions::from_mode(0o700)).unwrap();
+        std::fs::write(forgotten.join(LOCK), "").unwrap();
+        let strange = parent.path().join("penstock-of-somebody");
+        std::fs::create_dir(&strange).unwrap();
+
+        let first = SocketFolder::make(parent.path()).unwrap();
+        let second = SocketFolder::make(parent.path()).unwrap();
+        assert!(!forgotten.exists() && strange.exists());
+        assert!(first.path().exists() && second.path().exists());
+        assert_eq!(first.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        let path = first.path().to_owned();
+        drop(first);
+        assert!(!path.exists());
+    }
+}

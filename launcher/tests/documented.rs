@@ -1,0 +1,22 @@
+//! The installed command against its page: every flag that `--help` shows is in docs/launcher.md.
+
+use std::process::Command;
+
+#[test]
+fn every_flag_of_the_help_is_documented() {
+    let help = Command::new(env!("CARGO_BIN_EXE_penstock")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let page = include_str!("../../docs/launcher.md");
+    let shown = help.lines().filter_map(|line| {
+        let words = line.trim_start();
+        words
+            .split_whitespace()
+            .find(|word| word.starts_with("--") && !word.ends_with(']'))
+            .filter(|_| words.starts_with('-'))
+    });
+    let missing: Vec<&str> = shown
+        .filter(|flag| !matches!(*flag, "--help" | "--version"))
+        .filter(|flag| !page.contains(&format!("`{flag}`")))
+        .collect();
+    assert!(help.contains("--model-id") && missing.is_empty(), "docs/launcher.md lacks {missing:?}");
+}

@@ -1,0 +1,71 @@
+//! The installed command with wrong flags and environments: exit codes, and one line that names the flag.
+
+use std::process::{Command, Output};
+
+fn penstock(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_penstock"))
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied())
+        .output()
+        .expect("cargo has just built the command")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_flag_that_does_not_exist_or_parse_is_exit_code_2() {
+    for arguments in [&["--no-such-flag"][..], &["--port", "many"], &["--num-shard", "0"], &["word"]] {
+        assert_eq!(penstock(arguments, &[]).status.code(), Some(2), "{arguments:?}");
+    }
+    assert_eq!(penstock(&[], &[("PORT", "many")]).status.code(), Some(2));
+}
+
+#[test]
+fn everything_else_is_exit_code_1_and_one_line() {
+    for (arguments, environment, names) in [
+        (&["--num-shard", "2"][..], &[][..], "--num-shard"),
+        (&["--api-key", "sesame"], &[], "--api-key is not supported yet"),
+        (&[], &[("API_KEY", "sesame")], "API_KEY is not supported yet"),
+        (&[], &[("QUANTIZE", "fp8")], "QUANTIZE"),
+        (&[], &[("NUM_SHARD", "2")], "--num-shard"),
+        (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
+        (&["--max-total-tokens", "5"], &[("MAX_INPUT_LENGTH", "5")], "--max-input-tokens"),
+        (&["--model-id", "/no/such/folder"], &[], "/no/such/folder"),
+        (&["--log-level", "no=such=filter"], &[], "--log-level"),
+    ] {
+        let output = penstock(arguments, environment);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains(names) && said.lines().count() == 1, "{arguments:?}: {said}");
+        assert!(!said.contains("sesame"), "{said}");
+    }
+}
+
+#[test]
+fn a_taken_port_is_said_before_anything_starts() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = penstock(&["--hostname", "127.0.0.1", "--port", &port], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains(&format!("--port {port}")), "{}", said(&output));
+}
+
+#[test]
+fn what_container_platforms_set_by_themselves_is_no_error() {
+    let machine = [("HOSTNAME", "3f2a9c"), ("REVISION", ""), ("MAX_BATCH_SIZE", ""), ("PATH", "")];
+    // It gets as far as looking for the folder.
+    let output = penstock(&["--model-id", "/no/such/folder"], &machine);
+    assert!(said(&output).contains("/no/such/folder"), "{}", said(&output));
+}
+
+#[test]
+fn help_and_version_are_exit_code_0_and_show_no_secret() {
+    let output = penstock(&["--help"], &[("API_KEY", "sesame"), ("HF_TOKEN", "sesame")]);
+    assert_eq!(output.status.code(), Some(0));
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(help.contains("Batching:") && !help.contains("sesame") && !help.contains("api-key"));
+    assert_eq!(penstock(&["--version"], &[]).status.code(), Some(0));
+}
