@@ -1,0 +1,147 @@
+"""Causal attention of a ragged batch over a paged cache.
+
+The step's tokens are ordered so that the tokens of one group are neighbours, and a group is a rectangle:
+S sequences with Q queries each over L keys each. Who makes a group decides how much padding it holds.
+Padded keys name a cache row that is never written and holds zeros: a masked key must still be a number,
+since 0 times NaN is NaN.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Sequences with one query each."""
+
+    begin: int  # the group's tokens are begin .. end of the step's T
+    end: int
+    keys: int  # L, at least the longest of the group
+    heads_JSL: Tensor  # (J * S * L,) int64: the row of each key in the cache seen as (N * J, D)
+    mask_S1L: Tensor | None  # added to the scores: 0 or -inf, in the activations' dtype; None: all seen
+
+
+@dataclass(slots=True)
+class FewGroup:
+    """As DecodeGroup, where one fused call is faster: products of a size seen are set up in 15 us each."""
+
+    begin: int
+    end: int
+    keys: int
+    places_SL: Tensor  # (S * L,) int64: the cache row of each key
+    mask_S11L: Tensor | None
+
+
+@dataclass(slots=True)
+class ChunkGroup:
+    """Sequences with pieces of their prompt."""
+
+    begin: int
+    end: int
+    sequences: int
+    queries: int  # Q, the longest of the group
+    keys: int
+    places_SL: Tensor  # (S * L,) int64: the cache row of each key
+    mask_S1QL: Tensor | None  # None: `causal` says all
+    causal: bool  # query i sees keys 0 .. i
+    spread_SQ: Tensor | None  # (S * Q,) token of each query, relative to begin; None: they are in order
+    gather_T: Tensor | None  # inverse of spread: (end - begin,) place of each token among the S * Q
+
+
+@dataclass(slots=True)
+class AttentionLayout:
+    """How the step's tokens attend. Made once per step, followed by every layer.
+
+    `gathered` is memory for the keys and values of the largest decode group, J * S * L * D numbers or more:
+    made anew, it would be fresh pages from the kernel in every layer.
+    """
+
+    gathered: Tensor
+    decodes: list[DecodeGroup] = field(default_factory=list)
+    few: list[FewGroup] = field(default_factory=list)
+    chunks: list[ChunkGroup] = field(default_factory=list)
+
+
+def paged_attention(
+    q_THD: Tensor, cache_NJD: Tensor, layout: AttentionLayout, scale: float, out_THD: Tensor
+) -> None:
+    """softmax(scale q k^T + mask) v for every token over its own sequence's keys, into `out`.
+
+    q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
+    already; out (T, H, D) contiguous, in q's dtype. Query head h reads key/value head h / (H / K).
+    """
+    for decodes in layout.decodes:
+        here = slice(decodes.begin, decodes.end)
+        _decode(q_THD[here], cache_NJD, decodes, layout.gathered, scale, out_THD[here])
+    for few in layout.few:
+        here = slice(few.begin, few.end)
+        _few(q_THD[here], cache_NJD, few, scale, out_THD[here])
+    for chunks in layout.chunks:
+        here = slice(chunks.begin, chunks.end)
+        _chunk(q_THD[here], cache_NJD, chunks, scale, out_THD[here])
+
+
+def _decode(
+    q_SHD: Tensor, cache_NJD: Tensor, group: DecodeGroup, gathered: Tensor, scale: float, out_SHD: Tensor
+) -> None:
+    """Two batched products. Keys are gathered head by head, so that both products read dense matrices."""
+    sequences, heads, size = q_SHD.shape
+    kv_heads = cache_NJD.shape[1] // 2
+    shared = heads // kv_heads  # G: query heads that share a key head are as many queries of it
+    matrices = kv_heads * sequences
+    kv_XD = gathered[: group.heads_JSL.numel() * size].view(-1, size)
+    torch.index_select(cache_NJD.view(-1, size), 0, group.heads_JSL, out=kv_XD)
+    kv_JSLD = kv_XD.view(2 * matrices, group.keys, size)
+    q_KSGD = (
+        (q_SHD * scale)
+        .view(sequences, kv_heads, shared, size)
+        .transpose(0, 1)
+        .reshape(matrices, shared, size)
+    )
+    scores_KSGL = torch.bmm(q_KSGD, kv_JSLD[:matrices].transpose(1, 2))
+    if group.mask_S1L is not None:
+        scores_KSGL.view(kv_heads, sequences, shared, group.keys).add_(group.mask_S1L)
+    a_KSGD = torch.bmm(scores_KSGL.softmax(-1), kv_JSLD[matrices:])
+    out_SHD.view(sequences, kv_heads, shared, size).copy_(
+        a_KSGD.view(kv_heads, sequences, shared, size).transpose(0, 1)
+    )
+
+
+def _few(q_SHD: Tensor, cache_NJD: Tensor, group: FewGroup, scale: float, out_SHD: Tensor) -> None:
+    sequences, heads, size = q_SHD.shape
+    kv_heads = cache_NJD.shape[1] // 2
+    shape = (sequences, kv_heads, heads // kv_heads, size)
+    kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, 2 * kv_heads, size)
+    kv_SJLD = kv_SLJD.transpose(1, 2)
+    a_SKGD = F.scaled_dot_product_attention(
+        q_SHD.view(shape), kv_SJLD[:, :kv_heads], kv_SJLD[:, kv_heads:], group.mask_S11L, scale=scale
+    )
+    out_SHD.view(shape).copy_(a_SKGD)
+
+
+def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, out_THD: Tensor) -> None:
+    heads, size = q_THD.shape[1:]
+    kv_heads = cache_NJD.shape[1] // 2
+    if group.spread_SQ is not None:
+        q_THD = q_THD.index_select(0, group.spread_SQ)
+    kv_SJLD = (
+        cache_NJD.index_select(0, group.places_SL)
+        .view(group.sequences, group.keys, 2 * kv_heads, size)
+        .transpose(1, 2)
+    )
+    a_SHQD = F.scaled_dot_product_attention(
+        q_THD.reshape(group.sequences, group.queries, heads, size).transpose(1, 2),
+        kv_SJLD[:, :kv_heads],
+        kv_SJLD[:, kv_heads:],
+        group.mask_S1QL,
+        is_causal=group.causal,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    a_THD = a_SHQD.transpose(1, 2).reshape(group.sequences * group.queries, heads, size)
+    if group.gather_T is not None:
+        a_THD = a_THD.index_select(0, group.gather_T)
+    out_THD.copy_(a_THD)

@@ -1,0 +1,168 @@
+"""Choosing tokens from logits, for all rows at once.
+
+Letters: S rows, V vocabulary, R rows of penalty counts. Every result for a row depends on that row
+alone: ties are kept together or broken by the lower token id, never by the order of a sort.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
+SHORTLIST = 1024
+
+
+def uniform(seeds_S: npt.NDArray[np.uint64], positions_S: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Random numbers in [0, 1), one for each key (seed, position), 53 bits each.
+
+    Computed on the host from what the plan says, so that they are the same on every device. Two rounds of
+    the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    2014): seeds that differ in one bit, and neighbouring positions, give unrelated numbers.
+    """
+
+    def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    key = mix(seeds_S + golden)
+    z = mix(key + (positions_S.astype(np.uint64) + np.uint64(1)) * golden)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def count_tokens(counts_RV: Tensor, rows_S: Tensor, tokens_S: Tensor) -> None:
+    """Adds one to counts[row, token] for each pair, in place; the same pair may come more than once.
+
+    counts (R, V) int32; rows and tokens (S,) int64.
+    """
+    counts_RV.index_put_(
+        (rows_S, tokens_S), torch.ones_like(tokens_S, dtype=counts_RV.dtype), accumulate=True
+    )
+
+
+def penalize(
+    logits_SV: Tensor,
+    prompt_SV: Tensor,
+    output_SV: Tensor,
+    repetition_S1: Tensor,
+    frequency_S1: Tensor,
+    presence_S1: Tensor,
+) -> Tensor:
+    """Logits after repetition, frequency and presence penalties.
+
+    prompt and output (S, V) int32: how often each token occurs in the prompt and in the output. The
+    repetition penalty divides positive and multiplies negative logits of tokens that occur in either
+    (Keskar et al., "CTRL", 2019, as in Hugging Face transformers); the other two are OpenAI's, over the
+    output: count * frequency + (count > 0) * presence is subtracted. Returns (S, V) fp32.
+    """
+    seen_SV = (prompt_SV + output_SV) > 0
+    repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
+    logits_SV = torch.where(seen_SV, repeated_SV, logits_SV)
+    return logits_SV - output_SV * frequency_S1 - (output_SV > 0) * presence_S1
+
+
+def add_bias(logits_SV: Tensor, rows_X: Tensor, tokens_X: Tensor, biases_X: Tensor) -> Tensor:
+    """Logits with each bias added to logits[row, token].
+
+    rows and tokens (X,) int64, biases (X,) fp32. A bias of -inf forbids its token, one of +inf forces it:
+    of a row with forced tokens all others are forbidden, and the forced ones are equally likely.
+    """
+    logits_SV = logits_SV.index_put((rows_X, tokens_X), biases_X, accumulate=True)
+    forced_SV = logits_SV == torch.inf
+    only_forced_SV = torch.where(forced_SV, 0.0, -torch.inf)
+    return torch.where(forced_SV.any(-1, keepdim=True), only_forced_SV, logits_SV)
+
+
+def keep_largest(logits_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> Tensor:
+    """Logits with all but the most likely tokens at -inf: top-k, then top-p, then min-p.
+
+    top_k (S,) int64, V or more: off; top_p (S,) fp32, 1: off (Holtzman et al., 2020): the fewest tokens
+    that reach the mass, of what top-k left; min_p (S,) fp32, 0: off (Nguyen et al., 2024): tokens at
+    least that fraction as likely as the likeliest. Each is a threshold on the logit, so tokens that tie
+    with the last one kept are kept too.
+    """
+    vocabulary = logits_SV.shape[1]
+    cut_S1 = (top_k_S < vocabulary).unsqueeze(1)
+    top_k_S1, top_p_S1 = top_k_S.unsqueeze(1), top_p_S.unsqueeze(1)
+    total_S1 = logits_SV.logsumexp(-1, keepdim=True)
+    shortlist = min(SHORTLIST, vocabulary)
+    while True:
+        top_SC = logits_SV.topk(shortlist, dim=-1).values
+        mass_SC = (top_SC - total_S1).exp().cumsum(-1, dtype=torch.float64)
+        last_S1 = top_SC.gather(1, top_k_S1.clamp(max=shortlist) - 1)
+        if shortlist == vocabulary:
+            break
+        # The whole vocabulary is sorted when a row needs it, which must not change another row's result:
+        # so what ties with the last token of top-k must be on the shortlist, too.
+        enough_S1 = torch.where(
+            cut_S1,
+            (top_k_S1 < shortlist) & (top_SC[:, -1:] < last_S1),
+            (top_p_S1 >= 1) | (mass_SC[:, -1:] >= top_p_S1),
+        )
+        if bool(enough_S1.all()):
+            break
+        shortlist = vocabulary
+    floor_S1 = torch.where(cut_S1, last_S1, -torch.inf)
+
+    # A token is kept while the mass before it is short of top-p's share of what top-k left.
+    kept_SC = top_SC >= floor_S1
+    within_S1 = torch.where(cut_S1, (mass_SC * kept_SC).amax(-1, keepdim=True), 1.0)
+    before_SC = mass_SC - (top_SC - total_S1).exp()
+    wanted_SC = kept_SC & (before_SC < top_p_S1 * within_S1)
+    wanted_SC[:, 0] = True
+    nucleus_S1 = torch.where(wanted_SC, top_SC, torch.inf).amin(-1, keepdim=True)
+    nucleus_S1 = torch.where(top_p_S1 < 1, nucleus_S1, -torch.inf)
+
+    likely_S1 = top_SC[:, :1] + min_p_S.unsqueeze(1).log()
+    floor_S1 = torch.maximum(torch.maximum(floor_S1, nucleus_S1), likely_S1)
+    return logits_SV.masked_fill(logits_SV < floor_S1, -torch.inf)
+
+
+def keep_typical(logits_SV: Tensor, typical_p_S: Tensor) -> Tensor:
+    """Logits with all but the locally typical tokens at -inf.
+
+    typical_p (S,) fp32, 1: off. Of the distribution given, the tokens whose surprise is closest to the
+    entropy, as few as reach the mass; ties are kept. Meister et al., "Locally Typical Sampling", 2022.
+    """
+    logp_SV = logits_SV.log_softmax(-1)
+    p_SV = logp_SV.exp()
+    entropy_S1 = -(logp_SV * p_SV).nan_to_num(0.0).sum(-1, keepdim=True)
+    distance_SV = (-logp_SV - entropy_S1).abs()
+    sorted_SV, order_SV = distance_SV.sort(dim=-1, stable=True)
+    mass_SV = p_SV.gather(1, order_SV).cumsum(-1, dtype=torch.float64)
+    # The last token kept is the first that reaches the mass.
+    short_S1 = (mass_SV < typical_p_S.unsqueeze(1)).sum(-1, keepdim=True)
+    last_S1 = short_S1.clamp(max=logits_SV.shape[1] - 1)
+    reach_S1 = torch.where(typical_p_S.unsqueeze(1) < 1, sorted_SV.gather(1, last_S1), torch.inf)
+    return logits_SV.masked_fill(distance_SV > reach_S1, -torch.inf)
+
+
+def log_softmax(logits_SV: Tensor, out_SV: Tensor) -> Tensor:
+    """Log probabilities of each row, (S, V) fp32, into `out`, which is returned."""
+    return torch.log_softmax(logits_SV, -1, out=out_SV)
+
+
+def argmax(logits_SV: Tensor) -> Tensor:
+    """The largest logit's token, (S, V) to (S,) int64; of several the lowest id.
+
+    In two levels where V can be cut into equal pieces: finding a maximum is several times as fast as
+    finding where it is.
+    """
+    rows, vocabulary = logits_SV.shape
+    piece = next((size for size in range(256, 15, -1) if vocabulary % size == 0), vocabulary)
+    pieces_SXY = logits_SV.view(rows, vocabulary // piece, piece)
+    best_S1 = pieces_SXY.amax(-1).argmax(-1, keepdim=True)
+    within_SY = pieces_SXY.gather(1, best_S1.unsqueeze(-1).expand(rows, 1, piece)).squeeze(1)
+    return best_S1.squeeze(1) * piece + within_SY.argmax(-1)
+
+
+def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:
+    """The token at which the cumulated distribution, in the order of the vocabulary, passes `uniform`.
+
+    logits (S, V) fp32, of which -inf is never chosen; uniform (S,) float64 in [0, 1). Returns (S,) int64.
+    """
+    cumulated_SV = logits_SV.softmax(-1).cumsum(-1, dtype=torch.float64)
+    goal_S1 = uniform_S.unsqueeze(1) * cumulated_SV[:, -1:]
+    return torch.searchsorted(cumulated_SV, goal_S1, right=True).squeeze(1).clamp_(max=logits_SV.shape[1] - 1)

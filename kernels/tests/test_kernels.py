@@ -1,0 +1,191 @@
+"""Each reference against the formula it stands for, written out with loops or in double precision."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(ours: Tensor, exact: Tensor) -> None:
+    tolerance = TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours.double(), exact.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_divides_by_the_root_of_the_mean_square(dtype: torch.dtype) -> None:
+    x, weight = random(5, 48).to(dtype), (1 + 0.1 * random(48, seed=1)).to(dtype)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert_close(ops.rms_norm(x, weight, 1e-5), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_turns_each_plane_by_its_angle(dtype: torch.dtype) -> None:
+    tokens, heads, size = 3, 2, 8
+    x = random(tokens, heads, size).to(dtype)
+    angles = random(tokens, size // 2, seed=1)
+    exact = torch.empty(tokens, heads, size, dtype=torch.float64)
+    for t in range(tokens):
+        for d in range(size // 2):
+            a, (c, s) = x[t].double(), (math.cos(angles[t, d]), math.sin(angles[t, d]))
+            exact[t, :, d] = a[:, d] * c - a[:, d + size // 2] * s
+            exact[t, :, d + size // 2] = a[:, d + size // 2] * c + a[:, d] * s
+    cos, sin = angles.cos(), angles.sin()
+    ops.rope(
+        x, torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
+    )
+    assert_close(x, exact)
+
+
+@pytest.mark.parametrize("name", ops.ACTIVATIONS)
+def test_gated_activates_the_first_half_and_scales_by_the_second(name: str) -> None:
+    x = random(4, 10)
+    gate, up = x[:, :5].double(), x[:, 5:].double()
+    curve = {
+        "silu": gate / (1 + (-gate).exp()),
+        "gelu": gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))),
+        "tanh": 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()),
+    }["silu" if name in ("silu", "swish") else "gelu" if name == "gelu" else "tanh"]
+    assert_close(ops.gated(x, ops.ACTIVATIONS[name]), curve * up)
+
+
+def test_linear_add_adds_to_the_residual_in_place() -> None:
+    x, weight, bias, residual = random(3, 4), random(5, 4, seed=1), random(5, seed=2), random(3, 5, seed=3)
+    exact = residual.double() + x.double() @ weight.double().T + bias.double()
+    result = ops.linear_add(x, weight, bias, residual)
+    assert result.data_ptr() == residual.data_ptr()
+    assert_close(residual, exact)
+    assert_close(ops.linear(x, weight, None), x.double() @ weight.double().T)
+
+
+def test_write_kv_touches_only_the_places_named() -> None:
+    cache = torch.zeros(32, 4, 6)
+    kv = random(3, 4, 6)
+    ops.write_kv(kv, cache, torch.tensor([31, 0, 17]))
+    assert torch.equal(cache[[31, 0, 17]], kv)
+    cache[[31, 0, 17]] = 0
+    assert not cache.any()
+
+
+def naive_attention(q_THD: Tensor, k_LKD: Tensor, v_LKD: Tensor, first: int, scale: float) -> Tensor:
+    """Query i sees keys 0 .. first + i."""
+    queries, heads, _ = q_THD.shape
+    shared = heads // k_LKD.shape[1]
+    out = torch.zeros(q_THD.shape, dtype=torch.float64)
+    for i in range(queries):
+        for h in range(heads):
+            k, v = (t[: first + i + 1, h // shared].double() for t in (k_LKD, v_LKD))
+            out[i, h] = (k @ q_THD[i, h].double() * scale).softmax(0) @ v
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_paged_attention_sees_each_sequence_up_to_the_token(
+    dtype: torch.dtype, heads: int, kv_heads: int, fused: bool
+) -> None:
+    """Decodes of 1, 9 and 40 keys in one rectangle; chunks of 5 after 7 and of 3 after 0 in another."""
+    size, scale = 8, 0.3
+    shapes = [(1, 0), (1, 8), (1, 39), (5, 7), (3, 0)]  # (queries, tokens before)
+    rows = sum(q + first for q, first in shapes)
+    cache = torch.full((rows + 10, 2 * kv_heads, size), torch.nan, dtype=dtype)
+    zero_row = rows + 9
+    cache[zero_row] = 0
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(3)).tolist()
+    places = [[order.pop() for _ in range(q + first)] for q, first in shapes]
+    for number, own in enumerate(places):
+        cache[own] = random(len(own), 2 * kv_heads, size, seed=number).to(dtype)
+    q_THD = random(11, heads, size, seed=9).to(dtype)
+
+    def padded(own: list[list[int]], keys: int) -> Tensor:
+        return torch.tensor([row + [zero_row] * (keys - len(row)) for row in own])
+
+    keys = 64
+    decode_places = padded(places[:3], keys)
+    mask = torch.where(torch.arange(keys) < torch.tensor([[1], [9], [40]]), 0.0, -torch.inf).to(dtype)
+    decodes = ops.DecodeGroup(
+        begin=0,
+        end=3,
+        keys=keys,
+        heads_JSL=(decode_places.view(-1) * 2 * kv_heads + torch.arange(2 * kv_heads).unsqueeze(1)).view(-1),
+        mask_S1L=mask.unsqueeze(1),
+    )
+    last = torch.tensor([[7, 8, 9, 10, 11], [0, 1, 2, 2, 2]])
+    chunk_mask = torch.where(torch.arange(12) <= last.unsqueeze(-1), 0.0, -torch.inf).to(dtype)
+    chunks = ops.ChunkGroup(
+        begin=3,
+        end=11,
+        sequences=2,
+        queries=5,
+        keys=12,
+        places_SL=padded(places[3:], 12).view(-1),
+        mask_S1QL=chunk_mask.unsqueeze(1),
+        causal=False,
+        spread_SQ=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 7, 7]),
+        gather_T=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7]),
+    )
+    gathered = torch.empty(decodes.heads_JSL.numel() * size + 5, dtype=dtype)
+    out = torch.full((11, heads, size), torch.nan, dtype=dtype)
+    layout = ops.AttentionLayout(gathered, chunks=[chunks])
+    if fused:
+        layout.few = [ops.FewGroup(0, 3, keys, decode_places.view(-1), mask.view(3, 1, 1, keys))]
+    else:
+        layout.decodes = [decodes]
+    ops.paged_attention(q_THD, cache, layout, scale, out)
+    begin = 0
+    for (queries, first), own in zip(shapes, places, strict=True):
+        k, v = cache[own][:, :kv_heads], cache[own][:, kv_heads:]
+        exact = naive_attention(q_THD[begin : begin + queries], k, v, first, scale)
+        assert_close(out[begin : begin + queries], exact)
+        begin += queries
+
+
+def test_uniform_numbers_are_uniform_and_unrelated() -> None:
+    seeds = np.arange(1000, dtype=np.uint64).repeat(100)
+    positions = np.tile(np.arange(100), 1000)
+    u = ops.uniform(seeds, positions)
+    assert (u >= 0).all() and (u < 1).all() and len(np.unique(u)) == len(u)
+    counts = np.histogram(u, 64, (0, 1))[0]
+    assert ((counts - 1562.5) ** 2 / 1562.5).sum() < 63 + 6 * math.sqrt(126)
+    table = u.reshape(1000, 100)
+    for one, other in ((table[:, :-1], table[:, 1:]), (table[:-1], table[1:])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+def test_uniform_numbers_never_change() -> None:
+    """They are part of what a seed promises from one version to the next."""
+    found = ops.uniform(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 7, 2**31]))
+    assert found.tolist() == UNIFORM
+
+
+UNIFORM = [0.6524484863740322, 0.24696520214533768, 0.16108300974245593]
+
+
+@pytest.mark.parametrize("vocabulary", [199, 256, 1000, 6000, 32000])
+def test_argmax_finds_the_first_of_the_largest(vocabulary: int) -> None:
+    logits = (random(20, vocabulary) * 3).round()
+    assert torch.equal(ops.argmax(logits), torch.tensor([row.tolist().index(row.max()) for row in logits]))
+
+
+def test_choose_never_takes_what_cannot_be() -> None:
+    logits = torch.full((1, 50), -torch.inf)
+    logits[0, [10, 30]] = torch.tensor([0.0, math.log(3.0)])
+    for u, wanted in ((0.0, 10), (0.2499, 10), (0.2501, 30), (1 - 2**-53, 30)):
+        assert ops.choose(logits, torch.tensor([u], dtype=torch.float64)).tolist() == [wanted]
+
+
+def test_count_tokens_counts_repeats() -> None:
+    counts = torch.zeros(3, 5, dtype=torch.int32)
+    ops.count_tokens(counts, torch.tensor([0, 2, 2, 2]), torch.tensor([1, 4, 4, 0]))
+    assert counts.tolist() == [[0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 2]]

@@ -1,0 +1,246 @@
+"""One step: plan -> tensors -> forward -> sample -> result.
+
+Called by the service, by one thread at a time. Has no queue and decides nothing: what runs is in the
+plan. A step is launched and finished apart, so that on an accelerator the next one can be launched
+before the host has seen this one's result; what a slot sampled last stays on the device.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kv_cache import BLOCK_SIZE, KvCache
+from penstock.layers.rope import RopeTable
+from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
+from penstock.models import recipes
+from penstock.models.decoder import Step
+from penstock.plan import NO_TARGET, START, Plan
+from penstock.proto import penstock_pb2 as pb
+from penstock.sampling import Sampled, Sampler
+from penstock.slots import Limits, SlotTable
+
+# Prompt positions whose logits exist at once, when their log probabilities are wanted.
+PROMPT_LOGITS_AT_ONCE = 64
+
+NOT_NUMBERS = "the model produced logits that are not numbers"
+NOTHING_LEFT = "the logit bias forbids every token"
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step whose work has been given to the device."""
+
+    plan: Plan
+    layout: Layout | None
+    sampled: Sampled | None
+    prompt_logprobs: Tensor | None
+    done: "torch.cuda.Event | None"
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+
+
+class Engine:
+    """The model, and after `prepare` the cache and the slots."""
+
+    def __init__(
+        self, config: dict[str, Any], folder: Path, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.recipe = recipes.recipe_of(config)
+        self.model = recipes.load(config, folder, dtype, device)
+        self.steps = 0
+        self._prepared = False
+
+    @property
+    def depth(self) -> int:
+        """Steps worth launching before the first is finished: on a CPU a launch is the whole work."""
+        return 2 if self.device.type == "cuda" else 1
+
+    @property
+    def device_name(self) -> str:
+        """Processor or accelerator, as the system names it."""
+        if self.device.type == "cuda":
+            return str(torch.cuda.get_device_name(self.device))
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        return "cpu"
+
+    def allocate(self, limits: Limits) -> None:
+        """Makes cache, slots and tables for these limits."""
+        self.limits = limits
+        self.cache = KvCache(self.model.config, self.dtype, self.device, limits.blocks)
+        self.slots = SlotTable(limits)
+        self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
+        # A row in flight may run one token past the longest sequence.
+        self.rope = RopeTable(
+            self.model.config.rope,
+            limits.max_sequence_tokens,
+            self.slots.width * BLOCK_SIZE,
+            self.dtype,
+            self.device,
+        )
+        # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
+        rows = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
+        self._logits_SV = torch.empty((rows, limits.vocab_size), dtype=torch.float32, device=self.device)
+        self._gathered = torch.empty(0, dtype=self.dtype, device=self.device)
+        self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
+        self._steady: tuple[Layout, Plan] | None = None
+        self._geometry = Geometry(
+            block_size=BLOCK_SIZE,
+            zero_row=self.cache.zero_row,
+            heads=2 * self.model.config.kv_heads,
+            head_dim=self.model.config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            nothing=self._gathered,
+        )
+        self._prepared = True
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `allocate` has been called."""
+        return self._prepared
+
+    def clear(self) -> None:
+        """Forgets all slots: a new Run begins."""
+        self._steady = None
+        self.slots.clear()
+        self.sampler.clear()
+
+    def step(self, plan: Plan) -> pb.StepResult:
+        """Launches and finishes."""
+        return self.finish(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Launched:
+        """Checks the plan against the slots and gives its work to the device. Raises BadPlan."""
+        began = time.perf_counter_ns()
+        self.slots.apply(plan)
+        if len(plan.released):
+            self.sampler.release(plan.released.astype(np.int64))
+        if plan.starts is not None:
+            self.sampler.start(plan.slots[(plan.flags & START) != 0], plan.starts)
+        self.steps += 1
+        if len(plan.slots) == 0:
+            self._steady = None
+            return Launched(plan, None, None, None, None, time.perf_counter_ns() - began, 0, 0)
+        layout = self._layout(plan)
+        step = self._tensors(plan, layout)
+        prepared = time.perf_counter_ns()
+        hidden_TE = self.model.forward(step, self.cache.layers_NJD)
+        forwarded = time.perf_counter_ns()
+        sampled = prompt_logprobs = None
+        if len(layout.sample_rows):
+            sampled = self._sample(plan, layout, hidden_TE)
+        if len(layout.prompt_tokens):
+            prompt_logprobs = self._prompt_logprobs(plan, layout, hidden_TE)
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        ended = time.perf_counter_ns()
+        return Launched(
+            plan,
+            layout,
+            sampled,
+            prompt_logprobs,
+            done,
+            prepared - began,
+            forwarded - prepared,
+            ended - forwarded,
+        )
+
+    def is_done(self, launched: Launched) -> bool:
+        """Whether `finish` would return at once."""
+        return launched.done is None or bool(launched.done.query())  # type: ignore[no-untyped-call]
+
+    def finish(self, launched: Launched) -> pb.StepResult:
+        """Waits for the device and packs the result."""
+        result = pb.StepResult(
+            number=launched.plan.number,
+            prepare_ns=launched.prepare_ns,
+            forward_ns=launched.forward_ns,
+            sample_ns=launched.sample_ns,
+        )
+        sampled, layout = launched.sampled, launched.layout
+        if sampled is not None and layout is not None:
+            result.sampled = sampled.tokens_S.cpu().numpy().astype("<u4").tobytes()
+            result.logprobs = sampled.logprobs_S.cpu().numpy().astype("<f4", copy=False).tobytes()
+            if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
+                counts = sampled.top_counts[sampled.top_counts > 0]
+                wanted = np.arange(sampled.top_tokens_SN.shape[1]) < counts[:, None]
+                result.top_tokens = sampled.top_tokens_SN.cpu().numpy()[wanted].astype("<u4").tobytes()
+                result.top_logprobs = sampled.top_logprobs_SN.cpu().numpy()[wanted].astype("<f4").tobytes()
+            for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
+                good = np.True_ if good_S is None else good_S.cpu().numpy()
+                if not good.all():
+                    failed = {error.row for error in result.errors}
+                    for row in layout.sample_rows[~good].tolist():
+                        if row not in failed:
+                            result.errors.add(row=row, message=message)
+        if launched.prompt_logprobs is not None:
+            logprobs = launched.prompt_logprobs.cpu().numpy().copy()
+            logprobs[launched.plan.prompt_targets == NO_TARGET] = np.nan
+            result.prompt_logprobs = logprobs.astype("<f4", copy=False).tobytes()
+        return result
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """A tiny computation on the device. Raises when it gives a wrong answer."""
+        if int(torch.arange(4, device=self.device).sum()) != 6:
+            raise RuntimeError("the device cannot add")
+
+    def _layout(self, plan: Plan) -> Layout:
+        """The plan's layout. On a CPU, where a step is over before the next begins, made from the last one's."""
+        steady = self.device.type == "cpu" and is_steady(plan)
+        if steady and self._steady is not None:
+            layout, last_plan = self._steady
+            if continued(layout, last_plan, plan, self.slots, self._geometry):
+                self._steady = layout, plan
+                return layout
+        layout = make_layout(plan, self.slots, self._geometry, self._gather_memory)
+        self._steady = (layout, plan) if steady else None
+        return layout
+
+    def _gather_memory(self, numbers: int) -> Tensor:
+        if self._gathered.numel() < numbers:
+            self._gathered = torch.empty(numbers + numbers // 2, dtype=self.dtype, device=self.device)
+        return self._gathered
+
+    def _tensors(self, plan: Plan, layout: Layout) -> Step:
+        given_T = to_device(plan.tokens.astype(np.int64), self.device)
+        ids_T = torch.cat((given_T, self.last_sampled)).index_select(
+            0, to_device(layout.sources_T, self.device)
+        )
+        cos_T1D, sin_T1D = self.rope.at(to_device(layout.positions_T, self.device))
+        return Step(ids_T, cos_T1D, sin_T1D, to_device(layout.places_T, self.device), layout.attention)
+
+    def _sample(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> Sampled:
+        rows = layout.sample_rows
+        chosen_SE = hidden_TE.index_select(0, to_device(layout.sample_tokens, self.device))
+        logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(rows)])
+        slots = plan.slots[rows]
+        sampled = self.sampler.sample(logits_SV, slots, plan.positions[rows] + plan.counts[rows])
+        self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled.tokens_S)
+        return sampled
+
+    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> Tensor:
+        targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
+        targets_T = to_device(targets, self.device)
+        tokens_T = to_device(layout.prompt_tokens, self.device)
+        parts = []
+        for begin in range(0, len(targets), PROMPT_LOGITS_AT_ONCE):
+            some = slice(begin, begin + PROMPT_LOGITS_AT_ONCE)
+            chosen_TE = hidden_TE.index_select(0, tokens_T[some])
+            logits_TV = self.model.logits(chosen_TE, self._logits_SV[: len(chosen_TE)])
+            chosen_T1 = logits_TV.gather(1, targets_T[some].unsqueeze(1))
+            parts.append((chosen_T1 - logits_TV.logsumexp(-1, keepdim=True)).squeeze(1))
+        return torch.cat(parts)

@@ -1,0 +1,365 @@
+"""Brings a model from the hub to this machine: `python -m penstock.hub owner/name`.
+
+Run by the launcher, before any worker. Knows which files Penstock needs and where the hub's cache keeps
+them; the protocol is `huggingface_hub`'s. Writes JSON lines to standard output: log lines with `level` and
+`message`, and as the last one `{"snapshot": {"folder", "commit"}}` or `{"failed": one line for the user}`.
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fnmatch
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from tqdm import tqdm
+
+REQUIRED = ("config.json", "tokenizer.json")
+# Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
+OPTIONAL = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+PARALLEL_FILES = 8
+PROGRESS_SECONDS = 10.0
+LOOKUP_SECONDS = 20.0
+
+
+class Unavailable(Exception):
+    """The model cannot be had; the text is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Request:
+    repo: str
+    revision: str | None
+    cache: Path
+    bar: bool
+
+    @property
+    def storage(self) -> Path:
+        """Where the cache keeps this repository."""
+        return self.cache / repo_folder_name(repo_id=self.repo, repo_type="model")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the hub has: a commit, and its files with their sizes in bytes."""
+
+    commit: str
+    sizes: dict[str, int]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.hub", description="Downloads what Penstock needs of a model on the hub."
+    )
+    parser.add_argument("repo", help="owner/name")
+    parser.add_argument("--revision", help="branch, tag or commit [default: main]")
+    parser.add_argument("--cache-dir", type=Path, help="[default: as HF_HUB_CACHE and HF_HOME say]")
+    parser.add_argument("--progress-bar", action="store_true", help="draw a bar on standard error")
+    arguments = parser.parse_args()
+    cache = arguments.cache_dir or Path(constants.HF_HUB_CACHE)
+    request = Request(
+        arguments.repo, arguments.revision, cache.expanduser().absolute(), arguments.progress_bar
+    )
+    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        folder = obtain(request)
+    except Unavailable as failure:
+        write(failed=str(failure))
+        return 1
+    write(snapshot={"folder": str(folder), "commit": folder.name})
+    return 0
+
+
+def write(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def obtain(request: Request) -> Path:
+    """The folder of a complete snapshot. Raises Unavailable."""
+    try:
+        return download(request)
+    except GatedRepoError as error:
+        way_out = (
+            "the token in use has no access to it"
+            if get_token()
+            else "ask for access on its page, and set HF_TOKEN to a token of yours"
+        )
+        raise Unavailable(f"the model {request.repo} is gated: {way_out}") from error
+    except RevisionNotFoundError as error:
+        raise Unavailable(f"the model {request.repo} has no revision {request.revision or 'main'}") from error
+    except RepositoryNotFoundError as error:
+        way_out = "the token in use cannot see it" if get_token() else "if it is private, set HF_TOKEN"
+        raise Unavailable(f"there is no model {request.repo} on the hub; {way_out}") from error
+    except HFValidationError as error:
+        raise Unavailable(f"{request.repo} is no name of a model on the hub") from error
+    except OfflineModeIsEnabled:
+        return cached(request, "HF_HUB_OFFLINE is set")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise Unavailable(
+                f"the hub refuses the token in use for {request.repo} (status {status})"
+            ) from error
+        return cached(request, f"the hub answers with status {status}")
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(
+                f"the disk is full: {request.repo} does not fit into {request.cache}"
+            ) from error
+        if is_network_failure(error):
+            return cached(request, f"the hub cannot be reached ({type(error).__name__})")
+        if isinstance(error, OSError):
+            raise Unavailable(f"the download of {request.repo} failed: {one_line(error)}") from error
+        raise
+
+
+def download(request: Request) -> Path:
+    listing = look_up(request)
+    choose(listing.sizes, request.repo)
+    names = [name for name in listing.sizes if is_small(name)]
+    check_room(request, listing, names)
+    folder = snapshot(request, names)
+    weights = weight_files(folder) if SINGLE not in listing.sizes else [SINGLE]
+    absent = [name for name in weights if name not in listing.sizes]
+    if absent:
+        raise Unavailable(f"{request.repo} has no {absent[0]}, which its {INDEX} names")
+    left = [name for name in weights if not (folder / name).exists()]
+    if left:
+        check_room(request, listing, left)
+        with progress(request, sum(listing.sizes[name] for name in left)):
+            with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+                list(pool.map(lambda name: fetch_resumable(request, listing.commit, name), left))
+            snapshot(request, weights)
+    return folder
+
+
+def look_up(request: Request) -> Listing:
+    info = HfApi().model_info(
+        request.repo, revision=request.revision, files_metadata=True, timeout=LOOKUP_SECONDS
+    )
+    if info.sha is None:
+        raise Unavailable(f"the hub names no commit of {request.repo}")
+    return Listing(info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []})
+
+
+def choose(names: Collection[str], repo: str) -> None:
+    """Refuses a repository that Penstock cannot serve before anything large is fetched."""
+    for name in REQUIRED:
+        if name not in names:
+            raise Unavailable(f"the model {repo} has no {name}")
+    if SINGLE not in names and INDEX not in names:
+        pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+        only = f", only {pickled[0]}, and Penstock does not load pickled weights" if pickled else ""
+        raise Unavailable(f"the model {repo} has no weights in safetensors files ({SINGLE}){only}")
+
+
+def is_small(name: str) -> bool:
+    return (
+        name in REQUIRED or name == INDEX or any(fnmatch.fnmatchcase(name, pattern) for pattern in OPTIONAL)
+    )
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The files that hold the weights, by the rule of `penstock.weights`. Needs the index only."""
+    if (folder / SINGLE).exists():
+        return [SINGLE]
+    try:
+        shards = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        if not shards or not all(isinstance(shard, str) and "/" not in shard for shard in shards):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unavailable(f"{INDEX} of the model does not say which files hold its weights") from error
+    return sorted(shards)
+
+
+def snapshot(request: Request, names: list[str]) -> Path:
+    """Fetches what is not yet there and links it into the snapshot's folder."""
+    return Path(
+        snapshot_download(
+            request.repo,
+            revision=request.revision,
+            cache_dir=request.cache,
+            allow_patterns=names,
+            max_workers=PARALLEL_FILES,
+        )
+    )
+
+
+def fetch_resumable(request: Request, commit: str, name: str) -> None:
+    """Puts one file's content into the cache, going on where an earlier process was interrupted.
+
+    `huggingface_hub` resumes within one process only: a killed download starts its file again. Content that
+    the hub keeps in chunks (xet) is left to the library, which is faster at it.
+    """
+    url = hf_hub_url(request.repo, name, revision=commit)
+    metadata = get_hf_file_metadata(url)
+    if metadata.etag is None or metadata.size is None or metadata.xet_file_data is not None:
+        return
+    blob = request.storage / "blobs" / metadata.etag
+    partial = blob.with_name(f"{metadata.etag}.penstock.incomplete")
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(partial.with_suffix(".lock")):
+        if blob.exists():
+            return
+        headers = build_hf_headers()
+        if urlsplit(metadata.location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
+        partial.touch()
+        done = min(partial.stat().st_size, metadata.size)
+        if done:
+            write(level="INFO", message=f"going on with {name} at {gigabytes(done)}")
+        with partial.open("r+b") as sink:
+            sink.truncate(done)
+            sink.seek(done)
+            http_get(metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size)
+        # The content of a large file is named by its SHA-256. Pieces of two runs are worth a look.
+        if done and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
+            partial.unlink()
+            raise Unavailable(f"the download of {name} went wrong: start again")
+        partial.replace(blob)
+    partial.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached(request: Request, why: str) -> Path:
+    """A complete snapshot of an earlier download, when the hub does not answer."""
+    try:
+        folder = Path(
+            snapshot_download(
+                request.repo,
+                revision=request.revision,
+                cache_dir=request.cache,
+                local_files_only=True,
+                allow_patterns=list(REQUIRED),
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
+    weights = weight_files(folder) if (folder / INDEX).exists() else [SINGLE]
+    missing = next((name for name in (*REQUIRED, *weights) if not (folder / name).exists()), None)
+    if missing is not None:
+        raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
+    write(level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}")
+    return folder
+
+
+def check_room(request: Request, listing: Listing, names: list[str]) -> None:
+    needed = sum(listing.sizes[name] for name in names) - bytes_in(request.storage, partial=True)
+    place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise Unavailable(
+            f"the disk is too full: {request.repo} needs {gigabytes(needed)} more in {request.cache}, "
+            f"and {gigabytes(free)} are free"
+        )
+
+
+def bytes_in(storage: Path, *, partial: bool) -> int:
+    """Bytes of the repository's content on this disk; of unfinished files only, or of all."""
+    total = 0
+    for file in storage.glob("blobs/*.incomplete" if partial else "blobs/*"):
+        try:
+            total += file.stat().st_size
+        except OSError:  # renamed meanwhile
+            continue
+    return total
+
+
+@contextmanager
+def progress(request: Request, total: int) -> Iterator[None]:
+    """Shows how a download of `total` bytes goes: a bar, or a line now and then.
+
+    Read off the disk, since the library's own counters differ with the way it takes.
+    """
+    start = bytes_in(request.storage, partial=False)
+    began = time.monotonic()
+    ended = threading.Event()
+    before = bytes_in(request.storage, partial=True)
+    write(level="INFO", message=f"downloading {request.repo}: {gigabytes(total - before)}")
+
+    def show_bar() -> None:
+        with tqdm(total=total, initial=before, unit="B", unit_scale=True, desc=request.repo) as bar:
+            while not ended.wait(0.25):
+                bar.update(min(total, bytes_in(request.storage, partial=False) - start + before) - bar.n)
+            bar.update(total - bar.n)
+
+    def log_now_and_then() -> None:
+        while not ended.wait(PROGRESS_SECONDS):
+            done = bytes_in(request.storage, partial=False) - start
+            rate = done / (time.monotonic() - began) / 1e6
+            part = min(1.0, (before + done) / max(total, 1))
+            message = f"downloading {request.repo}: {part:.0%} of {gigabytes(total)}, {rate:.0f} MB/s"
+            write(level="INFO", message=message)
+
+    shown = threading.Thread(target=show_bar if request.bar else log_now_and_then, daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shown.join()
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def is_network_failure(error: BaseException) -> bool:
+    """By the name of a base class: which HTTP library raises differs with `huggingface_hub`'s version."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # No thread of a library is worth waiting for.
+    os._exit(status)

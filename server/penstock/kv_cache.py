@@ -1,0 +1,139 @@
+"""How large the KV cache is, and its memory.
+
+Called by Prepare. Never takes more than the limits can use, and on a CPU leaves the machine room to live.
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import TooLittleMemory
+from penstock.models.decoder import DecoderConfig
+
+BLOCK_SIZE = 16
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of the device, in bytes: all of it, and what may still be taken."""
+
+    total: int
+    free: int
+
+
+def cpu_room() -> Room:
+    """The machine's memory, or the control group's where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for limit, used in _control_group_limits():
+        total = min(total, limit)
+        free = min(free, limit - used)
+    return Room(total, max(free, 0))
+
+
+def _control_group_limits() -> list[tuple[int, int]]:
+    """(limit, used) of every control group above this process that limits memory; versions 2 and 1."""
+    found = []
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        inside = root / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if not folder.is_relative_to(root):
+                break
+            try:
+                limit, used = ((folder / name).read_text().strip() for name in names)
+                found.append((int(limit), int(used)))
+            except (OSError, ValueError):  # no such group here, or "max": no limit
+                continue
+    return found
+
+
+def device_room(device: torch.device) -> Room:
+    """Memory of the device the model is on."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Room(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return cpu_room()
+
+
+def spare(room: Room, device: torch.device, memory_fraction: float, held: int, working: int) -> int:
+    """Bytes that the cache may take of `room`, when the process holds `held` and a step needs `working`."""
+    share = int(room.total * memory_fraction) - held
+    left = room.free
+    if device.type == "cpu":
+        left -= max(GIB, room.total // 10)
+    return max(min(share, left) - working, 0)
+
+
+def count_blocks(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    max_slots: int,
+    max_sequence_tokens: int,
+    max_cache_tokens: int,
+    available: int,
+) -> int:
+    """Blocks to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
+    block_bytes = config.kv_numbers_per_token * dtype.itemsize * BLOCK_SIZE
+    fits = available // block_bytes - 1  # one more block holds the zeros that padding reads
+    sequence = -(-max_sequence_tokens // BLOCK_SIZE)
+    if fits < sequence:
+        raise TooLittleMemory(
+            f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * block_bytes)} of KV cache, and "
+            f"{_mib(available)} are free for it; lower --max-total-tokens"
+        )
+    if max_cache_tokens == 0:
+        return min(fits, max_slots * sequence)
+    wanted = -(-max_cache_tokens // BLOCK_SIZE)
+    if wanted < sequence:
+        raise TooLittleMemory(
+            f"a KV cache of {max_cache_tokens} tokens holds no sequence of {max_sequence_tokens}; raise "
+            f"--max-batch-total-tokens to {max_sequence_tokens} or more, or lower --max-total-tokens"
+        )
+    if fits < wanted:
+        raise TooLittleMemory(
+            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * block_bytes)}, and {_mib(available)} "
+            f"are free for it, which hold {fits * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
+        )
+    return wanted
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
+
+
+class KvCache:
+    """One tensor per layer, (N, J, D): rows of blocks 0 .. blocks - 1, then one block of zeros."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, blocks: int) -> None:
+        self.blocks = blocks
+        self.zero_row = blocks * BLOCK_SIZE
+        shape = ((blocks + 1) * BLOCK_SIZE, 2 * config.kv_heads, config.head_dim)
+        self.bytes = blocks * BLOCK_SIZE * config.kv_numbers_per_token * dtype.itemsize
+        self.layers_NJD: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(config.layers)]
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Fresh pages of the kernel are zeros, and are taken only when first written.
+    size = shape[0] * shape[1] * shape[2] * dtype.itemsize
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)

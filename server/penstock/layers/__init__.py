@@ -1,0 +1,1 @@
+"""Layers of the models: each holds its weights and calls `penstock_kernels`."""

@@ -1,0 +1,274 @@
+"""Where each token of a step goes: the order of the flat batch, cache rows, attention groups.
+
+Made once per step on the host, from the plan and the slots; the forward pass then only follows it.
+Rows that attend alike are neighbours, so that attention works on rectangles with little padding.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.plan import CONTINUE, I64, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
+from penstock.slots import SlotTable
+
+# A rectangle may hold this many times the score entries that its rows need, and this many more.
+WASTE_FACTOR = 1.5
+WASTE_FREE = 4096
+
+# Sequences times keys times key heads up to which decodes are attended to by one fused call.
+FEW_HEAD_KEYS = 768
+
+
+@dataclass(slots=True)
+class Layout:
+    """Columns of one step in the order in which the tokens are computed."""
+
+    sources_T: I64  # index into the plan's tokens, followed by the last sampled token of every slot
+    positions_T: I64
+    places_T: I64
+    attention: ops.AttentionLayout
+    sample_rows: I64  # rows of the plan with SAMPLE
+    sample_tokens: I64  # their last token's index among T
+    prompt_tokens: I64  # tokens whose prompt log probabilities are wanted, in the plan's order
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of the cache and its device."""
+
+    block_size: int
+    zero_row: int  # a cache row that holds zeros
+    heads: int  # J: key heads and value heads
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    nothing: Tensor  # of no numbers
+
+
+def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callable[[int], Tensor]) -> Layout:
+    """The layout of a plan that `SlotTable.apply` has accepted. `memory` gives room for so many numbers."""
+    block_size = geometry.block_size
+    counts, contexts = plan.counts, plan.positions + plan.counts
+    make = _Maker(plan, slots, geometry)
+    orders: list[I64] = []
+    attention = ops.AttentionLayout(geometry.nothing)
+    single = counts == 1
+    decodes = np.flatnonzero(single)
+    for rows in _decode_rectangles(decodes, contexts[decodes]):
+        keys = _rounded(int(contexts[rows].max()))
+        if len(rows) * keys * geometry.heads // 2 <= FEW_HEAD_KEYS:
+            attention.few.append(make.few_group(rows, keys))
+        else:
+            attention.decodes.append(make.decode_group(rows, keys))
+        orders.append(rows)
+    for rows in _chunk_rectangles(np.flatnonzero(~single), counts, contexts):
+        attention.chunks.append(make.chunk_group(rows))
+        orders.append(rows)
+    order = orders[0] if len(orders) == 1 else np.concatenate(orders)
+    if attention.decodes:
+        attention.gathered = memory(
+            max(group.heads_JSL.numel() for group in attention.decodes) * geometry.head_dim
+        )
+
+    counts_in_order = counts[order]
+    ends = np.cumsum(counts_in_order)
+    rows_T = np.repeat(order, counts_in_order)
+    offsets_T = np.arange(make.tokens) - np.repeat(ends - counts_in_order, counts_in_order)
+    positions_T = plan.positions[rows_T] + offsets_T
+    blocks_T = slots.blocks[plan.slots[rows_T], positions_T // block_size]
+
+    continuing = (plan.flags & CONTINUE) != 0
+    fed = np.where(continuing, 0, counts)
+    sources = np.where(continuing, len(plan.tokens) + plan.slots, np.cumsum(fed) - fed)
+
+    last = np.empty(len(order), np.int64)
+    last[order] = ends - 1
+    sample_rows = np.flatnonzero(plan.flags & SAMPLE)
+    prompt_rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
+    prompt_counts = counts[prompt_rows]
+    first = (last - counts + 1)[prompt_rows]
+    prompt_offsets = np.arange(int(prompt_counts.sum())) - np.repeat(
+        np.cumsum(prompt_counts) - prompt_counts, prompt_counts
+    )
+    return Layout(
+        sources_T=sources[rows_T] + offsets_T,
+        positions_T=positions_T,
+        places_T=blocks_T * block_size + positions_T % block_size,
+        attention=attention,
+        sample_rows=sample_rows,
+        sample_tokens=last[sample_rows],
+        prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
+    )
+
+
+def is_steady(plan: Plan) -> bool:
+    """Whether every row continues and samples, and nothing else happens: most steps of a busy server."""
+    return plan.starts is None and not len(plan.released) and bool((plan.flags == CONTINUE | SAMPLE).all())
+
+
+def continued(last: Layout, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:
+    """Turns the layout of the last step into that of this one, where only one token was added to each row.
+
+    Both plans are steady, and the last step is over: its layout is changed in place. Returns whether this
+    is possible: the same rows in one rectangle that has room for one key more.
+    """
+    attention = last.attention
+    if len(attention.few) + len(attention.decodes) != 1:
+        return False
+    group = attention.few[0] if attention.few else attention.decodes[0]
+    positions = plan.positions
+    if (
+        int(positions.max()) >= group.keys
+        or not np.array_equal(plan.slots, last_plan.slots)
+        or not np.array_equal(positions, last_plan.positions + 1)
+    ):
+        return False
+    rows = np.arange(len(positions))
+    blocks = slots.blocks[plan.slots, positions // geometry.block_size]
+    places = blocks * geometry.block_size + positions % geometry.block_size
+    if isinstance(group, ops.FewGroup):
+        group.places_SL.numpy().reshape(-1, group.keys)[rows, positions] = places
+        mask = group.mask_S11L
+    else:
+        heads_JSL = group.heads_JSL.numpy().reshape(geometry.heads, -1, group.keys)
+        heads_JSL[:, rows, positions] = places * geometry.heads + np.arange(geometry.heads)[:, None]
+        mask = group.mask_S1L
+    if mask is not None:
+        mask.view(len(rows), group.keys)[torch.from_numpy(rows), torch.from_numpy(positions)] = 0
+    last.positions_T, last.places_T = positions, places
+    return True
+
+
+def _decode_rectangles(rows: I64, contexts: I64) -> Iterator[I64]:
+    if len(rows) == 0:
+        return
+    if int(contexts.max()) <= 2 * int(contexts.min()) + 64:
+        yield rows
+        return
+    order = np.argsort(-contexts, kind="stable")
+    rows, contexts = rows[order], contexts[order]
+    begin = 0
+    while begin < len(rows):
+        # Contexts fall along the rows; the rectangle ends where less than half of it would be used.
+        end = int(np.searchsorted(-contexts, -(contexts[begin] - 64) / 2, side="right"))
+        end = max(end, begin + 1)
+        yield rows[begin:end]
+        begin = end
+
+
+def _chunk_rectangles(rows: I64, counts: I64, contexts: I64) -> Iterator[I64]:
+    if len(rows) == 0:
+        return
+    rows = rows[np.lexsort((-contexts[rows], -counts[rows]))]
+    begin, needed, keys = 0, 0, 0
+    for end, row in enumerate(rows):
+        area = int(counts[row] * contexts[row])
+        longest = max(keys, int(contexts[row]))
+        padded = int(counts[rows[begin]]) * longest * (end - begin + 1)
+        if end > begin and padded > WASTE_FACTOR * (needed + area) + WASTE_FREE:
+            yield rows[begin:end]
+            begin, needed, longest = end, 0, int(contexts[row])
+        needed, keys = needed + area, longest
+    yield rows[begin:]
+
+
+def _rounded(keys: int) -> int:
+    """Up to a multiple of 32, and at most an eighth more: a product of a new shape is set up anew in 0.3 ms."""
+    step = max(32, 1 << max(keys.bit_length() - 4, 0))
+    return -(-keys // step) * step
+
+
+class _Maker:
+    """Makes the groups one after another, in the order of the tokens."""
+
+    def __init__(self, plan: Plan, slots: SlotTable, geometry: Geometry) -> None:
+        self.plan = plan
+        self.slots = slots
+        self.block_size = geometry.block_size
+        self.zero_row = geometry.zero_row
+        self.heads = geometry.heads
+        self.dtype = geometry.dtype
+        self.device = geometry.device
+        self.tokens = 0
+
+    def decode_group(self, rows: I64, keys: int) -> ops.DecodeGroup:
+        seen = np.arange(keys) <= self.plan.positions[rows][:, None]
+        places_SL = to_device(self._places(rows, keys, seen), self.device).view(-1)
+        heads_J1 = torch.arange(self.heads, device=self.device).unsqueeze(1)
+        return ops.DecodeGroup(
+            begin=self._advance(len(rows)),
+            end=self.tokens,
+            keys=keys,
+            heads_JSL=(places_SL * self.heads + heads_J1).view(-1),
+            mask_S1L=None if seen.all() else self._mask(~seen).view(len(rows), 1, keys),
+        )
+
+    def few_group(self, rows: I64, keys: int) -> ops.FewGroup:
+        seen = np.arange(keys) <= self.plan.positions[rows][:, None]
+        return ops.FewGroup(
+            begin=self._advance(len(rows)),
+            end=self.tokens,
+            keys=keys,
+            places_SL=to_device(self._places(rows, keys, seen), self.device).view(-1),
+            mask_S11L=None if seen.all() else self._mask(~seen).view(len(rows), 1, 1, keys),
+        )
+
+    def chunk_group(self, rows: I64) -> ops.ChunkGroup:
+        counts, positions = self.plan.counts[rows], self.plan.positions[rows]
+        contexts = positions + counts
+        queries, keys = int(counts.max()), int(contexts.max())
+        mask = spread = gather = None
+        causal = queries == keys and bool((contexts == keys).all()) and not positions.any()
+        if not causal:
+            # Query i of a row sees the keys up to its own position. Queries past the row's end see what
+            # the last one sees: they are padding, and must not divide by zero.
+            last = np.minimum(positions[:, None] + np.arange(queries), contexts[:, None] - 1)
+            mask = self._mask(np.arange(keys) > last[:, :, None]).unsqueeze(1)
+        if int(counts.min()) < queries:
+            first = np.cumsum(counts) - counts
+            within = np.minimum(np.arange(queries), counts[:, None] - 1)
+            spread = to_device((first[:, None] + within).reshape(-1), self.device)
+            real = np.arange(queries) < counts[:, None]
+            gather = to_device(np.flatnonzero(real.reshape(-1)), self.device)
+        seen = np.arange(keys) < contexts[:, None]
+        return ops.ChunkGroup(
+            begin=self._advance(int(counts.sum())),
+            end=self.tokens,
+            sequences=len(rows),
+            queries=queries,
+            keys=keys,
+            places_SL=to_device(self._places(rows, keys, seen), self.device).view(-1),
+            mask_S1QL=mask,
+            causal=causal,
+            spread_SQ=spread,
+            gather_T=gather,
+        )
+
+    def _advance(self, tokens: int) -> int:
+        begin = self.tokens
+        self.tokens += tokens
+        return begin
+
+    def _places(self, rows: I64, keys: int, seen: Bools) -> I64:
+        """Cache rows (S, L) of the keys; of those not seen the row of zeros."""
+        count = min(-(-keys // self.block_size), self.slots.width)
+        blocks = self.slots.blocks[self.plan.slots[rows], :count]
+        places = (blocks[:, :, None] * self.block_size + np.arange(self.block_size)).reshape(len(rows), -1)
+        result = np.full((len(rows), keys), self.zero_row)
+        inside = min(places.shape[1], keys)
+        np.copyto(result[:, :inside], places[:, :inside], where=seen[:, :inside])
+        return result
+
+    def _mask(self, hidden: Bools) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(torch.from_numpy(hidden).to(self.device), -torch.inf)
+
+
+def to_device(column: I64, device: torch.device) -> Tensor:
+    """The column on the device; on a CPU the same memory."""
+    tensor = torch.from_numpy(column)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Models: one decoder, and recipes that map families of checkpoints to it."""

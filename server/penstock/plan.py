@@ -1,0 +1,189 @@
+"""Reads step plans off the wire: columns to arrays, number and digest checked.
+
+Called by the service for every plan, in order. Looks at columns only; what they mean for the slots is
+checked by `penstock.slots`.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadPlan, OutOfStep
+from penstock.proto import penstock_pb2 as pb
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+START = pb.ROW_FLAG_START
+CONTINUE = pb.ROW_FLAG_CONTINUE
+SAMPLE = pb.ROW_FLAG_SAMPLE
+PROMPT_LOGPROBS = pb.ROW_FLAG_PROMPT_LOGPROBS
+KNOWN_FLAGS = START | CONTINUE | SAMPLE | PROMPT_LOGPROBS
+
+NO_TARGET = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Starts:
+    """What the plan's START rows are sampled with: columns of the message of the same name."""
+
+    seeds: U64
+    temperatures: F32
+    top_ks: U32
+    top_ps: F32
+    typical_ps: F32
+    min_ps: F32
+    repetition_penalties: F32
+    frequency_penalties: F32
+    presence_penalties: F32
+    top_tokens: U32
+    history_counts: U32
+    history_outputs: U32
+    history: U32
+    bias_counts: U32
+    bias_tokens: U32
+    biases: F32
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: columns of the message of the same name."""
+
+    number: int
+    released: U32
+    slots: I64
+    flags: U8
+    positions: I64
+    counts: I64
+    tokens: U32
+    new_block_counts: I64
+    new_blocks: U32
+    prompt_targets: U32
+    starts: Starts | None
+
+
+class PlanReader:
+    """Reads the plans of one Run: knows the number and the digest that are due."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._digest = 0
+
+    def read(self, message: pb.StepPlan) -> Plan:
+        """The plan's columns. Raises OutOfStep, or BadPlan for a column that is no whole number of elements."""
+        due = self._number + 1
+        if message.number != due:
+            raise OutOfStep(f"plan number {message.number} came where number {due} was due")
+        digest = zlib.crc32(message.number.to_bytes(8, "little"), self._digest)
+        for column in (
+            message.released,
+            message.slots,
+            message.flags,
+            message.positions,
+            message.counts,
+            message.tokens,
+            message.new_block_counts,
+            message.new_blocks,
+            message.prompt_targets,
+        ):
+            if column:
+                digest = zlib.crc32(column, digest)
+        starts = None
+        if message.HasField("starts"):
+            digest, starts = _read_starts(message.starts, digest)
+        if message.digest != digest:
+            raise OutOfStep(
+                f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
+            )
+        self._number, self._digest = due, digest
+        return Plan(
+            number=message.number,
+            released=_u32("released", message.released),
+            slots=_u32("slots", message.slots).astype(np.int64),
+            flags=np.frombuffer(message.flags, np.uint8),
+            positions=_u32("positions", message.positions).astype(np.int64),
+            counts=_u32("counts", message.counts).astype(np.int64),
+            tokens=_u32("tokens", message.tokens),
+            new_block_counts=_u32("new_block_counts", message.new_block_counts).astype(np.int64),
+            new_blocks=_u32("new_blocks", message.new_blocks),
+            prompt_targets=_u32("prompt_targets", message.prompt_targets),
+            starts=starts,
+        )
+
+
+def _u32(name: str, column: bytes) -> U32:
+    if len(column) % 4:
+        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 4-byte elements")
+    return np.frombuffer(column, "<u4")
+
+
+def _u64(name: str, column: bytes) -> U64:
+    if len(column) % 8:
+        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 8-byte elements")
+    return np.frombuffer(column, "<u8")
+
+
+def _f32(name: str, column: bytes) -> F32:
+    if len(column) % 4:
+        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 4-byte elements")
+    return np.frombuffer(column, "<f4")
+
+
+def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
+    columns = {
+        name: getattr(message, name)
+        for name in (
+            "seeds",
+            "temperatures",
+            "top_ks",
+            "top_ps",
+            "typical_ps",
+            "min_ps",
+            "repetition_penalties",
+            "frequency_penalties",
+            "presence_penalties",
+            "top_tokens",
+            "history_counts",
+            "history_outputs",
+            "history",
+            "bias_counts",
+            "bias_tokens",
+            "biases",
+        )
+    }
+    for column in columns.values():
+        if column:
+            digest = zlib.crc32(column, digest)
+
+    def u32(name: str) -> U32:
+        return _u32(f"starts.{name}", columns[name])
+
+    def f32(name: str) -> F32:
+        return _f32(f"starts.{name}", columns[name])
+
+    starts = Starts(
+        seeds=_u64("starts.seeds", columns["seeds"]),
+        temperatures=f32("temperatures"),
+        top_ks=u32("top_ks"),
+        top_ps=f32("top_ps"),
+        typical_ps=f32("typical_ps"),
+        min_ps=f32("min_ps"),
+        repetition_penalties=f32("repetition_penalties"),
+        frequency_penalties=f32("frequency_penalties"),
+        presence_penalties=f32("presence_penalties"),
+        top_tokens=u32("top_tokens"),
+        history_counts=u32("history_counts"),
+        history_outputs=u32("history_outputs"),
+        history=u32("history"),
+        bias_counts=u32("bias_counts"),
+        bias_tokens=u32("bias_tokens"),
+        biases=f32("biases"),
+    )
+    return digest, starts

@@ -1,0 +1,181 @@
+"""Prepare: sizes the cache, warms the device up and fits the cost model.
+
+Called once by the service, before Run. Times real steps of made-up sequences, cheapest first, within a
+budget, so that a small model is ready at once and a large one is still measured.
+"""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.engine import Engine
+from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
+from penstock.plan import SAMPLE, START, Plan, Starts
+from penstock.proto import penstock_pb2 as pb
+from penstock.slots import Limits
+
+WARM_UP_SECONDS = 0.25
+
+
+def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
+    """Allocates for the request's limits. Raises ValueError naming the field, or TooLittleMemory."""
+    config = engine.model.config
+    longest = request.max_sequence_tokens or config.rope.max_positions
+    for name in ("max_slots", "max_step_tokens"):
+        if getattr(request, name) < 1:
+            raise ValueError(f"{name} is 0")
+    if longest > config.rope.max_positions:
+        raise ValueError(
+            f"max_sequence_tokens is {longest}, and the model was made for {config.rope.max_positions} "
+            "(--max-total-tokens)"
+        )
+    if not 0 < request.memory_fraction <= 1:
+        raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
+    available = spare(
+        device_room(engine.device),
+        engine.device,
+        request.memory_fraction,
+        held=weight_bytes(engine),
+        working=_working_bytes(engine, request.max_slots, request.max_step_tokens, longest),
+    )
+    blocks = count_blocks(
+        config, engine.dtype, request.max_slots, longest, request.max_cache_tokens, available
+    )
+    engine.allocate(
+        Limits(
+            max_slots=request.max_slots,
+            max_step_tokens=request.max_step_tokens,
+            max_sequence_tokens=longest,
+            blocks=blocks,
+            block_size=BLOCK_SIZE,
+            vocab_size=config.vocab_size,
+        )
+    )
+    cost = _fit(_measure(engine))
+    engine.clear()
+    return pb.Prepared(
+        blocks=blocks, cost=cost, cache_bytes=engine.cache.bytes, free_bytes=_free_bytes(engine)
+    )
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of the weights, each counted once."""
+    return sum(t.numel() * t.element_size() for t in engine.model.weights())
+
+
+def _working_bytes(engine: Engine, max_slots: int, max_step_tokens: int, longest: int) -> int:
+    """What the largest step needs beside weights and cache, roughly and upwards."""
+    config = engine.model.config
+    tokens = min(max_step_tokens, max_slots * longest)
+    per_token = (
+        3 * config.width
+        + 3 * config.feed_forward
+        + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
+    )
+    logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
+    keys = min(tokens, 2048) * longest
+    return tokens * per_token * engine.dtype.itemsize + logits + keys * engine.dtype.itemsize
+
+
+def _free_bytes(engine: Engine) -> int:
+    room = device_room(engine.device)
+    if engine.device.type == "cpu":
+        # Its pages are not taken yet.
+        return max(room.free - engine.cache.bytes, 0)
+    return room.free
+
+
+def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
+    """(rows, tokens of each, cached tokens of each) worth timing, cheapest first."""
+    slots, tokens = limits.max_slots, limits.max_step_tokens
+    longest = min(limits.max_sequence_tokens, limits.blocks * BLOCK_SIZE)
+    context = min(longest - 1, 1024)
+    yield from (
+        (1, 1, 0),
+        (1, 1, 0),
+        (1, 1, context),
+        (min(slots, tokens, 8), 1, 0),
+        (1, min(tokens, longest, 32), 0),
+        (min(slots, tokens, 8), 1, context),
+        (min(slots, tokens, 32), 1, 0),
+        (1, min(tokens, longest, 128), 0),
+        (min(slots, tokens, 32), 1, context),
+        (1, min(tokens, longest, 512), 0),
+    )
+
+
+def _measure(engine: Engine) -> list[tuple[int, int, float]]:
+    """(tokens fed, tokens attended to, nanoseconds) of steps, as many as the budget allows."""
+    measured: list[tuple[int, int, float]] = []
+    deadline = time.perf_counter() + WARM_UP_SECONDS
+    _run(engine, 1, 1, 0)  # the first step pays for what is set up once
+    for rows, fed, cached in _shapes(engine.limits):
+        slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
+        # More tokens in a step cost less each; the guess is for both runs of the shape.
+        if len(measured) >= 3 and time.perf_counter() + slowest * 2e-9 / 8 > deadline:
+            break
+        _run(engine, rows, fed, cached)
+        # Each token attends to itself and all before it.
+        attended = rows * (fed * cached + fed * (fed + 1) // 2)
+        measured.append((rows * fed, attended, min(_run(engine, rows, fed, cached) for _ in range(2))))
+    return measured
+
+
+def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
+    """Times one step of made-up sequences. All share blocks: what they hold does not matter."""
+    blocks = -(-(fed + cached) // BLOCK_SIZE)
+    column = np.ones(rows, np.float32)
+    nothing = np.zeros(rows, np.uint32)
+    none = np.zeros(0, np.uint32)
+    shared = np.arange(blocks, dtype=np.uint32)
+    plan = Plan(
+        number=1,
+        released=none,
+        slots=np.arange(rows),
+        flags=np.full(rows, START | SAMPLE, np.uint8),
+        positions=np.full(rows, cached),
+        counts=np.full(rows, fed),
+        tokens=np.zeros(rows * fed, np.uint32),
+        new_block_counts=np.full(rows, blocks),
+        new_blocks=np.tile(shared, rows),
+        prompt_targets=none,
+        starts=Starts(
+            seeds=np.zeros(rows, np.uint64),
+            temperatures=column * 0,
+            top_ks=nothing,
+            top_ps=column,
+            typical_ps=column,
+            min_ps=column * 0,
+            repetition_penalties=column,
+            frequency_penalties=column * 0,
+            presence_penalties=column * 0,
+            top_tokens=nothing,
+            history_counts=nothing,
+            history_outputs=nothing,
+            history=none,
+            bias_counts=nothing,
+            bias_tokens=none,
+            biases=np.zeros(0, np.float32),
+        ),
+    )
+    began = time.perf_counter_ns()
+    engine.step(plan)
+    return float(time.perf_counter_ns() - began)
+
+
+def _fit(measured: list[tuple[int, int, float]]) -> pb.CostModel:
+    """Least squares of relative errors, no term negative."""
+    tokens, contexts, times = (np.array(column, np.float64) for column in zip(*measured, strict=True))
+    columns = np.stack((np.ones_like(tokens), tokens, contexts), 1) / times[:, None]
+    active = [0, 1, 2]
+    terms = np.zeros(3)
+    while active:
+        solution = np.linalg.lstsq(columns[:, active], np.ones_like(times), rcond=None)[0]
+        if (solution >= 0).all():
+            terms[active] = solution
+            break
+        active.remove(active[int(np.argmin(solution))])
+    # A step is never free, whatever the fit says.
+    fixed = max(terms[0], 0.1 * float(times.min()))
+    return pb.CostModel(fixed_ns=fixed, per_token_ns=float(terms[1]), per_context_token_ns=float(terms[2]))

@@ -1,0 +1,125 @@
+"""The worker contract over gRPC: plans in, results out.
+
+Called by `penstock.worker`. Turns messages into calls of the engine and errors into status codes; holds
+nothing of a request. A plan is read while the last one runs, so that two may be in flight.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+
+from penstock.engine import Engine
+from penstock.engine_thread import EngineThread
+from penstock.errors import BadPlan, OutOfStep, TooLittleMemory
+from penstock.preparation import prepare, weight_bytes
+from penstock.proto import penstock_pb2 as pb
+from penstock.run import Run, Superseded
+from penstock.slots import MAX_TOP_TOKENS
+from penstock.telemetry import log
+
+
+class WorkerService:
+    """One engine behind the four calls of the contract."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        thread: EngineThread,
+        description: pb.ModelDescription,
+        on_failure: Callable[[str, threading.Event], None],
+    ) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._description = description
+        self._on_failure = on_failure
+        self._run: Run | None = None
+
+    def describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.ModelDescription:
+        """What the loaded model is."""
+        return self._description
+
+    def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:
+        """Allocates, warms up and measures."""
+        if self._engine.prepared:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was called before")
+        try:
+            prepared = self._thread.call(lambda: prepare(self._engine, request))
+        except ValueError as error:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (TooLittleMemory, MemoryError) as error:
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
+        except Exception as error:
+            self._fail(context, error)
+        log("INFO", "prepared", blocks=prepared.blocks, cache_bytes=prepared.cache_bytes)
+        return prepared
+
+    def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
+        """Executes plans in order until the client ends the stream or a newer Run begins."""
+        context.send_initial_metadata(())
+        if not self._engine.prepared:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
+        run = Run()
+        former, self._run = self._run, run
+        if former is not None:
+            former.supersede()
+        self._thread.submit(lambda: run.execute(self._engine))
+        threading.Thread(target=run.read, args=(plans,), name="plans", daemon=True).start()
+        try:
+            yield from run.results()
+        except OutOfStep as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except BadPlan as error:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Superseded:
+            _abort(context, grpc.StatusCode.ABORTED, "a newer Run began")
+        except Exception as error:
+            self._fail(context, error)
+
+    def check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
+        """Computes something on the device, beside a step that may be running."""
+        try:
+            self._engine.check()
+        except Exception as error:
+            self._fail(context, error)
+        return pb.CheckReply(steps=self._engine.steps)
+
+    def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        """Ends the call and the process: what the device holds is not to be trusted any more."""
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        answered = threading.Event()
+        if not context.add_callback(answered.set):
+            answered.set()
+        self._on_failure(cause, answered)
+        _abort(context, grpc.StatusCode.INTERNAL, cause)
+
+
+def description_of(
+    engine: Engine, config: dict[str, Any], eos_ids: list[int], rank: int, world: int
+) -> pb.ModelDescription:
+    """What Describe answers."""
+    shape = engine.model.config
+    held = weight_bytes(engine)
+    return pb.ModelDescription(
+        model_type=str(config.get("model_type", "")),
+        recipe=engine.recipe,
+        vocab_size=shape.vocab_size,
+        eos_ids=eos_ids,
+        dtype=str(engine.dtype).removeprefix("torch."),
+        device=str(engine.device),
+        device_name=engine.device_name,
+        block_size=16,
+        max_positions=shape.rope.max_positions,
+        parameters=sum(t.numel() for t in engine.model.weights()),
+        weight_bytes=held,
+        kv_bytes_per_token=shape.kv_numbers_per_token * engine.dtype.itemsize,
+        rank=rank,
+        world_size=world,
+        max_top_tokens=min(MAX_TOP_TOKENS, shape.vocab_size),
+    )
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort returns never")

@@ -1,0 +1,145 @@
+"""Loads the model and serves it on the socket until told to stop.
+
+Called by `penstock.worker` once the process is set up; apart from it because importing this imports torch.
+"""
+
+import argparse
+import gc
+import json
+import os
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import torch
+
+from penstock.engine import Engine
+from penstock.engine_thread import EngineThread
+from penstock.errors import UnusableModel
+from penstock.rpc import handlers
+from penstock.service import WorkerService, description_of
+from penstock.telemetry import log
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
+    """Serves on this thread until a signal handler raises. Raises UnusableModel."""
+    imported = time.perf_counter()
+    folder: Path = arguments.model_dir
+    config = read_json(folder, "config.json")
+    if config is None:
+        raise UnusableModel(f"{folder}: no config.json")
+    dtype, device = _dtype(config, arguments.dtype), _device(arguments.device)
+    torch.set_grad_enabled(False)
+    if device.type == "cpu":
+        torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    engine = Engine(config, folder, dtype, device)
+    # What is loaded stays: no collection between two steps has to look through torch's objects.
+    gc.freeze()
+    gc.enable()
+    loaded = time.perf_counter()
+    description = description_of(
+        engine,
+        config,
+        eos_ids(config, read_json(folder, "generation_config.json")),
+        arguments.rank,
+        arguments.world_size,
+    )
+    thread = EngineThread()
+    service = WorkerService(engine, thread, description, _Ending())
+    server = grpc.server(
+        ThreadPoolExecutor(8, thread_name_prefix="grpc"),
+        handlers=[handlers(service)],
+        options=(("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)),
+    )
+    server.add_insecure_port(f"unix:{arguments.socket}")
+    server.start()
+    log(
+        "INFO",
+        "ready",
+        import_seconds=round(imported - began, 3),
+        load_seconds=round(loaded - imported, 3),
+        listen_seconds=round(time.perf_counter() - loaded, 3),
+        parameters=description.parameters,
+        dtype=description.dtype,
+        device=description.device,
+    )
+    thread.serve()
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """A JSON object of the model folder, or None when there is no such file."""
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableModel(f"{folder / name}: cannot be read: {error}") from error
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnusableModel(f"{folder / name}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnusableModel(f"{folder / name}: not a JSON object")
+    return value
+
+
+def eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
+    """Every end-of-sequence id that config.json or generation_config.json names."""
+    found: set[int] = set()
+    for source in (config, generation or {}):
+        value = source.get("eos_token_id")
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
+                found.add(entry)
+    return sorted(found)
+
+
+def _dtype(config: dict[str, Any], wanted: str) -> torch.dtype:
+    if wanted == "auto":
+        wanted = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        if wanted not in DTYPES:
+            raise UnusableModel(f"config.json: unsupported dtype {wanted!r}; choose one by --dtype")
+    return DTYPES[wanted]
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UnusableModel(f"--device: {wanted!r} is not cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        index = device.index or 0
+        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+            raise UnusableModel(f"--device: there is no {wanted} on this machine")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise UnusableModel(f"--device: {wanted!r} is not cpu, cuda or cuda:N")
+    return device
+
+
+class _Ending:
+    """Ends the process after a failure inside a step. Its thread exists beforehand: it may be the memory
+    for one more that is missing.
+    """
+
+    def __init__(self) -> None:
+        self._failures: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._wait, name="ending", daemon=True).start()
+
+    def __call__(self, cause: str, answered: threading.Event) -> None:
+        """Logs the cause, lets the answer out, and exits."""
+        log("ERROR", cause, fatal=True)
+        self._failures.put(answered)
+
+    def _wait(self) -> None:
+        self._failures.get().wait(1.0)
+        os._exit(1)

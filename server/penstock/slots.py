@@ -1,0 +1,214 @@
+"""The table of slots: what a sequence's block table is and how far its cache is filled.
+
+The engine applies every plan to it before anything runs, and it refuses plans that contradict
+themselves, the limits or what the slots hold. Knows nothing of tensors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import BadPlan
+from penstock.plan import (
+    CONTINUE,
+    I64,
+    KNOWN_FLAGS,
+    NO_TARGET,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    U32,
+    Bools,
+    Plan,
+    Starts,
+)
+
+MAX_TOP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan may name, as agreed in Prepare."""
+
+    max_slots: int
+    max_step_tokens: int
+    max_sequence_tokens: int
+    blocks: int
+    block_size: int
+    vocab_size: int
+
+
+class SlotTable:
+    """State of every slot, as columns indexed by slot."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        # One block more than the longest sequence has: a row in flight may run one token past it.
+        self.width = -(-(limits.max_sequence_tokens + 1) // limits.block_size)
+        self.alive: Bools = np.zeros(limits.max_slots, np.bool_)
+        self.has_sampled: Bools = np.zeros(limits.max_slots, np.bool_)
+        self.filled: I64 = np.zeros(limits.max_slots, np.int64)  # tokens in the cache
+        self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
+        self.blocks: npt.NDArray[np.int64] = np.zeros((limits.max_slots, self.width), np.int64)
+
+    def clear(self) -> None:
+        """Forgets all slots."""
+        self.alive[:] = False
+
+    def apply(self, plan: Plan) -> None:
+        """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan."""
+        limits = self.limits
+        slots, flags, counts, positions = plan.slots, plan.flags, plan.counts, plan.positions
+        rows = len(slots)
+        for name, column in (
+            ("flags", flags),
+            ("positions", positions),
+            ("counts", counts),
+            ("new_block_counts", plan.new_block_counts),
+        ):
+            if len(column) != rows:
+                raise BadPlan(f"{name}: {len(column)} entries for {rows} rows")
+        if len(plan.released):
+            _below("released", plan.released, limits.max_slots, "slots")
+            self.alive[plan.released] = False
+        if rows == 0:
+            return
+        if rows > limits.max_slots:
+            raise BadPlan(f"slots: {rows} rows, but max_slots is {limits.max_slots}")
+        _below("slots", slots, limits.max_slots, "slots")
+        if rows > 1 and len(np.unique(slots)) != rows:
+            raise BadPlan("slots: a slot is named twice")
+
+        if int(np.bitwise_or.reduce(flags)) & ~KNOWN_FLAGS:
+            raise BadPlan("flags: a row has an unknown flag")
+        starting = (flags & START) != 0
+        continuing = (flags & CONTINUE) != 0
+        starts = slots[starting]
+        if (starting & continuing).any():
+            raise BadPlan("flags: a row has both START and CONTINUE")
+        _check_starts(plan.starts, len(starts), limits)
+        if len(starts):
+            self.alive[starts] = True
+            self.has_sampled[starts] = False
+            self.filled[starts] = positions[starting]
+            self.block_counts[starts] = 0
+        if not self.alive[slots].all():
+            slot = slots[~self.alive[slots]][0]
+            raise BadPlan(f"slots: slot {slot} holds no sequence, and its row does not start one")
+        if not self.has_sampled[slots[continuing]].all():
+            raise BadPlan("flags: a CONTINUE row's slot has sampled nothing")
+
+        if int(counts.min()) < 1:
+            raise BadPlan("counts: a row feeds no token")
+        if (counts[continuing] != 1).any():
+            raise BadPlan("counts: a CONTINUE row feeds other than one token")
+        total = int(counts.sum())
+        if total > limits.max_step_tokens:
+            raise BadPlan(f"counts: {total} tokens, but max_step_tokens is {limits.max_step_tokens}")
+        given = total - int(np.count_nonzero(continuing))
+        if len(plan.tokens) != given:
+            raise BadPlan(f"tokens: {len(plan.tokens)} entries, but the rows feed {given}")
+        _below("tokens", plan.tokens, limits.vocab_size, "tokens in the vocabulary")
+        wanted = int(counts[(flags & PROMPT_LOGPROBS) != 0].sum())
+        if len(plan.prompt_targets) != wanted:
+            raise BadPlan(
+                f"prompt_targets: {len(plan.prompt_targets)} entries, but the rows ask for {wanted}"
+            )
+        if wanted:
+            known = plan.prompt_targets[plan.prompt_targets != NO_TARGET]
+            _below("prompt_targets", known, limits.vocab_size, "tokens in the vocabulary")
+
+        if len(plan.new_blocks) or plan.new_block_counts.any():
+            self._append_blocks(plan)
+        ends = positions + counts
+        if (positions > self.filled[slots]).any():
+            row = int(np.argmax(positions > self.filled[slots]))
+            raise BadPlan(
+                f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} "
+                f"is filled to {self.filled[slots[row]]}"
+            )
+        short = ends > self.block_counts[slots] * limits.block_size
+        if short.any():
+            row = int(np.argmax(short))
+            raise BadPlan(
+                f"new_blocks: row {row} ends at {ends[row]}, but slot {slots[row]} has "
+                f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
+            )
+        self.filled[slots] = ends
+        self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
+
+    def _append_blocks(self, plan: Plan) -> None:
+        added, slots = plan.new_block_counts, plan.slots
+        if len(plan.new_blocks) != int(added.sum()):
+            raise BadPlan(
+                f"new_blocks: {len(plan.new_blocks)} entries, but new_block_counts add up to {added.sum()}"
+            )
+        _below("new_blocks", plan.new_blocks, self.limits.blocks, "blocks")
+        before = self.block_counts[slots]
+        if (before + added > self.width).any():
+            slot = int(slots[np.argmax(before + added > self.width)])
+            raise BadPlan(
+                f"new_blocks: slot {slot} gets more than {self.width} blocks, which hold the longest sequence "
+                f"of {self.limits.max_sequence_tokens} tokens"
+            )
+        offsets = np.arange(len(plan.new_blocks)) - np.repeat(np.cumsum(added) - added, added)
+        self.blocks[np.repeat(slots, added), np.repeat(before, added) + offsets] = plan.new_blocks
+        self.block_counts[slots] = before + added
+
+
+def _below(name: str, column: U32 | I64, bound: int, what: str) -> None:
+    if len(column) and int(column.max()) >= bound:
+        raise BadPlan(f"{name}: {int(column.max())}, but there are {bound} {what}")
+
+
+def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
+    if starts is None:
+        if rows:
+            raise BadPlan(f"starts: absent, but {rows} rows start")
+        return
+    for name in (
+        "seeds",
+        "temperatures",
+        "top_ks",
+        "top_ps",
+        "typical_ps",
+        "min_ps",
+        "repetition_penalties",
+        "frequency_penalties",
+        "presence_penalties",
+        "top_tokens",
+        "history_counts",
+        "history_outputs",
+        "bias_counts",
+    ):
+        entries = len(getattr(starts, name))
+        if entries != rows:
+            raise BadPlan(f"starts.{name}: {entries} entries, but {rows} rows start")
+    for name, least in (
+        ("temperatures", 0.0),
+        ("top_ps", 0.0),
+        ("typical_ps", 0.0),
+        ("min_ps", 0.0),
+        ("repetition_penalties", 0.0),
+        ("frequency_penalties", -np.inf),
+        ("presence_penalties", -np.inf),
+    ):
+        column = getattr(starts, name)
+        if not (np.isfinite(column) & (column >= least)).all():
+            raise BadPlan(f"starts.{name}: an entry is not a number, infinite or under {least}")
+    if (starts.repetition_penalties == 0).any():
+        raise BadPlan("starts.repetition_penalties: an entry is 0")
+    if rows and int(starts.top_tokens.max()) > MAX_TOP_TOKENS:
+        raise BadPlan(f"starts.top_tokens: {int(starts.top_tokens.max())}, but the most is {MAX_TOP_TOKENS}")
+    if len(starts.history) != int(starts.history_counts.sum(dtype=np.int64)):
+        raise BadPlan("starts.history: its length is not the sum of history_counts")
+    if (starts.history_outputs > starts.history_counts).any():
+        raise BadPlan("starts.history_outputs: more than history_counts")
+    _below("starts.history", starts.history, limits.vocab_size, "tokens in the vocabulary")
+    biases = int(starts.bias_counts.sum(dtype=np.int64))
+    if len(starts.bias_tokens) != biases or len(starts.biases) != biases:
+        raise BadPlan("starts.biases: the length of bias_tokens or biases is not the sum of bias_counts")
+    _below("starts.bias_tokens", starts.bias_tokens, limits.vocab_size, "tokens in the vocabulary")
+    if np.isnan(starts.biases).any():
+        raise BadPlan("starts.biases: an entry is not a number")

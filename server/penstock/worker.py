@@ -1,0 +1,157 @@
+"""The entry of a worker process: `python -m penstock.worker --help`.
+
+Started by the launcher, one for each shard. Reads its arguments, loads the model, then listens. Imports
+only what it needs before the weights are in memory: the time until then is what a restart costs.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+BEGAN = time.perf_counter()
+
+
+def main() -> None:
+    """Runs until the parent dies or a signal comes."""
+    arguments = _arguments()
+    _die_with_the_parent()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    _set_threads(arguments.threads)
+    keep_memory()
+    # Importing torch makes many objects and no garbage; looking for some is a tenth of the start. `serving`
+    # switches it on again.
+    gc.disable()
+
+    from penstock.errors import UnusableModel
+    from penstock.telemetry import log
+
+    try:
+        _check_socket_folder(arguments.socket)
+        from penstock import serving
+
+        serving.serve(arguments, BEGAN)
+    except _Stopped:
+        log("INFO", "stopped")
+        _leave(0)
+    except (UnusableModel, OSError, MemoryError) as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        log("ERROR", message, fatal=True)
+        _leave(1)
+    except Exception as error:
+        log("ERROR", f"{type(error).__name__}: {' '.join(str(error).split())}", fatal=True)
+        _leave(1)
+
+
+class _Stopped(BaseException):
+    """A signal asked for the end. No Exception, so that nothing on the way mistakes it for a failure."""
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _Stopped
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.worker",
+        description="Holds one shard of a model and executes the router's step plans. Started by `penstock`. "
+        "Logs JSON lines to standard error; ends when its parent does, or when its standard input, if it is "
+        "a pipe, is closed.",
+    )
+    parser.add_argument(
+        "--model-dir", type=Path, required=True, help="folder with config.json and safetensors files"
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        required=True,
+        help="unix socket to listen on; its folder must have the mode 0700",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="of weights and activations [default: what config.json says]",
+    )
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda or cuda:N [default: cuda where there is one]"
+    )
+    parser.add_argument("--rank", type=int, default=0, help="which shard this is, from 0 [default: 0]")
+    parser.add_argument(
+        "--world-size", type=int, default=1, help="number of shards; only 1 for now [default: 1]"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads that compute on a CPU [default: the cores it may use]"
+    )
+    arguments = parser.parse_args()
+    if arguments.world_size != 1 or arguments.rank != 0:
+        parser.error("--world-size other than 1 is not supported yet")
+    if arguments.threads < 0:
+        parser.error("--threads must not be negative")
+    return arguments
+
+
+def _die_with_the_parent() -> None:
+    """No orphans: the kernel kills this process with its parent, and a closed pipe to it ends it, too."""
+    parent = os.getppid()
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os._exit(1)
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        threading.Thread(target=_watch_standard_input, name="parent", daemon=True).start()
+
+
+def _watch_standard_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _set_threads(threads: int) -> None:
+    """OpenMP reads its settings when torch is imported, hence by environment."""
+    os.environ["OMP_NUM_THREADS"] = str(threads or len(os.sched_getaffinity(0)))
+
+
+def keep_memory() -> None:
+    """Makes the C library keep what large tensors free, where it can be told to (glibc).
+
+    By default a large tensor is fresh pages of the kernel, zeroed, and given back after a few microseconds
+    of use. Measured on a cumulated sum of (32, 32000): 0.3 ms instead of 4.8 ms.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_max, m_arena_max = -1, -4, -8
+        mallopt(m_trim_threshold, 2**31 - 1)
+        mallopt(m_mmap_max, 0)
+        mallopt(m_arena_max, 1)
+
+
+def _check_socket_folder(socket: Path) -> None:
+    folder = socket.absolute().parent
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"--socket: {folder} must be a folder of this user with the mode 0700")
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends without the tear-down of torch and gRPC, which has nothing to save and takes long."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

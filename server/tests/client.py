@@ -1,0 +1,259 @@
+"""A client of the worker contract for tests: starts a worker process, builds plans, keeps the digest."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from penstock.proto import penstock_pb2 as pb
+
+# `make test-gpu` sets it to "cuda".
+DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")
+
+START, CONTINUE, SAMPLE, PROMPT_LOGPROBS = (
+    pb.ROW_FLAG_START,
+    pb.ROW_FLAG_CONTINUE,
+    pb.ROW_FLAG_SAMPLE,
+    pb.ROW_FLAG_PROMPT_LOGPROBS,
+)
+
+STARTS: dict[str, tuple[str, Any]] = {
+    "seeds": ("<u8", 0),
+    "temperatures": ("<f4", 0.0),
+    "top_ks": ("<u4", 0),
+    "top_ps": ("<f4", 1.0),
+    "typical_ps": ("<f4", 1.0),
+    "min_ps": ("<f4", 0.0),
+    "repetition_penalties": ("<f4", 1.0),
+    "frequency_penalties": ("<f4", 0.0),
+    "presence_penalties": ("<f4", 0.0),
+    "top_tokens": ("<u4", 0),
+    "history_counts": ("<u4", 0),
+    "history_outputs": ("<u4", 0),
+}
+
+
+def row(
+    slot: int,
+    tokens: list[int] | None = None,
+    position: int = 0,
+    blocks: list[int] | None = None,
+    *,
+    start: dict[str, Any] | None = None,
+    sample: bool = True,
+    targets: list[int] | None = None,
+) -> dict[str, Any]:
+    """One row of a plan. No tokens: CONTINUE. `start`: what its entry of Starts has other than defaults."""
+    return {
+        "slot": slot,
+        "tokens": tokens,
+        "position": position,
+        "blocks": blocks or [],
+        "start": start,
+        "sample": sample,
+        "targets": targets,
+    }
+
+
+def u32(values: list[int]) -> bytes:
+    """A column."""
+    return np.array(values, "<u4").tobytes()
+
+
+def make_plan(rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepPlan:
+    """Packs rows into columns; number and digest are set when it is sent."""
+    flags = []
+    for r in rows:
+        flag = START if r["start"] is not None else 0
+        flag |= CONTINUE if r["tokens"] is None else 0
+        flag |= SAMPLE if r["sample"] else 0
+        flag |= PROMPT_LOGPROBS if r["targets"] is not None else 0
+        flags.append(flag)
+    plan = pb.StepPlan(
+        released=u32(released or []),
+        slots=u32([r["slot"] for r in rows]),
+        flags=bytes(flags),
+        positions=u32([r["position"] for r in rows]),
+        counts=u32([1 if r["tokens"] is None else len(r["tokens"]) for r in rows]),
+        tokens=u32([t for r in rows for t in r["tokens"] or []]),
+        new_block_counts=u32([len(r["blocks"]) for r in rows]),
+        new_blocks=u32([b for r in rows for b in r["blocks"]]),
+        prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
+    )
+    starting = [r["start"] for r in rows if r["start"] is not None]
+    if starting:
+        for name, (dtype, default) in STARTS.items():
+            setattr(plan.starts, name, np.array([s.get(name, default) for s in starting], dtype).tobytes())
+        history = [s.get("history", []) for s in starting]
+        plan.starts.history_counts = u32([len(h) for h in history])
+        plan.starts.history = u32([t for h in history for t in h])
+        bias = [s.get("bias", {}) for s in starting]
+        plan.starts.bias_counts = u32([len(b) for b in bias])
+        plan.starts.bias_tokens = u32([t for b in bias for t in b])
+        plan.starts.biases = np.array([v for b in bias for v in b.values()], "<f4").tobytes()
+    return plan
+
+
+def columns(plan: pb.StepPlan) -> Iterator[bytes]:
+    """Every column in the order of the digest."""
+    for field in plan.DESCRIPTOR.fields:
+        if field.name == "starts":
+            if plan.HasField("starts"):
+                yield from (getattr(plan.starts, f.name) for f in plan.starts.DESCRIPTOR.fields)
+        elif field.name not in ("number", "digest"):
+            yield getattr(plan, field.name)
+
+
+class Numbering:
+    """Numbers and digests of the plans of one Run."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.digest = 0
+
+    def stamp(self, plan: pb.StepPlan) -> pb.StepPlan:
+        """Sets both for the next plan."""
+        self.number += 1
+        self.digest = zlib.crc32(self.number.to_bytes(8, "little"), self.digest)
+        for column in columns(plan):
+            self.digest = zlib.crc32(column, self.digest)
+        plan.number, plan.digest = self.number, self.digest
+        return plan
+
+
+class Run:
+    """One Run call: plans are sent as they are given, results read in order."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.numbering = Numbering()
+        self._plans: queue.SimpleQueue[pb.StepPlan | None] = queue.SimpleQueue()
+        call = channel.stream_stream(
+            "/penstock.v1.Worker/Run", pb.StepPlan.SerializeToString, pb.StepResult.FromString
+        )
+        self.call = call(iter(self._plans.get, None), timeout=60)
+
+    def send(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> None:
+        """Sends a plan of these rows."""
+        self._plans.put(self.numbering.stamp(make_plan(rows, released)))
+
+    def send_raw(self, plan: pb.StepPlan) -> None:
+        """Sends a plan as it is."""
+        self._plans.put(plan)
+
+    def receive(self) -> pb.StepResult:
+        """The next result. Raises grpc.RpcError."""
+        return next(self.call)
+
+    def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepResult:
+        """Sends and receives."""
+        self.send(rows, released)
+        return self.receive()
+
+    def end(self) -> None:
+        """No more plans."""
+        self._plans.put(None)
+
+
+def sampled(result: pb.StepResult) -> list[int]:
+    """The column as a list."""
+    return [int(t) for t in np.frombuffer(result.sampled, "<u4")]
+
+
+def floats(column: bytes) -> list[float]:
+    """A column of f32 as a list."""
+    return [float(x) for x in np.frombuffer(column, "<f4")]
+
+
+class Worker:
+    """A worker process that listens; `log` holds its lines so far."""
+
+    def __init__(self, model: Path, folder: Path, *arguments: str) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.socket = folder / "worker.sock"
+        self.log: list[dict[str, Any]] = []
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.worker",
+            "--model-dir",
+            str(model),
+            "--socket",
+            str(self.socket),
+        ]
+        self.process = subprocess.Popen(
+            [*command, "--device", DEVICE, *arguments],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self._ready = threading.Event()
+        threading.Thread(target=self._read_log, daemon=True).start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = {"message": line, "level": "RAW"}
+            self.log.append(entry)
+            if entry["message"] == "ready":
+                self._ready.set()
+        self._ready.set()
+
+    def __enter__(self) -> Self:
+        assert self._ready.wait(60)
+        assert self.process.poll() is None, self.log
+        self.channel = grpc.insecure_channel(f"unix:{self.socket}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait(10)
+
+    def exit_status(self) -> int:
+        """Waits for the end of the process and of its log."""
+        status = self.process.wait(60)
+        assert self._ready.wait(10)
+        return status
+
+    def describe(self) -> pb.ModelDescription:
+        """Describe."""
+        return self._unary("Describe", pb.DescribeRequest(), pb.ModelDescription)  # type: ignore[no-any-return]
+
+    def prepare(self, **limits: Any) -> pb.Prepared:
+        """Prepare, small unless said otherwise."""
+        wanted = {
+            "max_slots": 8,
+            "max_step_tokens": 256,
+            "max_sequence_tokens": 256,
+            "max_cache_tokens": 4096,
+            "memory_fraction": 0.9,
+            **limits,
+        }
+        return self._unary("Prepare", pb.PrepareRequest(**wanted), pb.Prepared)  # type: ignore[no-any-return]
+
+    def check(self) -> pb.CheckReply:
+        """Check."""
+        return self._unary("Check", pb.CheckRequest(), pb.CheckReply)  # type: ignore[no-any-return]
+
+    def run(self) -> Run:
+        """Begins a Run."""
+        return Run(self.channel)
+
+    def _unary(self, name: str, request: Any, reply: Any) -> Any:
+        call = self.channel.unary_unary(
+            f"/penstock.v1.Worker/{name}", type(request).SerializeToString, reply.FromString
+        )
+        return call(request, timeout=60)

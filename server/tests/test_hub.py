@@ -1,0 +1,269 @@
+"""`python -m penstock.hub` with the real `huggingface_hub` client against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_server import Hub, Repo
+
+CONFIG = b'{"model_type": "llama"}'
+# `huggingface_hub` writes in pieces of 10 MiB; only whole pieces can be resumed.
+PIECE = 10 << 20
+WEIGHTS = bytes(range(256)) * 100_000
+FILES = {
+    "config.json": CONFIG,
+    "tokenizer.json": b'{"model": {}}',
+    "tokenizer_config.json": b"{}",
+    "generation_config.json": b"{}",
+    "chat_template.jinja": b"hello",
+    "additional_chat_templates/tool.jinja": b"tools",
+    "model.safetensors": WEIGHTS,
+    "README.md": b"read me",
+    "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"the same again",
+    "onnx/model.onnx": b"other",
+}
+NEEDED = {
+    name for name in FILES if not name.endswith((".md", ".bin", ".onnx")) and "consolidated" not in name
+}
+
+
+@dataclass
+class Ended:
+    code: int
+    lines: list[dict[str, Any]]
+    stderr: str
+
+    @property
+    def folder(self) -> Path:
+        assert self.code == 0, (self.lines, self.stderr)
+        return Path(self.lines[-1]["snapshot"]["folder"])
+
+    @property
+    def failure(self) -> str:
+        assert self.code == 1, (self.code, self.lines, self.stderr)
+        failure = self.lines[-1]["failed"]
+        assert isinstance(failure, str) and "\n" not in failure and "Traceback" not in self.stderr, failure
+        return failure
+
+
+@dataclass
+class Machine:
+    """A home directory of its own, so that no test sees this machine's cache or token."""
+
+    home: Path
+    hub: Hub
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock.hub", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**inherited, "HOME": str(self.home), "HF_ENDPOINT": self.hub.url, **env},
+        )
+
+    def run(self, *arguments: str, **env: str) -> Ended:
+        process = self.start(*arguments, **env)
+        out, err = process.communicate(timeout=120)
+        return Ended(process.returncode, [json.loads(line) for line in out.splitlines()], err)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Hub({"owner/model": Repo(dict(FILES))}) as hub:
+        yield Machine(tmp_path, hub)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_download_takes_what_is_needed_and_nothing_else(machine: Machine) -> None:
+    ended = machine.run("owner/model")
+    assert names_in(ended.folder) == NEEDED
+    assert (ended.folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert ended.lines[-1]["snapshot"]["commit"] == "a" * 40
+    fetched = machine.hub.bodies()
+    assert not {"README.md", "pytorch_model.bin", "consolidated.safetensors", "model.onnx"} & set(fetched)
+
+
+def test_what_is_there_is_not_fetched_again(machine: Machine) -> None:
+    first = machine.run("owner/model").folder
+    machine.hub.seen.clear()
+    assert machine.run("owner/model").folder == first
+    assert machine.hub.bodies() == []
+
+
+def test_shards_are_those_that_the_index_names(machine: Machine) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": WEIGHTS[1:]}
+    files = {
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    machine.hub.repos["owner/sharded"] = Repo({**files, **shards, "model.fp16.safetensors": b"other"})
+    folder = machine.run("owner/sharded").folder
+    assert names_in(folder) == {*files, *shards}
+    assert all((folder / name).read_bytes() == content for name, content in shards.items())
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(machine: Machine) -> None:
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    folder = machine.run("owner/model").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    ranges = [seen.range for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert ranges == [None, f"bytes={PIECE}-"]
+
+
+def test_a_killed_download_goes_on_where_it_was(machine: Machine) -> None:
+    machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
+    process = machine.start("owner/model")
+    assert machine.hub.holding.wait(60)
+    partial = wait_for_partial(machine.home, PIECE - (1 << 20))
+    process.kill()
+    process.communicate()
+    kept = partial.stat().st_size
+    folder = machine.run("owner/model").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    last = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path][-1]
+    assert last.range == f"bytes={kept}-"
+    assert not list(folder.parent.parent.glob("blobs/*.incomplete"))
+
+
+def wait_for_partial(home: Path, size: int) -> Path:
+    """The unfinished file, once this much of it is on the disk (the writer buffers the rest)."""
+    deadline = threading.Event()
+    for _ in range(6000):
+        for file in home.rglob("*.incomplete"):
+            if file.stat().st_size >= size:
+                return file
+        deadline.wait(0.01)
+    raise AssertionError("nothing was written")
+
+
+def test_pieces_that_do_not_fit_are_noticed(machine: Machine) -> None:
+    machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
+    process = machine.start("owner/model")
+    assert machine.hub.holding.wait(60)
+    partial = wait_for_partial(machine.home, PIECE - (1 << 20))
+    process.kill()
+    process.communicate()
+    with partial.open("r+b") as file:
+        file.write(b"spoilt")
+    assert "model.safetensors" in machine.run("owner/model").failure
+    assert (machine.run("owner/model").folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_revision_is_a_branch_or_a_commit(machine: Machine) -> None:
+    machine.hub.repos["owner/model"].branches = ("main", "next")
+    assert machine.run("owner/model", "--revision", "next").folder.name == "a" * 40
+    assert machine.run("owner/model", "--revision", "a" * 40).folder.name == "a" * 40
+    assert "no revision nowhere" in machine.run("owner/model", "--revision", "nowhere").failure
+
+
+def test_a_model_that_does_not_exist_is_named(machine: Machine) -> None:
+    failure = machine.run("owner/nothing").failure
+    assert "owner/nothing" in failure and "HF_TOKEN" in failure
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_gated_model_needs_a_token_which_only_the_hub_sees(machine: Machine, variable: str) -> None:
+    machine.hub.repos["owner/model"].token = "hf_sesame"
+    failure = machine.run("owner/model").failure
+    assert "gated" in failure and "HF_TOKEN" in failure
+    assert "hf_wrong" not in machine.run("owner/model", **{variable: "hf_wrong"}).failure
+    machine.hub.seen.clear()
+    ended = machine.run("owner/model", **{variable: "hf_sesame"})
+    assert names_in(ended.folder) == NEEDED
+    assert "hf_sesame" not in json.dumps(ended.lines) + ended.stderr
+    assert all(seen.authorization is None for seen in machine.hub.seen if "/content/" in seen.path)
+
+
+def test_offline_serves_the_cache_without_a_request(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    machine.hub.seen.clear()
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.hub.seen == []
+
+
+def test_offline_without_a_complete_cache_says_what_is_missing(machine: Machine) -> None:
+    assert "HF_HUB_OFFLINE" in machine.run("owner/model", HF_HUB_OFFLINE="1").failure
+    (machine.run("owner/model").folder / "model.safetensors").unlink()
+    failure = machine.run("owner/model", HF_HUB_OFFLINE="1").failure
+    assert "model.safetensors" in failure and "HF_HUB_OFFLINE" in failure
+
+
+@pytest.mark.parametrize("down", ["unreachable", "broken"])
+def test_a_hub_that_does_not_answer_is_no_reason_not_to_serve_the_cache(machine: Machine, down: str) -> None:
+    folder = machine.run("owner/model").folder
+    env = {}
+    if down == "unreachable":
+        env["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    else:
+        machine.hub.status = 500
+    ended = machine.run("owner/model", **env)
+    assert ended.folder == folder
+    assert any(line.get("level") == "WARN" for line in ended.lines)
+    assert "not in the cache" in machine.run("owner/other", **env).failure
+
+
+@pytest.mark.parametrize(
+    ("removed", "said"),
+    [
+        ("config.json", "config.json"),
+        ("tokenizer.json", "tokenizer.json"),
+        ("model.safetensors", "pytorch_model.bin"),
+    ],
+)
+def test_an_unservable_repository_is_refused_before_anything_is_fetched(
+    machine: Machine, removed: str, said: str
+) -> None:
+    del machine.hub.repos["owner/model"].files[removed]
+    assert said in machine.run("owner/model").failure
+    assert machine.hub.bodies() == []
+
+
+def test_an_index_that_names_an_absent_or_foreign_file_is_refused(machine: Machine) -> None:
+    for shard, said in [
+        ("absent.safetensors", "absent.safetensors"),
+        ("../../escape.safetensors", "index.json"),
+    ]:
+        index = json.dumps({"weight_map": {"a": shard}}).encode()
+        files = {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors.index.json": index}
+        machine.hub.repos["owner/model"] = Repo(files, commit=str(len(shard)) * 20)
+        assert said in machine.run("owner/model").failure
+
+
+def test_too_little_room_is_said_before_the_download(machine: Machine) -> None:
+    machine.hub.repos["owner/model"].sizes["model.safetensors"] = 10**15
+    failure = machine.run("owner/model").failure
+    assert "disk" in failure and "1000000.0 GB" in failure
+    assert "model.safetensors" not in machine.hub.bodies()
+
+
+def test_the_cache_is_where_flag_or_environment_say(machine: Machine, tmp_path: Path) -> None:
+    for arguments, env, place in [
+        (["--cache-dir", str(tmp_path / "a")], {}, tmp_path / "a"),
+        ([], {"HF_HOME": str(tmp_path / "b")}, tmp_path / "b" / "hub"),
+    ]:
+        assert machine.run("owner/model", *arguments, **env).folder.is_relative_to(place)
+
+
+def test_progress_is_a_bar_only_when_asked_for(machine: Machine, tmp_path: Path) -> None:
+    ended = machine.run("owner/model", "--cache-dir", str(tmp_path / "a"))
+    assert ended.stderr == ""
+    assert any("downloading owner/model" in line.get("message", "") for line in ended.lines)
+    assert "100%" in machine.run("owner/model", "--cache-dir", str(tmp_path / "b"), "--progress-bar").stderr

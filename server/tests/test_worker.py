@@ -1,0 +1,447 @@
+"""The worker contract over a real socket against a real worker process."""
+
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+import checkpoints
+from client import DEVICE, Worker, floats, make_plan, row, sampled, u32
+from penstock.proto import generate
+from penstock.proto import penstock_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return checkpoints.write(folder, checkpoints.config(), shards=2, generation={"eos_token_id": [7, 2]})
+
+
+@pytest.fixture(scope="module")
+def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(model, tmp_path_factory.mktemp("socket") / "private") as worker:
+        worker.prepare()
+        yield worker
+
+
+def failure(worker: Worker, plan: pb.StepPlan, stamp: bool = True) -> grpc.RpcError:
+    """The error that a plan is refused with, as the first of a Run or after a good one."""
+    run = worker.run()
+    run.send_raw(run.numbering.stamp(plan) if stamp else plan)
+    with pytest.raises(grpc.RpcError) as caught:
+        run.receive()
+    return caught.value
+
+
+def test_describe_says_what_the_model_is(worker: Worker) -> None:
+    found = worker.describe()
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    assert (found.model_type, found.recipe) == ("llama", "LlamaForCausalLM")
+    assert (found.vocab_size, list(found.eos_ids)) == (199, [2, 7])
+    assert (found.dtype, found.block_size, found.max_positions) == ("float32", 16, 512)
+    assert found.device.startswith(DEVICE)
+    assert found.parameters == sum(t.numel() for t in weights.values())
+    assert found.weight_bytes == 4 * found.parameters
+    assert found.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
+    assert (found.rank, found.world_size) == (0, 1)
+    assert found.device_name and found.max_top_tokens >= 20
+
+
+def test_prepare_may_be_called_once(worker: Worker) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        worker.prepare()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_plans_in_flight_continue_what_was_sampled(worker: Worker) -> None:
+    prompt = [5, 6, 7, 8]
+    one_by_one = worker.run()
+    expected = sampled(one_by_one.step([row(0, prompt, 0, [0, 1], start={})]))
+    for position in range(4, 20):
+        expected += sampled(one_by_one.step([row(0, [expected[-1]], position)]))
+    one_by_one.end()
+
+    ahead = worker.run()
+    ahead.send([row(3, prompt, 0, [4, 5], start={})])
+    for position in range(4, 20):
+        ahead.send([row(3, None, position)])
+    got = [token for _ in range(17) for token in sampled(ahead.receive())]
+    assert got == expected
+    ahead.end()
+    with pytest.raises(StopIteration):
+        ahead.receive()
+
+
+def test_the_initial_metadata_comes_before_any_plan(worker: Worker) -> None:
+    run = worker.run()
+    assert run.call.initial_metadata() is not None
+    run.end()
+
+
+def test_a_row_gives_the_same_alone_and_in_a_batch(worker: Worker) -> None:
+    start: dict[str, Any] = {"temperatures": 0.8, "seeds": 1234567890123456789, "top_tokens": 4}
+    alone = worker.run()
+    results = [alone.step([row(2, [9, 8, 7], 0, [9], start=start)])]
+    results += [alone.step([row(2, None, position)]) for position in range(3, 10)]
+    alone.end()
+    batch = worker.run()
+    others = [
+        row(s, [s + 1] * (5 * s + 3), 0, [20 + 2 * s, 21 + 2 * s], start={"temperatures": 1.5})
+        for s in (0, 1, 3)
+    ]
+    first = batch.step([*others[:2], row(2, [9, 8, 7], 0, [9], start=start), others[2]])
+    tokens = [sampled(first)[2]]
+    for position in range(3, 10):
+        tokens += sampled(
+            batch.step([row(0, None, position), row(2, None, position), row(1, None, position + 5)])
+        )[1:2]
+    assert tokens == [sampled(result)[0] for result in results]
+    assert all(len(floats(result.top_logprobs)) == 4 for result in results)
+    batch.end()
+
+
+def test_log_probabilities_of_prompt_and_alternatives_agree(worker: Worker) -> None:
+    run = worker.run()
+    prompt = [11, 12, 13, 14, 15, 16]
+    no_target = 0xFFFFFFFF
+    result = run.step(
+        [
+            row(0, [3], 0, [40], start={}),
+            row(1, prompt, 0, [41], start={"top_tokens": 5}, targets=[*prompt[1:], no_target]),
+        ]
+    )
+    logprobs = floats(result.prompt_logprobs)
+    assert len(logprobs) == 6 and np.isnan(logprobs[5]) and all(x < 0 for x in logprobs[:5])
+    tokens = np.frombuffer(result.top_tokens, "<u4").tolist()
+    top = floats(result.top_logprobs)
+    assert len(tokens) == 5 and sorted(top, reverse=True) == top
+    assert tokens[0] == sampled(result)[1] and top[0] == pytest.approx(floats(result.logprobs)[1], abs=1e-6)
+    # The same numbers, one position at a time.
+    piecewise = []
+    for position, target in enumerate(prompt[1:]):
+        start: dict[str, Any] | None = {} if position == 0 else None
+        step = run.step(
+            [
+                row(
+                    2,
+                    [prompt[position]],
+                    position,
+                    [42] if start is not None else [],
+                    start=start,
+                    targets=[target],
+                )
+            ]
+        )
+        piecewise += floats(step.prompt_logprobs)
+    assert piecewise == pytest.approx(logprobs[:5], abs=1e-4)
+    run.end()
+
+
+def test_a_step_without_rows_is_answered(worker: Worker) -> None:
+    run = worker.run()
+    assert run.step([row(0, [1, 2], 0, [0], start={}, sample=False)]).sampled == b""
+    result = run.step([], released=[0])
+    assert result.number == 2 and result.sampled == b""
+    run.end()
+
+
+def test_a_plan_out_of_step_is_refused_with_both_numbers(worker: Worker) -> None:
+    plan = make_plan([row(0, [1], 0, [0], start={})])
+    plan.number = 3
+    error = failure(worker, plan, stamp=False)
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "number 3" in str(error.details()) and "number 1" in str(error.details())
+
+    plan.number, plan.digest = 1, 0x1234
+    error = failure(worker, plan, stamp=False)
+    own = zlib.crc32(struct.pack("<Q", 1))
+    for column in (
+        plan.slots,
+        plan.flags,
+        plan.positions,
+        plan.counts,
+        plan.tokens,
+        plan.new_block_counts,
+        plan.new_blocks,
+    ):
+        own = zlib.crc32(column, own)
+    starts = plan.starts
+    for field in starts.DESCRIPTOR.fields:
+        own = zlib.crc32(getattr(starts, field.name), own)
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "0x00001234" in str(error.details()) and f"{own:#010x}" in str(error.details())
+
+
+def _change(**columns: bytes) -> pb.StepPlan:
+    plan = make_plan([row(0, [1, 2, 3], 0, [0], start={}), row(1, [4], 0, [1], start={})])
+    for name, column in columns.items():
+        setattr(plan, name, column)
+    return plan
+
+
+def _change_starts(**columns: bytes) -> pb.StepPlan:
+    plan = _change()
+    for name, column in columns.items():
+        setattr(plan.starts, name, column)
+    return plan
+
+
+BAD_PLANS: dict[str, tuple[pb.StepPlan, str]] = {
+    "half an element": (_change(slots=b"\0" * 7), "slots"),
+    "flags too few": (_change(flags=b"\5"), "flags"),
+    "unknown flag": (_change(flags=b"\x85\5"), "flags"),
+    "start and continue": (_change(flags=b"\7\5"), "flags"),
+    "slot out of range": (_change(slots=u32([0, 8])), "slots"),
+    "slot twice": (_change(slots=u32([1, 1])), "slots"),
+    "slot not started": (_change(flags=b"\5\4"), "starts"),
+    "released out of range": (_change(released=u32([99])), "released"),
+    "no token": (_change(counts=u32([3, 0]), tokens=u32([1, 2, 3])), "counts"),
+    "too many tokens": (_change(counts=u32([400, 1])), "counts"),
+    "tokens missing": (_change(tokens=u32([1, 2, 3])), "tokens"),
+    "token over the vocabulary": (_change(tokens=u32([1, 2, 3, 199])), "tokens"),
+    "positions missing": (_change(positions=u32([0])), "positions"),
+    "block out of range": (_change(new_blocks=u32([0, 256])), "new_blocks"),
+    "blocks missing": (_change(new_blocks=u32([0])), "new_blocks"),
+    "too many blocks for a sequence": (
+        _change(new_block_counts=u32([1, 99]), new_blocks=u32([0] * 100)),
+        "new_blocks",
+    ),
+    "blocks too few for the tokens": (_change(positions=u32([14, 0])), "new_blocks"),
+    "targets nobody asked for": (_change(prompt_targets=u32([1])), "prompt_targets"),
+    "seeds missing": (_change_starts(seeds=b"\0" * 8), "starts.seeds"),
+    "temperature not a number": (
+        _change_starts(temperatures=np.array([np.nan, 0], "<f4").tobytes()),
+        "starts.temperatures",
+    ),
+    "penalty of zero": (
+        _change_starts(repetition_penalties=np.array([0, 1], "<f4").tobytes()),
+        "starts.repetition",
+    ),
+    "too many alternatives": (_change_starts(top_tokens=u32([0, 1000])), "starts.top_tokens"),
+    "history too short": (_change_starts(history_counts=u32([2, 0])), "starts.history"),
+    "bias without its token": (_change_starts(bias_counts=u32([1, 0])), "starts.biases"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PLANS)
+def test_a_plan_that_contradicts_itself_is_refused_by_field(name: str, worker: Worker) -> None:
+    plan, field = BAD_PLANS[name]
+    error = failure(worker, plan)
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, str(error.details())
+    assert str(error.details()).startswith(field), str(error.details())
+    run = worker.run()
+    assert sampled(run.step([row(0, [1], 0, [0], start={})])), "the worker lives on"
+    run.end()
+
+
+@pytest.mark.parametrize(
+    ("second", "field"),
+    [
+        (row(1, None, 3), "slots"),
+        (row(0, None, 9), "positions"),
+        (row(0, [1] * 20, 3), "new_blocks"),
+        (row(5, None, 0, [3], start={}), "flags"),
+    ],
+)
+def test_a_plan_that_contradicts_the_slots_is_refused(
+    second: dict[str, object], field: str, worker: Worker
+) -> None:
+    run = worker.run()
+    run.step([row(0, [1, 2, 3], 0, [0], start={})])
+    run.send([second])
+    with pytest.raises(grpc.RpcError) as caught:
+        run.receive()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert str(caught.value.details()).startswith(field)
+
+
+def test_continuing_a_slot_that_sampled_nothing_is_refused(worker: Worker) -> None:
+    run = worker.run()
+    run.step([row(0, [1, 2, 3], 0, [0], start={}, sample=False)])
+    run.send([row(0, None, 3)])
+    with pytest.raises(grpc.RpcError) as caught:
+        run.receive()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_new_run_ends_the_former_and_starts_without_slots(worker: Worker) -> None:
+    former = worker.run()
+    former.step([row(0, [1, 2, 3], 0, [0], start={})])
+    newer = worker.run()
+    newer.send([row(0, None, 3)])
+    with pytest.raises(grpc.RpcError) as caught:
+        newer.receive()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as caught:
+        former.receive()
+    assert caught.value.code() == grpc.StatusCode.ABORTED
+
+
+def test_a_client_that_goes_away_leaves_the_worker_usable(worker: Worker) -> None:
+    gone = worker.run()
+    gone.step([row(0, [1, 2, 3], 0, [0], start={})])
+    gone.call.cancel()
+    run = worker.run()
+    assert sampled(run.step([row(0, [1, 2, 3], 0, [0], start={})]))
+    run.end()
+
+
+def test_check_counts_steps_while_a_run_is_open(worker: Worker) -> None:
+    run = worker.run()
+    before = worker.check().steps
+    run.step([row(0, [1], 0, [0], start={})])
+    assert worker.check().steps == before + 1
+    run.end()
+
+
+def test_a_row_of_broken_numbers_fails_alone(tmp_path: Path) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    weights["model.embed_tokens.weight"][13] = torch.nan
+    weights["model.embed_tokens.weight"][14] = torch.inf
+    with Worker(checkpoints.write(tmp_path / "model", config, weights), tmp_path / "socket") as worker:
+        worker.prepare()
+        run = worker.run()
+        clean = sampled(run.step([row(1, [5, 6, 7], 0, [0], start={})]))
+        result = run.step(
+            [
+                row(0, [13], 0, [3], start={}),
+                row(2, [5, 6, 7], 0, [4], start={}),
+                row(3, [5, 14, 7], 0, [5], start={"temperatures": 1.0, "top_ps": 0.9}),
+            ]
+        )
+        assert [error.row for error in result.errors] == [0, 2]
+        assert "not numbers" in result.errors[0].message
+        assert sampled(result)[1:2] == clean
+        # The broken row's blocks, used again, are clean as well.
+        again = run.step(
+            [row(0, [5, 6, 7], 0, [3, 5], start={}), row(4, [8] * 30, 0, [6, 7], start={})], released=[0, 3]
+        )
+        assert not again.errors and sampled(again)[:1] == clean
+
+
+def test_a_failure_inside_a_step_ends_stream_and_process(tmp_path: Path) -> None:
+    with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
+        worker.prepare(max_step_tokens=200_000, max_sequence_tokens=512, max_slots=64)
+        run = worker.run()
+        run.step([row(0, [1], 0, [0], start={})])
+        # No room for what the step needs.
+        size = int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[0]) * 4096
+        resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (size, size))
+        blocks = list(range(32))
+        run.send([row(slot, [1] * 512, 0, blocks, start={}) for slot in range(1, 64)])
+        with pytest.raises(grpc.RpcError) as caught:
+            run.receive()
+        assert caught.value.code() == grpc.StatusCode.INTERNAL, caught.value
+        assert worker.exit_status() == 1
+        assert worker.log[-1]["level"] == "ERROR" and worker.log[-1]["fatal"] is True
+
+
+def test_a_cache_that_cannot_fit_names_the_flags(tmp_path: Path) -> None:
+    with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
+        for limits, code, words in (
+            ({"max_cache_tokens": 1 << 40}, grpc.StatusCode.RESOURCE_EXHAUSTED, "--max-batch-total-tokens"),
+            (
+                {"memory_fraction": 1e-9, "max_cache_tokens": 0},
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "--max-total-tokens",
+            ),
+            ({"max_cache_tokens": 16}, grpc.StatusCode.RESOURCE_EXHAUSTED, "--max-batch-total-tokens"),
+            ({"max_sequence_tokens": 1000}, grpc.StatusCode.INVALID_ARGUMENT, "512"),
+            ({"max_slots": 0}, grpc.StatusCode.INVALID_ARGUMENT, "max_slots"),
+            ({"memory_fraction": float("nan")}, grpc.StatusCode.INVALID_ARGUMENT, "memory_fraction"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                worker.prepare(**limits)
+            assert caught.value.code() == code
+            assert words in str(caught.value.details()), str(caught.value.details())
+        prepared = worker.prepare(max_cache_tokens=0)
+        assert prepared.blocks == 8 * 16, "no more than the limits can use"
+        assert prepared.cache_bytes == prepared.blocks * 16 * worker.describe().kv_bytes_per_token
+        assert prepared.cost.fixed_ns > 0 and prepared.free_bytes > 0
+
+
+def test_run_before_prepare_is_refused(tmp_path: Path) -> None:
+    with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
+        run = worker.run()
+        with pytest.raises(grpc.RpcError) as caught:
+            run.receive()
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.exit_status() == 0
+
+
+def test_a_worker_dies_with_its_parent_and_with_its_standard_input(model: Path, tmp_path: Path) -> None:
+    with Worker(model, tmp_path / "socket") as worker:
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        assert worker.exit_status() == 1
+    # A parent that is killed: standard input is no pipe here, so the kernel must do it.
+    (tmp_path / "second").mkdir(mode=0o700)
+    code = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'penstock.worker', '--model-dir', {str(model)!r}, '--socket',"
+        f" {str(tmp_path / 'second' / 's')!r}, '--device', 'cpu'], stdin=subprocess.DEVNULL, stderr=sys.stdout)\n"
+        "p.wait()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    assert '"ready"' in parent.stdout.readline()
+    parent.kill()
+    # The worker holds the other end of the pipe: it closes when the worker is gone.
+    assert parent.stdout.read() == ""
+    parent.wait(10)
+
+
+def run_to_the_end(*arguments: str) -> tuple[int, str]:
+    """Exit status and last line of a worker that cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.worker", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+def test_what_keeps_a_worker_from_starting_is_one_line(model: Path, tmp_path: Path) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir(mode=0o755)
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    socket = str(private / "s")
+    for arguments, status, words in (
+        (["--model-dir", str(model), "--socket", str(open_folder / "s")], 1, "0700"),
+        (["--model-dir", str(tmp_path / "none"), "--socket", socket], 1, "config.json"),
+        (["--model-dir", str(model), "--socket", socket, "--device", "tpu"], 1, "--device"),
+        (["--model-dir", str(model), "--socket", socket, "--world-size", "2"], 2, "--world-size"),
+    ):
+        found, line = run_to_the_end(*arguments)
+        assert found == status and words in line, line
+
+
+def test_the_generated_stubs_are_fresh(tmp_path: Path) -> None:
+    generate.generate(tmp_path)
+    for name in ("penstock_pb2.py", "penstock_pb2.pyi"):
+        committed = Path(generate.__file__).parent / name
+        assert (tmp_path / name).read_text() == committed.read_text(), f"run {generate.__file__}"
