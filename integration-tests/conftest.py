@@ -1,0 +1,80 @@
+"""Fixtures: the installed `penstock` with the shipped model, shared by the tests that only read from it.
+
+Tests that break, drain or limit a server start their own through `launch`. Nothing here talks to anything
+but loopback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import wire
+from launched import BINARY, Launched
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed() -> None:
+    if not BINARY.exists():
+        pytest.exit(
+            f"{BINARY} is missing: these tests run the installed server; `make install` puts it there", 2
+        )
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """The shipped model with the defaults, as the first command of the README starts it."""
+    with Launched(tmp_path_factory.mktemp("server")) as launched:
+        yield launched.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def address(server: Launched) -> wire.Address:
+    return server.address
+
+
+@pytest.fixture
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """Starts servers of this test's own, and ends those that the test has left running."""
+    started: list[Launched] = []
+
+    def start(*arguments: str, **options: object) -> Launched:
+        launched = Launched(tmp_path / f"run-{len(started)}", *arguments, **options)  # type: ignore[arg-type]
+        started.append(launched)
+        return launched
+
+    yield start
+    failed = bool(getattr(request.node, "failed_in_call", False))
+    for launched in started:
+        if failed:
+            print(f"--- the server's log, {launched.folder}:\n{launched.log()[-8000:]}")
+            launched.end_everything()
+        elif launched.process.poll() is None:
+            launched.stop()
+        else:
+            launched.assert_no_orphan()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
+    report = yield
+    if report.when == "call":  # type: ignore[attr-defined]
+        item.failed_in_call = report.failed  # type: ignore[attr-defined]
+    return report
+
+
+STACK_TRACE = re.compile(
+    r"Traceback \(most recent call last\)|panicked at|stack backtrace:|^\s+\d+: .*::", re.MULTILINE
+)
+
+
+def assert_no_stack_trace(text: str) -> None:
+    match = STACK_TRACE.search(text)
+    assert match is None, (
+        f"a stack trace in the log: ...{text[max(0, match.start() - 300) : match.start() + 2000]}"
+    )

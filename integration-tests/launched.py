@@ -1,0 +1,166 @@
+"""The real `penstock` command as a test starts it: on a free port, watched, and ended by its own pid.
+
+`Launched` is one run of the launcher with all that it started. Leaving it as a context manager ends it and
+fails when a process of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import wire
+from exposition import Exposition, parse
+from processes import MARK, Process, marked, wait_for
+
+# Beside the interpreter that runs the tests: what `make install` put into the same environment.
+BINARY = Path(sys.executable).parent / "penstock"
+
+# A cold start on a busy two-core machine takes a few seconds, most of it importing torch.
+START_DEADLINE = 120.0
+STOP_DEADLINE = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Launched:
+    """One run of `penstock`. Its logs are `stdout` and `stderr` in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.address = wire.Address("127.0.0.1", port or free_port())
+        command = [
+            *prefix,
+            str(BINARY),
+            "--hostname",
+            self.address.host,
+            "--port",
+            str(self.address.port),
+            *arguments,
+        ]
+        # Flags may come from the environment too; a test must not depend on the shell that runs it.
+        inherited = {
+            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
+        }
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**inherited, "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(f"--- the server's log, {self.folder}:\n{self.log()[-8000:]}", file=sys.stderr)
+            self.end_everything()
+        else:
+            self.stop()
+
+    # What it is doing.
+
+    @property
+    def url(self) -> str:
+        return self.address.url
+
+    def log(self) -> str:
+        return self.stdout() + self.stderr()
+
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    def processes(self) -> list[Process]:
+        return marked(self.mark)
+
+    def workers(self) -> list[Process]:
+        return [process for process in self.processes() if process.is_worker]
+
+    def worker(self) -> Process:
+        """The one process that holds the model."""
+        (worker,) = wait_for(lambda: self.workers()[:1], "a worker process")
+        return worker
+
+    def metrics(self) -> Exposition:
+        return parse(wire.get(self.address, "/metrics").text)
+
+    def health(self) -> wire.Reply | None:
+        """None while nothing listens."""
+        try:
+            return wire.get(self.address, "/health", timeout=10)
+        except OSError:
+            return None
+
+    # Its life.
+
+    def wait_ready(self, seconds: float = START_DEADLINE) -> Launched:
+        def ready() -> bool:
+            code = self.process.poll()
+            assert code is None, f"penstock ended with code {code} before it was ready:\n{self.log()[-4000:]}"
+            reply = self.health()
+            return reply is not None and reply.status == 200
+
+        wait_for(ready, "the server to be ready", seconds)
+        return self
+
+    def wait_ended(self, seconds: float = STOP_DEADLINE) -> int:
+        return self.process.wait(seconds)
+
+    def stop(self) -> int:
+        """SIGTERM, the exit code, and no process left."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_DEADLINE)
+            except subprocess.TimeoutExpired:
+                self.end_everything()
+                raise AssertionError(f"SIGTERM did not end the server:\n{self.log()[-4000:]}") from None
+        self.assert_no_orphan()
+        return self.process.returncode
+
+    def assert_no_orphan(self, seconds: float = 10.0) -> None:
+        try:
+            wait_for(lambda: not self.processes(), "every process of the server to end", seconds)
+        except AssertionError:
+            left = self.processes()
+            self.end_everything()
+            raise AssertionError(f"left behind: {left}\n{self.log()[-4000:]}") from None
+
+    def end_everything(self) -> None:
+        """After a failure: by the mark, so that nothing of a broken run disturbs the next test."""
+        for process in self.processes():
+            try:
+                process.signal(signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(STOP_DEADLINE)

@@ -1,0 +1,117 @@
+"""Clients that keep a server busy, each in its own thread, and what each of them was answered.
+
+An answer is compared token by token where the route tells tokens, and else text by text. A client notices by
+itself when a token is lost or doubled: the indices of a stream count up by one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import wire
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `body` is of `/generate_stream`, or of `/v1/completions` with `stream`."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass
+class Answer:
+    text: str = ""
+    pieces: list[Any] = field(
+        default_factory=list
+    )  # token ids, or only their number where a route tells no ids
+    finish: str | None = None
+    error: str | None = None
+
+    def same_as(self, other: Answer) -> bool:
+        return (self.text, self.pieces, self.finish) == (other.text, other.pieces, other.finish)
+
+
+def generate(prompt: str, tokens: int, **parameters: Any) -> Ask:
+    parameters = {"max_new_tokens": tokens, "details": True, **parameters}
+    return Ask("/generate_stream", {"inputs": prompt, "parameters": parameters})
+
+
+def complete(prompt: str, tokens: int, **options: Any) -> Ask:
+    """Never ends by itself, so that it gives exactly `tokens`."""
+    body = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+    return Ask("/v1/completions", {**body, "stream_options": {"include_usage": True}, **options})
+
+
+class Refused(Exception):
+    """The server did not take the request."""
+
+    def __init__(self, reply: wire.Reply) -> None:
+        super().__init__(f"{reply.status}: {reply.text}")
+        self.reply = reply
+
+
+def ask(address: wire.Address, request: Ask, seen: Callable[[], None] = lambda: None) -> Answer:
+    """Runs one stream to its end; calls `seen` at each event with a token."""
+    answer = Answer()
+    with wire.Events(address, request.path, request.body) as events:
+        if events.status != 200:
+            raise Refused(events.read())
+        read = _read_tgi if request.path == "/generate_stream" else _read_completion
+        for event in events:
+            if event == "[DONE]":
+                continue
+            data = json.loads(event)
+            if "error" in data:
+                answer.error = json.dumps(data)
+                break
+            read(answer, data)
+            seen()
+    return answer
+
+
+def _read_tgi(answer: Answer, data: dict[str, Any]) -> None:
+    token = data["token"]
+    answer.pieces.append(token["id"])
+    assert data["index"] == len(answer.pieces), f"token {data['index']} came as number {len(answer.pieces)}"
+    if not token["special"]:
+        answer.text += token["text"]
+    if data["details"] is not None:
+        assert data["generated_text"] == answer.text, "the stream is not the text"
+        answer.finish = data["details"]["finish_reason"]
+
+
+def _read_completion(answer: Answer, data: dict[str, Any]) -> None:
+    for choice in data["choices"]:
+        answer.text += choice["text"]
+        answer.finish = choice["finish_reason"] or answer.finish
+    if data.get("usage"):
+        answer.pieces.append(data["usage"]["completion_tokens"])
+
+
+def ask_all(address: wire.Address, requests: Sequence[Ask]) -> list[Answer]:
+    """All at once, each from its own connection."""
+    answers: list[Answer | BaseException | None] = [None] * len(requests)
+
+    def run(number: int) -> None:
+        try:
+            answers[number] = ask(address, requests[number])
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            answers[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(wire.TIMEOUT)
+    done = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer is not None, "a stream did not end in time"
+        done.append(answer)
+    return done

@@ -1,0 +1,24 @@
+"""What the tests ask for. Questions are of the kinds the shipped model was made to answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def user(question: str) -> list[Any]:
+    return [{"role": "user", "content": question}]
+
+
+def as_text(question: str) -> str:
+    """The conversation as the shipped model's template writes it, for the routes that take plain text."""
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+ADD = "What is 2 + 3?"
+REPEAT = "Repeat: apple river stone"
+SORT = "Sort: pear apple cherry"
+STREAM = "How do I stream tokens?"
+PORT = "What does --port do?"
+MODEL = "How do I serve another model?"
+
+QUESTIONS = (ADD, REPEAT, SORT, STREAM, PORT, MODEL, "Which is larger, 12 or 7?", "Who are you?")
