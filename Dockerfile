@@ -1,0 +1,37 @@
+# Two images, `--target cpu` and `--target cuda`. Every step is a target of the Makefile, so that an image
+# holds what `make` builds anywhere else. `make test-image` builds the CPU image without a Docker engine and
+# streams from it.
+
+FROM rust:1.95-slim-bookworm AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ make python3 python3-pip python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN make deploy PREFIX=/opt/penstock
+
+FROM build AS build-cpu
+RUN make trim-cpu PREFIX=/opt/penstock
+
+# The CUDA libraries come with torch; the driver comes from the host.
+FROM debian:bookworm-slim AS runtime
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 python3 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 penstock \
+    && mkdir /data && chown penstock:penstock /data
+ENV PATH=/opt/penstock/bin:$PATH \
+    PORT=80 \
+    HUGGINGFACE_HUB_CACHE=/data
+VOLUME /data
+EXPOSE 80
+USER penstock
+ENTRYPOINT ["penstock"]
+
+FROM runtime AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=build /opt/penstock /opt/penstock
+
+FROM runtime AS cpu
+COPY --from=build-cpu /opt/penstock /opt/penstock
