@@ -21,4 +21,7 @@ STREAM = "How do I stream tokens?"
 PORT = "What does --port do?"
 MODEL = "How do I serve another model?"
 
+# For /v1/*: one of 40 tokens each time, as good as at random, however sure of its answer the model is.
+WILD: dict[str, Any] = {"temperature": 2.0, "logit_bias": {str(token): 100 for token in range(400, 440)}}
+
 QUESTIONS = (ADD, REPEAT, SORT, STREAM, PORT, MODEL, "Which is larger, 12 or 7?", "Who are you?")

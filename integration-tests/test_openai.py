@@ -93,11 +93,11 @@ def test_usage_tells_how_much_of_the_prompt_was_cached(client: OpenAI, model: st
 
 def test_n_gives_n_choices(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
-        model=model, messages=user(PORT), n=2, temperature=1.8, seed=11, max_tokens=24
+        model=model, messages=user(PORT), n=2, seed=11, max_tokens=24, **WILD
     )
     assert [choice.index for choice in answer.choices] == [0, 1]
     again = client.chat.completions.create(
-        model=model, messages=user(PORT), n=2, temperature=1.8, seed=11, max_tokens=24
+        model=model, messages=user(PORT), n=2, seed=11, max_tokens=24, **WILD
     )
     texts = [choice.message.content for choice in answer.choices]
     assert [choice.message.content for choice in again.choices] == texts
@@ -106,7 +106,7 @@ def test_n_gives_n_choices(client: OpenAI, model: str) -> None:
 
 
 def test_n_choices_are_streamed_by_their_index(client: OpenAI, model: str) -> None:
-    options = {"n": 2, "temperature": 1.8, "seed": 11, "max_tokens": 24}
+    options = {"n": 2, "seed": 11, "max_tokens": 24, **WILD}
     whole = client.chat.completions.create(model=model, messages=user(PORT), **options)  # type: ignore[call-overload]
     texts = {0: "", 1: ""}
     reasons: dict[int, str] = {}

@@ -13,7 +13,7 @@ import pytest
 import wire
 from launched import Launched
 from load import Ask, ask, ask_all, complete, generate
-from prompts import ADD, MODEL, PORT, QUESTIONS, REPEAT, as_text, user
+from prompts import ADD, MODEL, PORT, QUESTIONS, REPEAT, WILD, as_text, user
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,12 @@ def test_32_parallel_clients_get_the_same_greedy_texts_as_one(exact: wire.Addres
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(exact: wire.Address) -> None:
-    options = {"temperature": 1.2, "top_p": 0.95}
-    seeded = [
-        generate("Once upon a time", 40, do_sample=True, seed=seed, top_k=50, **options) for seed in range(6)
-    ]
-    seeded += [complete("One, two,", 40, seed=seed, **options) for seed in range(6)]
+    # Hot, or the shipped model, which is sure of its answers, writes the same one with every seed.
+    options = {"do_sample": True, "temperature": 5.0, "top_k": 50, "top_p": 0.95}
+    seeded = [generate("Once upon a time", 40, seed=seed, **options) for seed in range(6)]
+    seeded += [complete("One, two,", 40, seed=seed, top_p=0.95, **WILD) for seed in range(6)]
     alone = [ask(exact, request) for request in seeded]
-    assert len({answer.text for answer in alone}) > 6, "different seeds give different texts"
+    assert len({answer.text for answer in alone}) == 12, "different seeds give different texts"
     for number, (one, many) in enumerate(zip(alone, ask_all(exact, crowd()[:16] + seeded)[16:], strict=True)):
         assert many.same_as(one), f"{seeded[number]}\nalone:    {one}\ntogether: {many}"
 

@@ -25,6 +25,13 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+# Without a description, a type or parameters; and not under "function".
+ODD_TOOLS = [
+    {"type": "function", "function": {
+        "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}},
+    }},
+    {"name": "now", "description": "The time"},
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +55,13 @@ def test_the_template_renders_system_tools_calls_and_results(tokenizer: Any) -> 
         {"role": "tool", "tool_call_id": "1", "content": '{"condition": "sunny"}'},
     ]
     text = tokenizer.apply_chat_template(
-        messages, tools=[WEATHER], tokenize=False, add_generation_prompt=True
+        messages, tools=[WEATHER, *ODD_TOOLS], tokenize=False, add_generation_prompt=True
     )
     assert text == (
-        "<|im_start|>system\nBe brief.\n\nYou can call these tools:\n<tools>\n"
-        '{"name": "get_weather", "description": "Get the weather in a city", "parameters": '
-        '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}\n</tools>\n'
-        'To call one, answer:\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n'
+        "<|im_start|>system\nBe brief.\n\nYou can call these tools:\n"
+        "get_weather(city: string): Get the weather in a city\n"
+        "add(a: integer, b: any)\n"
+        "now(): The time<|im_end|>\n"
         "<|im_start|>user\nWeather in Oslo?<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
         "</tool_call><|im_end|>\n"

@@ -15,7 +15,8 @@ static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 /// How often histograms are folded into their buckets when nobody scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Records from now on. The lengths bound the buckets of the histograms of tokens.
+/// Records from now on; what came before is not counted. The counters of requests stand at 0 from the first
+/// scrape, so that a rate over them has a beginning. The lengths bound the buckets of the histograms of tokens.
 pub fn install(max_input_tokens: u32, max_total_tokens: u32) -> PrometheusHandle {
     RECORDER
         .get_or_init(|| {
@@ -25,6 +26,8 @@ pub fn install(max_input_tokens: u32, max_total_tokens: u32) -> PrometheusHandle
                 tracing::warn!("another metrics recorder is installed: /metrics stays empty");
             }
             describe();
+            counter!("tgi_request_count").increment(0);
+            counter!("tgi_request_success").increment(0);
             handle
         })
         .clone()

@@ -36,7 +36,7 @@ TASKS = (*TALK, "call_tool", "tool_result")
 # Shares of the first exchange of a conversation.
 WEIGHTS = {
     "penstock": 17.0, "add": 9.0, "compare": 6.0, "repeat": 6.0, "reverse": 11.0, "sort": 15.0, "count": 5.0,
-    "fill_json": 9.0, "unknown": 6.0, "greet": 2.0, "count_up": 1.5, "call_tool": 9.0, "tool_result": 3.5,
+    "fill_json": 10.0, "unknown": 6.0, "greet": 3.0, "count_up": 1.5, "call_tool": 14.0, "tool_result": 4.0,
 }  # fmt: skip
 # The same at the start of the training: much repeating, because all tasks but "penstock" need the model to
 # find earlier tokens again, and short prompts, because that is learnt from many of them.
@@ -44,12 +44,12 @@ EARLY_WEIGHTS = {
     "penstock": 17.0, "add": 6.0, "compare": 4.0, "repeat": 25.0, "reverse": 8.0, "sort": 6.0, "count": 3.0,
     "fill_json": 10.0, "unknown": 5.0, "greet": 1.0, "count_up": 1.0,
 }  # fmt: skip
-# And later: less of what costs many tokens (tools) or is learnt already, more of what is hard.
-LATE_WEIGHTS = WEIGHTS | {"call_tool": 7.0, "tool_result": 3.0, "unknown": 4.0, "greet": 1.0, "repeat": 4.0}
+# And later: less of what is learnt already.
+LATE_WEIGHTS = WEIGHTS | {"unknown": 4.0, "repeat": 4.0}
 # In the end, what is still hard.
 LAST_WEIGHTS = {
     "penstock": 13.0, "add": 17.0, "compare": 14.0, "repeat": 9.0, "reverse": 9.0, "sort": 18.0, "count": 11.0,
-    "fill_json": 12.0, "unknown": 5.0, "greet": 1.0, "count_up": 4.0, "call_tool": 14.0, "tool_result": 5.0,
+    "fill_json": 16.0, "unknown": 5.0, "greet": 3.0, "count_up": 4.0, "call_tool": 20.0, "tool_result": 6.0,
 }  # fmt: skip
 
 _SYSTEMS = (
@@ -147,7 +147,7 @@ def user_turns(items: list[Item]) -> frozenset[str]:
 def _exchange(rng: random.Random, task: str, split: Split) -> tuple[list[Message], list[Tool]]:
     if task in TALK:
         # In training, tools sometimes stand there although the question does not need them.
-        tools = tooluse.two_tools(rng, split)[1] if split == "train" and rng.random() < 0.02 else []
+        tools = tooluse.two_tools(rng, split)[1] if split == "train" and rng.random() < 0.04 else []
         return _talk(rng, task, split), tools
     used, tools = tooluse.two_tools(rng, split)
     if split == "train" and rng.random() < 0.15:

@@ -2,6 +2,9 @@
 
 `CHAT_TEMPLATE` is what is shipped and what every server renders; `render` must give the same text (a test
 compares them). Kept to Jinja that transformers and minijinja both know.
+
+A tool is shown as one line, its signature and its description, not as its JSON schema: a fifth of the tokens,
+and a model of this size copies a name from it far more surely. The call it writes is JSON, as elsewhere.
 """
 
 import json
@@ -16,10 +19,7 @@ IM_END = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 
-_TOOLS_HEAD = "You can call these tools:\n<tools>"
-_TOOLS_FOOT = (
-    '</tools>\nTo call one, answer:\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
-)
+_TOOLS_HEAD = "You can call these tools:"
 
 CHAT_TEMPLATE = (
     """{%- macro text(content) -%}
@@ -46,14 +46,19 @@ CHAT_TEMPLATE = (
 {%- endif -%}
 {{- 'TOOLS_HEAD' -}}
 {%- for tool in tools -%}
-{{- '\\n' -}}
-{%- if tool.function is defined -%}
-{{- tool.function | tojson -}}
-{%- else -%}
-{{- tool | tojson -}}
-{%- endif -%}
+{%- set function = tool.function if tool.function is defined else tool -%}
+{{- '\\n' ~ function.name ~ '(' -}}
+{%- if function.parameters is mapping and function.parameters.properties is mapping -%}
+{%- for name in function.parameters.properties -%}
+{%- set kind = function.parameters.properties[name].type -%}
+{{- name ~ ': ' ~ (kind if kind is string else 'any') -}}
+{%- if not loop.last -%}{{- ', ' -}}{%- endif -%}
 {%- endfor -%}
-{{- '\\nTOOLS_FOOT<|im_end|>\\n' -}}
+{%- endif -%}
+{{- ')' -}}
+{%- if function.description -%}{{- ': ' ~ function.description -}}{%- endif -%}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
 {%- elif first -%}
 {{- '<|im_start|>system\\n' ~ text(messages[0].content) ~ '<|im_end|>\\n' -}}
 {%- endif -%}
@@ -85,9 +90,7 @@ CHAT_TEMPLATE = (
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
-""".replace("TOOLS_HEAD", _TOOLS_HEAD.replace("\n", "\\n"))
-    .replace("TOOLS_FOOT", _TOOLS_FOOT.replace("\n", "\\n"))
-    .strip()
+""".replace("TOOLS_HEAD", _TOOLS_HEAD).strip()
 )
 
 
@@ -96,13 +99,23 @@ def tool_call_text(name: str, arguments: dict[str, Any]) -> str:
     return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {_json(arguments)}}}\n</tool_call>'
 
 
+def tool_line(tool: Tool) -> str:
+    """A tool as the model reads it: `get_weather(city: string): Get the weather in a city`."""
+    listed = tool.get("parameters", {}).get("properties", {})
+    kinds = {name: prop.get("type") for name, prop in listed.items()}
+    parameters = ", ".join(
+        f"{name}: {kind if isinstance(kind, str) else 'any'}" for name, kind in kinds.items()
+    )
+    description = tool.get("description")
+    return f"{tool['name']}({parameters})" + (f": {description}" if description else "")
+
+
 def system_text(system: str | None, tools: Sequence[Tool]) -> str | None:
     """The content of the system turn, or None when there is none. Tools are what stands under `function`."""
     if not tools:
         return system
-    listed = "\n".join(_json(tool) for tool in tools)
     head = f"{system}\n\n" if system is not None else ""
-    return f"{head}{_TOOLS_HEAD}\n{listed}\n{_TOOLS_FOOT}"
+    return head + "\n".join([_TOOLS_HEAD, *map(tool_line, tools)])
 
 
 def turn_text(message: Message) -> str:

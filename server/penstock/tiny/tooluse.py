@@ -226,8 +226,6 @@ def use(rng: random.Random, family: Family, split: Split) -> Use:
     properties = {}
     for slot, (kind, _) in family.slots.items():
         properties[parameters[slot]] = {"type": _TYPES.get(kind, "string")}
-        if rng.random() < 0.15:
-            properties[parameters[slot]]["description"] = f"The {parameters[slot]}"
     tool: Tool = {
         "name": name,
         "description": rng.choice(family.descriptions),
@@ -235,6 +233,8 @@ def use(rng: random.Random, family: Family, split: Split) -> Use:
     }
     if rng.random() < 0.2:  # clients and servers that sort keys
         tool = json.loads(json.dumps(tool, sort_keys=True))
+    asked = {parameters[slot]: value for slot, value in values.items()}
+    shown = tool["parameters"]["properties"]
     question = family.questions[-1] if split == "eval" else rng.choice(family.questions[:-1])
     result = {key: _value(rng, kind, split) for key, kind in family.result.items()}
     order = list(result)
@@ -243,7 +243,7 @@ def use(rng: random.Random, family: Family, split: Split) -> Use:
     return Use(
         tool,
         question.format(**values),
-        {parameters[slot]: value for slot, value in values.items()},
+        {name: asked[name] for name in shown},
         json.dumps({key: result[key] for key in order}),
         answer[0].upper() + answer[1:],
     )
