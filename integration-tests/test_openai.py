@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 import wire
 from launched import Launched
-from prompts import ADD, PORT, QUESTIONS, REPEAT, STREAM, as_text, user
+from prompts import ADD, PORT, QUESTIONS, REPEAT, STREAM, WILD, as_text, user
 
 CASES = pytest.mark.parametrize("question", [ADD, REPEAT, STREAM])
 
@@ -107,10 +107,10 @@ def test_n_gives_n_choices(client: OpenAI, model: str) -> None:
 
 def test_n_choices_are_streamed_by_their_index(client: OpenAI, model: str) -> None:
     options = {"n": 2, "seed": 11, "max_tokens": 24, **WILD}
-    whole = client.chat.completions.create(model=model, messages=user(PORT), **options)  # type: ignore[call-overload]
+    whole = client.chat.completions.create(model=model, messages=user(PORT), **options)
     texts = {0: "", 1: ""}
     reasons: dict[int, str] = {}
-    for chunk in client.chat.completions.create(model=model, messages=user(PORT), stream=True, **options):  # type: ignore[call-overload]
+    for chunk in client.chat.completions.create(model=model, messages=user(PORT), stream=True, **options):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             if choice.finish_reason:

@@ -21,8 +21,7 @@ SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 
 _TOOLS_HEAD = "You can call these tools:"
 
-CHAT_TEMPLATE = (
-    """{%- macro text(content) -%}
+CHAT_TEMPLATE = """{%- macro text(content) -%}
 {%- if content is string -%}
 {{- content -}}
 {%- elif content is mapping -%}
@@ -91,7 +90,6 @@ CHAT_TEMPLATE = (
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """.replace("TOOLS_HEAD", _TOOLS_HEAD).strip()
-)
 
 
 def tool_call_text(name: str, arguments: dict[str, Any]) -> str:
