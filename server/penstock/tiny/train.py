@@ -36,7 +36,7 @@ from penstock.tiny.optimizer import Muon
 from penstock.tiny.tokenizer import save_tokenizer, train_tokenizer
 from penstock.tiny.words import know_pieces
 
-STEPS = 2740
+STEPS = 3800
 CONVERSATIONS_PER_STEP = 112
 TOKENS_PER_FORWARD = 2048
 SHORTEST_BESIDE = 0.7  # of the longest row of a batch; the rest of a row is padding
