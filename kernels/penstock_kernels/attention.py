@@ -4,6 +4,9 @@ The step's tokens are ordered so that the tokens of one group are neighbours, an
 S sequences with Q queries each over L keys each. Who makes a group decides how much padding it holds.
 Padded keys name a cache row that is never written and holds zeros: a masked key must still be a number,
 since 0 times NaN is NaN.
+
+In float32 on a CPU the sums are taken in float64 and rounded at the end, so that the result does not depend
+on the group: on its padding, or on whether a token came alone or in a piece of a prompt.
 """
 
 from dataclasses import dataclass, field
@@ -73,6 +76,9 @@ def paged_attention(
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
     already; out (T, H, D) contiguous, in q's dtype. Query head h reads key/value head h / (H / K).
     """
+    exact = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu"
+    dtype = torch.float64 if exact else q_THD.dtype
+    q_THD = q_THD.to(dtype)
     for decodes in layout.decodes:
         here = slice(decodes.begin, decodes.end)
         _decode(q_THD[here], cache_NJD, decodes, layout.gathered, scale, out_THD[here])
@@ -94,7 +100,7 @@ def _decode(
     matrices = kv_heads * sequences
     kv_XD = gathered[: group.heads_JSL.numel() * size].view(-1, size)
     torch.index_select(cache_NJD.view(-1, size), 0, group.heads_JSL, out=kv_XD)
-    kv_JSLD = kv_XD.view(2 * matrices, group.keys, size)
+    kv_JSLD = kv_XD.view(2 * matrices, group.keys, size).to(q_SHD.dtype)
     q_KSGD = (
         (q_SHD * scale)
         .view(sequences, kv_heads, shared, size)
@@ -115,9 +121,10 @@ def _few(q_SHD: Tensor, cache_NJD: Tensor, group: FewGroup, scale: float, out_SH
     kv_heads = cache_NJD.shape[1] // 2
     shape = (sequences, kv_heads, heads // kv_heads, size)
     kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, 2 * kv_heads, size)
-    kv_SJLD = kv_SLJD.transpose(1, 2)
+    kv_SJLD = kv_SLJD.to(q_SHD.dtype).transpose(1, 2)
+    mask = None if group.mask_S11L is None else group.mask_S11L.to(q_SHD.dtype)
     a_SKGD = F.scaled_dot_product_attention(
-        q_SHD.view(shape), kv_SJLD[:, :kv_heads], kv_SJLD[:, kv_heads:], group.mask_S11L, scale=scale
+        q_SHD.view(shape), kv_SJLD[:, :kv_heads], kv_SJLD[:, kv_heads:], mask, scale=scale
     )
     out_SHD.view(shape).copy_(a_SKGD)
 
@@ -130,13 +137,14 @@ def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, ou
     kv_SJLD = (
         cache_NJD.index_select(0, group.places_SL)
         .view(group.sequences, group.keys, 2 * kv_heads, size)
+        .to(q_THD.dtype)
         .transpose(1, 2)
     )
     a_SHQD = F.scaled_dot_product_attention(
         q_THD.reshape(group.sequences, group.queries, heads, size).transpose(1, 2),
         kv_SJLD[:, :kv_heads],
         kv_SJLD[:, kv_heads:],
-        group.mask_S1QL,
+        None if group.mask_S1QL is None else group.mask_S1QL.to(q_THD.dtype),
         is_causal=group.causal,
         scale=scale,
         enable_gqa=heads != kv_heads,

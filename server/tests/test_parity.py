@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import checkpoints
-from client import row
+from client import DEVICE, row
 from driver import Driver
 
 LLAMA3 = {
@@ -131,6 +131,33 @@ def test_every_variant_matches_whole_and_in_pieces(name: str, tmp_path: Path) ->
         )
         position += count
         reference.check(driver.last_logits()[0], position - 1)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the order of sums is the library's")
+def test_in_float32_a_token_is_the_same_to_the_last_bit_however_it_is_computed(tmp_path: Path) -> None:
+    """What makes a text the same alone, in a crowd and refilled after a crash."""
+    folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=64))
+    driver = Driver(folder, max_sequence_tokens=LENGTH)
+    whole_TV = driver.all_logits(
+        [row(0, PROMPT, 0, blocks_for(LENGTH), start={}, sample=False, targets=[1] * LENGTH)]
+    )
+    position = 0
+    for turn, count in enumerate((1, 3, 16, 37, 30, *[1] * 12)):
+        crowd = range(1, 7 - turn // 3)  # in the end the first is alone
+        driver.step(
+            [
+                row(
+                    slot,
+                    PROMPT[position : position + count],
+                    position,
+                    blocks_for(LENGTH, 8 * slot) if position == 0 else [],
+                    start={} if position == 0 else None,
+                )
+                for slot in crowd
+            ]
+        )
+        position += count
+        assert torch.equal(driver.last_logits()[0], whole_TV[position - 1]), position
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
