@@ -59,9 +59,9 @@ def test_the_template_renders_system_tools_calls_and_results(tokenizer: Any) -> 
     )
     assert text == (
         "<|im_start|>system\nBe brief.\n\nYou can call these tools:\n"
-        "get_weather(city: string): Get the weather in a city\n"
+        "Get the weather in a city: get_weather(city: string)\n"
         "add(a: integer, b: any)\n"
-        "now(): The time<|im_end|>\n"
+        "The time: now()<|im_end|>\n"
         "<|im_start|>user\nWeather in Oslo?<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n'
         "</tool_call><|im_end|>\n"
