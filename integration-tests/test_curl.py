@@ -257,7 +257,6 @@ def test_a_connection_is_kept_for_the_next_request(server: Launched) -> None:
 
 NOT_YET = {
     "grammar": ("/generate", {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a"}}}),
-    "best_of": ("/generate", {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}),
     "response_format": (
         "/v1/chat/completions",
         {"messages": user("x"), "response_format": {"type": "json_object"}},

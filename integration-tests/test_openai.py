@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, OpenAI, UnprocessableEntityError
 
 import wire
 from launched import Launched
@@ -368,3 +369,39 @@ def test_many_async_streams_at_once_stay_apart(client: OpenAI, model: str, serve
     answers = asyncio.run(ask())
     for question, answer in zip(questions, answers, strict=True):
         assert question.split()[-1] in answer, (question, answer)
+
+
+def test_best_of_answers_with_the_most_likely(client: OpenAI, model: str) -> None:
+    options = {"model": model, "prompt": "Once", "max_tokens": 12, "seed": 3, "logprobs": 0, **WILD}
+
+    def likelihood(choice: Any) -> float:
+        return float(sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs))
+
+    both = client.completions.create(n=2, **options)
+    best = client.completions.create(n=1, best_of=2, **options)
+    first = max(both.choices, key=likelihood)
+    assert [choice.text for choice in best.choices] == [first.text]
+    assert best.usage is not None and both.usage is not None
+    assert best.usage.completion_tokens == both.usage.completion_tokens, (
+        "what was not chosen was computed too"
+    )
+    with pytest.raises(UnprocessableEntityError, match="best_of"):
+        client.completions.create(n=2, best_of=1, **options)
+
+
+def test_stop_token_ids_end_the_text(client: OpenAI, server: Launched, model: str) -> None:
+    prompt = as_text(PORT)
+    whole = client.completions.create(model=model, prompt=prompt, max_tokens=40, temperature=0)
+    tokens = wire.post(server.address, "/tokenize", {"inputs": whole.choices[0].text}).json()
+    stop = tokens[3]["id"]
+    first = next(place for place, token in enumerate(tokens) if token["id"] == stop)
+    for options in ({}, {"ignore_eos": True}):
+        extra = {"stop_token_ids": [stop], **options}
+        cut = client.completions.create(
+            model=model, prompt=prompt, max_tokens=40, temperature=0, extra_body=extra
+        )
+        assert cut.choices[0].text == "".join(token["text"] for token in tokens[:first])
+        assert cut.choices[0].finish_reason == "stop"
+    for bad in ([-1], [1e9], ["x"], [1.5], list(range(257))):
+        with pytest.raises(UnprocessableEntityError, match="stop_token_ids"):
+            client.completions.create(model=model, prompt=prompt, extra_body={"stop_token_ids": bad})

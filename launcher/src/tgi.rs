@@ -33,7 +33,6 @@ const fn no_effect(name: &'static str, why: &'static str) -> Flag {
 }
 
 const FLAGS: &[Flag] = &[
-    not_yet("api-key", EMPTY),
     not_yet("quantize", EMPTY),
     not_yet("speculate", OFF),
     not_yet("kv-cache-dtype", EMPTY),
@@ -132,8 +131,8 @@ mod tests {
 
     #[test]
     fn what_would_hurt_if_ignored_stops_the_launcher_without_its_value() {
-        let line = judged(&["--api-key", "sesame"]).unwrap_err();
-        assert_eq!(line, "--api-key is not supported yet");
+        let line = judged(&["--ngrok-authtoken", "sesame"]).unwrap_err();
+        assert_eq!(line, "--ngrok-authtoken is not supported yet");
         assert!(judged(&["--quantize=fp8"]).is_err());
         assert!(judged(&["--ngrok"]).is_err());
     }

@@ -27,8 +27,9 @@ fn a_flag_that_does_not_exist_or_parse_is_exit_code_2() {
 fn everything_else_is_exit_code_1_and_one_line() {
     for (arguments, environment, names) in [
         (&["--num-shard", "2"][..], &[][..], "--num-shard"),
-        (&["--api-key", "sesame"], &[], "--api-key is not supported yet"),
-        (&[], &[("API_KEY", "sesame")], "API_KEY is not supported yet"),
+        (&["--ngrok-authtoken", "sesame"], &[], "--ngrok-authtoken is not supported yet"),
+        (&[], &[("NGROK_AUTHTOKEN", "sesame")], "NGROK_AUTHTOKEN is not supported yet"),
+        (&["--api-key-file", "/no/such/file"], &[], "--api-key-file /no/such/file"),
         (&[], &[("QUANTIZE", "fp8")], "QUANTIZE"),
         (&[], &[("NUM_SHARD", "2")], "--num-shard"),
         (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
@@ -66,6 +67,6 @@ fn help_and_version_are_exit_code_0_and_show_no_secret() {
     let output = penstock(&["--help"], &[("API_KEY", "sesame"), ("HF_TOKEN", "sesame")]);
     assert_eq!(output.status.code(), Some(0));
     let help = String::from_utf8(output.stdout).unwrap();
-    assert!(help.contains("Batching:") && !help.contains("sesame") && !help.contains("api-key"));
+    assert!(help.contains("Batching:") && !help.contains("sesame") && help.contains("--api-key"));
     assert_eq!(penstock(&["--version"], &[]).status.code(), Some(0));
 }

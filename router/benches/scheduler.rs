@@ -96,6 +96,7 @@ impl Load {
             sampling: Sampling::default(),
             max_new_tokens: OUTPUT / 2 + salt.wrapping_mul(97) % OUTPUT,
             ignore_eos: true,
+            stop_token_ids: Vec::new(),
             top_tokens: 0,
             prompt_logprobs: false,
             cache_namespace: 0,

@@ -79,6 +79,7 @@ fn spec(salt: u32) -> SequenceSpec {
         sampling: Sampling::default(),
         max_new_tokens: 16_000,
         ignore_eos: true,
+        stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
         cache_namespace: 0,

@@ -2,8 +2,10 @@
 //! launcher, read once; nothing below reads the environment. What depends on the loaded model is in
 //! `limits`.
 
+use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -29,8 +31,20 @@ pub struct RouterArgs {
     /// Origins that browsers may call from; any, when not given
     #[arg(long, env, value_delimiter = ',')]
     pub cors_allow_origin: Vec<String>,
+    /// A key that clients have to send as `Authorization: Bearer KEY`; may be given several times
+    #[arg(long, env, hide_env_values = true, help_heading = "Access")]
+    pub api_key: Vec<ApiKey>,
+    /// A file of such keys, one on a line
+    #[arg(long, env, help_heading = "Access")]
+    pub api_key_file: Option<PathBuf>,
+    /// Serve HTTPS with this certificate chain, a PEM file
+    #[arg(long, env, help_heading = "Access")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, a PEM file
+    #[arg(long, env, help_heading = "Access")]
+    pub tls_key: Option<PathBuf>,
     /// A tokenizer_config.json to use instead of the model's own
-    #[arg(long, env)]
+    #[arg(long, env, help_heading = "Serving")]
     pub tokenizer_config_path: Option<PathBuf>,
     /// On SIGTERM, how long running requests may take to finish, in seconds
     #[arg(long, short = 'g', env, visible_alias = "graceful-termination-timeout", default_value_t = 90)]
@@ -102,6 +116,46 @@ impl Config {
     }
 }
 
+impl RouterArgs {
+    /// Whether clients need a key.
+    pub fn is_guarded(&self) -> bool {
+        !self.api_key.is_empty() || self.api_key_file.is_some()
+    }
+}
+
+/// A secret: it is in no log and no error.
+#[derive(Clone)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(...)")
+    }
+}
+
+impl FromStr for ApiKey {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Err("must not be empty"),
+            _ if text.len() > MOST_OF_A_KEY => Err("must be at most 1024 characters"),
+            _ if !text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Err("must be visible ASCII characters, without spaces")
+            }
+            _ => Ok(Self(text.into())),
+        }
+    }
+}
+
+const MOST_OF_A_KEY: usize = 1024;
+
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -141,6 +195,15 @@ mod tests {
         assert_eq!(parse_host("::1").unwrap(), "::1".parse::<IpAddr>().unwrap());
         assert!(parse_host("localhost").unwrap().is_loopback());
         assert!(parse_host("no such host").is_err());
+    }
+
+    #[test]
+    fn a_key_is_visible_and_never_shown() {
+        let key: ApiKey = "hf_secret".parse().unwrap();
+        assert!(!format!("{key:?}").contains("secret"));
+        for bad in ["", "two words", "naïve", "tab\t", &"x".repeat(1025)] {
+            assert!(bad.parse::<ApiKey>().is_err(), "{bad}");
+        }
     }
 
     #[test]

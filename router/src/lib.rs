@@ -126,7 +126,9 @@ async fn serve(
     let shutdown_timeout = config.shutdown_timeout();
     let server = Server::new(config, health.subscribe());
     let stop = CancellationToken::new();
-    let accepting = tokio::spawn(http::serve(listener, http::routes(server.clone())?, stop.clone()));
+    let tls = http::tls(&server.config.args)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let accepting = tokio::spawn(http::serve(listener, tls, http::routes(server.clone())?, stop.clone()));
     let mut accepting = AbortOnDropHandle::new(accepting);
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep()));
 
@@ -135,7 +137,7 @@ async fn serve(
         () = drain.cancelled() => None,
     };
     if scheduler.is_some() {
-        info!("serving on http://{address}");
+        info!("serving on {scheme}://{address}");
     }
     let mut seen = health.subscribe();
     let failure = tokio::select! {

@@ -257,6 +257,8 @@ const TOKENS: Most = Most::Is(u32::MAX as u64);
 
 pub const INPUTS: Field = field("inputs", Kind::Text, "required", "The prompt");
 pub const PARAMETERS: Field = field("parameters", Kind::Object, "{}", "How to generate");
+pub const INSTANCES: Field =
+    field("instances", Kind::List, "required", "Requests of `/generate` or chats, answered together");
 pub const STREAM: Field = flag("stream", "Answer with server-sent events, one per token");
 
 pub const BEST_OF: Field =
@@ -378,11 +380,64 @@ pub const RESPONSE_FORMAT: Field =
     field("response_format", Kind::Object, "text", "Only `{\"type\": \"text\"}` is supported yet");
 pub const TOOLS: Field = field("tools", Kind::List, "[]", "Not supported yet");
 pub const TOOL_CHOICE: Field = field("tool_choice", Kind::Any, "auto", "Not supported yet");
-pub const OPENAI_BEST_OF: Field =
-    count("best_of", 1, Most::BestOf, "1", "Generate so many sequences; more than one is not supported yet");
+pub const OPENAI_BEST_OF: Field = count(
+    "best_of",
+    1,
+    Most::BestOf,
+    "`n`",
+    "Generate so many sequences and answer with the `n` most likely ones",
+);
 pub const SUFFIX: Field = field("suffix", Kind::Text, "none", "Not supported");
 pub const MIN_TOKENS: Field = count("min_tokens", 0, TOKENS, "0", "Not supported yet");
-pub const STOP_TOKEN_IDS: Field = field("stop_token_ids", Kind::List, "[]", "Not supported yet");
+pub const STOP_TOKEN_IDS: Field =
+    field("stop_token_ids", Kind::List, "[]", "Tokens that end the text like an end-of-sequence token");
+
+/// The members that both of OpenAI's dialects read.
+const OPENAI: [&Field; 23] = [
+    &MODEL,
+    &STREAM,
+    &STREAM_OPTIONS,
+    &OPENAI_TEMPERATURE,
+    &TOP_P,
+    &OPENAI_TOP_K,
+    &MIN_P,
+    &TYPICAL_P,
+    &REPETITION_PENALTY,
+    &FREQUENCY_PENALTY,
+    &PRESENCE_PENALTY,
+    &LOGIT_BIAS,
+    &SEED,
+    &STOP,
+    &STOP_TOKEN_IDS,
+    &IGNORE_EOS,
+    &N,
+    &OPENAI_BEST_OF,
+    &MAX_COMPLETION_TOKENS,
+    &MIN_TOKENS,
+    &RESPONSE_FORMAT,
+    &TOOLS,
+    &TOOL_CHOICE,
+];
+const CHAT: [&Field; 7] = [
+    &MESSAGES,
+    &MAX_TOKENS,
+    &LOGPROBS,
+    &TOP_LOGPROBS,
+    &ADD_GENERATION_PROMPT,
+    &CONTINUE_FINAL_MESSAGE,
+    &CHAT_TEMPLATE_KWARGS,
+];
+const COMPLETION: [&Field; 5] = [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX];
+
+/// The members of a request to `/v1/chat/completions`.
+pub fn chat_fields() -> Vec<&'static Field> {
+    CHAT.into_iter().chain(OPENAI).collect()
+}
+
+/// The members of a request to `/v1/completions`.
+pub fn completion_fields() -> Vec<&'static Field> {
+    COMPLETION.into_iter().chain(OPENAI).collect()
+}
 
 /// Fields that mean nothing to this server but that clients of OpenAI's API send as a matter of
 /// course: accepted, and named in `warnings`.
@@ -394,6 +449,9 @@ pub const PROMPTS: Most = Most::Prompts;
 
 /// OpenAI's bound on a bias.
 pub const BIAS: f64 = 100.0;
+
+/// Entries of `stop_token_ids`.
+pub const STOP_TOKENS: usize = 256;
 
 /// Entries of `logit_bias`: OpenAI's bound.
 pub const BIASES: usize = 300;

@@ -18,6 +18,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     pub stop_text: StopText,
     pub ignore_eos: bool,
+    /// More tokens that end the text like an end-of-sequence token, whatever `ignore_eos` says.
+    pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub prompt_logprobs: bool,
 }

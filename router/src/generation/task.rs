@@ -77,6 +77,7 @@ pub async fn start(
         sampling: request.sampling,
         max_new_tokens,
         ignore_eos: request.ignore_eos,
+        stop_token_ids: request.stop_token_ids,
         top_tokens: request.top_tokens,
         prompt_logprobs: request.prompt_logprobs,
         cache_namespace: serving.cache_namespace,

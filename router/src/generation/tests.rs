@@ -74,6 +74,7 @@ fn request(text: &str) -> GenerationRequest {
         stop: Vec::new(),
         stop_text: StopText::Keep,
         ignore_eos: false,
+        stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
     }
@@ -92,6 +93,7 @@ impl Server {
             sampling: request.sampling.clone(),
             max_new_tokens: request.max_new_tokens.unwrap_or(most),
             ignore_eos: request.ignore_eos,
+            stop_token_ids: request.stop_token_ids.clone(),
             top_tokens: request.top_tokens,
             prompt_logprobs: request.prompt_logprobs,
             cache_namespace: self.serving.cache_namespace,

@@ -97,7 +97,8 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn discard(headers: &HeaderMap, mut body: Body) {
+/// Reads on for a while, before a request is refused unread.
+pub async fn discard(headers: &HeaderMap, mut body: Body) {
     // A client that waits for leave to send has sent nothing.
     if headers.contains_key(header::EXPECT) {
         return;

@@ -11,7 +11,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::generation::{Done, GenerationEvent, GenerationRequest, Input, StopText, TextToken, TokenEvent};
-use crate::http::Server;
 use crate::http::choices::Choices;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::fields::Fields;
@@ -19,8 +18,9 @@ use crate::http::openai::{
     FINGERPRINT, Manner, Usage, finish_reason, in_openai_words, max_tokens, new_id, unix_seconds,
 };
 use crate::http::sse::{self, Encoder};
-use crate::http::tgi::json;
+use crate::http::tgi::{Span, json, spans};
 use crate::http::visit::{Visit, totals};
+use crate::http::{Server, body};
 use crate::ids::TokenId;
 use crate::limits;
 use crate::prompt::{Chat, Prompt};
@@ -30,6 +30,30 @@ pub async fn chat_completions(State(server): State<Arc<Server>>, request: Reques
         answer(visit, &body).await.map_err(|error| in_openai_words(error, "messages"))
     })
     .await
+}
+
+/// The prompt text of a chat and its tokens.
+pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    let result = async {
+        let loaded = server.loaded()?;
+        let body = body::read(request, server.config.args.payload_limit).await?;
+        let asked = Asked::parse(&Fields::parse(&body, &loaded.limits)?, &server.config.model_id)?;
+        let text = loaded.serving.prompt.render(asked.chat).await?;
+        let tokens = loaded.serving.prompt.tokenize(text.clone(), false).await?;
+        Ok(json(&Tokenized { tokenize_response: spans(&tokens), templated_text: &text }))
+    };
+    result.await.unwrap_or_else(|error: ApiError| in_openai_words(error, "messages").response(Family::Tgi))
+}
+
+/// The prompt of a chat and how to go on from it, for routes that answer in a shape of their own.
+pub async fn generation_request(
+    fields: &Fields<'_>,
+    served: &str,
+    prompt: &Prompt,
+) -> Result<GenerationRequest, ApiError> {
+    let asked = Asked::parse(fields, served)?;
+    let rendered = prompt.render(asked.chat.clone()).await?;
+    Ok(asked.request(rendered))
 }
 
 /// A request of this dialect, but for its prompt.
@@ -51,6 +75,9 @@ impl Asked {
             _ => Default::default(),
         };
         let mut manner = Manner::parse(fields, served)?;
+        if fields.small(&limits::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
+            return Err(ApiError::invalid("best_of", "`best_of` is not supported for chats; `n` is"));
+        }
         let logprobs = fields.boolean(&limits::LOGPROBS)?.unwrap_or(false);
         let mut top_logprobs = fields.small(&limits::TOP_LOGPROBS)?.unwrap_or(0);
         if top_logprobs > 0 && !logprobs {
@@ -69,6 +96,25 @@ impl Asked {
             logprobs,
             top_logprobs,
         })
+    }
+}
+
+impl Asked {
+    fn request(&self, rendered: String) -> GenerationRequest {
+        let manner = &self.manner;
+        GenerationRequest {
+            input: Input::Rendered(rendered),
+            sampling: manner.sampling.clone(),
+            reported_seed: manner.reported_seed,
+            max_new_tokens: self.max_tokens,
+            truncate: None,
+            stop: manner.stop.clone(),
+            stop_text: StopText::Omit,
+            ignore_eos: manner.ignore_eos,
+            stop_token_ids: manner.stop_token_ids.clone(),
+            top_tokens: self.top_logprobs,
+            prompt_logprobs: false,
+        }
     }
 }
 
@@ -126,22 +172,11 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         let fields = Fields::parse(body, &loaded.limits)?;
         (Asked::parse(&fields, &staying.server().config.model_id)?, loaded.serving.prompt.clone())
     };
-    let rendered = prompt.render(asked.chat).await?;
+    let rendered = prompt.render(asked.chat.clone()).await?;
     let prompt_characters = rendered.chars().count();
+    let request = asked.request(rendered);
     let manner = asked.manner;
-    let request = GenerationRequest {
-        input: Input::Rendered(rendered),
-        sampling: manner.sampling.clone(),
-        reported_seed: manner.reported_seed,
-        max_new_tokens: asked.max_tokens,
-        truncate: None,
-        stop: manner.stop.clone(),
-        stop_text: StopText::Omit,
-        ignore_eos: manner.ignore_eos,
-        top_tokens: asked.top_logprobs,
-        prompt_logprobs: false,
-    };
-    let mut choices = Choices::start(staying, vec![request], &manner).await?;
+    let mut choices = Choices::start(staying, vec![request], &manner, manner.n).await?;
     choices.first().await?;
     staying.began();
     let head = Head { id: new_id("chatcmpl"), created: unix_seconds(), model: manner.model };
@@ -196,6 +231,12 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
     staying.head(&mut response, prompt_characters);
     totals(response.headers_mut(), all());
     Ok(response)
+}
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    tokenize_response: Vec<Span<'a>>,
+    templated_text: &'a str,
 }
 
 /// What all chunks of an answer say.

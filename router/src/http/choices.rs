@@ -13,20 +13,21 @@ use futures::stream::BoxStream;
 pub struct Choices(Vec<Generation>);
 
 impl Choices {
-    /// Starts `manner.n` answers to each of `requests`, in the order of the requests.
+    /// Starts `count` answers to each of `requests`, in the order of the requests.
     pub async fn start(
         visit: &Visit,
         requests: Vec<GenerationRequest>,
         manner: &Manner,
+        count: u32,
     ) -> Result<Self, ApiError> {
-        let mut all = Vec::with_capacity(requests.len() * manner.n as usize);
+        let mut all = Vec::with_capacity(requests.len() * count as usize);
         for mut request in requests {
-            if manner.n > 1 {
+            if count > 1 {
                 // Tokenized once for all of its answers.
                 let tokens = visit.loaded()?.serving.prompt.encode(request.input, request.truncate).await?;
                 request.input = Input::Tokens(tokens);
             }
-            for answer in 0..manner.n {
+            for answer in 0..count {
                 all.push(GenerationRequest { sampling: manner.sampling_of(answer), ..request.clone() });
             }
         }
@@ -57,4 +58,12 @@ impl Choices {
             .boxed()
         }))
     }
+}
+
+/// For `best_of`: by the mean log probability of a token.
+pub fn most_likely_first(candidates: &mut [(Vec<TokenEvent>, Done)]) {
+    let likelihood = |(tokens, _): &(Vec<TokenEvent>, Done)| {
+        tokens.iter().map(|token| token.logprob).sum::<f32>() / tokens.len().max(1) as f32
+    };
+    candidates.sort_by(|one, other| likelihood(other).total_cmp(&likelihood(one)));
 }

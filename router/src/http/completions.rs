@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::generation::{Done, GenerationEvent, GenerationRequest, Input, StopText, TextToken, TokenEvent};
 use crate::http::Server;
-use crate::http::choices::Choices;
+use crate::http::choices::{Choices, most_likely_first};
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::fields::{Fields, shortened, text_of};
 use crate::http::openai::{
@@ -36,6 +36,8 @@ pub async fn completions(State(server): State<Arc<Server>>, request: Request) ->
 /// A request of this dialect.
 struct Asked {
     manner: Manner,
+    /// How many to generate and choose the `n` most likely of.
+    best_of: u32,
     prompts: Vec<Input>,
     max_tokens: Option<u32>,
     echo: bool,
@@ -48,6 +50,15 @@ impl Asked {
         let raw = fields.required(&limits::PROMPT, fields.raw(&limits::PROMPT))?;
         let prompts = prompts(raw, fields)?;
         let manner = Manner::parse(fields, served)?;
+        let best_of = fields.small(&limits::OPENAI_BEST_OF)?.unwrap_or(manner.n);
+        if best_of < manner.n {
+            let message = format!("`best_of` must be >= `n`. Given: {best_of} and {}", manner.n);
+            return Err(ApiError::invalid("best_of", message));
+        }
+        if best_of > manner.n && manner.stream {
+            let message = "`best_of` > `n` is not supported when the answer is streamed";
+            return Err(ApiError::invalid("best_of", message));
+        }
         let echo = fields.boolean(&limits::ECHO)?.unwrap_or(false);
         let max_tokens = max_tokens(fields, &limits::COMPLETION_MAX_TOKENS)?;
         if max_tokens == Some(0) && !echo {
@@ -60,7 +71,7 @@ impl Asked {
                 "`echo` with `logprobs` or without new tokens is not supported when the answer is streamed";
             return Err(ApiError::invalid("echo", message));
         }
-        Ok(Self { manner, prompts, max_tokens, echo, logprobs })
+        Ok(Self { manner, best_of, prompts, max_tokens, echo, logprobs })
     }
 }
 
@@ -134,7 +145,7 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         let fields = Fields::parse(body, &loaded.limits)?;
         (Asked::parse(&fields, &staying.server().config.model_id)?, loaded.serving.prompt.clone())
     };
-    let Asked { manner, prompts, max_tokens, echo, logprobs } = asked;
+    let Asked { manner, best_of, prompts, max_tokens, echo, logprobs } = asked;
     let mut prompt_characters = 0;
     let mut echoes = Vec::with_capacity(prompts.len());
     for input in &prompts {
@@ -157,10 +168,11 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         stop: manner.stop.clone(),
         stop_text: StopText::Omit,
         ignore_eos: manner.ignore_eos,
+        stop_token_ids: manner.stop_token_ids.clone(),
         top_tokens: logprobs.unwrap_or(0),
         prompt_logprobs: echo && logprobs.is_some(),
     });
-    let mut choices = Choices::start(staying, requests.collect(), &manner).await?;
+    let mut choices = Choices::start(staying, requests.collect(), &manner, best_of).await?;
     choices.first().await?;
     staying.began();
     let head = Head { id: new_id("cmpl"), created: unix_seconds(), model: manner.model };
@@ -205,9 +217,14 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         }
     }
     let mut usage = Usage::default();
-    for of_one_prompt in answers.chunks(answers_each) {
+    for of_one_prompt in answers.chunks_mut(best_of as usize) {
         usage.add(Usage::of(of_one_prompt.iter().map(|(_, done)| done)));
+        if of_one_prompt.len() > answers_each {
+            most_likely_first(of_one_prompt);
+        }
     }
+    let answers: Vec<_> =
+        answers.chunks(best_of as usize).flat_map(|candidates| &candidates[..answers_each]).collect();
     let choices = answers.iter().enumerate().map(|(index, (tokens, done))| {
         let before = echoes.get(index / answers_each).map_or("", String::as_str);
         Choice {

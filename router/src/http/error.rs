@@ -3,6 +3,7 @@
 //! library's own words.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -29,6 +30,7 @@ impl Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     MalformedBody,
+    Unauthorized,
     NotFound,
     MethodNotAllowed,
     BodyTimeout,
@@ -37,7 +39,6 @@ pub enum Cause {
     /// The request's content cannot be served.
     Validation,
     Template,
-    NotSupportedYet,
     Generation,
     Overloaded,
     /// Loading, recovering, draining, failed.
@@ -54,13 +55,13 @@ impl Cause {
     pub fn status(self) -> StatusCode {
         match self {
             Cause::MalformedBody => StatusCode::BAD_REQUEST,
+            Cause::Unauthorized => StatusCode::UNAUTHORIZED,
             Cause::NotFound => StatusCode::NOT_FOUND,
             Cause::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Cause::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Cause::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Cause::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Cause::Validation | Cause::Template => StatusCode::UNPROCESSABLE_ENTITY,
-            Cause::NotSupportedYet => StatusCode::NOT_IMPLEMENTED,
             Cause::Generation => StatusCode::FAILED_DEPENDENCY,
             Cause::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Cause::Unavailable | Cause::Unhealthy => StatusCode::SERVICE_UNAVAILABLE,
@@ -72,6 +73,7 @@ impl Cause {
     fn code(self) -> &'static str {
         match self {
             Cause::MalformedBody => "malformed_body",
+            Cause::Unauthorized => "invalid_api_key",
             Cause::NotFound => "not_found",
             Cause::MethodNotAllowed => "method_not_allowed",
             Cause::BodyTimeout => "body_timeout",
@@ -79,7 +81,6 @@ impl Cause {
             Cause::NotJson => "unsupported_media_type",
             Cause::Validation => "validation",
             Cause::Template => "template_error",
-            Cause::NotSupportedYet => "not_supported",
             Cause::Generation => "generation",
             Cause::Overloaded => "overloaded",
             Cause::Unavailable => "unavailable",
@@ -97,8 +98,7 @@ impl Cause {
             | Cause::Unavailable
             | Cause::Unhealthy
             | Cause::IncompleteStream
-            | Cause::Internal
-            | Cause::NotSupportedYet => "server_error",
+            | Cause::Internal => "server_error",
             _ => "invalid_request_error",
         }
     }
@@ -151,6 +151,12 @@ impl ApiError {
         Self::invalid(field, format!("`{field}` is not supported yet"))
     }
 
+    /// Says in which part of the request the field is.
+    pub fn within(mut self, place: &str) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// With another name for a field of the message.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         self.message = self.message.replace(&format!("`{from}`"), &format!("`{to}`"));
@@ -184,6 +190,9 @@ impl ApiError {
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
+        if self.cause == Cause::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(allow) = &self.allow {
             headers.insert(header::ALLOW, allow.clone());
         }
@@ -208,6 +217,12 @@ impl ApiError {
             }),
         };
         body.expect("strings and numbers always serialise")
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 

@@ -9,8 +9,10 @@ use axum::Router;
 use axum::http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -19,6 +21,8 @@ use tower::Service;
 const HEAD: Duration = Duration::from_secs(75);
 /// Until a new connection has sent its first request's head.
 const FIRST_HEAD: Duration = Duration::from_secs(30);
+/// Until a new connection has agreed on its encryption.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to answer.
 const PING: Duration = Duration::from_secs(20);
 /// How long connections may take to say goodbye once nothing is under way.
@@ -26,7 +30,7 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Serves until `stop`, then closes every connection after the answer that is under way on it. Dropped,
 /// it closes them at once.
-pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, app: Router, stop: CancellationToken) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
     builder
@@ -46,7 +50,17 @@ pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) 
             Ok((stream, _)) => {
                 // Tokens are small and follow each other slowly: none may wait for the next.
                 let _ = stream.set_nodelay(true);
-                connections.spawn(converse(stream, app.clone(), builder.clone(), stop.clone()));
+                let (app, builder, stop) = (app.clone(), builder.clone(), stop.clone());
+                match tls.clone() {
+                    None => connections.spawn(converse(stream, app, builder, stop)),
+                    Some(tls) => connections.spawn(async move {
+                        match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+                            Ok(Ok(stream)) => converse(stream, app, builder, stop).await,
+                            Ok(Err(error)) => tracing::debug!("no encryption was agreed on: {error}"),
+                            Err(_) => tracing::debug!("a connection never agreed on its encryption"),
+                        }
+                    }),
+                };
             }
             // The client is gone already, or this process has no file descriptors left: those come back
             // as connections end.
@@ -64,7 +78,7 @@ pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken) 
 }
 
 async fn converse(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Router,
     builder: auto::Builder<TokioExecutor>,
     stop: CancellationToken,

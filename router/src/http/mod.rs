@@ -7,11 +7,15 @@ mod choices;
 mod completions;
 mod error;
 mod fields;
+mod gate;
 mod listener;
 mod openai;
 mod ops;
+mod platforms;
+mod reference;
 mod sse;
 mod tgi;
+mod tls;
 mod visit;
 
 use std::panic::AssertUnwindSafe;
@@ -19,8 +23,8 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use futures::FutureExt;
@@ -33,7 +37,9 @@ use crate::health::HealthReceiver;
 use crate::limits::{FlagError, Limits};
 use crate::worker::proto::{ModelDescription, Prepared};
 use error::{ApiError, Cause, Family};
+use gate::{Keys, REQUEST_ID};
 pub use listener::serve;
+pub use tls::acceptor as tls;
 
 /// What all routes share.
 pub struct Server {
@@ -83,34 +89,43 @@ impl Server {
     }
 }
 
-/// Routes of TGI that are not there yet.
-const NOT_YET: [&str; 5] = ["/chat_tokenize", "/invocations", "/vertex", "/docs", "/api-doc/openapi.json"];
-
 pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
     let cors = cors(&server.config.args.cors_allow_origin)?;
-    let mut router = Router::new()
+    let keys = Arc::new(Keys::read(&server.config.args)?);
+    let router = Router::new()
         .route("/", get(ops::health).post(tgi::compat))
         .route("/generate", post(tgi::generate))
         .route("/generate_stream", post(tgi::generate_stream))
         .route("/tokenize", post(tgi::tokenize))
+        .route("/chat_tokenize", post(chat::chat_tokenize))
+        .route("/invocations", post(platforms::invocations))
+        .route("/vertex", post(platforms::vertex))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/models", get(ops::models))
+        .route("/v1/models/{*id}", get(ops::model))
         .route("/health", get(ops::health))
         .route("/ping", get(ops::health))
         .route("/readyz", get(ops::health))
         .route("/livez", get(ops::alive))
         .route("/info", get(ops::info))
-        .route("/metrics", get(ops::metrics));
-    for path in NOT_YET {
-        router = router.route(path, axum::routing::any(not_yet));
-    }
-    Ok(router.fallback(unknown).with_state(server).layer(middleware::from_fn(frame)).layer(cors))
+        .route("/metrics", get(ops::metrics))
+        .route("/docs", get(reference::page))
+        .route("/api-doc/openapi.json", get(reference::openapi));
+    Ok(router
+        .fallback(unknown)
+        .with_state(server)
+        .layer(middleware::from_fn(frame))
+        .layer(middleware::from_fn_with_state(keys, gate::guard))
+        .layer(cors))
 }
 
 /// What can be said of this room's flags before anything is served.
 pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
-    cors(&args.cors_allow_origin).map(|_| ())
+    cors(&args.cors_allow_origin).map(|_| ())?;
+    Keys::read(args)?;
+    tls(args)?;
+    Ok(())
 }
 
 fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
@@ -126,17 +141,13 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
     Ok(CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::CONTENT_TYPE, header::AUTHORIZATION]))
+        .allow_headers([header::CONTENT_TYPE, header::AUTHORIZATION, HeaderName::from_static(REQUEST_ID)])
+        .expose_headers([HeaderName::from_static(REQUEST_ID), header::RETRY_AFTER]))
 }
 
 async fn unknown(request: Request) -> Response<Body> {
     let path = fields::shortened(request.uri().path());
     ApiError::new(Cause::NotFound, format!("there is no route {path}")).response(Family::of(&path))
-}
-
-async fn not_yet(State(_): State<Arc<Server>>, request: Request) -> Response<Body> {
-    let path = request.uri().path();
-    ApiError::new(Cause::NotSupportedYet, format!("{path} is not supported yet")).response(Family::of(path))
 }
 
 /// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request.

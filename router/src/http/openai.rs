@@ -25,6 +25,7 @@ pub struct Manner {
     pub reported_seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    pub stop_token_ids: Vec<TokenId>,
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
@@ -69,6 +70,7 @@ impl Manner {
             reported_seed: (temperature > 0.0).then_some(seed),
             stop: fields.texts(&limits::STOP)?,
             ignore_eos: fields.boolean(&limits::IGNORE_EOS)?.unwrap_or(false),
+            stop_token_ids: stop_token_ids(fields)?,
             n: fields.small(&limits::N)?.unwrap_or(1),
             stream: fields.boolean(&limits::STREAM)?.unwrap_or(false),
             include_usage,
@@ -87,9 +89,6 @@ impl Manner {
 
 /// What asks for more than there is gets an error, never silence.
 fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
-    if fields.small(&limits::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
-        return Err(ApiError::invalid("best_of", "`best_of` > 1 is not supported yet"));
-    }
     if fields.small(&limits::MIN_TOKENS)?.is_some_and(|least| least > 0) {
         return Err(ApiError::not_supported_yet("min_tokens"));
     }
@@ -98,9 +97,6 @@ fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
             fields.tree(field)?.is_some_and(|list| list.as_array().is_some_and(|l| !l.is_empty())),
         )
     };
-    if lists_something(&limits::STOP_TOKEN_IDS)? {
-        return Err(ApiError::not_supported_yet("stop_token_ids"));
-    }
     let choice = fields.tree(&limits::TOOL_CHOICE)?;
     let no_tools = choice.as_ref().is_some_and(|choice| choice == "none");
     if lists_something(&limits::TOOLS)? && !no_tools {
@@ -119,6 +115,29 @@ fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
         Some(name) => Err(ApiError::not_supported_yet(name)),
         None => Ok(()),
     }
+}
+
+fn stop_token_ids(fields: &Fields) -> Result<Vec<TokenId>, ApiError> {
+    const NAME: &str = "stop_token_ids";
+    let Some(Value::Array(given)) = fields.tree(&limits::STOP_TOKEN_IDS)? else { return Ok(Vec::new()) };
+    if given.len() > limits::STOP_TOKENS {
+        let message =
+            format!("`{NAME}` must have <= {} entries. Given: {}", limits::STOP_TOKENS, given.len());
+        return Err(ApiError::invalid(NAME, message));
+    }
+    let vocabulary = fields.limits().vocab_size;
+    given
+        .iter()
+        .map(|entry| {
+            let id = entry.as_u64().filter(|id| *id < u64::from(vocabulary)).map(|id| TokenId(id as u32));
+            id.ok_or_else(|| {
+                let given = entry.to_string();
+                let given = shortened(&given);
+                let message = format!("`{NAME}` must have token ids >= 0 and < {vocabulary}. Given: {given}");
+                ApiError::invalid(NAME, message)
+            })
+        })
+        .collect()
 }
 
 /// `logit_bias`: token ids as strings, each with what is added to its logit.
@@ -298,9 +317,7 @@ mod tests {
             (r#"{"tool_choice": {"type": "function", "function": {"name": "f"}}}"#, "tool_choice"),
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
             (r#"{"response_format": {"type": "json", "value": {}}}"#, "response_format"),
-            (r#"{"best_of": 2}"#, "best_of"),
             (r#"{"min_tokens": 1}"#, "min_tokens"),
-            (r#"{"stop_token_ids": [1]}"#, "stop_token_ids"),
             (r#"{"suffix": "x"}"#, "suffix"),
             (r#"{"guided_json": {}}"#, "guided_json"),
             (r#"{"functions": []}"#, "functions"),

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, header};
 use serde::Serialize;
 
 use crate::http::Server;
-use crate::http::error::{ApiError, Family};
+use crate::http::error::{ApiError, Cause, Family};
+use crate::http::fields::shortened;
 use crate::http::tgi::json;
 use crate::telemetry;
 
@@ -36,8 +37,18 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response<Body> {
     if let Err(error) = server.loaded() {
         return error.response(Family::OpenAi);
     }
-    let id = &server.config.model_id;
-    json(&Models { object: "list", data: [Model { id, object: "model", created: 0, owned_by: id }] })
+    json(&Models { object: "list", data: [Model::served(&server)] })
+}
+
+pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Response<Body> {
+    if let Err(error) = server.loaded() {
+        return error.response(Family::OpenAi);
+    }
+    if id != server.config.model_id {
+        let message = format!("there is no model {:?}", shortened(&id));
+        return ApiError::new(Cause::NotFound, message).response(Family::OpenAi);
+    }
+    json(&Model::served(&server))
 }
 
 pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
@@ -99,6 +110,13 @@ struct Model<'a> {
     object: &'static str,
     created: u64,
     owned_by: &'a str,
+}
+
+impl<'a> Model<'a> {
+    fn served(server: &'a Server) -> Self {
+        let id = &server.config.model_id;
+        Self { id, object: "model", created: 0, owned_by: id }
+    }
 }
 
 /// TGI's fields, and what it lacks: what the model runs on, the budgets, the KV cache.

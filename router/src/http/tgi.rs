@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Response, header};
 use bytes::Bytes;
+use futures::future::try_join_all;
 use futures::stream;
 use serde::Serialize;
 
@@ -13,12 +14,14 @@ use crate::generation::{
     Done, FinishReason, Generation, GenerationEvent, GenerationRequest, Input, StopText, TextToken,
     TokenEvent, collect,
 };
+use crate::http::choices::most_likely_first;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::fields::Fields;
 use crate::http::sse::{self, Encoder};
 use crate::http::visit::{Visit, totals};
 use crate::http::{Server, body};
 use crate::limits::{self, Limits};
+use crate::prompt::TokenSpan;
 use crate::scheduler::Sampling;
 
 pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
@@ -59,14 +62,18 @@ pub async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Re
         let inputs = inputs(&fields)?;
         // Parameters have no effect here, but wrong ones are as wrong as anywhere.
         Asked::parse(&fields, Route::Generate)?;
-        let tokens = loaded.serving.prompt.tokenize(inputs).await?;
-        let tokens: Vec<_> = tokens
-            .iter()
-            .map(|token| Span { id: token.id.0, text: &token.text, start: token.start, stop: token.stop })
-            .collect();
-        Ok(json(&tokens))
+        let tokens = loaded.serving.prompt.tokenize(inputs, true).await?;
+        Ok(json(&spans(&tokens)))
     };
     result.await.unwrap_or_else(|error: ApiError| error.response(Family::Tgi))
+}
+
+/// As `/tokenize` and `/chat_tokenize` tell them.
+pub fn spans(tokens: &[TokenSpan]) -> Vec<Span<'_>> {
+    tokens
+        .iter()
+        .map(|token| Span { id: token.id.0, text: &token.text, start: token.start, stop: token.stop })
+        .collect()
 }
 
 fn limits_of(visit: &Option<Visit>) -> Result<Limits, ApiError> {
@@ -103,6 +110,8 @@ impl Route {
 /// A request of this dialect.
 struct Asked {
     request: GenerationRequest,
+    /// How many to generate and choose the most likely of.
+    best_of: u32,
     details: bool,
     prompt_characters: usize,
     /// Goes before the generated text.
@@ -129,12 +138,10 @@ impl Asked {
             }
         };
         let p = &parameters;
-        if p.small(&limits::BEST_OF)?.is_some_and(|n| n > 1) {
-            return Err(if route.streams() {
-                ApiError::invalid("best_of", "`best_of` must be 1 when the answer is streamed")
-            } else {
-                ApiError::invalid("best_of", "`best_of` > 1 is not supported yet")
-            });
+        let best_of = p.small(&limits::BEST_OF)?.unwrap_or(1);
+        if best_of > 1 && route.streams() {
+            let message = "`best_of` must be 1 when the answer is streamed";
+            return Err(ApiError::invalid("best_of", message));
         }
         let prompt_logprobs = p.boolean(&limits::DECODER_INPUT_DETAILS)?.unwrap_or(false);
         if prompt_logprobs && route.streams() {
@@ -142,6 +149,14 @@ impl Asked {
             return Err(ApiError::invalid("decoder_input_details", message));
         }
         let (sampling, reported_seed) = sampling(p)?;
+        if best_of > 1 && reported_seed.is_none() {
+            let message =
+                "`best_of` > 1 needs sampling: `do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`";
+            return Err(ApiError::invalid("best_of", message));
+        }
+        if best_of > 1 && p.unsigned(&limits::SEED)?.is_some() {
+            return Err(ApiError::invalid("seed", "`seed` must not be set when `best_of` > 1"));
+        }
         let request = GenerationRequest {
             input: Input::Text(String::new()),
             sampling,
@@ -151,6 +166,7 @@ impl Asked {
             stop: p.texts(&limits::STOP)?,
             stop_text: StopText::Keep,
             ignore_eos: false,
+            stop_token_ids: Vec::new(),
             top_tokens: p.small(&limits::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
         };
@@ -165,12 +181,22 @@ impl Asked {
         let details = p.boolean(&limits::DETAILS)?.unwrap_or(false) || prompt_logprobs;
         let full_text = p.boolean(&limits::RETURN_FULL_TEXT)?.unwrap_or(route.returns_full_text());
         Ok(Self {
+            best_of,
             details,
             prompt_characters: inputs.chars().count(),
             prefix: if full_text { inputs.clone() } else { String::new() },
             request: GenerationRequest { input: Input::Text(inputs), ..request },
         })
     }
+}
+
+/// The generation that a body of `/generate` asks for, for routes that answer in a shape of their own.
+pub fn generation_request(fields: &Fields) -> Result<GenerationRequest, ApiError> {
+    let asked = Asked::parse(fields, Route::Generate)?;
+    if asked.best_of > 1 {
+        return Err(ApiError::invalid("best_of", "`best_of` must be 1 on this route"));
+    }
+    Ok(asked.request)
 }
 
 /// Below this a temperature is as good as greedy, and the quotients would leave 32 bits.
@@ -210,32 +236,61 @@ enum Shape {
 
 async fn whole(visit: &mut Option<Visit>, asked: Asked, shape: Shape) -> Result<Response<Body>, ApiError> {
     let visit = visit.as_mut().expect("not taken when the answer is whole");
-    let mut generation = visit.start(asked.request).await?;
-    generation.first().await?;
-    visit.began();
-    let (tokens, done) = collect(generation).await?;
-    visit.succeeded(&done);
-    let details = asked.details.then(|| Details {
-        finish_reason: reason(done.finish_reason),
-        generated_tokens: done.generated_tokens,
-        seed: done.seed,
-        prefill: done.prefill.iter().map(prefill).collect(),
-        tokens: tokens.iter().map(token).collect(),
-        top_tokens: tops(&tokens),
+    let mut request = asked.request;
+    if asked.best_of > 1 {
+        // Tokenized once for all.
+        let tokens = visit.loaded()?.serving.prompt.encode(request.input, request.truncate).await?;
+        request.input = Input::Tokens(tokens);
+    }
+    let requests = (0..asked.best_of).map(|candidate| {
+        let mut request = request.clone();
+        if candidate > 0 {
+            let seed = rand::random();
+            request.sampling.seed = seed;
+            request.reported_seed = Some(seed);
+        }
+        visit.start(request)
     });
-    let generated_text = asked.prefix + &done.text;
-    let answer = Answer { generated_text: &generated_text, details };
+    let mut candidates = try_join_all(requests).await?;
+    for candidate in &mut candidates {
+        candidate.first().await?;
+    }
+    visit.began();
+    let mut candidates = try_join_all(candidates.into_iter().map(collect)).await?;
+    for (_, done) in &candidates {
+        visit.succeeded(done);
+    }
+    most_likely_first(&mut candidates);
+    let texts: Vec<_> = candidates.iter().map(|(_, done)| format!("{}{}", asked.prefix, done.text)).collect();
+    let told = |place: usize| {
+        let (tokens, done) = &candidates[place];
+        Details {
+            generated_text: (place > 0).then_some(texts[place].as_str()),
+            finish_reason: reason(done.finish_reason),
+            generated_tokens: done.generated_tokens,
+            seed: done.seed,
+            prefill: done.prefill.iter().map(prefill).collect(),
+            tokens: tokens.iter().map(token).collect(),
+            top_tokens: tops(tokens),
+            best_of_sequences: Vec::new(),
+        }
+    };
+    let details = asked
+        .details
+        .then(|| Details { best_of_sequences: (1..candidates.len()).map(told).collect(), ..told(0) });
+    let answer = Answer { generated_text: &texts[0], details };
+    let done = &candidates[0].1;
     let mut response = match shape {
         Shape::Object => json(&answer),
         Shape::List => json(&[answer]),
     };
     visit.head(&mut response, asked.prompt_characters);
-    totals(response.headers_mut(), [&done]);
+    totals(response.headers_mut(), [done]);
     Ok(response)
 }
 
 async fn streamed(visit: &mut Option<Visit>, asked: Asked) -> Result<Response<Body>, ApiError> {
-    let staying = visit.as_ref().expect("not taken before the stream begins");
+    let staying = visit.as_mut().expect("not taken before the stream begins");
     let mut generation = staying.start(asked.request).await?;
     generation.first().await?;
     staying.began();
@@ -359,6 +414,9 @@ struct Answer<'a> {
 
 #[derive(Serialize)]
 struct Details<'a> {
+    /// Of the other candidates of `best_of`; the best one's stands above its details.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generated_text: Option<&'a str>,
     finish_reason: &'static str,
     generated_tokens: u32,
     seed: Option<u64>,
@@ -366,6 +424,8 @@ struct Details<'a> {
     tokens: Vec<Token<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     top_tokens: Vec<Vec<Token<'a>>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    best_of_sequences: Vec<Details<'a>>,
 }
 
 #[derive(Serialize)]
@@ -402,7 +462,7 @@ struct StreamDetails {
 }
 
 #[derive(Serialize)]
-struct Span<'a> {
+pub struct Span<'a> {
     id: u32,
     text: &'a str,
     start: usize,
@@ -496,7 +556,11 @@ mod tests {
     fn a_refusal_names_the_field_and_the_limit() {
         for (parameters, text) in [
             (r#"{"best_of": 0}"#, "`best_of` must be a whole number >= 1 and <= 2 (--max-best-of). Given: 0"),
-            (r#"{"best_of": 2}"#, "`best_of` > 1 is not supported yet"),
+            (
+                r#"{"best_of": 2}"#,
+                "`best_of` > 1 needs sampling: `do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`",
+            ),
+            (r#"{"best_of": 2, "top_k": 5, "seed": 1}"#, "`seed` must not be set when `best_of` > 1"),
             (r#"{"temperature": 0}"#, "`temperature` must be a finite number > 0. Given: 0"),
             (r#"{"repetition_penalty": -1}"#, "`repetition_penalty` must be a finite number > 0. Given: -1"),
             (

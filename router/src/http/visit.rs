@@ -2,7 +2,7 @@
 //! known to be under way until its answer is complete.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -12,15 +12,28 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::generation::{self, Done, Generation, GenerationRequest};
 use crate::http::error::{ApiError, Family};
+use crate::http::gate::RequestId;
 use crate::http::{Loaded, Server, body};
 use crate::telemetry::metrics;
 
 pub struct Visit {
     server: Arc<Server>,
     arrival: Instant,
-    /// Whether its end was counted; when not, the client left before it.
-    settled: bool,
+    account: Account,
     _under_way: TaskTrackerToken,
+}
+
+/// What the log says of a request at its end.
+struct Account {
+    request_id: RequestId,
+    route: String,
+    /// How it ended; None until then, and for ever when the client left before.
+    outcome: Option<&'static str>,
+    error: Option<String>,
+    first_token: Option<Duration>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    generated_tokens: u64,
 }
 
 impl Visit {
@@ -33,7 +46,8 @@ impl Visit {
         metrics::request_arrived();
         let under_way = server.under_way.token();
         let limit = server.config.args.payload_limit;
-        let mut visit = Some(Visit { server, arrival, settled: false, _under_way: under_way });
+        let account = Account::of(&request);
+        let mut visit = Some(Visit { server, arrival, account, _under_way: under_way });
         let result = async {
             visit.as_ref().expect("just made").server.ready()?;
             let body = body::read(request, limit).await?;
@@ -44,7 +58,7 @@ impl Visit {
             Ok(response) => {
                 // A stream took the visit along, and settles it at its end.
                 if let Some(mut visit) = visit {
-                    visit.settled = true;
+                    visit.account.outcome = Some("success");
                 }
                 response
             }
@@ -71,17 +85,24 @@ impl Visit {
     }
 
     /// The first token is there.
-    pub fn began(&self) {
-        metrics::first_token(self.arrival.elapsed());
+    pub fn began(&mut self) {
+        let after = self.arrival.elapsed();
+        self.account.first_token = Some(after);
+        metrics::first_token(after);
     }
 
     pub fn succeeded(&mut self, done: &Done) {
-        self.settled = true;
+        let account = &mut self.account;
+        account.outcome = Some("success");
+        account.prompt_tokens += u64::from(done.prompt_tokens);
+        account.cached_tokens += u64::from(done.cached_tokens);
+        account.generated_tokens += u64::from(done.generated_tokens);
         metrics::generation_succeeded(done);
     }
 
     pub fn failed(&mut self, error: &ApiError) {
-        self.settled = true;
+        self.account.outcome = Some(error.cause.label());
+        self.account.error = Some(error.to_string());
         metrics::request_failed(error.cause.label());
     }
 
@@ -96,8 +117,38 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        if !self.settled {
+        let outcome = self.account.outcome.unwrap_or_else(|| {
             metrics::request_failed("dropped");
+            "dropped"
+        });
+        let Account { request_id, route, error, first_token, .. } = &self.account;
+        tracing::info!(
+            request_id = &*request_id.0,
+            route,
+            outcome,
+            error,
+            prompt_tokens = self.account.prompt_tokens,
+            cached_tokens = self.account.cached_tokens,
+            generated_tokens = self.account.generated_tokens,
+            first_token_s = first_token.map(|time| time.as_secs_f64()),
+            total_s = self.arrival.elapsed().as_secs_f64(),
+            "answered"
+        );
+    }
+}
+
+impl Account {
+    fn of(request: &Request) -> Self {
+        let request_id = request.extensions().get().cloned();
+        Self {
+            request_id: request_id.unwrap_or_else(|| RequestId("none".into())),
+            route: request.uri().path().into(),
+            outcome: None,
+            error: None,
+            first_token: None,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            generated_tokens: 0,
         }
     }
 }

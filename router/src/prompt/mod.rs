@@ -109,11 +109,17 @@ impl Prompt {
         Ok(tokens)
     }
 
-    /// The tokens of `text` with special tokens added, and where each is in it, in bytes.
-    pub async fn tokenize(&self, text: String) -> Result<Vec<TokenSpan>, PromptError> {
+    /// The tokens of `text`, with the tokenizer's special tokens added or not, and where each is in it, in
+    /// bytes.
+    pub async fn tokenize(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenSpan>, PromptError> {
         let vocabulary = self.vocabulary.clone();
         self.work(move || {
-            let encoding = vocabulary.tokenizer().encode(text.as_str(), true).map_err(no_tokens)?;
+            let encoding =
+                vocabulary.tokenizer().encode(text.as_str(), add_special_tokens).map_err(no_tokens)?;
             let spans = encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(&id, &(start, stop))| {
                 let bytes = text.as_bytes().get(start..stop).unwrap_or_default();
                 TokenSpan { id: TokenId(id), text: String::from_utf8_lossy(bytes).into_owned(), start, stop }
@@ -230,7 +236,7 @@ mod tests {
     #[tokio::test]
     async fn tokens_know_their_bytes_in_the_text() {
         let prompt = prompt(samples::sentencepiece(), 1);
-        let spans = prompt.tokenize("hello é lo".into()).await.unwrap();
+        let spans = prompt.tokenize("hello é lo".into(), true).await.unwrap();
         let seen: Vec<(&str, usize, usize)> =
             spans.iter().map(|s| (s.text.as_str(), s.start, s.stop)).collect();
         assert_eq!(seen, [("", 0, 0), ("hello", 0, 5), (" ", 5, 6), ("é", 6, 8), (" ", 8, 9), ("lo", 9, 11)]);

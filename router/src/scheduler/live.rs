@@ -21,6 +21,7 @@ pub(super) struct Live {
     pub max_new_tokens: u32,
     pub sampling: Sampling,
     pub ignore_eos: bool,
+    pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub namespace: u64,
     pub prompt_logprobs: PromptLogprobs,
@@ -85,6 +86,7 @@ impl Live {
             max_new_tokens: spec.max_new_tokens,
             sampling: spec.sampling,
             ignore_eos: spec.ignore_eos,
+            stop_token_ids: spec.stop_token_ids,
             top_tokens: spec.top_tokens,
             namespace: spec.cache_namespace,
             prompt_logprobs: match spec.prompt_logprobs {

@@ -108,7 +108,9 @@ impl Core {
         let token = sampled.id;
         live.tokens.push(token);
         let generated = live.tokens.len() as u32 - live.prompt_len;
-        let ended = if !live.ignore_eos && self.rules.eos.contains(&token) {
+        let stops =
+            (!live.ignore_eos && self.rules.eos.contains(&token)) || live.stop_token_ids.contains(&token);
+        let ended = if stops {
             Some(Finish::Eos)
         } else if generated >= live.max_new_tokens {
             Some(Finish::Length)

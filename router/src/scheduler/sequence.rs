@@ -50,6 +50,8 @@ pub struct SequenceSpec {
     pub max_new_tokens: u32,
     /// An end-of-sequence token does not end it.
     pub ignore_eos: bool,
+    /// More tokens that end it, whatever `ignore_eos` says.
+    pub stop_token_ids: Vec<TokenId>,
     /// Alternatives reported for every generated token.
     pub top_tokens: u32,
     /// Report the log probability of each prompt token; such a prompt does not read the prefix cache.

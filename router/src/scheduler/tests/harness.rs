@@ -39,6 +39,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         sampling: Sampling::default(),
         max_new_tokens,
         ignore_eos: false,
+        stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
         cache_namespace: 0,

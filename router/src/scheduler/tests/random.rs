@@ -48,6 +48,7 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
             },
             max_new_tokens,
             ignore_eos,
+            stop_token_ids: Vec::new(),
             top_tokens,
             prompt_logprobs,
             cache_namespace,

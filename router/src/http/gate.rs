@@ -1,0 +1,154 @@
+//! The gate in front of every route: who may ask (`--api-key`), and the id by which a request is known in
+//! answers and logs. A layer around the whole router, so that a new route is guarded unless it is named here.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
+use axum::middleware::Next;
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::config::{ApiKey, RouterArgs};
+use crate::http::body;
+use crate::http::error::{ApiError, Cause, Family};
+use crate::limits::FlagError;
+
+/// What may be read (GET, HEAD) without a key: health probes, metrics, and the description of the API. These
+/// are the paths as routes are matched, letter by letter: no other spelling of one reaches a route.
+pub const OPEN: [&str; 8] =
+    ["/", "/health", "/ping", "/livez", "/readyz", "/metrics", "/docs", "/api-doc/openapi.json"];
+
+pub const REQUEST_ID: &str = "x-request-id";
+const LONGEST_ID: usize = 128;
+
+/// Digests of the keys: all of one length, so that a comparison tells nothing of a key's.
+pub struct Keys(Vec<[u8; 32]>);
+
+impl Keys {
+    /// None when the server is open to all.
+    pub fn read(args: &RouterArgs) -> Result<Self, FlagError> {
+        let mut keys: Vec<_> = args.api_key.iter().map(digest).collect();
+        if let Some(path) = &args.api_key_file {
+            let wrong = |why: &str| FlagError(format!("--api-key-file {}: {why}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error.to_string()))?;
+            let before = keys.len();
+            for (number, line) in text.lines().map(str::trim).enumerate() {
+                if !line.is_empty() && !line.starts_with('#') {
+                    let key = line.parse();
+                    keys.push(digest(&key.map_err(|why| wrong(&format!("line {}: {why}", number + 1)))?));
+                }
+            }
+            if keys.len() == before {
+                return Err(wrong("it holds no key"));
+            }
+        }
+        Ok(Self(keys))
+    }
+
+    /// Compares with every key, each in constant time.
+    fn admit(&self, headers: &HeaderMap) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let Some(sent) = bearer(headers) else { return false };
+        let sent: [u8; 32] = Sha256::digest(sent).into();
+        self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&sent)).into()
+    }
+}
+
+fn digest(key: &ApiKey) -> [u8; 32] {
+    Sha256::digest(key.expose()).into()
+}
+
+/// The key of the one `Authorization: Bearer KEY`.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (value, None) = (values.next()?, values.next()) else { return None };
+    let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+/// By what a request is known: `x-request-id` as the client sent it, or made here.
+#[derive(Clone, Debug)]
+pub struct RequestId(pub Arc<str>);
+
+impl RequestId {
+    fn of(headers: &HeaderMap) -> Self {
+        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| {
+            (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+        });
+        Self(given.map_or_else(|| format!("{:032x}", rand::random::<u128>()).into(), Arc::from))
+    }
+}
+
+pub async fn guard(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) -> Response<Body> {
+    let id = RequestId::of(request.headers());
+    let path = request.uri().path();
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let mut response = if (reads && OPEN.contains(&path)) || keys.admit(request.headers()) {
+        request.extensions_mut().insert(id.clone());
+        next.run(request).await
+    } else {
+        let family = Family::of(path);
+        let said = if request.headers().contains_key(header::AUTHORIZATION) {
+            "the API key is not valid"
+        } else {
+            "an API key is required: send it as `Authorization: Bearer KEY`"
+        };
+        tracing::info!(request_id = &*id.0, route = path, "refused: {said}");
+        let (head, body) = request.into_parts();
+        body::discard(&head.headers, body).await;
+        ApiError::new(Cause::Unauthorized, said).response(family)
+    };
+    let value = HeaderValue::from_str(&id.0).expect("it was made of visible ASCII");
+    response.headers_mut().insert(REQUEST_ID, value);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(keys: &[&str]) -> Keys {
+        Keys(keys.iter().map(|key| digest(&key.parse().expect("a key"))).collect())
+    }
+
+    fn sent(values: &[&'static str]) -> HeaderMap {
+        values.iter().map(|value| (header::AUTHORIZATION, HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn each_of_the_keys_opens_and_nothing_else_does() {
+        let keys = keys(&["one", "Two"]);
+        for good in ["Bearer one", "bearer Two", "BEARER  one "] {
+            assert!(keys.admit(&sent(&[good])), "{good}");
+        }
+        let bad = ["", "one", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Bearer two", "Basic one"];
+        for bad in bad {
+            assert!(!keys.admit(&sent(&[bad])), "{bad}");
+        }
+        assert!(!keys.admit(&sent(&[])));
+        assert!(!keys.admit(&sent(&["Bearer one", "Bearer x"])), "which of two is meant cannot be known");
+    }
+
+    #[test]
+    fn without_keys_everybody_may_ask() {
+        assert!(keys(&[]).admit(&sent(&[])));
+    }
+
+    #[test]
+    fn an_id_is_taken_when_it_is_fit_for_a_log_line() {
+        let of = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(REQUEST_ID, HeaderValue::from_bytes(value.as_bytes()).expect("a header"));
+            RequestId::of(&headers).0.to_string()
+        };
+        assert_eq!(of("abc-123"), "abc-123");
+        for bad in ["", "two words", "tab\tbed", &"x".repeat(129), "naïve"] {
+            assert_ne!(of(bad), bad);
+            assert_eq!(of(bad).len(), 32);
+        }
+    }
+}
