@@ -78,10 +78,12 @@ async fn unknown_routes_and_methods_are_json_too() {
     }
     let answer = served.post("/info", json!({})).await;
     assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "GET,HEAD"));
-    for path in ["/chat_tokenize", "/invocations", "/vertex", "/docs"] {
+    for (path, field) in
+        [("/chat_tokenize", "messages"), ("/invocations", "inputs"), ("/vertex", "instances")]
+    {
         let answer = served.post(path, json!({})).await;
-        assert_eq!(answer.status, 501);
-        assert_eq!(message(path, &answer.json()), format!("{path} is not supported yet"));
+        assert_eq!(answer.status, 422);
+        assert!(message(path, &answer.json()).contains(&format!("`{field}`")), "{path}: {answer:?}");
     }
 }
 
