@@ -182,9 +182,9 @@ def test_sampling_that_leaves_one_choice_is_greedy(
 
 @pytest.mark.parametrize("options", [{"repetition_penalty": 50.0}, {"frequency_penalty": 2.0}])
 def test_penalties_change_what_is_repeated(client: InferenceClient, options: dict[str, Any]) -> None:
-    prompt = as_text("Repeat: dog dog dog dog dog dog")
-    plain = client.text_generation(prompt, details=True, max_new_tokens=24)
-    other = client.text_generation(prompt, details=True, max_new_tokens=24, **options)
+    prompt = as_text("Count from 1 to 30.")  # so many commas that the penalty outweighs any certainty
+    plain = client.text_generation(prompt, details=True, max_new_tokens=100)
+    other = client.text_generation(prompt, details=True, max_new_tokens=100, **options)
     assert plain.details is not None and other.details is not None
     assert [token.id for token in plain.details.tokens] != [token.id for token in other.details.tokens]
 
