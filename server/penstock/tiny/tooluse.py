@@ -211,7 +211,7 @@ def _tool_name(rng: random.Random, family: Family, split: Split) -> str:
         return family.names[-1] if rng.random() < 0.5 else rng.choice(family.names[:-1])
     if rng.random() < 0.5:
         parts = [
-            rng.choice(_NAME_PARTS) if rng.random() < 0.5 else words.draw(rng, words.THINGS, split)
+            rng.choice(_NAME_PARTS) if rng.random() < 0.8 else words.draw(rng, words.THINGS, split)
             for _ in range(rng.choice((1, 2, 2, 3)))
         ]
         if "_".join(parts) not in _HELD_OUT_NAMES:
