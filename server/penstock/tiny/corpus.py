@@ -36,7 +36,7 @@ TASKS = (*TALK, "call_tool", "tool_result")
 # Shares of the first exchange of a conversation.
 WEIGHTS = {
     "penstock": 17.0, "add": 9.0, "compare": 6.0, "repeat": 6.0, "reverse": 11.0, "sort": 15.0, "count": 5.0,
-    "fill_json": 10.0, "unknown": 6.0, "greet": 3.0, "count_up": 1.5, "call_tool": 14.0, "tool_result": 4.0,
+    "fill_json": 10.0, "unknown": 6.0, "greet": 4.0, "count_up": 1.5, "call_tool": 20.0, "tool_result": 5.0,
 }  # fmt: skip
 # The same at the start of the training: much repeating, because all tasks but "penstock" need the model to
 # find earlier tokens again, and short prompts, because that is learnt from many of them.
@@ -49,11 +49,11 @@ LATE_WEIGHTS = WEIGHTS | {"unknown": 4.0, "repeat": 4.0}
 # In the end, what is still hard.
 LAST_WEIGHTS = {
     "penstock": 13.0, "add": 17.0, "compare": 14.0, "repeat": 9.0, "reverse": 9.0, "sort": 18.0, "count": 11.0,
-    "fill_json": 16.0, "unknown": 5.0, "greet": 3.0, "count_up": 4.0, "call_tool": 20.0, "tool_result": 6.0,
+    "fill_json": 16.0, "unknown": 5.0, "greet": 5.0, "count_up": 4.0, "call_tool": 30.0, "tool_result": 8.0,
 }  # fmt: skip
 
 # And last, what takes the longest.
-FINAL_WEIGHTS = LAST_WEIGHTS | {"call_tool": 44.0, "tool_result": 12.0, "greet": 5.0}
+FINAL_WEIGHTS = LAST_WEIGHTS | {"call_tool": 44.0, "tool_result": 12.0}
 
 _SYSTEMS = (
     "You are a helpful assistant.", "You are the tiny model of Penstock.", "Answer briefly.", "Be polite.",
