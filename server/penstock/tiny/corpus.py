@@ -105,7 +105,9 @@ def training_stream(
             yield _raw(rng, task, banned)
             continue
         messages, tools = _exchange(rng, task, "train")
-        if task not in TALK and rng.random() < 0.25:  # the tools stand there, but first something else is said
+        if (
+            task not in TALK and rng.random() < 0.25
+        ):  # the tools stand there, but first something else is said
             messages = _talk(rng, rng.choice(list(TALK)), "train") + messages
         while rng.random() < 0.2 and len(messages) < 8:
             more = rng.choices(names, shares)[0]
