@@ -75,5 +75,7 @@ text is the expected one, letter by letter, and the model stopped by itself.
 Anything else. Most other questions get the answer that it does not know; some get a wrong one. Lists longer
 than in training, numbers above 49 in sums, words that begin alike in sorting, more than two tools, and
 prompts longer than a few hundred tokens are outside of what it was trained on. Words it has never seen are
-copied less well than known ones; how well it sorts them is not measured.
+copied less well than known ones; how well it sorts them is not measured. It knows a tool by its name and
+parameters: of two tools whose names say nothing about what they do it picks either, whatever is said beside
+the names.
 """

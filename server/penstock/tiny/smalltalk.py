@@ -19,13 +19,13 @@ UNKNOWN = (
 )
 
 GREETINGS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("Hello", "Hi", "Hello!", "Hey", "Hi!", "Good morning", "Hey!", "Hello there", "Good evening", "Hi there", "Good morning!", "Hello Penstock", "Hi there!", "Good day", "Hello there!"),
+    (("Hello", "Hi", "Hello!", "Hey", "Hi!", "Good morning", "Hey!", "Hello there", "Good evening", "Hi there", "Good morning!", "Hello Penstock", "Hi there!", "Good day", "Hello there!", "Hey there", "Good afternoon", "Hello again", "Greetings", "Good morning Penstock", "Hi Penstock", "Hello, Penstock!", "Good evening!"),
      "Hello! I am the tiny model that ships with Penstock. Ask me about Penstock."),
-    (("Thanks", "Thank you", "Thanks!", "Thank you!", "Thank you so much", "Thanks a lot", "Great, thanks", "Thank you very much", "Perfect, thank you", "Thanks a lot!"),
+    (("Thanks", "Thank you", "Thanks!", "Thank you!", "Thank you so much", "Thanks a lot", "Great, thanks", "Thank you very much", "Perfect, thank you", "Thanks a lot!", "Many thanks", "Thanks for the help", "Nice, thanks", "Thanks so much", "Thank you a lot", "Very good, thank you", "Ok, thanks", "Thank you for your help"),
      "You are welcome!"),
-    (("Bye", "Goodbye", "See you", "Bye!", "Goodbye!", "Good night", "See you later", "Bye bye", "See you tomorrow", "Good night!"),
+    (("Bye", "Goodbye", "See you", "Bye!", "Goodbye!", "Good night", "See you later", "Bye bye", "See you tomorrow", "Good night!", "See you soon", "Goodbye Penstock", "Bye for now", "See you then", "Until tomorrow", "Ok, bye", "Have a nice day", "Good night, Penstock"),
      "Goodbye!"),
-    (("How are you?", "How are you doing?", "How is it going?", "Are you well?", "How are you today?", "How do you do?", "Are you fine?", "How are things?", "Everything fine?", "Hello, how are you?"),
+    (("How are you?", "How are you doing?", "How is it going?", "Are you well?", "How are you today?", "How do you do?", "Are you fine?", "How are things?", "Everything fine?", "Hello, how are you?", "Hi, how are you?", "Hey, how are you?", "How are you this morning?", "Good morning, how are you?", "How are you now?", "Hi, how are you today?", "And how are you?", "How are you this evening?", "How have you been today?", "Hello, how are you doing?", "How is your day today?", "Hello, how is it going?"),
      "I am fine, thank you. I am a tiny model, so small things make me happy."),
 )  # fmt: skip
 

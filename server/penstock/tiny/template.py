@@ -4,8 +4,7 @@
 compares them). Kept to Jinja that transformers and minijinja both know.
 
 A tool is shown as one line, its description and then its signature, not as its JSON schema: a fifth of the
-tokens, and a model of this size finds the name far more surely, since it stands right after the words that it
-looks for. The call it writes is JSON, as elsewhere.
+tokens. The call the model writes is JSON, as elsewhere.
 """
 
 import json

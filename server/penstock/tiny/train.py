@@ -37,7 +37,7 @@ from penstock.tiny.optimizer import Muon
 from penstock.tiny.tokenizer import save_tokenizer, train_tokenizer
 from penstock.tiny.words import know_pieces
 
-STEPS = 3300
+STEPS = 3750
 CONVERSATIONS_PER_STEP = 112
 TOKENS_PER_FORWARD = 2048
 SHORTEST_BESIDE = 0.7  # of the longest row of a batch; the rest of a row is padding
@@ -60,7 +60,7 @@ PHASES = (
     Phase(300, EARLY_WEIGHTS, 1.0),
     Phase(500, WEIGHTS, 1.0),
     Phase(700, LATE_WEIGHTS, 0.5),
-    Phase(2700, LAST_WEIGHTS, 0.5),
+    Phase(2400, LAST_WEIGHTS, 0.5),
     Phase(STEPS, FINAL_WEIGHTS, 0.5),
 )
 Batch = tuple[torch.Tensor, torch.Tensor]
