@@ -75,6 +75,49 @@ def add_bias(logits_SV: Tensor, rows_X: Tensor, tokens_X: Tensor, biases_X: Tens
     return torch.where(forced_SV.any(-1, keepdim=True), only_forced_SV, logits_SV)
 
 
+def mix(x: Tensor) -> Tensor:
+    """A bijection of int32 onto itself whose high bits depend on all bits of x.
+
+    The two multiplications of MurmurHash3's 32-bit finaliser (Appleby), with the shift between them.
+    """
+    x = x * -2048144789
+    x = x ^ ((x >> 13) & 0x7FFFF)
+    return x * -1028477387
+
+
+def green_tokens(previous_S: Tensor, vocabulary: int, greens: int) -> Tensor:
+    """Which tokens are green after each of these: (S, V) bool, exactly `greens` in each row.
+
+    previous (S,) int64. Kirchenbauer et al., "A Watermark for Large Language Models", 2023: the token
+    before seeds the partition of the vocabulary. Here it is the key of a bijection, under which the lowest
+    are green: the same on every device, and for the whole batch at once, without a generator for each row.
+    """
+    tokens_V = mix(torch.arange(vocabulary, dtype=torch.int32, device=previous_S.device))
+    keys_S1 = mix(mix(previous_S.to(torch.int32) ^ 0x3C6EF372)).unsqueeze(1)
+    order_SV = mix(tokens_V ^ keys_S1)
+    return order_SV <= order_SV.kthvalue(greens, dim=-1, keepdim=True).values
+
+
+def add_watermark(
+    logits_SV: Tensor, previous_S: Tensor, greens_S: npt.NDArray[np.int64], deltas_S1: Tensor
+) -> Tensor:
+    """Logits with each row's delta added to its green tokens, of which it has so many.
+
+    logits (S, V) fp32, previous (S,) int64, greens on the host, deltas (S, 1) fp32. See `green_tokens`.
+    """
+    sizes = np.unique(greens_S)
+    if len(sizes) == 1:  # what one server gives all its rows
+        green_SV = green_tokens(previous_S, logits_SV.shape[1], int(sizes[0]))
+        return logits_SV + green_SV * deltas_S1
+    marked_SV = logits_SV.clone()
+    for size in sizes:
+        rows = torch.from_numpy(np.flatnonzero(greens_S == size)).to(logits_SV.device)
+        green_SV = green_tokens(previous_S.index_select(0, rows), logits_SV.shape[1], int(size))
+        some_SV = logits_SV.index_select(0, rows) + green_SV * deltas_S1.index_select(0, rows)
+        marked_SV.index_copy_(0, rows, some_SV)
+    return marked_SV
+
+
 def keep_largest(logits_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> Tensor:
     """Logits with all but the most likely tokens at -inf: top-k, then top-p, then min-p.
 

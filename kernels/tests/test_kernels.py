@@ -189,3 +189,39 @@ def test_count_tokens_counts_repeats() -> None:
     counts = torch.zeros(3, 5, dtype=torch.int32)
     ops.count_tokens(counts, torch.tensor([0, 2, 2, 2]), torch.tensor([1, 4, 4, 0]))
     assert counts.tolist() == [[0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 2]]
+
+
+@pytest.mark.parametrize(("vocabulary", "greens"), [(97, 48), (32000, 16000), (4096, 1), (130, 129)])
+def test_every_token_has_its_own_green_list_of_the_right_size(vocabulary: int, greens: int) -> None:
+    previous = torch.arange(min(vocabulary, 200))
+    green = ops.green_tokens(previous, vocabulary, greens)
+    assert (green.sum(-1) == greens).all()
+    assert (
+        len({row.tobytes() for row in green.numpy()})
+        > min(len(previous), vocabulary, math.comb(vocabulary, greens)) / 2
+    )
+
+
+def test_green_lists_are_as_good_as_drawn_at_random() -> None:
+    vocabulary, share = 2000, 0.3
+    green = ops.green_tokens(torch.arange(vocabulary), vocabulary, int(share * vocabulary)).double()
+    # How often a token is green, and how far two lists agree, deviate as binomial numbers do.
+    deviation = math.sqrt(vocabulary * share * (1 - share))
+    often = (green.sum(0) - share * vocabulary) / deviation
+    assert 0.9 < float(often.std()) < 1.1 and float(often.abs().max()) < 5
+    shared = (green @ green.T - share * share * vocabulary) / (share * (1 - share) * math.sqrt(vocabulary))
+    shared = shared[~torch.eye(vocabulary, dtype=torch.bool)]
+    assert abs(float(shared.mean())) < 0.05 and 0.9 < float(shared.std()) < 1.1
+    assert float(shared.abs().max()) < 7
+    # Neighbours of a green token are not greener than others.
+    beside = (green[:, 1:] * green[:, :-1]).mean()
+    assert float(beside) == pytest.approx(share * share, abs=2e-3)
+
+
+def test_a_watermark_adds_delta_to_green_tokens_row_by_row() -> None:
+    logits, previous = random(3, 50), torch.tensor([4, 4, 9])
+    greens = np.array([10, 20, 10])
+    marked = ops.add_watermark(logits, previous, greens, torch.tensor([[2.0], [3.0], [0.5]]))
+    for row, (size, delta) in enumerate(zip(greens.tolist(), (2.0, 3.0, 0.5), strict=True)):
+        green = ops.green_tokens(previous[row : row + 1], 50, size)[0]
+        torch.testing.assert_close(marked[row], logits[row] + delta * green)

@@ -141,6 +141,10 @@ fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refusal>
         let Some(variable) = arg.get_env().map(|name| name.to_string_lossy().into_owned()) else {
             return arg;
         };
+        // Vertex AI's variable is about this container; PORT may be the image's own default.
+        if arg.get_id() == "port" && set("AIP_HTTP_PORT") {
+            return arg.env("AIP_HTTP_PORT");
+        }
         if let Some((_, _, second)) =
             SECOND_NAMES.iter().find(|(id, _, second)| arg.get_id() == id && set(second))
         {

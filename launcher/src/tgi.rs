@@ -40,8 +40,6 @@ const FLAGS: &[Flag] = &[
     not_yet("otlp-endpoint", EMPTY),
     not_yet("rope-scaling", EMPTY),
     not_yet("rope-factor", EMPTY),
-    not_yet("watermark-gamma", EMPTY),
-    not_yet("watermark-delta", EMPTY),
     not_yet("ngrok", OFF),
     not_yet("ngrok-authtoken", EMPTY),
     not_yet("ngrok-edge", EMPTY),

@@ -31,6 +31,18 @@ pub struct RouterArgs {
     /// Origins that browsers may call from; any, when not given
     #[arg(long, env, value_delimiter = ',')]
     pub cors_allow_origin: Vec<String>,
+    /// Refuse requests with fields that have no effect, which are otherwise named in `warnings`
+    #[arg(long, env, value_parser = clap::builder::BoolishValueParser::new())]
+    pub strict_requests: bool,
+    /// Serve KServe's protocol as well, under /v2
+    #[arg(long, env, value_parser = clap::builder::BoolishValueParser::new())]
+    pub kserve: bool,
+    /// A path at which /vertex is served as well; Vertex AI sets the variable
+    #[arg(long, env = "AIP_PREDICT_ROUTE", value_parser = parse_route)]
+    pub vertex_predict_route: Option<String>,
+    /// A path at which /health is served as well; Vertex AI sets the variable
+    #[arg(long, env = "AIP_HEALTH_ROUTE", value_parser = parse_route)]
+    pub vertex_health_route: Option<String>,
     /// A key that clients have to send as `Authorization: Bearer KEY`; may be given several times
     #[arg(long, env, hide_env_values = true, help_heading = "Access")]
     pub api_key: Vec<ApiKey>,
@@ -49,6 +61,13 @@ pub struct RouterArgs {
     /// On SIGTERM, how long running requests may take to finish, in seconds
     #[arg(long, short = 'g', env, visible_alias = "graceful-termination-timeout", default_value_t = 90)]
     pub shutdown_timeout: u64,
+
+    /// Share of the vocabulary that a watermark favours after each token
+    #[arg(long, env, help_heading = "Watermark", default_value_t = 0.5, value_parser = parse_share)]
+    pub watermark_gamma: f64,
+    /// What a watermark adds to the logits of the favoured tokens
+    #[arg(long, env, help_heading = "Watermark", default_value_t = 2.0, value_parser = parse_delta)]
+    pub watermark_delta: f32,
 
     /// Most `n` of the OpenAI routes and `best_of`
     #[arg(long, env, default_value_t = 2, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
@@ -179,6 +198,29 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+fn parse_route(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_graphic() && !b"?#".contains(&byte);
+    if text.starts_with('/') && text.bytes().all(plain) {
+        Ok(text.into())
+    } else {
+        Err("must be a path that begins with /".into())
+    }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
+        _ => Err("must be above 0 and below 1".into()),
+    }
+}
+
+fn parse_delta(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(delta) if delta > 0.0 && delta <= 100.0 => Ok(delta),
+        _ => Err("must be above 0 and at most 100".into()),
+    }
+}
+
 fn parse_fraction(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
@@ -215,5 +257,13 @@ mod tests {
         assert!(parse_fraction("1.5").is_err());
         assert_eq!(parse_fraction("1.0"), Ok(1.0));
         assert_eq!(parse_seconds("0.5"), Ok(0.5));
+        for bad in ["nan", "inf", "-1", "0", "", "a", "1e3"] {
+            assert!(parse_share(bad).is_err() && parse_delta(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "predict", "/a b", "/a?b", "/a#b", "/é"] {
+            assert!(parse_route(bad).is_err(), "{bad}");
+        }
+        assert!(parse_route("/v1/endpoints/1/deployedModels/2:predict").is_ok());
+        assert_eq!((parse_share("0.25"), parse_delta("2")), (Ok(0.25), Ok(2.0)));
     }
 }

@@ -37,7 +37,7 @@ use crate::http::{Loaded, Server};
 use crate::ids::TokenId;
 use crate::limits::{FlagError, Limits};
 use crate::prompt::{LoadError, Prompt};
-use crate::scheduler::{Handle, Settings};
+use crate::scheduler::{Handle, Settings, Watermark};
 use crate::telemetry::metrics;
 use crate::worker::proto::ModelDescription;
 use crate::worker::{Group, PrepareLimits, StartError, WorkerSource};
@@ -237,6 +237,7 @@ async fn load(
                 vocab_size: model.vocab_size,
             },
             cache_namespace: cache_namespace(config),
+            watermark: watermark(args, model.vocab_size),
         },
         compute_type: compute_type(config.num_shard, &model.device_name),
         limits,
@@ -281,6 +282,11 @@ fn end_tokens(model: &ModelDescription, prompt: &Prompt) -> Vec<TokenId> {
     eos.sort_unstable();
     eos.dedup();
     eos
+}
+
+fn watermark(args: &RouterArgs, vocab_size: u32) -> Watermark {
+    let greens = (args.watermark_gamma * f64::from(vocab_size)) as u32;
+    Watermark { greens: greens.max(1), delta: args.watermark_delta }
 }
 
 fn cache_namespace(config: &Config) -> u64 {

@@ -15,6 +15,8 @@ pub struct Limits {
     pub max_client_batch_size: u32,
     /// Every token id is below it.
     pub vocab_size: u32,
+    /// What has no effect is refused.
+    pub strict_requests: bool,
 }
 
 /// A flag that contradicts another flag, the model or the machine. One line, for the operator.
@@ -109,6 +111,7 @@ impl Limits {
             max_top_n_tokens: args.max_top_n_tokens.min(model.max_top_tokens),
             max_client_batch_size: args.max_client_batch_size,
             vocab_size: model.vocab_size,
+            strict_requests: args.strict_requests,
         })
     }
 
@@ -259,6 +262,17 @@ pub const INPUTS: Field = field("inputs", Kind::Text, "required", "The prompt");
 pub const PARAMETERS: Field = field("parameters", Kind::Object, "{}", "How to generate");
 pub const INSTANCES: Field =
     field("instances", Kind::List, "required", "Requests of `/generate` or chats, answered together");
+pub const KSERVE_ID: Field = field("id", Kind::Text, "none", "Comes back in the answer");
+pub const KSERVE_INPUTS: Field = field(
+    "inputs",
+    Kind::List,
+    "required",
+    "Tensors of a text each: `name`, `shape`, `datatype` \"BYTES\", `data` (one string, or bytes as numbers)",
+);
+pub const KSERVE_OUTPUTS: Field =
+    field("outputs", Kind::List, "the names of `inputs`", "A `name` for the answer to each input");
+/// The members of a request to KServe's `infer`.
+pub const KSERVE: &[&Field] = &[&KSERVE_ID, &KSERVE_INPUTS, &PARAMETERS, &KSERVE_OUTPUTS];
 pub const STREAM: Field = flag("stream", "Answer with server-sent events, one per token");
 
 pub const BEST_OF: Field =
@@ -288,15 +302,22 @@ pub const STOP: Field = field(
 );
 pub const TRUNCATE: Field =
     count("truncate", 1, Most::InputTokens, "off", "Keep only the last so many tokens of the prompt");
-pub const WATERMARK: Field = flag("watermark", "Mark the text as generated; not supported yet");
+pub const WATERMARK: Field =
+    flag("watermark", "Mark the text as generated (`--watermark-gamma`, `--watermark-delta`)");
 pub const DETAILS: Field = flag("details", "Report every token and why the text ended");
 pub const DECODER_INPUT_DETAILS: Field =
     flag("decoder_input_details", "Report the prompt's tokens with their log probabilities");
 pub const SEED: Field = count("seed", 0, Most::Is(u64::MAX), "random", "Makes sampling repeatable");
 pub const TOP_N_TOKENS: Field =
     count("top_n_tokens", 0, Most::TopTokens, "0", "Report so many alternatives for every token");
-pub const GRAMMAR: Field = field("grammar", Kind::Any, "none", "Constrains the text; not supported yet");
-pub const ADAPTER_ID: Field = field("adapter_id", Kind::Any, "none", "A LoRA adapter; not supported yet");
+pub const GRAMMAR: Field = field(
+    "grammar",
+    Kind::Any,
+    "none",
+    "`{\"type\": \"json\" | \"json_schema\" | \"regex\", \"value\": ...}`: checked, but not supported yet",
+);
+pub const ADAPTER_ID: Field =
+    field("adapter_id", Kind::Text, "none", "A loaded LoRA adapter; none can be loaded yet");
 
 /// The members of `parameters` on TGI's routes.
 pub const TGI_PARAMETERS: &[&Field] = &[
@@ -359,8 +380,12 @@ pub const COMPLETION_LOGPROBS: Field = count(
     "off",
     "Report the log probability of every token and so many alternatives",
 );
-pub const LOGIT_BIAS: Field =
-    field("logit_bias", Kind::Object, "{}", "Token ids, each with a number of -100..100 to add to its logit");
+pub const LOGIT_BIAS: Field = field(
+    "logit_bias",
+    Kind::Object,
+    "{}",
+    "Token ids, each with a number of -100..100 to add to its logit. A list of numbers, as TGI takes it, has no effect",
+);
 pub const IGNORE_EOS: Field = flag("ignore_eos", "Generate on after an end-of-sequence token");
 pub const ECHO: Field = flag("echo", "Put the prompt before the generated text");
 pub const STREAM_OPTIONS: Field =
@@ -376,10 +401,19 @@ pub const CONTINUE_FINAL_MESSAGE: Field = field(
     "true when the last message is the assistant's",
     "Let the answer continue the last message",
 );
-pub const RESPONSE_FORMAT: Field =
-    field("response_format", Kind::Object, "text", "Only `{\"type\": \"text\"}` is supported yet");
-pub const TOOLS: Field = field("tools", Kind::List, "[]", "Not supported yet");
-pub const TOOL_CHOICE: Field = field("tool_choice", Kind::Any, "auto", "Not supported yet");
+pub const RESPONSE_FORMAT: Field = field(
+    "response_format",
+    Kind::Object,
+    "text",
+    "In OpenAI's shapes and TGI's: checked, but only `{\"type\": \"text\"}` is supported yet",
+);
+pub const TOOLS: Field = field("tools", Kind::List, "[]", "Functions: checked, but not supported yet");
+pub const TOOL_CHOICE: Field = field(
+    "tool_choice",
+    Kind::Any,
+    "auto",
+    "`none`, `auto`, `required`, or a function of `tools`: checked, but not supported yet",
+);
 pub const OPENAI_BEST_OF: Field = count(
     "best_of",
     1,
@@ -387,13 +421,20 @@ pub const OPENAI_BEST_OF: Field = count(
     "`n`",
     "Generate so many sequences and answer with the `n` most likely ones",
 );
-pub const SUFFIX: Field = field("suffix", Kind::Text, "none", "Not supported");
-pub const MIN_TOKENS: Field = count("min_tokens", 0, TOKENS, "0", "Not supported yet");
+pub const SUFFIX: Field =
+    field("suffix", Kind::Text, "none", "Not supported: put what follows the text into the prompt");
+pub const MIN_TOKENS: Field = count(
+    "min_tokens",
+    0,
+    TOKENS,
+    "0",
+    "No end-of-sequence token, `stop_token_ids` or `stop` ends the text before so many tokens",
+);
 pub const STOP_TOKEN_IDS: Field =
     field("stop_token_ids", Kind::List, "[]", "Tokens that end the text like an end-of-sequence token");
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 23] = [
+const OPENAI: [&Field; 25] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -414,6 +455,8 @@ const OPENAI: [&Field; 23] = [
     &OPENAI_BEST_OF,
     &MAX_COMPLETION_TOKENS,
     &MIN_TOKENS,
+    &WATERMARK,
+    &ADAPTER_ID,
     &RESPONSE_FORMAT,
     &TOOLS,
     &TOOL_CHOICE,
@@ -428,6 +471,9 @@ const CHAT: [&Field; 7] = [
     &CHAT_TEMPLATE_KWARGS,
 ];
 const COMPLETION: [&Field; 5] = [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX];
+
+/// The members of a request of TGI's routes, outside `parameters`.
+pub const TGI: &[&Field] = &[&INPUTS, &PARAMETERS, &STREAM];
 
 /// The members of a request to `/v1/chat/completions`.
 pub fn chat_fields() -> Vec<&'static Field> {
@@ -466,9 +512,6 @@ pub const NOT_YET: &[&str] = &[
     "guided_choice",
     "guided_grammar",
     "structured_outputs",
-    "adapter_id",
-    "watermark",
-    "suffix",
 ];
 
 #[cfg(test)]

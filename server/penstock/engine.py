@@ -28,7 +28,7 @@ from penstock.slots import Limits, SlotTable
 PROMPT_LOGITS_AT_ONCE = 64
 
 NOT_NUMBERS = "the model produced logits that are not numbers"
-NOTHING_LEFT = "the logit bias forbids every token"
+NOTHING_LEFT = "logit bias and min_tokens forbid every token"
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Engine:
         forwarded = time.perf_counter_ns()
         sampled = prompt_logprobs = None
         if len(layout.sample_rows):
-            sampled = self._sample(plan, layout, hidden_TE)
+            sampled = self._sample(plan, layout, step.ids_T, hidden_TE)
         if len(layout.prompt_tokens):
             prompt_logprobs = self._prompt_logprobs(plan, layout, hidden_TE)
         done = None
@@ -223,12 +223,14 @@ class Engine:
         cos_T1D, sin_T1D = self.rope.at(to_device(layout.positions_T, self.device))
         return Step(ids_T, cos_T1D, sin_T1D, to_device(layout.places_T, self.device), layout.attention)
 
-    def _sample(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> Sampled:
+    def _sample(self, plan: Plan, layout: Layout, ids_T: Tensor, hidden_TE: Tensor) -> Sampled:
         rows = layout.sample_rows
-        chosen_SE = hidden_TE.index_select(0, to_device(layout.sample_tokens, self.device))
+        tokens_S = to_device(layout.sample_tokens, self.device)
+        chosen_SE = hidden_TE.index_select(0, tokens_S)
         logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(rows)])
         slots = plan.slots[rows]
-        sampled = self.sampler.sample(logits_SV, slots, plan.positions[rows] + plan.counts[rows])
+        positions = plan.positions[rows] + plan.counts[rows]
+        sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
         self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled.tokens_S)
         return sampled
 

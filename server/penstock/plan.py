@@ -50,6 +50,11 @@ class Starts:
     bias_counts: U32
     bias_tokens: U32
     biases: F32
+    first_ends: U32
+    end_counts: U32
+    end_tokens: U32
+    watermark_deltas: F32
+    watermark_greens: U32
 
 
 @dataclass(slots=True)
@@ -156,6 +161,11 @@ def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
             "bias_counts",
             "bias_tokens",
             "biases",
+            "first_ends",
+            "end_counts",
+            "end_tokens",
+            "watermark_deltas",
+            "watermark_greens",
         )
     }
     for column in columns.values():
@@ -185,5 +195,10 @@ def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
         bias_counts=u32("bias_counts"),
         bias_tokens=u32("bias_tokens"),
         biases=f32("biases"),
+        first_ends=u32("first_ends"),
+        end_counts=u32("end_counts"),
+        end_tokens=u32("end_tokens"),
+        watermark_deltas=f32("watermark_deltas"),
+        watermark_greens=u32("watermark_greens"),
     )
     return digest, starts

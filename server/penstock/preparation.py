@@ -157,6 +157,11 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
             bias_counts=nothing,
             bias_tokens=none,
             biases=np.zeros(0, np.float32),
+            first_ends=nothing,
+            end_counts=nothing,
+            end_tokens=none,
+            watermark_deltas=column * 0,
+            watermark_greens=nothing,
         ),
     )
     began = time.perf_counter_ns()

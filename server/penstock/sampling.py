@@ -2,7 +2,8 @@
 
 Called by the engine with the logits of the rows that sample. Holds what a sequence is sampled with, by
 slot, and for slots with penalties the counts of their tokens, on the device. The order is that of TGI
-and Hugging Face: penalties, bias, temperature, top-k, top-p, min-p, typical-p, choice.
+and Hugging Face: watermark, penalties, bias, tokens that would end it too soon, temperature, top-k, top-p,
+min-p, typical-p, choice.
 """
 
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class Sampler:
         self.top_counts: I64 = np.zeros(max_slots, np.int64)
         self.count_rows: I64 = np.full(max_slots, -1, np.int64)  # rows of the counts; -1: none
         self.biases: dict[int, tuple[I64, F32]] = {}
+        self.first_ends: I64 = np.zeros(max_slots, np.int64)  # end_tokens are held back below this position
+        self.end_tokens: I64 = np.zeros((max_slots, 1), np.int64)  # to the full width the same once more
+        self.watermark_deltas: F32 = np.zeros(max_slots, np.float32)
+        self.watermark_greens: I64 = np.zeros(max_slots, np.int64)
         self._logprobs_SV = torch.empty((max_slots, vocab_size), dtype=torch.float32, device=device)
         self._free_rows: list[int] = []
         self._prompt_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
@@ -92,10 +97,19 @@ class Sampler:
         for entry in np.flatnonzero(starts.bias_counts):
             part = slice(bias_ends[entry] - int(starts.bias_counts[entry]), bias_ends[entry])
             self.biases[int(slots[entry])] = (starts.bias_tokens[part].astype(np.int64), starts.biases[part])
+        self.watermark_deltas[slots] = starts.watermark_deltas
+        self.watermark_greens[slots] = starts.watermark_greens
+        self.first_ends[slots] = starts.first_ends
+        end_ends = np.cumsum(starts.end_counts, dtype=np.int64)
+        for entry in np.flatnonzero(starts.end_counts):
+            part = slice(end_ends[entry] - int(starts.end_counts[entry]), end_ends[entry])
+            self._hold_back(int(slots[entry]), starts.end_tokens[part].astype(np.int64))
 
-    def sample(self, logits_SV: Tensor, slots: I64, positions: I64) -> Sampled:
-        """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen."""
-        changed_SV, possible_S = self._change(logits_SV, slots)
+    def sample(self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor) -> Sampled:
+        """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
+        `previous` (S,) int64 the tokens before them, on the device.
+        """
+        changed_SV, possible_S = self._change(logits_SV, slots, positions, previous_S)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             tokens_S = self._draw(changed_SV, slots, positions)
@@ -121,16 +135,28 @@ class Sampler:
             self._add_alternatives(sampled, logits_SV, logprobs_SV, most)
         return sampled
 
-    def _change(self, logits_SV: Tensor, slots: I64) -> tuple[Tensor, Tensor | None]:
-        """Logits after penalties and bias, and which rows have a token left."""
+    def _change(
+        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits after watermark, penalties, bias and what may not end yet, and which rows have a token left."""
+        marked = np.flatnonzero(self.watermark_deltas[slots] > 0)
         penalized = np.flatnonzero(self.count_rows[slots] >= 0)
         biased = (
             [row for row, slot in enumerate(slots.tolist()) if slot in self.biases] if self.biases else []
         )
-        possible_S = None
-        if not len(penalized) and not biased:
-            return logits_SV, possible_S
+        held = np.flatnonzero(positions < self.first_ends[slots])
+        if not (len(marked) or len(penalized) or biased or len(held)):
+            return logits_SV, None
         changed_SV = logits_SV.clone()
+        if len(marked):
+            rows, chosen = self._on_device(marked), slots[marked]
+            marked_SV = ops.add_watermark(
+                changed_SV.index_select(0, rows),
+                previous_S.index_select(0, rows),
+                self.watermark_greens[chosen],
+                self._column(self.watermark_deltas[chosen]),
+            )
+            changed_SV.index_copy_(0, rows, marked_SV)
         if len(penalized):
             chosen = slots[penalized]
             rows, counts = self._on_device(penalized), self._on_device(self.count_rows[chosen])
@@ -154,9 +180,12 @@ class Sampler:
                 torch.from_numpy(np.concatenate([values for _, values in pairs])).to(self.device),
             )
             changed_SV.index_copy_(0, rows, biased_SV)
-            possible_S = torch.ones(len(slots), dtype=torch.bool, device=self.device)
-            possible_S.index_copy_(0, rows, biased_SV.amax(-1) > -torch.inf)
-        return changed_SV, possible_S
+        if len(held):
+            rows, tokens_SX = self._on_device(held), self._on_device(self.end_tokens[slots[held]])
+            changed_SV.index_put_((rows.unsqueeze(1), tokens_SX), changed_SV.new_tensor(-torch.inf))
+        if not (biased or len(held)):
+            return changed_SV, None
+        return changed_SV, changed_SV.amax(-1) > -torch.inf
 
     def _draw(self, logits_SV: Tensor, slots: I64, positions: I64) -> Tensor:
         """Tokens drawn at random from what temperature and truncation leave."""
@@ -188,6 +217,14 @@ class Sampler:
         wanted_SV = logits_SV.index_select(0, wanting)
         sampled.top_tokens_SN = (wanted_SV.double() - ids_V * 1e-13).topk(most, dim=-1).indices
         sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
+
+    def _hold_back(self, slot: int, tokens: I64) -> None:
+        """Fills the slot's row of `end_tokens`: one shape for all rows, whatever their number of tokens."""
+        width = self.end_tokens.shape[1]
+        if len(tokens) > width:
+            wider = self.end_tokens[:, [0] * (len(tokens) - width)]
+            self.end_tokens = np.concatenate((self.end_tokens, wider), axis=1)
+        self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
     def _count(self, slots: I64, tokens_S: Tensor) -> None:
         counted = np.flatnonzero(self.count_rows[slots] >= 0)

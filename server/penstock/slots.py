@@ -181,6 +181,10 @@ def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
         "history_counts",
         "history_outputs",
         "bias_counts",
+        "first_ends",
+        "end_counts",
+        "watermark_deltas",
+        "watermark_greens",
     ):
         entries = len(getattr(starts, name))
         if entries != rows:
@@ -193,6 +197,7 @@ def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
         ("repetition_penalties", 0.0),
         ("frequency_penalties", -np.inf),
         ("presence_penalties", -np.inf),
+        ("watermark_deltas", 0.0),
     ):
         column = getattr(starts, name)
         if not (np.isfinite(column) & (column >= least)).all():
@@ -212,3 +217,11 @@ def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
     _below("starts.bias_tokens", starts.bias_tokens, limits.vocab_size, "tokens in the vocabulary")
     if np.isnan(starts.biases).any():
         raise BadPlan("starts.biases: an entry is not a number")
+    if len(starts.end_tokens) != int(starts.end_counts.sum(dtype=np.int64)):
+        raise BadPlan("starts.end_tokens: its length is not the sum of end_counts")
+    if ((starts.first_ends == 0) != (starts.end_counts == 0)).any():
+        raise BadPlan("starts.end_counts: tokens without first_ends, or first_ends without tokens")
+    _below("starts.end_tokens", starts.end_tokens, limits.vocab_size, "tokens in the vocabulary")
+    marked = starts.watermark_greens[starts.watermark_deltas > 0]
+    if ((marked == 0) | (marked >= limits.vocab_size)).any():
+        raise BadPlan(f"starts.watermark_greens: an entry is not between 0 and {limits.vocab_size}")

@@ -39,6 +39,9 @@ STARTS: dict[str, tuple[str, Any]] = {
     "top_tokens": ("<u4", 0),
     "history_counts": ("<u4", 0),
     "history_outputs": ("<u4", 0),
+    "first_ends": ("<u4", 0),
+    "watermark_deltas": ("<f4", 0),
+    "watermark_greens": ("<u4", 0),
 }
 
 
@@ -100,6 +103,9 @@ def make_plan(rows: list[dict[str, Any]], released: list[int] | None = None) -> 
         plan.starts.bias_counts = u32([len(b) for b in bias])
         plan.starts.bias_tokens = u32([t for b in bias for t in b])
         plan.starts.biases = np.array([v for b in bias for v in b.values()], "<f4").tobytes()
+        ends = [s.get("ends", []) for s in starting]
+        plan.starts.end_counts = u32([len(e) for e in ends])
+        plan.starts.end_tokens = u32([t for e in ends for t in e])
     return plan
 
 

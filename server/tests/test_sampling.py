@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import penstock_kernels as ops
 from penstock.plan import Starts
-from penstock.sampling import Sampler
+from penstock.sampling import Sampled, Sampler
 
 VOCABULARY = 97
 CPU = torch.device("cpu")
@@ -23,6 +24,7 @@ def starts(*rows: dict[str, Any]) -> Starts:
 
     histories = [row.get("history", []) for row in rows]
     biases = [row.get("bias", {}) for row in rows]
+    ends = [row.get("ends", []) for row in rows]
     return Starts(
         seeds=np.array([row.get("seed", 0) for row in rows], np.uint64),
         temperatures=f32("temperature", 0),
@@ -40,6 +42,11 @@ def starts(*rows: dict[str, Any]) -> Starts:
         bias_counts=np.array([len(b) for b in biases], np.uint32),
         bias_tokens=np.array([t for b in biases for t in b], np.uint32),
         biases=np.array([v for b in biases for v in b.values()], np.float32),
+        first_ends=np.array([row.get("first_end", 0) for row in rows], np.uint32),
+        end_counts=np.array([len(e) for e in ends], np.uint32),
+        end_tokens=np.array([t for e in ends for t in e], np.uint32),
+        watermark_deltas=f32("delta", 0),
+        watermark_greens=np.array([row.get("greens", VOCABULARY // 2) for row in rows], np.uint32),
     )
 
 
@@ -50,10 +57,15 @@ def sampler(*rows: dict[str, Any], vocabulary: int = VOCABULARY) -> Sampler:
     return made
 
 
+def sample(made: Sampler, logits_SV: Tensor, slots: Any, positions: Any, previous: int = 0) -> Sampled:
+    """One token for each row, all of which follow the same token."""
+    return made.sample(logits_SV, slots, positions, torch.full((len(slots),), previous))
+
+
 def draw(logits_SV: Tensor, rows: list[dict[str, Any]], position: int = 5) -> list[int]:
     """One token for each row."""
     made = sampler(*rows, vocabulary=logits_SV.shape[1])
-    found = made.sample(logits_SV.clone(), np.arange(len(rows)), np.full(len(rows), position))
+    found = sample(made, logits_SV.clone(), np.arange(len(rows)), np.full(len(rows), position))
     return [int(t) for t in found.tokens_S]
 
 
@@ -63,6 +75,9 @@ def naive_kept(logits: list[float], row: dict[str, Any]) -> dict[int, float]:
     history, outputs = row.get("history", []), row.get("outputs", 0)
     output = history[len(history) - outputs :]
     x = list(map(float, logits))
+    if row.get("delta"):
+        green = ops.green_tokens(torch.tensor([0]), len(logits), row["greens"])[0]
+        x = [value + row["delta"] * bool(is_green) for value, is_green in zip(x, green, strict=True)]
     for token in set(history):
         x[token] = (
             x[token] / row.get("repetition", 1) if x[token] > 0 else x[token] * row.get("repetition", 1)
@@ -71,6 +86,8 @@ def naive_kept(logits: list[float], row: dict[str, Any]) -> dict[int, float]:
         x[token] -= output.count(token) * row.get("frequency", 0) + row.get("presence", 0)
     for token, bias in row.get("bias", {}).items():
         x[token] += bias
+    for token in row.get("ends", []) if row.get("first_end", 0) > 500 else []:
+        x[token] = -math.inf
     x = [value / row["temperature"] for value in x]
 
     def distribution(kept: list[int]) -> dict[int, float]:
@@ -130,6 +147,16 @@ CASES: dict[str, dict[str, Any]] = {
     "frequency": {"temperature": 1.0, "frequency": 0.4, "history": [3, 3, 3, 8, 9, 9], "outputs": 5},
     "presence": {"temperature": 1.0, "presence": 1.5, "history": [3, 3, 3, 8, 9, 9], "outputs": 2},
     "bias": {"temperature": 1.0, "bias": {4: 3.0, 5: -100.0, 6: -math.inf}},
+    "no end yet": {"temperature": 1.0, "ends": [2, 9], "first_end": 1000},
+    "an end at last": {"temperature": 1.0, "ends": [2, 9], "first_end": 1},
+    "watermark": {"temperature": 1.0, "delta": 2.0, "greens": 30},
+    "watermark and penalty": {
+        "temperature": 1.0,
+        "delta": 1.0,
+        "frequency": 0.4,
+        "history": [3, 3],
+        "outputs": 2,
+    },
 }
 
 
@@ -142,11 +169,11 @@ def test_draws_follow_the_naive_distribution(name: str) -> None:
     rows = [{**row, "seed": seed} for seed in range(100)]
     counts = np.zeros(VOCABULARY)
     made = sampler(*rows)
-    for position in range(draws // 100):
+    for position in range(1, draws // 100 + 1):
         slots = np.arange(100)
-        if made.count_rows.max() >= 0 and position:  # penalties must not see what was drawn before
+        if made.count_rows.max() >= 0 and position > 1:  # penalties must not see what was drawn before
             made.start(slots, starts(*rows))
-        found = made.sample(logits.repeat(100, 1), slots, np.full(100, position))
+        found = sample(made, logits.repeat(100, 1), slots, np.full(100, position))
         counts += np.bincount(found.tokens_S.numpy(), minlength=VOCABULARY)
     assert set(np.flatnonzero(counts)) <= set(wanted)
     # Chi-squared over what is likely enough to count; six standard deviations above its mean.
@@ -208,7 +235,7 @@ def test_log_probabilities_are_the_models_own() -> None:
         {"temperature": 0.3, "top_k": 2, "top": 7, "bias": {3: 50.0}},
         {"repetition": 1.9, "history": list(range(VOCABULARY)), "top": 3},
     ]
-    found = sampler(*rows).sample(logits.clone(), np.arange(2), np.full(2, 9))
+    found = sample(sampler(*rows), logits.clone(), np.arange(2), np.full(2, 9))
     own = logits.log_softmax(-1)
     assert int(found.tokens_S[0]) == 3
     for row in range(2):
@@ -223,7 +250,7 @@ def test_log_probabilities_are_the_models_own() -> None:
 
 def test_alternatives_that_tie_come_in_the_order_of_their_ids() -> None:
     logits = torch.zeros(1, VOCABULARY)
-    found = sampler({"top": 4}).sample(logits, np.arange(1), np.zeros(1, np.int64))
+    found = sample(sampler({"top": 4}), logits, np.arange(1), np.zeros(1, np.int64))
     assert found.top_tokens_SN is not None and found.top_tokens_SN.tolist() == [[0, 1, 2, 3]]
     assert found.tokens_S.tolist() == [0]
 
@@ -240,7 +267,9 @@ def test_forced_and_forbidden_tokens() -> None:
     }
     assert forced == {11, 12}
     everything = {token: -math.inf for token in range(VOCABULARY)}
-    found = sampler({"bias": everything}, {}).sample(logits.repeat(2, 1), np.arange(2), np.zeros(2, np.int64))
+    found = sample(
+        sampler({"bias": everything}, {}), logits.repeat(2, 1), np.arange(2), np.zeros(2, np.int64)
+    )
     assert found.possible_S is not None and found.possible_S.tolist() == [False, True]
     assert found.sound_S.tolist() == [True, True]
 
@@ -251,7 +280,7 @@ def test_logits_that_are_not_numbers_are_told_by_row(broken: float) -> None:
     clean = logits.clone()
     logits[1, 40] = broken
     rows = [{"temperature": 1.0, "top_p": 0.9}] * 3
-    found = sampler(*rows).sample(logits, np.arange(3), np.full(3, 5))
+    found = sample(sampler(*rows), logits, np.arange(3), np.full(3, 5))
     assert found.sound_S.tolist() == [True, False, True]
     expected = draw(clean, rows)
     assert [int(found.tokens_S[row]) for row in (0, 2)] == [expected[0], expected[2]]
@@ -263,11 +292,11 @@ def test_penalties_see_what_is_sampled_and_a_new_sequence_forgets_it() -> None:
     row = {"presence": 10.0, "history": [9], "outputs": 0}
     made = sampler(row, row)
     slots = np.array([0])
-    tokens = [int(made.sample(logits.clone(), slots, np.array([p])).tokens_S[0]) for p in range(4)]
+    tokens = [int(sample(made, logits.clone(), slots, np.array([p])).tokens_S[0]) for p in range(4)]
     assert tokens == [0, 1, 2, 3]
-    assert int(made.sample(logits.clone(), np.array([1]), np.array([0])).tokens_S[0]) == 0
+    assert int(sample(made, logits.clone(), np.array([1]), np.array([0])).tokens_S[0]) == 0
     made.start(slots, starts(row))
-    assert int(made.sample(logits.clone(), slots, np.array([0])).tokens_S[0]) == 0
+    assert int(sample(made, logits.clone(), slots, np.array([0])).tokens_S[0]) == 0
     made.release(np.array([0, 1]))
     assert made.count_rows.max() == -1
 
@@ -287,9 +316,83 @@ def test_a_restart_with_history_continues_as_if_undisturbed() -> None:
     tokens = []
     for step in range(8):
         tokens.append(
-            int(made.sample(logits[step : step + 1].clone(), np.array([0]), np.array([2 + step])).tokens_S[0])
+            int(
+                sample(made, logits[step : step + 1].clone(), np.array([0]), np.array([2 + step])).tokens_S[0]
+            )
         )
     again = sampler({**row, "history": [5, 6, *tokens[:5]], "outputs": 5})
     for step in range(5, 8):
-        found = again.sample(logits[step : step + 1].clone(), np.array([0]), np.array([2 + step]))
+        found = sample(again, logits[step : step + 1].clone(), np.array([0]), np.array([2 + step]))
         assert int(found.tokens_S[0]) == tokens[step]
+
+
+def test_what_ends_a_sequence_is_not_sampled_before_its_position() -> None:
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, [7, 8, 9]] = torch.tensor([9.0, 8.0, 7.0])
+    rows: list[dict[str, Any]] = [
+        {"ends": [7], "first_end": 12},
+        {"ends": [8, 7], "first_end": 13, "temperature": 1e-3, "seed": 3},
+        {},
+    ]
+    made = sampler(*rows)
+    slots = np.arange(3)
+
+    def tokens(position: int) -> list[int]:
+        found = sample(made, logits.clone(), slots, np.full(3, position))
+        # Whatever is held back, what is told is the model's own.
+        own = logits.log_softmax(-1).gather(1, found.tokens_S.unsqueeze(1)).squeeze(1)
+        assert found.logprobs_S.tolist() == pytest.approx(own.tolist(), abs=1e-5)
+        return [int(token) for token in found.tokens_S]
+
+    assert [tokens(position) for position in (10, 11, 12, 13)] == [[8, 9, 7]] * 2 + [[7, 9, 7], [7, 7, 7]]
+    made.start(slots[:2], starts({}, {"ends": [7], "first_end": 99}))
+    assert tokens(5) == [7, 8, 7]
+    forced = sampler({"ends": [11], "first_end": 9, "bias": {11: math.inf}}, {})
+    found = sample(forced, logits[:2].clone(), slots[:2], np.full(2, 8))
+    assert found.possible_S is not None and found.possible_S.tolist() == [False, True]
+
+
+def z_score(green: int, tokens: int, share: float) -> float:
+    """By how many standard deviations more tokens are green than chance makes (equation 3 of the paper)."""
+    return (green - share * tokens) / math.sqrt(tokens * share * (1 - share))
+
+
+@pytest.mark.parametrize(("greens", "delta"), [(VOCABULARY // 2, 2.0), (VOCABULARY // 4, 2.0), (70, 4.0)])
+def test_a_watermark_is_found_where_it_is_and_nowhere_else(greens: int, delta: float) -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(4))
+    rows: list[dict[str, Any]] = [{"temperature": 1.0, "seed": seed} for seed in range(16)]
+    marked = [{**row, "delta": delta, "greens": greens} for row in rows]
+
+    def score(rows: list[dict[str, Any]]) -> float:
+        made, slots = sampler(*rows), np.arange(len(rows))
+        previous, found = torch.arange(len(rows)), 0
+        for position in range(40):
+            tokens = made.sample(
+                logits.repeat(len(rows), 1), slots, np.full(len(rows), position), previous
+            ).tokens_S
+            green = ops.green_tokens(previous, VOCABULARY, greens)
+            found += int(green.gather(1, tokens.unsqueeze(1)).sum())
+            previous = tokens
+        return z_score(found, 40 * len(rows), greens / VOCABULARY)
+
+    assert score(marked) > 10
+    assert abs(score(rows)) < 4
+
+
+def test_a_watermark_does_not_depend_on_batch_mates_and_leaves_them_alone() -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(9)).repeat(4, 1)
+    rows: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 1, "delta": 2.0, "greens": 20},
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 1.0, "seed": 1, "delta": 9.0, "greens": 60},
+        {"delta": 2.0, "greens": 20},
+    ]
+    previous = torch.tensor([5, 6, 7, 8])
+    together = sampler(*rows).sample(logits.clone(), np.arange(4), np.full(4, 3), previous)
+    for place, row in enumerate(rows):
+        alone = sampler(row).sample(
+            logits[:1].clone(), np.arange(1), np.full(1, 3), previous[place : place + 1]
+        )
+        assert int(together.tokens_S[place]) == int(alone.tokens_S[0])
+        own = logits[0].log_softmax(-1)[alone.tokens_S[0]]
+        assert float(together.logprobs_S[place]) == pytest.approx(float(own), abs=1e-5)

@@ -13,6 +13,10 @@ pub struct GenerationRequest {
     pub reported_seed: Option<u64>,
     /// `None`: as many as fit under `max_total_tokens`.
     pub max_new_tokens: Option<u32>,
+    /// The text goes on until it has so many, whatever would end it.
+    pub min_new_tokens: u32,
+    /// With the server's watermark.
+    pub watermark: bool,
     /// Keep only the last so many tokens of the prompt.
     pub truncate: Option<u32>,
     pub stop: Vec<String>,

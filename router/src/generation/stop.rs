@@ -31,6 +31,18 @@ impl StopStrings {
         Self { candidates, stop_text, held: String::new(), shown: 0 }
     }
 
+    /// Takes a piece of the text in which none may end it, and returns what can be shown.
+    pub fn pass(&mut self, piece: &str) -> String {
+        for &byte in piece.as_bytes() {
+            for candidate in &mut self.candidates {
+                if candidate.advance(byte) {
+                    candidate.matched = candidate.shorter[candidate.matched];
+                }
+            }
+        }
+        self.go(piece)
+    }
+
     /// Takes the next piece of the text. After `Ends` it must not be called again.
     pub fn push(&mut self, piece: &str) -> Checked {
         for (at, &byte) in piece.as_bytes().iter().enumerate() {
@@ -51,14 +63,7 @@ impl StopStrings {
                 return Checked::Ends(text);
             }
         }
-        match self.stop_text {
-            StopText::Keep => Checked::Goes(piece.to_owned()),
-            StopText::Omit => {
-                self.held.push_str(piece);
-                let begun = self.candidates.iter().map(|candidate| candidate.matched).max().unwrap_or(0);
-                Checked::Goes(self.show(self.held.len() - begun))
-            }
-        }
+        Checked::Goes(self.go(piece))
     }
 
     /// Whether something waits to be shown.
@@ -77,6 +82,18 @@ impl StopStrings {
             let stop = &candidate.bytes;
             name.as_bytes().windows(stop.len()).any(|window| window == &stop[..])
         })
+    }
+
+    /// What of a piece that ends nothing can be shown.
+    fn go(&mut self, piece: &str) -> String {
+        match self.stop_text {
+            StopText::Keep => piece.to_owned(),
+            StopText::Omit => {
+                self.held.push_str(piece);
+                let begun = self.candidates.iter().map(|candidate| candidate.matched).max().unwrap_or(0);
+                self.show(self.held.len() - begun)
+            }
+        }
     }
 
     fn show(&mut self, upto: usize) -> String {
@@ -193,6 +210,22 @@ mod tests {
     #[test]
     fn characters_of_several_bytes_are_not_cut() {
         assert_eq!(feed(&["€!"], StopText::Omit, &["é€", "€", "!é"]).0, ["é", "€", ""]);
+    }
+
+    #[test]
+    fn what_passes_ends_nothing_but_may_begin_what_does() {
+        for (stop_text, expected) in [(StopText::Omit, ["aab", ""]), (StopText::Keep, ["aabab", "ab"])] {
+            let mut matcher = StopStrings::new(&["abab".into()], stop_text);
+            let mut text = matcher.pass("aabab");
+            if stop_text == StopText::Omit {
+                assert_eq!(text, "aab", "its end may be the beginning of another");
+            }
+            assert_eq!(text, expected[0]);
+            assert_eq!(matcher.push("ab"), Checked::Ends(expected[1].into()));
+            let mut matcher = StopStrings::new(&["x".into()], stop_text);
+            text = matcher.pass("axx");
+            assert_eq!((text.as_str(), matcher.holds()), ("axx", false));
+        }
     }
 
     #[test]

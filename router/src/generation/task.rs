@@ -13,7 +13,9 @@ use crate::generation::request::GenerationRequest;
 use crate::generation::writer::{Writer, Written, alone};
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, PromptError, Vocabulary};
-use crate::scheduler::{Handle, Refused, SequenceEvent, SequenceFailure, SequenceSpec, Submitted};
+use crate::scheduler::{
+    Handle, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted, Watermark,
+};
 
 /// Bounds that depend on the prompt's length, and of token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub struct Serving {
     pub limits: PromptLimits,
     /// Of the model and its revision.
     pub cache_namespace: u64,
+    /// What a request that asks for a watermark gets.
+    pub watermark: Watermark,
 }
 
 /// A running generation. Dropped before its end, it is cancelled.
@@ -57,11 +61,17 @@ pub async fn start(
     let max_total_tokens = serving.limits.max_total_tokens.min(serving.scheduler.max_sequence_tokens());
     let limits = PromptLimits { max_total_tokens, ..serving.limits };
     let max_new_tokens = limits.check(&prompt, request.max_new_tokens)?;
+    let min_new_tokens = request.min_new_tokens;
+    if min_new_tokens > max_new_tokens {
+        return Err(GenerationFailure::Invalid(format!(
+            "`min_tokens` must be <= {max_new_tokens}, the most that may be generated. Given: {min_new_tokens}"
+        )));
+    }
     metrics::histogram!("tgi_request_max_new_tokens").record(f64::from(max_new_tokens));
 
     let vocabulary = serving.prompt.vocabulary().clone();
     let story = Story {
-        writer: Writer::new(vocabulary.clone(), &prompt, &request.stop, request.stop_text),
+        writer: Writer::new(vocabulary.clone(), &prompt, &request.stop, request.stop_text, min_new_tokens),
         vocabulary,
         prompt_tokens: prompt.len() as u32,
         prompt: if request.prompt_logprobs { prompt.clone() } else { Vec::new() },
@@ -74,7 +84,11 @@ pub async fn start(
     };
     let submitted = serving.scheduler.submit(SequenceSpec {
         prompt,
-        sampling: request.sampling,
+        sampling: Sampling {
+            min_new_tokens,
+            watermark: request.watermark.then_some(serving.watermark),
+            ..request.sampling
+        },
         max_new_tokens,
         ignore_eos: request.ignore_eos,
         stop_token_ids: request.stop_token_ids,
@@ -339,7 +353,7 @@ mod tests {
         let prompt = ids(prompt);
         let queued = Instant::now();
         let story = Story {
-            writer: Writer::new(vocabulary.clone(), &prompt, &stop, StopText::Omit),
+            writer: Writer::new(vocabulary.clone(), &prompt, &stop, StopText::Omit, 0),
             vocabulary,
             prompt_tokens: prompt.len() as u32,
             prompt,

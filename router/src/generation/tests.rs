@@ -12,7 +12,7 @@ use super::{
 use crate::health::Health;
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, samples};
-use crate::scheduler::{Sampling, SequenceSpec, Settings};
+use crate::scheduler::{Sampling, SequenceSpec, Settings, Watermark};
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -60,6 +60,7 @@ async fn serve(max_live: u32) -> Server {
         scheduler: crate::scheduler::spawn(group, source.clone(), settings, health),
         limits: LIMITS,
         cache_namespace: 1,
+        watermark: Watermark { greens: 100, delta: 2.0 },
     };
     Server { serving, source, config, _dirs: [sockets, model] }
 }
@@ -70,6 +71,8 @@ fn request(text: &str) -> GenerationRequest {
         sampling: Sampling::default(),
         reported_seed: None,
         max_new_tokens: None,
+        min_new_tokens: 0,
+        watermark: false,
         truncate: None,
         stop: Vec::new(),
         stop_text: StopText::Keep,
@@ -90,7 +93,7 @@ impl Server {
         let prompt = self.serving.prompt.encode(request.input.clone(), request.truncate).await.unwrap();
         let most = LIMITS.max_total_tokens - prompt.len() as u32;
         let spec = SequenceSpec {
-            sampling: request.sampling.clone(),
+            sampling: Sampling { min_new_tokens: request.min_new_tokens, ..request.sampling.clone() },
             max_new_tokens: request.max_new_tokens.unwrap_or(most),
             ignore_eos: request.ignore_eos,
             stop_token_ids: request.stop_token_ids.clone(),
@@ -177,6 +180,37 @@ async fn a_dropped_generation_gives_its_place_back() {
     server.idle().await;
     server.source.release();
     assert!(collect(server.start(long).await.unwrap()).await.is_ok());
+}
+
+#[tokio::test]
+async fn nothing_ends_the_text_before_the_minimum() {
+    let server = serve(8).await;
+    let free = GenerationRequest { ignore_eos: true, ..request("hello") };
+    let (_, tokens) = server.expected(&free).await;
+    let text = server.serving.prompt.decode(&tokens);
+    let stop: String = text.chars().skip(5).take(1).collect();
+    let mut ends_soon = request("");
+    for prompt in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        ends_soon = request(prompt);
+        if server.expected(&ends_soon).await.1.len() < 30 {
+            break;
+        }
+    }
+    let min_new_tokens = 40;
+    for at_once in [
+        GenerationRequest { stop_token_ids: vec![tokens[2]], ..free.clone() },
+        GenerationRequest { stop: vec![stop], ..free },
+        ends_soon,
+    ] {
+        let limited = GenerationRequest { min_new_tokens, ..at_once.clone() };
+        let (early, _) = collect(server.start(at_once).await.unwrap()).await.unwrap();
+        assert!(early.len() < 40, "{early:?}");
+        let (_, done) = collect(server.start(limited).await.unwrap()).await.unwrap();
+        assert!(done.generated_tokens > min_new_tokens, "{done:?}");
+    }
+    let most = GenerationRequest { max_new_tokens: Some(39), min_new_tokens, ..request("hello") };
+    let refused = server.start(most).await.err().expect("it contradicts itself").to_string();
+    assert!(refused.starts_with("`min_tokens` must be <= 39"), "{refused}");
 }
 
 #[tokio::test]

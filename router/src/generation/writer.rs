@@ -15,6 +15,8 @@ pub struct Writer {
     vocabulary: Arc<Vocabulary>,
     detokenizer: Detokenizer,
     stop: StopStrings,
+    /// In the text of so many tokens no stop string counts.
+    min_tokens: u32,
     text: String,
     /// A stop string has ended the text.
     stopped: bool,
@@ -37,11 +39,13 @@ impl Writer {
         prompt: &[TokenId],
         stop: &[String],
         stop_text: StopText,
+        min_tokens: u32,
     ) -> Self {
         Self {
             detokenizer: Detokenizer::new(vocabulary.clone(), prompt),
             vocabulary,
             stop: StopStrings::new(stop, stop_text),
+            min_tokens,
             text: String::new(),
             stopped: false,
             tokens: 0,
@@ -60,7 +64,7 @@ impl Writer {
         });
         let text = if special {
             let name = self.vocabulary.name(token.id);
-            if finish != Some(Finish::Eos) && self.stop.in_name(&name) {
+            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.in_name(&name) {
                 ended = Some(FinishReason::StopSequence);
             }
             name
@@ -107,12 +111,16 @@ impl Writer {
 
     /// What goes of a piece of text now. Sets `ended` if a stop string is complete.
     fn pass(&mut self, piece: &str, ended: &mut Option<FinishReason>) -> String {
-        let part = match self.stop.push(piece) {
-            Checked::Goes(part) => part,
-            Checked::Ends(part) => {
-                *ended = Some(FinishReason::StopSequence);
-                self.stopped = true;
-                part
+        let part = if self.tokens <= self.min_tokens {
+            self.stop.pass(piece)
+        } else {
+            match self.stop.push(piece) {
+                Checked::Goes(part) => part,
+                Checked::Ends(part) => {
+                    *ended = Some(FinishReason::StopSequence);
+                    self.stopped = true;
+                    part
+                }
             }
         };
         self.text.push_str(&part);
@@ -172,7 +180,7 @@ mod tests {
     /// Writes the tokens of `text`, the last of them with `finish`, up to the end.
     fn write(text: &str, stop: &[&str], stop_text: StopText, finish: Finish) -> Outcome {
         let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
-        let mut writer = Writer::new(vocabulary(), &[], &stop, stop_text);
+        let mut writer = Writer::new(vocabulary(), &[], &stop, stop_text, 0);
         let tokens = ids(text);
         let (mut steps, mut events) = (Vec::new(), Vec::new());
         for (at, &id) in tokens.iter().enumerate() {
@@ -228,7 +236,7 @@ mod tests {
 
     #[test]
     fn an_incomplete_character_at_the_end_is_a_replacement_character() {
-        let mut writer = Writer::new(vocabulary(), &[], &[], StopText::Keep);
+        let mut writer = Writer::new(vocabulary(), &[], &[], StopText::Keep, 0);
         let euro = ids("€");
         assert_eq!(euro.len(), 2);
         let written = writer.write(sampled(euro[0]), Some(Finish::Length));
@@ -262,6 +270,22 @@ mod tests {
         assert_eq!(outcome.reason, FinishReason::EosToken);
     }
 
+    #[test]
+    fn a_stop_string_does_not_count_before_the_minimum() {
+        for (min_tokens, text, count) in [(0, "hello", 1), (1, "hello hello", 2), (2, "hello hello!", 3)] {
+            let stop = ["lo".to_string(), "!".to_string()];
+            let mut writer = Writer::new(vocabulary(), &[], &stop, StopText::Keep, min_tokens);
+            let written = ids("hello hello!").into_iter().map(|id| writer.write(sampled(id), None));
+            let reason = written.map(|written| written.ended).find(Option::is_some).expect("it ends");
+            assert_eq!(reason, Some(FinishReason::StopSequence));
+            assert_eq!(writer.into_text(), (text.to_string(), count), "after {min_tokens}");
+        }
+        // The name of a special token neither.
+        let mut writer = Writer::new(vocabulary(), &[], &["<|end|>".into()], StopText::Omit, 1);
+        let ends = ids("<|end|><|end|>").into_iter().map(|id| writer.write(sampled(id), None).ended);
+        assert_eq!(ends.collect::<Vec<_>>(), [None, Some(FinishReason::StopSequence)]);
+    }
+
     fn any_part() -> impl Strategy<Value = &'static str> {
         prop::sample::select(vec!["hello", "<|end|>", "é", "€", "é ", "a", "b", "😀"])
     }
@@ -281,7 +305,7 @@ mod tests {
             if cut && tokens.len() > 1 { tokens.pop(); }
             let finish = if eos { Finish::Eos } else { Finish::Length };
             let vocabulary = vocabulary();
-            let mut writer = Writer::new(vocabulary.clone(), &[], &stops, stop_text);
+            let mut writer = Writer::new(vocabulary.clone(), &[], &stops, stop_text, 0);
             let mut events = Vec::new();
             let mut reason = None;
             for (at, &id) in tokens.iter().enumerate() {

@@ -18,8 +18,9 @@ use crate::http::openai::{
     FINGERPRINT, Manner, Usage, finish_reason, in_openai_words, max_tokens, new_id, unix_seconds,
 };
 use crate::http::sse::{self, Encoder};
-use crate::http::tgi::{Span, json, spans};
+use crate::http::tgi::{Span, TextRequest, json, spans};
 use crate::http::visit::{Visit, totals};
+use crate::http::warnings::Warnings;
 use crate::http::{Server, body};
 use crate::ids::TokenId;
 use crate::limits;
@@ -38,22 +39,36 @@ pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) 
         let loaded = server.loaded()?;
         let body = body::read(request, server.config.args.payload_limit).await?;
         let asked = Asked::parse(&Fields::parse(&body, &loaded.limits)?, &server.config.model_id)?;
-        let text = loaded.serving.prompt.render(asked.chat).await?;
+        let text = loaded.serving.prompt.render(asked.chat.clone()).await?;
         let tokens = loaded.serving.prompt.tokenize(text.clone(), false).await?;
-        Ok(json(&Tokenized { tokenize_response: spans(&tokens), templated_text: &text }))
+        Ok(json(&Tokenized {
+            tokenize_response: spans(&tokens),
+            templated_text: &text,
+            warnings: &asked.manner.warnings,
+        }))
     };
     result.await.unwrap_or_else(|error: ApiError| in_openai_words(error, "messages").response(Family::Tgi))
 }
 
-/// The prompt of a chat and how to go on from it, for routes that answer in a shape of their own.
-pub async fn generation_request(
+/// The prompt of a chat and how to go on from it, for routes that answer with texts alone.
+pub async fn text_request(
     fields: &Fields<'_>,
     served: &str,
     prompt: &Prompt,
-) -> Result<GenerationRequest, ApiError> {
-    let asked = Asked::parse(fields, served)?;
+) -> Result<TextRequest, ApiError> {
+    let mut asked = Asked::parse(fields, served)?;
+    if asked.manner.n > 1 {
+        return Err(ApiError::invalid("n", "`n` must be 1 on this route"));
+    }
+    for (name, given) in [("stream", asked.manner.stream), ("logprobs", asked.logprobs)] {
+        if given {
+            asked.manner.warnings.no_effect(name, "here: the answer is the text alone");
+        }
+    }
+    asked.top_logprobs = 0;
     let rendered = prompt.render(asked.chat.clone()).await?;
-    Ok(asked.request(rendered))
+    let warnings = std::mem::take(&mut asked.manner.warnings).settle(fields.limits())?;
+    Ok(TextRequest { request: asked.request(rendered), prefix: String::new(), warnings })
 }
 
 /// A request of this dialect, but for its prompt.
@@ -74,18 +89,19 @@ impl Asked {
             Some(Value::Object(variables)) => variables,
             _ => Default::default(),
         };
-        let mut manner = Manner::parse(fields, served)?;
+        let mut manner = Manner::parse(fields, served, &limits::chat_fields())?;
         if fields.small(&limits::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
             return Err(ApiError::invalid("best_of", "`best_of` is not supported for chats; `n` is"));
         }
         let logprobs = fields.boolean(&limits::LOGPROBS)?.unwrap_or(false);
         let mut top_logprobs = fields.small(&limits::TOP_LOGPROBS)?.unwrap_or(0);
         if top_logprobs > 0 && !logprobs {
-            manner.warnings.push("`top_logprobs` has no effect without `logprobs`".into());
+            manner.warnings.no_effect("top_logprobs", "without `logprobs`");
             top_logprobs = 0;
         }
+        let warnings = manner.warnings.settle(fields.limits())?;
         Ok(Self {
-            manner,
+            manner: Manner { warnings, ..manner },
             chat: Chat {
                 messages,
                 continue_final_message: fields.boolean(&limits::CONTINUE_FINAL_MESSAGE)?,
@@ -107,6 +123,8 @@ impl Asked {
             sampling: manner.sampling.clone(),
             reported_seed: manner.reported_seed,
             max_new_tokens: self.max_tokens,
+            min_new_tokens: manner.min_tokens,
+            watermark: manner.watermark,
             truncate: None,
             stop: manner.stop.clone(),
             stop_text: StopText::Omit,
@@ -237,6 +255,8 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
 struct Tokenized<'a> {
     tokenize_response: Vec<Span<'a>>,
     templated_text: &'a str,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
 }
 
 /// What all chunks of an answer say.
@@ -252,7 +272,7 @@ struct ChunkStream {
     encoder: Encoder,
     head: Head,
     /// Said once, in the first chunk.
-    warnings: Vec<String>,
+    warnings: Warnings,
     include_usage: bool,
     /// What spells tokens, when log probabilities are wanted.
     logprobs: Option<Arc<Prompt>>,
@@ -306,7 +326,7 @@ impl ChunkStream {
     fn begin(&mut self, place: usize) {
         if !std::mem::replace(&mut self.begun[place], true) {
             self.chunk(place, Delta { role: Some("assistant"), content: "" }, None, None);
-            self.warnings.clear();
+            self.warnings = Warnings::default();
         }
     }
 
@@ -324,7 +344,7 @@ impl ChunkStream {
     fn end(&mut self) {
         if self.include_usage {
             let usage = Usage::of(&self.done);
-            self.encoder.event(&Chunk::new(&self.head, &[], Some(usage), &[]));
+            self.encoder.event(&Chunk::new(&self.head, &[], Some(usage), &Warnings::default()));
         }
         self.encoder.done();
     }
@@ -362,8 +382,8 @@ struct Completion<'a> {
     system_fingerprint: &'static str,
     choices: Vec<Choice<'a>>,
     usage: Usage,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    warnings: &'a [String],
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
 }
 
 #[derive(Serialize)]
@@ -389,8 +409,8 @@ struct Chunk<'a> {
     system_fingerprint: &'static str,
     choices: &'a [ChunkChoice<'a>],
     usage: Option<Usage>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    warnings: &'a [String],
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
 }
 
 impl<'a> Chunk<'a> {
@@ -398,7 +418,7 @@ impl<'a> Chunk<'a> {
         head: &'a Head,
         choices: &'a [ChunkChoice<'a>],
         usage: Option<Usage>,
-        warnings: &'a [String],
+        warnings: &'a Warnings,
     ) -> Self {
         Self {
             object: "chat.completion.chunk",

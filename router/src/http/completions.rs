@@ -22,6 +22,7 @@ use crate::http::openai::{
 use crate::http::sse::{self, Encoder};
 use crate::http::tgi::json;
 use crate::http::visit::{Visit, totals};
+use crate::http::warnings::Warnings;
 use crate::ids::TokenId;
 use crate::limits::{self, Limits};
 use crate::prompt::Prompt;
@@ -49,7 +50,7 @@ impl Asked {
     fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
         let raw = fields.required(&limits::PROMPT, fields.raw(&limits::PROMPT))?;
         let prompts = prompts(raw, fields)?;
-        let manner = Manner::parse(fields, served)?;
+        let manner = Manner::parse(fields, served, &limits::completion_fields())?;
         let best_of = fields.small(&limits::OPENAI_BEST_OF)?.unwrap_or(manner.n);
         if best_of < manner.n {
             let message = format!("`best_of` must be >= `n`. Given: {best_of} and {}", manner.n);
@@ -71,7 +72,8 @@ impl Asked {
                 "`echo` with `logprobs` or without new tokens is not supported when the answer is streamed";
             return Err(ApiError::invalid("echo", message));
         }
-        Ok(Self { manner, best_of, prompts, max_tokens, echo, logprobs })
+        let warnings = manner.warnings.settle(fields.limits())?;
+        Ok(Self { manner: Manner { warnings, ..manner }, best_of, prompts, max_tokens, echo, logprobs })
     }
 }
 
@@ -164,6 +166,8 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         reported_seed: manner.reported_seed,
         // At least one is generated, and left out of the answer when none was asked for.
         max_new_tokens: max_tokens.map(|most| most.max(1)),
+        min_new_tokens: manner.min_tokens,
+        watermark: manner.watermark,
         truncate: None,
         stop: manner.stop.clone(),
         stop_text: StopText::Omit,
@@ -261,7 +265,7 @@ struct ChunkStream {
     encoder: Encoder,
     head: Head,
     /// Said once, in the first chunk.
-    warnings: Vec<String>,
+    warnings: Warnings,
     include_usage: bool,
     /// What spells tokens, when log probabilities are wanted.
     spelling: Option<Arc<Prompt>>,
@@ -348,7 +352,7 @@ impl ChunkStream {
             for of_one_prompt in self.done.chunks(self.answers_each) {
                 usage.add(Usage::of(of_one_prompt.iter().map(|(_, done)| done)));
             }
-            self.encoder.event(&Completion::new(&self.head, Some(usage), &[]));
+            self.encoder.event(&Completion::new(&self.head, Some(usage), &Warnings::default()));
         }
         self.encoder.done();
     }
@@ -369,12 +373,12 @@ struct Completion<'a> {
     system_fingerprint: &'static str,
     choices: &'a [Choice],
     usage: Option<Usage>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    warnings: &'a [String],
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
 }
 
 impl<'a> Completion<'a> {
-    fn new(head: &'a Head, usage: Option<Usage>, warnings: &'a [String]) -> Self {
+    fn new(head: &'a Head, usage: Option<Usage>, warnings: &'a Warnings) -> Self {
         Self {
             object: "text_completion",
             id: &head.id,

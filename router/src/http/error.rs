@@ -135,11 +135,13 @@ pub struct ApiError {
     field: Option<Cow<'static, str>>,
     retry_after: Option<Duration>,
     allow: Option<HeaderValue>,
+    /// Its words are the client's own.
+    verbatim: bool,
 }
 
 impl ApiError {
     pub fn new(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: message.into(), field: None, retry_after: None, allow: None }
+        Self { cause, message: message.into(), field: None, retry_after: None, allow: None, verbatim: false }
     }
 
     /// The content of `field` cannot be served.
@@ -151,14 +153,27 @@ impl ApiError {
         Self::invalid(field, format!("`{field}` is not supported yet"))
     }
 
+    /// No LoRA adapter can be loaded yet, so that any is unknown.
+    pub fn unknown_adapter(given: &str) -> Self {
+        Self::invalid("adapter_id", format!("`adapter_id` names no loaded adapter. Given: {given}"))
+    }
+
     /// Says in which part of the request the field is.
     pub fn within(mut self, place: &str) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
+    /// `renamed` changes nothing.
+    pub fn verbatim(self) -> Self {
+        Self { verbatim: true, ..self }
+    }
+
     /// With another name for a field of the message.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.verbatim {
+            return self;
+        }
         self.message = self.message.replace(&format!("`{from}`"), &format!("`{to}`"));
         if self.field.as_deref() == Some(from) {
             self.field = Some(Cow::Owned(to.to_string()));

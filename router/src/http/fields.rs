@@ -1,6 +1,6 @@
 //! Reads the fields of a JSON body one by one against the table of `limits`. A number out of its bounds,
 //! a wrong type, a field given twice: each becomes an error that names the field, the limit and what was
-//! given. `null` is the same as not given. Fields nobody asks for are ignored.
+//! given. `null` is the same as not given. Fields nobody asks for are named by `warnings`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -65,6 +65,14 @@ impl<'a> Fields<'a> {
         names: &'n [&'static str],
     ) -> impl Iterator<Item = &'static str> + use<'n, 'a, '_> {
         names.iter().copied().filter(|name| self.given(name).is_some())
+    }
+
+    /// The names of what is given, in their order.
+    pub fn names(&self) -> Vec<&str> {
+        let given = self.members.iter().filter(|(_, raw)| raw.get() != "null");
+        let mut names: Vec<_> = given.map(|(name, _)| name.as_ref()).collect();
+        names.sort_unstable();
+        names
     }
 
     pub fn boolean(&self, field: &Field) -> Result<Option<bool>, ApiError> {
@@ -415,6 +423,7 @@ pub mod tests {
             max_top_n_tokens: 5,
             max_client_batch_size: 4,
             vocab_size: 1000,
+            strict_requests: false,
         }
     }
 

@@ -17,8 +17,18 @@ use crate::limits::FlagError;
 
 /// What may be read (GET, HEAD) without a key: health probes, metrics, and the description of the API. These
 /// are the paths as routes are matched, letter by letter: no other spelling of one reaches a route.
-pub const OPEN: [&str; 8] =
-    ["/", "/health", "/ping", "/livez", "/readyz", "/metrics", "/docs", "/api-doc/openapi.json"];
+pub const OPEN: [&str; 10] = [
+    "/",
+    "/health",
+    "/ping",
+    "/livez",
+    "/readyz",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/metrics",
+    "/docs",
+    "/api-doc/openapi.json",
+];
 
 pub const REQUEST_ID: &str = "x-request-id";
 const LONGEST_ID: usize = 128;

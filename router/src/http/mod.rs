@@ -1,13 +1,16 @@
 //! The wire: routes, and what each request needs before its dialect reads it. Dialects parse into one
 //! `GenerationRequest` and encode its events; nothing below this room knows them.
 
+mod answers;
 mod body;
 mod chat;
 mod choices;
 mod completions;
+mod constraints;
 mod error;
 mod fields;
 mod gate;
+mod kserve;
 mod listener;
 mod openai;
 mod ops;
@@ -17,6 +20,7 @@ mod sse;
 mod tgi;
 mod tls;
 mod visit;
+mod warnings;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -112,12 +116,15 @@ pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
         .route("/metrics", get(ops::metrics))
         .route("/docs", get(reference::page))
         .route("/api-doc/openapi.json", get(reference::openapi));
-    Ok(router
+    let aliases = platforms::Aliases::of(&server.config.args);
+    let router = if server.config.args.kserve { kserve::routes(router) } else { router };
+    let router = router
         .fallback(unknown)
         .with_state(server)
         .layer(middleware::from_fn(frame))
         .layer(middleware::from_fn_with_state(keys, gate::guard))
-        .layer(cors))
+        .layer(cors);
+    Ok(aliases.around(router))
 }
 
 /// What can be said of this room's flags before anything is served.

@@ -5,11 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::generation::{Done, FinishReason};
+use crate::http::constraints;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, finite, shortened};
 use crate::http::tgi::COLDEST;
+use crate::http::warnings::Warnings;
 use crate::ids::TokenId;
 use crate::limits::{self, Field};
 use crate::scheduler::Sampling;
@@ -25,16 +28,26 @@ pub struct Manner {
     pub reported_seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    pub min_tokens: u32,
+    pub watermark: bool,
     pub stop_token_ids: Vec<TokenId>,
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
-    pub warnings: Vec<String>,
+    /// Not settled yet: the dialect may have more.
+    pub warnings: Warnings,
 }
 
 impl Manner {
-    pub fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
+    /// `known` are the fields of the route.
+    pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
         refuse_what_is_missing(fields)?;
+        let mut warnings = Warnings::default();
+        for name in fields.named(limits::WITHOUT_EFFECT) {
+            warnings.no_effect(name, "here");
+        }
+        let known = known.iter().map(|field| field.name).chain(limits::WITHOUT_EFFECT.iter().copied());
+        warnings.unknown(fields, "", known);
         let model = match fields.text(&limits::MODEL)? {
             // What clients of TGI send when the user named none.
             Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
@@ -57,27 +70,46 @@ impl Manner {
             repetition_penalty: number(&limits::REPETITION_PENALTY, 1.0)?,
             frequency_penalty: number(&limits::FREQUENCY_PENALTY, 0.0)?,
             presence_penalty: number(&limits::PRESENCE_PENALTY, 0.0)?,
-            logit_bias: biases(fields)?,
+            logit_bias: biases(fields, &mut warnings)?,
             seed,
+            ..Sampling::default()
         };
+        if sampling.temperature == 0.0 {
+            for (name, asked) in [
+                ("top_p", sampling.top_p < 1.0),
+                ("top_k", top_k > 0),
+                ("min_p", sampling.min_p > 0.0),
+                ("typical_p", sampling.typical_p < 1.0),
+            ] {
+                if asked {
+                    warnings.no_effect(name, "when `temperature` is 0");
+                }
+            }
+        }
+        let stream = fields.boolean(&limits::STREAM)?.unwrap_or(false);
         let include_usage = match fields.object(&limits::STREAM_OPTIONS)? {
-            Some(options) => options.boolean(&limits::INCLUDE_USAGE)?.unwrap_or(false),
+            Some(options) => {
+                warnings.unknown(&options, "stream_options.", ["include_usage"].into_iter());
+                options.boolean(&limits::INCLUDE_USAGE)?.unwrap_or(false)
+            }
             None => false,
         };
+        if include_usage && !stream {
+            warnings.no_effect("stream_options", "when the answer is not streamed");
+        }
         Ok(Self {
             model,
             sampling,
             reported_seed: (temperature > 0.0).then_some(seed),
             stop: fields.texts(&limits::STOP)?,
             ignore_eos: fields.boolean(&limits::IGNORE_EOS)?.unwrap_or(false),
+            min_tokens: fields.small(&limits::MIN_TOKENS)?.unwrap_or(0),
+            watermark: fields.boolean(&limits::WATERMARK)?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
             n: fields.small(&limits::N)?.unwrap_or(1),
-            stream: fields.boolean(&limits::STREAM)?.unwrap_or(false),
+            stream,
             include_usage,
-            warnings: fields
-                .named(limits::WITHOUT_EFFECT)
-                .map(|name| format!("`{name}` has no effect here"))
-                .collect(),
+            warnings,
         })
     }
 
@@ -89,27 +121,13 @@ impl Manner {
 
 /// What asks for more than there is gets an error, never silence.
 fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
-    if fields.small(&limits::MIN_TOKENS)?.is_some_and(|least| least > 0) {
-        return Err(ApiError::not_supported_yet("min_tokens"));
+    constraints::refuse_openai(fields)?;
+    if let Some(adapter) = fields.text(&limits::ADAPTER_ID)? {
+        return Err(ApiError::unknown_adapter(&shortened(&adapter)));
     }
-    let lists_something = |field: &'static Field| {
-        Ok::<_, ApiError>(
-            fields.tree(field)?.is_some_and(|list| list.as_array().is_some_and(|l| !l.is_empty())),
-        )
-    };
-    let choice = fields.tree(&limits::TOOL_CHOICE)?;
-    let no_tools = choice.as_ref().is_some_and(|choice| choice == "none");
-    if lists_something(&limits::TOOLS)? && !no_tools {
-        return Err(ApiError::not_supported_yet("tools"));
-    }
-    if choice.is_some_and(|choice| choice != "none" && choice != "auto") {
-        return Err(ApiError::not_supported_yet("tool_choice"));
-    }
-    if let Some(format) = fields.tree(&limits::RESPONSE_FORMAT)?
-        && format.get("type").and_then(Value::as_str) != Some("text")
-    {
-        let message = "`response_format` other than {\"type\": \"text\"} is not supported yet";
-        return Err(ApiError::invalid("response_format", message));
+    if fields.raw(&limits::SUFFIX).is_some() {
+        let message = "`suffix` is not supported: put what follows the text into the prompt";
+        return Err(ApiError::invalid(limits::SUFFIX.name, message));
     }
     match fields.named(limits::NOT_YET).next() {
         Some(name) => Err(ApiError::not_supported_yet(name)),
@@ -141,8 +159,14 @@ fn stop_token_ids(fields: &Fields) -> Result<Vec<TokenId>, ApiError> {
 }
 
 /// `logit_bias`: token ids as strings, each with what is added to its logit.
-fn biases(fields: &Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)>, ApiError> {
     const NAME: &str = "logit_bias";
+    let list = |raw: &&RawValue| serde_json::from_str::<Vec<f64>>(raw.get()).is_ok();
+    if fields.raw(&limits::LOGIT_BIAS).filter(list).is_some() {
+        // TGI takes such a list, and does nothing with it.
+        warnings.no_effect(NAME, "as a list: it is an object of token ids and numbers");
+        return Ok(Vec::new());
+    }
     let Some(given) = fields.object(&limits::LOGIT_BIAS)? else { return Ok(Vec::new()) };
     let vocabulary = fields.limits().vocab_size;
     let mut biases = Vec::new();
@@ -252,7 +276,7 @@ mod tests {
     fn parsed(body: &str) -> Result<Manner, String> {
         let limits = limits();
         Fields::parse(body.as_bytes(), &limits)
-            .and_then(|fields| Manner::parse(&fields, "org/model"))
+            .and_then(|fields| Manner::parse(&fields, "org/model", &limits::chat_fields()))
             .map_err(|error| String::from_utf8(error.body(Family::OpenAi)).expect("UTF-8"))
     }
 
@@ -278,7 +302,7 @@ mod tests {
         let manner = parsed(
             r#"{"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1,
                 "presence_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "3": 1.5},
-                "seed": 9, "n": 2, "stop": "END", "ignore_eos": true, "stream": true,
+                "seed": 9, "n": 2, "stop": "END", "ignore_eos": true, "min_tokens": 7, "watermark": true, "stream": true,
                 "stream_options": {"include_usage": true}}"#,
         )
         .expect("valid");
@@ -298,6 +322,7 @@ mod tests {
         assert_eq!(manner.sampling_of(1), Sampling { seed: 10, ..sampling });
         assert_eq!((manner.n, manner.stop.as_slice()), (2, ["END".to_string()].as_slice()));
         assert!(manner.ignore_eos && manner.stream && manner.include_usage);
+        assert!(manner.min_tokens == 7 && manner.watermark);
     }
 
     #[test]
@@ -312,13 +337,9 @@ mod tests {
     #[test]
     fn what_is_missing_is_refused_by_name() {
         for (body, field) in [
-            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
-            (r#"{"tool_choice": "required"}"#, "tool_choice"),
-            (r#"{"tool_choice": {"type": "function", "function": {"name": "f"}}}"#, "tool_choice"),
+            (r#"{"tools": [{"type": "function", "function": {"name": "f"}}]}"#, "tools"),
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
             (r#"{"response_format": {"type": "json", "value": {}}}"#, "response_format"),
-            (r#"{"min_tokens": 1}"#, "min_tokens"),
-            (r#"{"suffix": "x"}"#, "suffix"),
             (r#"{"guided_json": {}}"#, "guided_json"),
             (r#"{"functions": []}"#, "functions"),
         ] {
@@ -333,7 +354,7 @@ mod tests {
         let body = r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "best_of": 1,
             "min_tokens": 0, "stop_token_ids": [], "suffix": null, "stream_options": null, "top_p": 1, "top_k": -1}"#;
         assert!(parsed(body).is_ok());
-        assert!(parsed(r#"{"tools": [{"type": "function"}], "tool_choice": "none"}"#).is_ok());
+        assert!(parsed(body).expect("valid").warnings.is_empty());
     }
 
     #[test]
@@ -341,9 +362,37 @@ mod tests {
         let manner =
             parsed(r#"{"user": "me", "parallel_tool_calls": true, "metadata": null}"#).expect("valid");
         assert_eq!(
-            manner.warnings,
+            manner.warnings.lines(),
             ["`user` has no effect here", "`parallel_tool_calls` has no effect here"]
         );
+        for (body, text) in [
+            (r#"{"echo": true}"#, "`echo` is not a field of this route and has no effect"),
+            (r#"{"max_new_tokens": 5}"#, "`max_new_tokens` is not a field of this route and has no effect"),
+            (r#"{"temperature": 0, "top_p": 0.5}"#, "`top_p` has no effect when `temperature` is 0"),
+            (r#"{"temperature": 0, "min_p": 0.5}"#, "`min_p` has no effect when `temperature` is 0"),
+            (
+                r#"{"stream_options": {"include_usage": true}}"#,
+                "`stream_options` has no effect when the answer is not streamed",
+            ),
+            (
+                r#"{"stream_options": {"include_obfuscation": false}}"#,
+                "`stream_options.include_obfuscation` is not a field of this route and has no effect",
+            ),
+            (
+                r#"{"logit_bias": [0.5, 1]}"#,
+                "`logit_bias` has no effect as a list: it is an object of token ids and numbers",
+            ),
+        ] {
+            assert_eq!(parsed(body).expect(body).warnings.lines(), [text], "{body}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_and_a_suffix_are_errors() {
+        let error = parsed(r#"{"adapter_id": "mine"}"#).err().expect("there is none");
+        assert!(error.contains("`adapter_id` names no loaded adapter. Given: mine"), "{error}");
+        let error = parsed(r#"{"suffix": "x"}"#).err().expect("it would be lost");
+        assert!(error.contains("`suffix` is not supported: put"), "{error}");
     }
 
     #[test]
@@ -355,7 +404,7 @@ mod tests {
             (r#"{"1": 101}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 101"),
             (r#"{"1": 1e999}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 1e999"),
             (r#"{"1": 1, "1": 2}"#, "`1` is given twice"),
-            ("[0.5]", "`logit_bias` must be an object. Given: [0.5]"),
+            (r#"["x"]"#, "`logit_bias` must be an object"),
         ] {
             let error = parsed(&format!("{{\"logit_bias\": {bias}}}")).err().expect(bias);
             assert!(error.contains(text), "{error}");

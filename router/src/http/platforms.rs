@@ -3,20 +3,26 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::Response;
+use axum::http::uri::PathAndQuery;
+use axum::http::{Method, Response, Uri};
+use axum::middleware::{self, Next};
 use futures::future::try_join_all;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tower::Layer;
 
-use crate::generation::{GenerationRequest, collect};
+use crate::config::RouterArgs;
+use crate::generation::collect;
 use crate::http::error::{ApiError, Family};
 use crate::http::fields::Fields;
 use crate::http::openai::in_openai_words;
-use crate::http::tgi::{self, json};
+use crate::http::tgi::{self, TextRequest, json};
 use crate::http::visit::Visit;
+use crate::http::warnings::Warnings;
 use crate::http::{Server, body, chat, completions};
 use crate::limits::{self, Most};
 
@@ -56,7 +62,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
 pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     Visit::answer(server, request, Family::Tgi, async |visit, body| {
         let visit = visit.as_mut().expect("nothing here streams");
-        let requests = {
+        let (requests, warnings) = {
             let loaded = visit.loaded()?;
             let fields = Fields::parse(&body, &loaded.limits)?;
             let instances = fields.required(&limits::INSTANCES, fields.tree(&limits::INSTANCES)?)?;
@@ -67,22 +73,42 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
             if instances.len() > loaded.limits.max_client_batch_size as usize {
                 return Err(fields.too_many("instances", Most::Prompts, instances.len()));
             }
+            let mut warnings = Warnings::default();
+            warnings.unknown(&fields, "", [limits::INSTANCES.name].into_iter());
             let requests =
                 instances.iter().enumerate().map(|(place, instance)| parse(visit, place, instance));
-            try_join_all(requests).await?
+            (try_join_all(requests).await?, warnings.settle(&loaded.limits)?)
         };
-        let started = try_join_all(requests.into_iter().map(|request| visit.start(request))).await?;
-        let answers = try_join_all(started.into_iter().map(collect)).await?;
-        for (_, done) in &answers {
-            visit.succeeded(done);
-        }
-        let predictions = answers.iter().map(|(_, done)| done.text.as_str()).collect();
-        Ok(json(&Predictions { predictions }))
+        let (predictions, warnings) = texts(visit, requests, warnings, "instances").await?;
+        Ok(json(&Predictions { predictions, warnings }))
     })
     .await
 }
 
-async fn parse(visit: &Visit, place: usize, instance: &Value) -> Result<GenerationRequest, ApiError> {
+/// Answers requests side by side, each with a text; `list` is the field that holds them.
+pub async fn texts(
+    visit: &mut Visit,
+    requests: Vec<TextRequest>,
+    mut warnings: Warnings,
+    list: &str,
+) -> Result<(Vec<String>, Warnings), ApiError> {
+    let mut prefixes = Vec::with_capacity(requests.len());
+    let mut started = Vec::with_capacity(requests.len());
+    for (place, TextRequest { request, prefix, warnings: own }) in requests.into_iter().enumerate() {
+        warnings.take_over(&format!("{list}[{place}]"), own);
+        prefixes.push(prefix);
+        started.push(request);
+    }
+    let started = try_join_all(started.into_iter().map(|request| visit.start(request))).await?;
+    let answers = try_join_all(started.into_iter().map(collect)).await?;
+    for (_, done) in &answers {
+        visit.succeeded(done);
+    }
+    let texts = prefixes.into_iter().zip(&answers).map(|(prefix, (_, done))| prefix + &done.text);
+    Ok((texts.collect(), warnings))
+}
+
+async fn parse(visit: &Visit, place: usize, instance: &Value) -> Result<TextRequest, ApiError> {
     let loaded = visit.loaded()?;
     let named = |error: ApiError| error.within(&format!("instances[{place}]"));
     let Value::Object(members) = instance else {
@@ -92,13 +118,52 @@ async fn parse(visit: &Visit, place: usize, instance: &Value) -> Result<Generati
     let fields = Fields::parse(text.as_bytes(), &loaded.limits).map_err(named)?;
     if members.contains_key(limits::MESSAGES.name) {
         let served = &visit.server().config.model_id;
-        let request = chat::generation_request(&fields, served, &loaded.serving.prompt).await;
+        let request = chat::text_request(&fields, served, &loaded.serving.prompt).await;
         return request.map_err(|error| named(in_openai_words(error, "messages")));
     }
-    tgi::generation_request(&fields).map_err(named)
+    TextRequest::parse(&fields).map_err(named)
+}
+
+/// The paths by which Vertex AI asks: it chooses them, and tells them in the environment. A request to one
+/// becomes one to our own route before anything else looks at it, so that the same keys and limits hold.
+#[derive(Clone)]
+pub struct Aliases {
+    predict: Option<String>,
+    health: Option<String>,
+}
+
+impl Aliases {
+    pub fn of(args: &RouterArgs) -> Self {
+        Self { predict: args.vertex_predict_route.clone(), health: args.vertex_health_route.clone() }
+    }
+
+    pub fn around(self, router: Router) -> Router {
+        if self.predict.is_none() && self.health.is_none() {
+            return router;
+        }
+        let rename = async |State(aliases): State<Self>, request: Request, next: Next| {
+            next.run(aliases.renamed(request)).await
+        };
+        Router::new().fallback_service(middleware::from_fn_with_state(self, rename).layer(router))
+    }
+
+    fn renamed(&self, mut request: Request) -> Request {
+        let is = |alias: &Option<String>| alias.as_deref() == Some(request.uri().path());
+        let own = match *request.method() {
+            Method::POST if is(&self.predict) => "/vertex",
+            Method::GET | Method::HEAD if is(&self.health) => "/health",
+            _ => return request,
+        };
+        let mut parts = request.uri().clone().into_parts();
+        parts.path_and_query = Some(PathAndQuery::from_static(own));
+        *request.uri_mut() = Uri::from_parts(parts).expect("only the path was replaced, by another");
+        request
+    }
 }
 
 #[derive(Serialize)]
-struct Predictions<'a> {
-    predictions: Vec<&'a str>,
+struct Predictions {
+    predictions: Vec<String>,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: Warnings,
 }

@@ -10,6 +10,7 @@ use axum::http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 
 use crate::http::Server;
+use crate::http::answers::{self, reference};
 use crate::http::error::Family;
 use crate::http::gate::OPEN;
 use crate::http::tgi::json as json_response;
@@ -35,9 +36,10 @@ enum Request {
     Completion,
     Invocation,
     Vertex,
+    Infer,
 }
 
-const ROUTES: [Route; 20] = [
+const ROUTES: [Route; 29] = [
     post("/generate", "Generate a text", Request::Generate, "Generated", None),
     post(
         "/generate_stream",
@@ -59,7 +61,7 @@ const ROUTES: [Route; 20] = [
         "Continue one or several prompts",
         Request::Completion,
         "Completion",
-        Some("Completion"),
+        Some("CompletionChunk"),
     ),
     get("/v1/models", "The served model, in a list", Some("Models")),
     get("/v1/models/{id}", "The served model, by its name", Some("Model")),
@@ -76,13 +78,28 @@ const ROUTES: [Route; 20] = [
         "Amazon SageMaker: a body of `/`, of a chat or of a completion, answered as there",
         Request::Invocation,
         "Invocation",
-        Some("TokenEvent"),
+        Some("InvocationEvent"),
     ),
     post(
         "/vertex",
         "Google Vertex AI: several requests, answered together",
         Request::Vertex,
         "Predictions",
+        None,
+    ),
+    get("/v2", "KServe (`--kserve`): what serves", Some("KserveServer")),
+    get("/v2/health/live", "KServe: 200 while the server runs", Some("KserveLive")),
+    get("/v2/health/ready", "KServe: as /health", Some("KserveReady")),
+    get("/v2/models/{name}", "KServe: about the model; any name is taken", Some("KserveModel")),
+    get("/v2/models/{name}/ready", "KServe: as /health", Some("KserveReady")),
+    post("/v2/models/{name}/infer", "KServe: generate texts", Request::Infer, "Inferred", None),
+    get("/v2/models/{name}/versions/{version}", "KServe: about the model", Some("KserveModel")),
+    get("/v2/models/{name}/versions/{version}/ready", "KServe: as /health", Some("KserveReady")),
+    post(
+        "/v2/models/{name}/versions/{version}/infer",
+        "KServe: generate texts",
+        Request::Infer,
+        "Inferred",
         None,
     ),
     get("/info", "What is served and within which limits", Some("Info")),
@@ -111,7 +128,7 @@ const fn get(path: &'static str, about: &'static str, answer: Option<&'static st
 }
 
 impl Request {
-    const ALL: [Request; 7] = [
+    const ALL: [Request; 8] = [
         Request::Generate,
         Request::Compat,
         Request::Tokenize,
@@ -119,6 +136,7 @@ impl Request {
         Request::Completion,
         Request::Invocation,
         Request::Vertex,
+        Request::Infer,
     ];
 
     fn name(self) -> &'static str {
@@ -130,6 +148,7 @@ impl Request {
             Request::Completion => "CompletionRequest",
             Request::Invocation => "InvocationRequest",
             Request::Vertex => "VertexRequest",
+            Request::Infer => "InferRequest",
         }
     }
 
@@ -142,6 +161,7 @@ impl Request {
             Request::Completion => limits::completion_fields(),
             Request::Invocation => Vec::new(),
             Request::Vertex => vec![&limits::INSTANCES],
+            Request::Infer => limits::KSERVE.to_vec(),
         }
     }
 
@@ -158,7 +178,10 @@ impl Request {
 /// The OpenAPI document, with the limits of this server.
 pub async fn openapi(State(server): State<Arc<Server>>) -> Response<Body> {
     match server.loaded() {
-        Ok(loaded) => json_response(&document(&loaded.limits, server.config.args.is_guarded())),
+        Ok(loaded) => {
+            let args = &server.config.args;
+            json_response(&document(&loaded.limits, args.is_guarded(), args.kserve))
+        }
         Err(error) => error.response(Family::Tgi),
     }
 }
@@ -170,17 +193,14 @@ pub async fn page() -> Response<Body> {
     response
 }
 
-fn reference(name: &str) -> Value {
-    json!({ "$ref": format!("#/components/schemas/{name}") })
-}
-
-fn document(limits: &Limits, guarded: bool) -> Value {
+fn document(limits: &Limits, guarded: bool, kserve: bool) -> Value {
     let mut paths = Map::new();
-    for route in &ROUTES {
+    for route in ROUTES.iter().filter(|route| kserve || !route.path.starts_with("/v2")) {
         let item = paths.entry(route.path).or_insert_with(|| json!({}));
         item[route.method] = operation(route, guarded);
     }
-    let mut schemas = answers();
+    let mut schemas = answers::schemas();
+    schemas.insert("Message".into(), message());
     for request in Request::ALL {
         schemas.insert(request.name().into(), request.schema(limits));
     }
@@ -209,6 +229,11 @@ fn operation(route: &Route, guarded: bool) -> Value {
     }
     if let Some(event) = route.event {
         content.insert("text/event-stream".into(), json!({ "schema": reference(event) }));
+    }
+    match route.path {
+        "/metrics" => drop(content.insert("text/plain".into(), json!({ "schema": { "type": "string" } }))),
+        "/docs" => drop(content.insert("text/html".into(), json!({ "schema": { "type": "string" } }))),
+        _ => {}
     }
     let good = if content.is_empty() {
         json!({ "description": route.about })
@@ -246,14 +271,32 @@ fn operation(route: &Route, guarded: bool) -> Value {
         let content = json!({ "application/json": { "schema": reference(request.name()) } });
         operation["requestBody"] = json!({ "required": true, "content": content });
     }
-    if route.path.contains("{id}") {
-        let schema = json!({ "type": "string" });
-        operation["parameters"] = json!([{ "name": "id", "in": "path", "required": true, "schema": schema }]);
+    let names = route.path.split('{').skip(1).filter_map(|part| part.split_once('}'));
+    let parameters: Vec<_> = names
+        .map(|(name, _)| {
+            json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } })
+        })
+        .collect();
+    if !parameters.is_empty() {
+        operation["parameters"] = json!(parameters);
     }
     if needs_key {
         operation["security"] = json!([{ "key": [] }]);
     }
     operation
+}
+
+fn message() -> Value {
+    let parts = json!({ "type": "array", "items": { "type": "object" } });
+    json!({
+        "type": "object",
+        "properties": {
+            "role": { "type": "string" },
+            "content": { "nullable": true, "oneOf": [{ "type": "string" }, parts] },
+            "tool_calls": { "type": "array", "items": { "type": "object" }, "nullable": true },
+        },
+        "required": ["role"],
+    })
 }
 
 fn object(fields: &[&Field], limits: &Limits) -> Value {
@@ -282,6 +325,38 @@ fn schema(field: &Field, limits: &Limits) -> Value {
         _ if field.name == limits::STOP_TOKEN_IDS.name => {
             let items = json!({ "type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1 });
             json!({ "type": "array", "maxItems": limits::STOP_TOKENS, "items": items })
+        }
+        _ if field.name == limits::PROMPT.name => {
+            let id = json!({ "type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1 });
+            let text = json!({ "type": "string", "minLength": 1 });
+            let ids = json!({ "type": "array", "minItems": 1, "items": id });
+            let most = limits.most(limits::PROMPTS);
+            let several =
+                |item: &Value| json!({ "type": "array", "minItems": 1, "maxItems": most, "items": item });
+            json!({ "oneOf": [text, ids, several(&text), several(&ids)] })
+        }
+        _ if field.name == limits::LOGIT_BIAS.name => {
+            let bias = json!({ "type": "number", "minimum": -limits::BIAS, "maximum": limits::BIAS });
+            let biases =
+                json!({ "type": "object", "additionalProperties": bias, "maxProperties": limits::BIASES });
+            json!({ "oneOf": [biases, { "type": "array", "items": { "type": "number" } }] })
+        }
+        Kind::List if field.name == limits::KSERVE_INPUTS.name => {
+            let byte = json!({ "type": "integer", "minimum": 0, "maximum": 255 });
+            let item = json!({
+                "type": "object",
+                "properties": {
+                    "name": { "type": "string" },
+                    "shape": { "type": "array", "items": { "type": "integer", "minimum": 0 } },
+                    "datatype": { "type": "string", "enum": ["BYTES", "UINT8"] },
+                    "data": { "oneOf": [
+                        { "type": "array", "minItems": 1, "maxItems": 1, "items": { "type": "string" } },
+                        { "type": "array", "minItems": 1, "items": byte },
+                    ]},
+                },
+                "required": ["name", "shape", "datatype", "data"],
+            });
+            json!({ "type": "array", "minItems": 1, "maxItems": limits.most(Most::Prompts), "items": item })
         }
         Kind::Boolean => json!({ "type": "boolean" }),
         Kind::Integer { least, most } => {
@@ -320,138 +395,16 @@ fn schema(field: &Field, limits: &Limits) -> Value {
     schema
 }
 
-/// The schemas of answers: what is always there, and what a client may meet.
-fn answers() -> Map<String, Value> {
-    let (text, number, whole, yes) = (
-        json!({ "type": "string" }),
-        json!({ "type": "number" }),
-        json!({ "type": "integer" }),
-        json!({ "type": "boolean" }),
-    );
-    let maybe = |schema: &Value| {
-        let mut schema = schema.clone();
-        schema["nullable"] = json!(true);
-        schema
-    };
-    let list = |name: &str| json!({ "type": "array", "items": reference(name) });
-    let object = |members: Value, required: &[&str]| json!({ "type": "object", "properties": members, "required": required });
-    let reason = json!({ "type": "string", "enum": ["length", "eos_token", "stop_sequence"] });
-    let details = json!({
-        "finish_reason": reason, "generated_tokens": whole, "seed": maybe(&whole), "prefill": list("PrefillToken"),
-        "tokens": list("Token"), "top_tokens": { "type": "array", "items": list("Token") },
-        "best_of_sequences": list("Candidate"),
-    });
-    let told = ["finish_reason", "generated_tokens", "seed", "prefill", "tokens"];
-    let mut candidate = details.clone();
-    candidate["generated_text"] = text.clone();
-    let choice = json!({ "type": "object", "properties": {
-        "index": whole, "message": { "type": "object" }, "delta": { "type": "object" }, "text": text,
-        "logprobs": { "type": "object", "nullable": true }, "finish_reason": maybe(&text),
-    }});
-    let completion = object(
-        json!({
-            "id": text, "object": text, "created": whole, "model": text, "system_fingerprint": text,
-            "choices": { "type": "array", "items": choice }, "usage": { "type": "object", "nullable": true },
-            "warnings": { "type": "array", "items": text },
-        }),
-        &["id", "object", "created", "model", "choices"],
-    );
-    let model = object(
-        json!({ "id": text, "object": text, "created": whole, "owned_by": text }),
-        &["id", "object", "created", "owned_by"],
-    );
-    let schemas = [
-        ("Error", object(json!({ "error": text, "error_type": text }), &["error", "error_type"])),
-        (
-            "OpenAiError",
-            object(
-                json!({ "error": object(
-                    json!({ "message": text, "type": text, "param": maybe(&text), "code": maybe(&text) }),
-                    &["message", "type", "param", "code"],
-                )}),
-                &["error"],
-            ),
-        ),
-        (
-            "Message",
-            object(
-                json!({
-                    "role": text,
-                    "content": { "nullable": true, "oneOf": [text, { "type": "array", "items": { "type": "object" } }] },
-                    "tool_calls": { "type": "array", "items": { "type": "object" }, "nullable": true },
-                }),
-                &["role"],
-            ),
-        ),
-        (
-            "Token",
-            object(
-                json!({ "id": whole, "text": text, "logprob": maybe(&number), "special": yes }),
-                &["id", "text"],
-            ),
-        ),
-        (
-            "PrefillToken",
-            object(json!({ "id": whole, "text": text, "logprob": maybe(&number) }), &["id", "text"]),
-        ),
-        ("Candidate", object(candidate, &told)),
-        ("Details", object(details, &told)),
-        (
-            "Generated",
-            object(json!({ "generated_text": text, "details": reference("Details") }), &["generated_text"]),
-        ),
-        ("GeneratedList", list("Generated")),
-        (
-            "TokenEvent",
-            object(
-                json!({
-                    "index": whole, "token": reference("Token"), "top_tokens": list("Token"),
-                    "generated_text": maybe(&text), "details": { "type": "object", "nullable": true },
-                }),
-                &["index", "token"],
-            ),
-        ),
-        ("ChatCompletion", completion.clone()),
-        ("ChatChunk", completion.clone()),
-        ("Completion", completion),
-        ("Models", object(json!({ "object": text, "data": list("Model") }), &["object", "data"])),
-        ("Model", model),
-        (
-            "TokenSpan",
-            object(
-                json!({ "id": whole, "text": text, "start": whole, "stop": whole }),
-                &["id", "text", "start", "stop"],
-            ),
-        ),
-        ("Tokens", list("TokenSpan")),
-        (
-            "ChatTokens",
-            object(
-                json!({ "tokenize_response": list("TokenSpan"), "templated_text": text }),
-                &["tokenize_response", "templated_text"],
-            ),
-        ),
-        (
-            "Predictions",
-            object(json!({ "predictions": { "type": "array", "items": text } }), &["predictions"]),
-        ),
-        (
-            "Invocation",
-            json!({ "anyOf": [reference("GeneratedList"), reference("ChatCompletion"), reference("Completion")] }),
-        ),
-        ("Info", json!({ "type": "object" })),
-    ];
-    schemas.into_iter().map(|(name, schema)| (name.to_string(), schema)).collect()
-}
-
 /// `docs/http.md`: with the flags that set a limit in place of their values.
 fn markdown() -> String {
     let mut text = String::from(
         "# The HTTP API\n\n\
          Made from the tables in `router/src/limits.rs` and `router/src/http/reference.rs`; a running server has\n\
          the same at `/docs`, and as OpenAPI at `/api-doc/openapi.json`.\n\n\
-         A field that is absent or `null` has its default. An unknown field is ignored. A wrong value is a 422 whose\n\
-         message names the field and its limit; errors are `{\"error\", \"error_type\"}`, on `/v1/*` OpenAI's\n\
+         A field that is absent or `null` has its default. A wrong value is a 422 whose message names the field and\n\
+         its limit. A field that has no effect, an unknown one or one that does nothing beside the others, is named\n\
+         in `warnings` of the answer (of a stream, in the first event; of `/tokenize`, in headers `x-warning`); with\n\
+         `--strict-requests` it is a 422. Errors are `{\"error\", \"error_type\"}`, on `/v1/*` OpenAI's\n\
          `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`.\n\n\
          | route | |\n|---|---|\n",
     );
@@ -472,6 +425,7 @@ fn markdown() -> String {
     table("`/v1/completions`", &Request::Completion.fields());
     table("`/tokenize`", &Request::Tokenize.fields());
     table("`/vertex`", &Request::Vertex.fields());
+    table("`/v2/models/{name}/infer`", &Request::Infer.fields());
     text
 }
 
@@ -582,7 +536,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        let document = document(&limits(), true);
+        let document = document(&limits(), true, true);
         let text = document.to_string();
         for part in text.split("#/components/schemas/").skip(1) {
             let name = part.split('"').next().expect("it was split at quotes");
@@ -592,7 +546,7 @@ mod tests {
 
     #[test]
     fn keys_are_asked_for_where_the_gate_asks() {
-        let document = document(&limits(), true);
+        let document = document(&limits(), true, true);
         assert!(document["paths"]["/generate"]["post"]["security"].is_array());
         assert!(document["paths"]["/health"]["get"].get("security").is_none());
     }

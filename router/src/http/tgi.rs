@@ -15,10 +15,12 @@ use crate::generation::{
     TokenEvent, collect,
 };
 use crate::http::choices::most_likely_first;
+use crate::http::constraints;
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, shortened};
 use crate::http::sse::{self, Encoder};
 use crate::http::visit::{Visit, totals};
+use crate::http::warnings::{Warnings, names};
 use crate::http::{Server, body};
 use crate::limits::{self, Limits};
 use crate::prompt::TokenSpan;
@@ -60,10 +62,18 @@ pub async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Re
         let body = body::read(request, server.config.args.payload_limit).await?;
         let fields = Fields::parse(&body, &loaded.limits)?;
         let inputs = inputs(&fields)?;
-        // Parameters have no effect here, but wrong ones are as wrong as anywhere.
-        Asked::parse(&fields, Route::Generate)?;
+        // A request to generate is taken as it is: its parameters say nothing here, but wrong ones are as
+        // wrong as anywhere.
+        let asked = Asked::parse(&fields, Route::Generate)?;
         let tokens = loaded.serving.prompt.tokenize(inputs, true).await?;
-        Ok(json(&spans(&tokens)))
+        let mut response = json(&spans(&tokens));
+        // The answer is a bare list.
+        for line in asked.warnings.lines() {
+            if let Ok(value) = HeaderValue::from_bytes(line.as_bytes()) {
+                response.headers_mut().append("x-warning", value);
+            }
+        }
+        Ok(response)
     };
     result.await.unwrap_or_else(|error: ApiError| error.response(Family::Tgi))
 }
@@ -94,6 +104,8 @@ enum Route {
     Stream,
     Compat,
     CompatStream,
+    /// Of others, whose answer is the text alone.
+    Text,
 }
 
 impl Route {
@@ -116,6 +128,7 @@ struct Asked {
     prompt_characters: usize,
     /// Goes before the generated text.
     prefix: String,
+    warnings: Warnings,
 }
 
 fn inputs(fields: &Fields) -> Result<String, ApiError> {
@@ -138,6 +151,12 @@ impl Asked {
             }
         };
         let p = &parameters;
+        let mut warnings = Warnings::default();
+        if fields.boolean(&limits::STREAM)?.is_some_and(|stream| stream != route.streams()) {
+            warnings.no_effect("stream", "here: the route decides");
+        }
+        warnings.unknown(fields, "", names(limits::TGI));
+        warnings.unknown(p, "parameters.", names(limits::TGI_PARAMETERS));
         let best_of = p.small(&limits::BEST_OF)?.unwrap_or(1);
         if best_of > 1 && route.streams() {
             let message = "`best_of` must be 1 when the answer is streamed";
@@ -162,6 +181,8 @@ impl Asked {
             sampling,
             reported_seed,
             max_new_tokens: p.small(&limits::MAX_NEW_TOKENS)?,
+            min_new_tokens: 0,
+            watermark: p.boolean(&limits::WATERMARK)?.unwrap_or(false),
             truncate: p.small(&limits::TRUNCATE)?,
             stop: p.texts(&limits::STOP)?,
             stop_text: StopText::Keep,
@@ -170,33 +191,53 @@ impl Asked {
             top_tokens: p.small(&limits::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
         };
-        if p.boolean(&limits::WATERMARK)? == Some(true) {
-            return Err(ApiError::not_supported_yet("watermark"));
-        }
-        for field in [&limits::GRAMMAR, &limits::ADAPTER_ID] {
-            if p.raw(field).is_some() {
-                return Err(ApiError::not_supported_yet(field.name));
-            }
+        constraints::refuse_grammar(p)?;
+        if let Some(adapter) = p.text(&limits::ADAPTER_ID)? {
+            return Err(ApiError::unknown_adapter(&shortened(&adapter)));
         }
         let details = p.boolean(&limits::DETAILS)?.unwrap_or(false) || prompt_logprobs;
+        if route == Route::Text {
+            for (field, asked) in [
+                (&limits::DECODER_INPUT_DETAILS, request.prompt_logprobs),
+                (&limits::DETAILS, details && !prompt_logprobs),
+                (&limits::TOP_N_TOKENS, request.top_tokens > 0),
+            ] {
+                if asked {
+                    warnings.no_effect(field.name, "here: the answer is the text alone");
+                }
+            }
+        } else if request.top_tokens > 0 && !details && !route.streams() {
+            warnings.no_effect(limits::TOP_N_TOKENS.name, "without `details`");
+        }
         let full_text = p.boolean(&limits::RETURN_FULL_TEXT)?.unwrap_or(route.returns_full_text());
         Ok(Self {
             best_of,
             details,
             prompt_characters: inputs.chars().count(),
             prefix: if full_text { inputs.clone() } else { String::new() },
+            warnings: warnings.settle(fields.limits())?,
             request: GenerationRequest { input: Input::Text(inputs), ..request },
         })
     }
 }
 
-/// The generation that a body of `/generate` asks for, for routes that answer in a shape of their own.
-pub fn generation_request(fields: &Fields) -> Result<GenerationRequest, ApiError> {
-    let asked = Asked::parse(fields, Route::Generate)?;
-    if asked.best_of > 1 {
-        return Err(ApiError::invalid("best_of", "`best_of` must be 1 on this route"));
+/// What a body of `/generate` asks for, for routes that answer with texts alone.
+pub struct TextRequest {
+    pub request: GenerationRequest,
+    /// Goes before the generated text.
+    pub prefix: String,
+    pub warnings: Warnings,
+}
+
+impl TextRequest {
+    pub fn parse(fields: &Fields) -> Result<Self, ApiError> {
+        let Asked { request, best_of, prefix, warnings, .. } = Asked::parse(fields, Route::Text)?;
+        if best_of > 1 {
+            return Err(ApiError::invalid("best_of", "`best_of` must be 1 on this route"));
+        }
+        let request = GenerationRequest { top_tokens: 0, prompt_logprobs: false, ..request };
+        Ok(Self { request, prefix, warnings })
     }
-    Ok(asked.request)
 }
 
 /// Below this a temperature is as good as greedy, and the quotients would leave 32 bits.
@@ -278,7 +319,7 @@ async fn whole(visit: &mut Option<Visit>, asked: Asked, shape: Shape) -> Result<
     let details = asked
         .details
         .then(|| Details { best_of_sequences: (1..candidates.len()).map(told).collect(), ..told(0) });
-    let answer = Answer { generated_text: &texts[0], details };
+    let answer = Answer { generated_text: &texts[0], details, warnings: asked.warnings };
     let done = &candidates[0].1;
     let mut response = match shape {
         Shape::Object => json(&answer),
@@ -303,6 +344,7 @@ async fn streamed(visit: &mut Option<Visit>, asked: Asked) -> Result<Response<Bo
         visit,
         prefix: asked.prefix,
         details: asked.details,
+        warnings: asked.warnings,
         encoder: Encoder::default(),
     };
     let mut response = sse::response(stream::unfold(Some(stream), async |stream| {
@@ -319,6 +361,8 @@ struct TokenStream {
     visit: Visit,
     prefix: String,
     details: bool,
+    /// Said once, in the first event.
+    warnings: Warnings,
     prompt_tokens: u32,
     encoder: Encoder,
 }
@@ -374,6 +418,7 @@ impl TokenStream {
             top_tokens,
             generated_text: text.as_deref(),
             details,
+            warnings: std::mem::take(&mut self.warnings),
         });
     }
 }
@@ -410,6 +455,8 @@ struct Answer<'a> {
     generated_text: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<Details<'a>>,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: Warnings,
 }
 
 #[derive(Serialize)]
@@ -451,6 +498,8 @@ struct StreamEvent<'a> {
     top_tokens: Vec<Token<'a>>,
     generated_text: Option<&'a str>,
     details: Option<StreamDetails>,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: Warnings,
 }
 
 #[derive(Serialize)]
@@ -526,7 +575,7 @@ mod tests {
         let asked = generate(
             r#"{"best_of": 1, "temperature": 0.5, "repetition_penalty": 1.2, "frequency_penalty": -0.5,
                 "top_k": 7, "top_p": 0.8, "typical_p": 0.7, "do_sample": true, "max_new_tokens": 9,
-                "return_full_text": true, "stop": ["a", "b"], "truncate": 11, "watermark": false,
+                "return_full_text": true, "stop": ["a", "b"], "truncate": 11, "watermark": true,
                 "details": true, "decoder_input_details": true, "seed": 18446744073709551615,
                 "top_n_tokens": 5, "grammar": null, "adapter_id": null, "unknown": 1}"#,
         )
@@ -548,8 +597,45 @@ mod tests {
         assert_eq!(request.stop, ["a", "b"]);
         assert_eq!(request.stop_text, StopText::Keep);
         assert_eq!(request.top_tokens, 5);
-        assert!(request.prompt_logprobs && asked.details);
+        assert!(request.prompt_logprobs && request.watermark && asked.details);
         assert_eq!((asked.prefix.as_str(), asked.prompt_characters), ("héllo", 5));
+        let unknown = ["`parameters.unknown` is not a field of this route and has no effect"];
+        assert_eq!(asked.warnings.lines(), unknown);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let warnings = |body: &str, route| {
+            let asked = parsed(body, route).unwrap_or_else(|error| panic!("{body}: {error}"));
+            asked.warnings.lines().join("; ")
+        };
+        let plain = r#"{"inputs": "x", "parameters": {"details": true, "top_n_tokens": 2}, "stream": null}"#;
+        assert_eq!(warnings(plain, Route::Generate), "");
+        for (body, route, text) in [
+            (r#"{"inputs": "x", "model": "y"}"#, Route::Generate, "`model` is not a field of this route"),
+            (r#"{"inputs": "x", "stream": true}"#, Route::Generate, "`stream` has no effect here"),
+            (r#"{"inputs": "x", "stream": false}"#, Route::Stream, "`stream` has no effect here"),
+            (
+                r#"{"inputs": "x", "parameters": {"top_n_tokens": 2}}"#,
+                Route::Generate,
+                "`top_n_tokens` has no effect without `details`",
+            ),
+            (
+                plain,
+                Route::Text,
+                "`details` has no effect here: the answer is the text alone; `top_n_tokens`",
+            ),
+            (
+                r#"{"inputs": "x", "parameters": {"decoder_input_details": true}}"#,
+                Route::Text,
+                "`decoder_input_details` has no effect here",
+            ),
+        ] {
+            let lines = warnings(body, route);
+            assert!(lines.starts_with(text), "{body}: {lines}");
+        }
+        let streams = r#"{"inputs": "x", "stream": true, "parameters": {"top_n_tokens": 2}}"#;
+        assert_eq!(warnings(streams, Route::Stream), "");
     }
 
     #[test]
@@ -578,9 +664,9 @@ mod tests {
                 "`top_n_tokens` must be a whole number >= 0 and <= 5 (--max-top-n-tokens). Given: 6",
             ),
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false. Given: \\\"yes\\\""),
-            (r#"{"watermark": true}"#, "`watermark` is not supported yet"),
             (r#"{"grammar": {"type": "regex", "value": "a"}}"#, "`grammar` is not supported yet"),
-            (r#"{"adapter_id": "x"}"#, "`adapter_id` is not supported yet"),
+            (r#"{"adapter_id": "x"}"#, "`adapter_id` names no loaded adapter. Given: x"),
+            (r#"{"adapter_id": 5}"#, "`adapter_id` must be a string. Given: 5"),
             (r#"[]"#, "`parameters` must be an object. Given: []"),
         ] {
             let body = generate(parameters).err().unwrap_or_else(|| panic!("{parameters} was taken"));

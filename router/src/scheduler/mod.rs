@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 pub use handle::{Handle, Settings, Stats};
 pub use sequence::{
     Finish, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
-    Submitted, Ticket,
+    Submitted, Ticket, Watermark,
 };
 
 use crate::health::HealthSender;

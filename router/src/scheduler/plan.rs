@@ -42,6 +42,8 @@ pub(super) struct Start<'a> {
     /// All of the sequence so far.
     pub tokens: &'a [TokenId],
     pub prompt_len: u32,
+    /// What ends a sequence, of this server and of this one.
+    pub ends: [&'a [TokenId]; 2],
 }
 
 #[derive(Default)]
@@ -84,6 +86,11 @@ struct StartColumns {
     bias_counts: Vec<u32>,
     bias_tokens: Vec<u32>,
     biases: Vec<f32>,
+    first_ends: Vec<u32>,
+    end_counts: Vec<u32>,
+    end_tokens: Vec<u32>,
+    watermark_deltas: Vec<f32>,
+    watermark_greens: Vec<u32>,
 }
 
 impl PlanBuilder {
@@ -153,7 +160,7 @@ impl PlanBuilder {
 
 impl StartColumns {
     fn push(&mut self, start: &Start<'_>) {
-        let Start { sampling, top_tokens, tokens, prompt_len } = *start;
+        let Start { sampling, top_tokens, tokens, prompt_len, ends } = *start;
         self.seeds.push(sampling.seed);
         self.temperatures.push(sampling.temperature);
         self.top_ks.push(sampling.top_k);
@@ -180,6 +187,15 @@ impl StartColumns {
             self.bias_tokens.push(token.0);
             self.biases.push(bias);
         }
+        // An absolute position: whoever starts the sequence again in its middle need not count.
+        let first_end = if sampling.min_new_tokens > 0 { prompt_len + sampling.min_new_tokens } else { 0 };
+        let held_back = ends.map(|some| if first_end > tokens.len() as u32 { some } else { &[] });
+        let count = held_back.iter().map(|some| some.len() as u32).sum();
+        self.first_ends.push(if count > 0 { first_end } else { 0 });
+        self.end_counts.push(count);
+        self.end_tokens.extend(held_back.into_iter().flatten().map(|token| token.0));
+        self.watermark_deltas.push(sampling.watermark.map_or(0.0, |watermark| watermark.delta));
+        self.watermark_greens.push(sampling.watermark.map_or(0, |watermark| watermark.greens));
     }
 
     fn finish(&mut self, digest: &mut crc32fast::Hasher) -> Option<Starts> {
@@ -203,6 +219,11 @@ impl StartColumns {
             bias_counts: column(digest, &mut self.bias_counts),
             bias_tokens: column(digest, &mut self.bias_tokens),
             biases: column(digest, &mut self.biases),
+            first_ends: column(digest, &mut self.first_ends),
+            end_counts: column(digest, &mut self.end_counts),
+            end_tokens: column(digest, &mut self.end_tokens),
+            watermark_deltas: column(digest, &mut self.watermark_deltas),
+            watermark_greens: column(digest, &mut self.watermark_greens),
         })
     }
 }
@@ -219,6 +240,7 @@ fn column<T: bytemuck::NoUninit>(digest: &mut crc32fast::Hasher, values: &mut Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::Watermark;
 
     fn tokens(ids: &[u32]) -> Vec<TokenId> {
         ids.iter().copied().map(TokenId).collect()
@@ -235,8 +257,11 @@ mod tests {
             repetition_penalty: 1.2,
             seed: 7,
             logit_bias: vec![(TokenId(3), -1.5)],
+            min_new_tokens: 4,
+            watermark: Some(Watermark { greens: 50, delta: 2.0 }),
             ..Default::default()
         };
+        let (eos, stop) = (tokens(&[2]), tokens(&[8, 9]));
         let all = tokens(&[10, 11, 12]);
         builder.release(SlotId(9));
         builder.row(Row {
@@ -246,7 +271,13 @@ mod tests {
             new_blocks: &[BlockId(4), BlockId(5)],
             sample: true,
             prompt_targets: Some(PromptTargets { following: &all[1..] }),
-            start: Some(Start { sampling: &sampling, top_tokens: 2, tokens: &all, prompt_len: 2 }),
+            start: Some(Start {
+                sampling: &sampling,
+                top_tokens: 2,
+                tokens: &all,
+                prompt_len: 2,
+                ends: [&eos, &stop],
+            }),
         });
         builder.row(Row {
             slot: SlotId(1),
@@ -274,6 +305,39 @@ mod tests {
         assert_eq!(u32s(&starts.history_outputs), [1]);
         assert_eq!(u32s(&starts.bias_tokens), [3]);
         assert_eq!(starts.biases.as_ref(), (-1.5f32).to_le_bytes());
+        assert_eq!(u32s(&starts.first_ends), [6]);
+        assert_eq!((u32s(&starts.end_counts), u32s(&starts.end_tokens)), (vec![3], vec![2, 8, 9]));
+        assert_eq!(starts.watermark_deltas.as_ref(), 2f32.to_le_bytes());
+        assert_eq!(u32s(&starts.watermark_greens), [50]);
+    }
+
+    #[test]
+    fn what_ends_a_sequence_is_named_only_while_it_is_held_back() {
+        let eos = tokens(&[2]);
+        for (min_new_tokens, known, first_end) in [(0, 3, 0), (1, 3, 4), (4, 6, 7), (4, 7, 0)] {
+            let mut builder = PlanBuilder::default();
+            let sampling = Sampling { min_new_tokens, ..Default::default() };
+            let all = tokens(&(0..known).collect::<Vec<_>>());
+            builder.row(Row {
+                slot: SlotId(0),
+                position: 0,
+                feed: Feed::Tokens(&all),
+                new_blocks: &[],
+                sample: true,
+                prompt_targets: None,
+                start: Some(Start {
+                    sampling: &sampling,
+                    top_tokens: 0,
+                    tokens: &all,
+                    prompt_len: 3,
+                    ends: [&eos, &[]],
+                }),
+            });
+            let starts = builder.finish().starts.expect("there is a START row");
+            let case = format!("{min_new_tokens} of {known}");
+            assert_eq!(u32s(&starts.first_ends), [first_end], "{case}");
+            assert_eq!(u32s(&starts.end_counts), [u32::from(first_end > 0)], "{case}");
+        }
     }
 
     #[test]

@@ -229,6 +229,7 @@ impl Core {
             top_tokens: live.top_tokens,
             tokens,
             prompt_len: live.prompt_len,
+            ends: [&self.rules.eos, &live.stop_token_ids],
         });
         self.builder.row(Row {
             slot: live.slot.expect("only running sequences get rows"),

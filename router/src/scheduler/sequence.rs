@@ -22,6 +22,19 @@ pub struct Sampling {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// With the absolute position of a token, the key of its random numbers.
     pub seed: u64,
+    /// No token that ends a sequence is chosen before so many others were.
+    pub min_new_tokens: u32,
+    pub watermark: Option<Watermark>,
+}
+
+/// Kirchenbauer et al., "A Watermark for Large Language Models", 2023: the token before says which part of
+/// the vocabulary is green.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Watermark {
+    /// Tokens that are green.
+    pub greens: u32,
+    /// Added to their logits.
+    pub delta: f32,
 }
 
 impl Default for Sampling {
@@ -37,6 +50,8 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             logit_bias: Vec::new(),
             seed: 0,
+            min_new_tokens: 0,
+            watermark: None,
         }
     }
 }

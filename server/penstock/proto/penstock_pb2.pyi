@@ -123,7 +123,7 @@ class StepPlan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_blocks: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ...) -> None: ...
 
 class Starts(_message.Message):
-    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases")
+    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens")
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_KS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,11 @@ class Starts(_message.Message):
     BIAS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BIAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BIASES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENDS_FIELD_NUMBER: _ClassVar[int]
+    END_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_GREENS_FIELD_NUMBER: _ClassVar[int]
     seeds: bytes
     temperatures: bytes
     top_ks: bytes
@@ -156,7 +161,12 @@ class Starts(_message.Message):
     bias_counts: bytes
     bias_tokens: bytes
     biases: bytes
-    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ...) -> None: ...
+    first_ends: bytes
+    end_counts: bytes
+    end_tokens: bytes
+    watermark_deltas: bytes
+    watermark_greens: bytes
+    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns")

@@ -226,8 +226,12 @@ impl Harness {
             match &client.end {
                 Some(Ok(finish)) => {
                     assert_eq!(got, reference, "{id:?}");
-                    let ended = got.last().is_some_and(|last| self.config.eos_ids.contains(last));
-                    let expected = match ended && !client.spec.ignore_eos {
+                    let spec = &client.spec;
+                    let ended = got.last().is_some_and(|last| {
+                        (self.config.eos_ids.contains(last) && !spec.ignore_eos)
+                            || spec.stop_token_ids.contains(&TokenId(*last))
+                    });
+                    let expected = match ended {
                         true => Finish::Eos,
                         false => Finish::Length,
                     };

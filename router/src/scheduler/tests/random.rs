@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::harness::{Harness, tiny};
 use crate::ids::{SequenceId, TokenId};
-use crate::scheduler::sequence::{Release, Sampling, SequenceSpec};
+use crate::scheduler::sequence::{Release, Sampling, SequenceSpec, Watermark};
 use crate::worker::mock::MockConfig;
 
 #[derive(Clone, Debug)]
@@ -32,10 +32,10 @@ fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
 
 fn specs() -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
-    let options = (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2);
+    let options = (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>());
     (prompts(), 1u32..96, sampling, options).prop_map(|(prompt, new, sampling, options)| {
         let (seed, samples, penalty, bias) = sampling;
-        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace) = options;
+        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark) = options;
         let max_new_tokens = new.min(96 - prompt.len() as u32);
         SequenceSpec {
             prompt,
@@ -44,11 +44,13 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
                 seed,
                 repetition_penalty: if penalty { 1.3 } else { 1.0 },
                 logit_bias: if bias { vec![(TokenId(5), 1.5), (TokenId(6), -2.0)] } else { Vec::new() },
+                min_new_tokens: least.saturating_sub(20).min(max_new_tokens),
+                watermark: watermark.then_some(Watermark { greens: 25, delta: 2.0 }),
                 ..Sampling::default()
             },
             max_new_tokens,
             ignore_eos,
-            stop_token_ids: Vec::new(),
+            stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
             top_tokens,
             prompt_logprobs,
             cache_namespace,

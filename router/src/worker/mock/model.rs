@@ -50,6 +50,9 @@ struct SamplingKey {
     bias: u64,
     /// All of the sequence, and how much of it is output, when a penalty is on.
     history: Option<(Vec<u32>, u32)>,
+    /// What is not sampled, and below which position.
+    held_back: (Vec<u32>, u32),
+    watermark: u64,
 }
 
 /// One row's result.
@@ -97,6 +100,11 @@ impl MockModel {
     /// What an undisturbed run of `spec` samples, with its end.
     pub fn reference(config: &MockConfig, spec: &SequenceSpec) -> Vec<u32> {
         let mut key = SamplingKey::of(&spec.sampling);
+        let ends: Vec<u32> =
+            config.eos_ids.iter().copied().chain(spec.stop_token_ids.iter().map(|id| id.0)).collect();
+        if spec.sampling.min_new_tokens > 0 {
+            key.held_back = (ends, spec.prompt.len() as u32 + spec.sampling.min_new_tokens);
+        }
         let mut chain = ROOT;
         let prompt = spec.prompt.iter().map(|token| token.0);
         for (token, position) in prompt.clone().zip(0..) {
@@ -110,7 +118,8 @@ impl MockModel {
             let position = spec.prompt.len() as u32 + output.len() as u32;
             let sampled = key.sample(config, chain, position, 0).token;
             output.push(sampled);
-            if config.eos_ids.contains(&sampled) && !spec.ignore_eos {
+            let eos = config.eos_ids.contains(&sampled) && !spec.ignore_eos;
+            if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
                 break;
             }
             key.remember(sampled);
@@ -200,6 +209,12 @@ impl MockModel {
                 digest.update(column);
             }
             for column in [&s.bias_counts, &s.bias_tokens, &s.biases] {
+                digest.update(column);
+            }
+            for column in [&s.first_ends, &s.end_counts, &s.end_tokens] {
+                digest.update(column);
+            }
+            for column in [&s.watermark_deltas, &s.watermark_greens] {
                 digest.update(column);
             }
         }
@@ -338,6 +353,10 @@ impl MockModel {
     }
 }
 
+fn watermark((delta, greens): (f32, u32)) -> u64 {
+    if delta > 0.0 { mix(u64::from(delta.to_bits()), u64::from(greens)) } else { 0 }
+}
+
 fn prompt_logprob(chain: u64, target: u32) -> f32 {
     -((mix(chain, u64::from(target)) % 1000) as f32) / 100.0
 }
@@ -355,23 +374,27 @@ impl SamplingKey {
                 .iter()
                 .fold(0, |bias, &(token, value)| mix(bias, u64::from(token.0) ^ u64::from(value.to_bits()))),
             history: penalised.then(|| (Vec::new(), 0)),
+            held_back: (Vec::new(), 0),
+            watermark: watermark(sampling.watermark.map_or((0.0, 0), |mark| (mark.delta, mark.greens))),
         }
     }
 
     fn sample(&self, config: &MockConfig, chain: u64, position: u32, top: u32) -> Sampled {
-        let mut h = mix(chain, self.bias);
+        let mut h = mix(mix(chain, self.bias), self.watermark);
         if self.samples {
             h = mix(h, mix(self.seed, u64::from(position)));
         }
         if let Some((history, outputs)) = &self.history {
             h = history.iter().fold(mix(h, u64::from(*outputs)), |h, &token| mix(h, u64::from(token)));
         }
+        let (held_back, first_end) = &self.held_back;
+        let may = |token: u32| position >= *first_end || !held_back.contains(&token);
         let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
-        let token = match ends {
+        let token = match ends && may(config.eos_ids[0]) {
             true => config.eos_ids[0],
             false => (0..)
                 .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
-                .find(|token| !config.eos_ids.contains(token))
+                .find(|token| !config.eos_ids.contains(token) && may(*token))
                 .expect("not every token ends a sequence"),
         };
         let alternative =
@@ -412,6 +435,10 @@ struct StartRows {
     bias_counts: Vec<u32>,
     bias_tokens: Vec<u32>,
     biases: Vec<f32>,
+    first_ends: Vec<u32>,
+    end_counts: Vec<u32>,
+    end_tokens: Vec<u32>,
+    watermarks: Vec<(f32, u32)>,
 }
 
 impl Rows {
@@ -452,6 +479,13 @@ impl StartRows {
             bias_counts: u32s(&starts.bias_counts),
             bias_tokens: u32s(&starts.bias_tokens),
             biases: f32s(&starts.biases),
+            first_ends: u32s(&starts.first_ends),
+            end_counts: u32s(&starts.end_counts),
+            end_tokens: u32s(&starts.end_tokens),
+            watermarks: f32s(&starts.watermark_deltas)
+                .into_iter()
+                .zip(u32s(&starts.watermark_greens))
+                .collect(),
         };
         let m = rows.seeds.len();
         let truncations = [&starts.top_ks, &starts.top_ps, &starts.typical_ps, &starts.min_ps];
@@ -460,6 +494,10 @@ impl StartRows {
         require!(truncations.iter().all(|column| column.len() == 4 * m), "truncations of {m} starts");
         let counts = [rows.history_counts.len(), rows.history_outputs.len(), rows.bias_counts.len()];
         require!(counts == [m; 3], "columns of {m} starts have lengths {counts:?}");
+        let lengths = [rows.first_ends.len(), rows.end_counts.len(), rows.watermarks.len()];
+        require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
+        let named = rows.first_ends.iter().zip(&rows.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
+        require!(named, "tokens are held back from no position, or none below one");
         require!(rows.bias_tokens.len() == rows.biases.len(), "biases without tokens");
         Ok(rows)
     }
@@ -473,6 +511,7 @@ struct Cursor {
     starts_read: usize,
     history_read: usize,
     biases_read: usize,
+    ends_read: usize,
     targets_read: usize,
 }
 
@@ -496,7 +535,9 @@ impl Cursor {
         let (m, starts) = (self.starts_read, &rows.starts);
         self.starts_read += 1;
         require!(m < starts.seeds.len(), "{m} starts are too few");
-        let (from, biases) = (self.history_read, self.biases_read);
+        let (from, biases, ends) = (self.history_read, self.biases_read, self.ends_read);
+        self.ends_read += starts.end_counts[m] as usize;
+        let held_back = starts.end_tokens.get(ends..self.ends_read).ok_or("the end tokens are too few")?;
         self.history_read += starts.history_counts[m] as usize;
         self.biases_read += starts.bias_counts[m] as usize;
         let history = starts.history.get(from..self.history_read).ok_or("the history is too short")?;
@@ -515,14 +556,22 @@ impl Cursor {
                     mix(bias, u64::from(token) ^ u64::from(value.to_bits()))
                 }),
                 history: penalised.then(|| (history.to_vec(), starts.history_outputs[m])),
+                held_back: (held_back.to_vec(), starts.first_ends[m]),
+                watermark: watermark(starts.watermarks[m]),
             },
             top_tokens: starts.top_tokens[m],
         })
     }
 
     fn check_all_read(&self, rows: &Rows) -> Result<(), String> {
-        let read =
-            [self.tokens_read, self.blocks_read, self.starts_read, self.history_read, self.biases_read];
+        let read = [
+            self.tokens_read,
+            self.blocks_read,
+            self.starts_read,
+            self.history_read,
+            self.biases_read,
+            self.ends_read,
+        ];
         let starts = &rows.starts;
         let there = [
             rows.tokens.len(),
@@ -530,6 +579,7 @@ impl Cursor {
             starts.seeds.len(),
             starts.history.len(),
             starts.biases.len(),
+            starts.end_tokens.len(),
         ];
         require!(read == there, "ragged columns have lengths {there:?}, the rows take {read:?}");
         Ok(())

@@ -1,0 +1,122 @@
+//! What a request asks for and does not get. Each such field is named in the answer's `warnings`; with
+//! `--strict-requests` the request is refused instead. The dialects collect, and settle before anything runs.
+
+use serde::Serialize;
+
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, shortened};
+use crate::limits::{Field, Limits};
+
+/// One line for each field, which stands first, in backticks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Warnings(Vec<String>);
+
+/// As many as help; a body of a thousand strange names is not answered with a thousand lines.
+const MOST: usize = 16;
+
+impl Warnings {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn lines(&self) -> &[String] {
+        &self.0
+    }
+
+    /// `why` ends the sentence "`name` has no effect ...".
+    pub fn no_effect(&mut self, name: &str, why: &str) {
+        self.push(format!("`{name}` has no effect {why}"));
+    }
+
+    /// Names what is given and in none of the route's tables. `place` goes before the names.
+    pub fn unknown<'t>(
+        &mut self,
+        fields: &Fields,
+        place: &str,
+        known: impl Iterator<Item = &'t str> + Clone,
+    ) {
+        for name in fields.names() {
+            if !known.clone().any(|known| known == name) {
+                self.push(format!(
+                    "`{place}{}` is not a field of this route and has no effect",
+                    shortened(name)
+                ));
+            }
+        }
+    }
+
+    /// Those of a part of the request, which `place` names.
+    pub fn take_over(&mut self, place: &str, part: Warnings) {
+        for line in part.0 {
+            self.push(format!("{place}: {line}"));
+        }
+    }
+
+    /// What the answer says; or, where the server is strict, the error.
+    pub fn settle(self, limits: &Limits) -> Result<Self, ApiError> {
+        match self.0.first() {
+            Some(first) if limits.strict_requests => {
+                let field = first.split('`').nth(1).unwrap_or_default().to_string();
+                let message = format!("{} (--strict-requests)", self.0.join("; "));
+                Err(ApiError::invalid(field, message).verbatim())
+            }
+            _ => Ok(self),
+        }
+    }
+
+    fn push(&mut self, line: String) {
+        match self.0.len() {
+            ..MOST => self.0.push(line),
+            MOST => self.0.push("more fields have no effect".into()),
+            _ => {}
+        }
+    }
+}
+
+/// The names of a table's fields.
+pub fn names(table: &'static [&'static Field]) -> impl Iterator<Item = &'static str> + Clone {
+    table.iter().map(|field| field.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fields::tests::limits;
+
+    fn unknown(body: &str) -> Warnings {
+        let limits = limits();
+        let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+        let mut warnings = Warnings::default();
+        warnings.unknown(&fields, "", ["a", "b"].into_iter());
+        warnings
+    }
+
+    #[test]
+    fn what_is_in_no_table_is_named_in_order() {
+        assert!(unknown(r#"{"a": 1, "b": null, "c": null}"#).is_empty());
+        let lines = ["c", "d"].map(|name| format!("`{name}` is not a field of this route and has no effect"));
+        assert_eq!(unknown(r#"{"d": [], "a": 1, "c": 0}"#).lines(), lines);
+    }
+
+    #[test]
+    fn there_are_never_very_many() {
+        let members: Vec<_> = (0..1000).map(|n| format!("\"field{n:04}\": 1")).collect();
+        let warnings = unknown(&format!("{{{}}}", members.join(",")));
+        assert_eq!(warnings.lines().len(), MOST + 1);
+        assert_eq!(warnings.lines()[MOST], "more fields have no effect");
+    }
+
+    #[test]
+    fn a_strict_server_refuses_by_name() {
+        let lenient = limits();
+        let strict = Limits { strict_requests: true, ..limits() };
+        let mut warnings = Warnings::default();
+        assert!(warnings.clone().settle(&strict).is_ok());
+        warnings.no_effect("user", "here");
+        warnings.no_effect("store", "here");
+        assert_eq!(warnings.clone().settle(&lenient), Ok(warnings.clone()));
+        let error = warnings.settle(&strict).expect_err("strict").to_string();
+        assert_eq!(error, "`user` has no effect here; `store` has no effect here (--strict-requests)");
+    }
+}
