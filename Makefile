@@ -19,7 +19,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv),.cache/uv/bin/uv)
 
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
-	$(shell find launcher router proto -name '*.rs' -o -name '*.proto' -o -name 'Cargo.toml')
+	$(shell find launcher router proto -name '*.rs' -o -name '*.proto' -o -name 'Cargo.toml' -o -path '*/page/*')
 
 .PHONY: help
 help: ## list these targets
@@ -38,7 +38,8 @@ $(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements-dev.txt
 	@touch $@
 
-# Editable: Python is used where it lies, and only a change in Rust makes this run again.
+# Editable: Python is used where it lies, and only a change in Rust or in the page, which is part of the binary,
+# makes this run again.
 $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -50,7 +51,7 @@ install: $(VENV)/.installed ## build, and install into .venv
 # --- Running ------------------------------------------------------------------------------------------
 
 define TRY
-Once it says "ready", try this in another terminal:
+Once it says "ready", open that in a browser, or try this in another terminal:
 
   curl -N localhost:$(PORT)/generate_stream -H 'content-type: application/json' -d '{"inputs": "How do I serve another model?", "parameters": {"max_new_tokens": 60}}'
 

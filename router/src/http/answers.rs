@@ -276,7 +276,7 @@ fn operators() -> Schemas {
         .chain(["max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size"])
         .chain(["max_client_batch_size", "validation_workers", "kv_block_size", "kv_blocks"])
         .chain(["kv_blocks_used", "kv_blocks_cached", "kv_blocks_free", "requests_running"])
-        .chain(["requests_waiting", "worker_restarts"]);
+        .chain(["requests_waiting", "generated_tokens", "worker_restarts"]);
     let unknown = ["model_sha", "sha", "docker_label"].into_iter();
     let mut info = object([], []);
     for (name, schema) in strings

@@ -15,9 +15,10 @@ use crate::http::body;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::limits::FlagError;
 
-/// What may be read (GET, HEAD) without a key: health probes, metrics, and the description of the API. These
-/// are the paths as routes are matched, letter by letter: no other spelling of one reaches a route.
-pub const OPEN: [&str; 10] = [
+/// What may be read (GET, HEAD) without a key: health probes, metrics, the description of the API, and the chat
+/// page with its files, which hold no secret and ask for the key themselves. These are the paths as routes are
+/// matched, letter by letter: no other spelling of one reaches a route.
+pub const OPEN: [&str; 22] = [
     "/",
     "/health",
     "/ping",
@@ -28,6 +29,18 @@ pub const OPEN: [&str; 10] = [
     "/metrics",
     "/docs",
     "/api-doc/openapi.json",
+    "/page/access.js",
+    "/page/conversation.js",
+    "/page/draw.js",
+    "/page/icon.svg",
+    "/page/main.js",
+    "/page/markdown.js",
+    "/page/probabilities.js",
+    "/page/recipe.js",
+    "/page/server.js",
+    "/page/settings.js",
+    "/page/stream.js",
+    "/page/style.css",
 ];
 
 pub const REQUEST_ID: &str = "x-request-id";

@@ -14,6 +14,7 @@ mod kserve;
 mod listener;
 mod openai;
 mod ops;
+mod page;
 mod platforms;
 mod reference;
 mod sse;
@@ -97,7 +98,8 @@ pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
     let cors = cors(&server.config.args.cors_allow_origin)?;
     let keys = Arc::new(Keys::read(&server.config.args)?);
     let router = Router::new()
-        .route("/", get(ops::health).post(tgi::compat))
+        .route("/", get(page::index).post(tgi::compat))
+        .route("/page/{name}", get(page::file))
         .route("/generate", post(tgi::generate))
         .route("/generate_stream", post(tgi::generate_stream))
         .route("/tokenize", post(tgi::tokenize))
@@ -153,7 +155,11 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
 }
 
 async fn unknown(request: Request) -> Response<Body> {
-    let path = fields::shortened(request.uri().path());
+    unknown_route(request.uri().path())
+}
+
+fn unknown_route(path: &str) -> Response<Body> {
+    let path = fields::shortened(path);
     ApiError::new(Cause::NotFound, format!("there is no route {path}")).response(Family::of(&path))
 }
 

@@ -107,7 +107,7 @@ const ROUTES: [Route; 29] = [
     get("/ping", "As /health", None),
     get("/readyz", "As /health", None),
     get("/livez", "200 while the server runs, whatever its workers do", None),
-    get("/", "As /health", None),
+    get("/", "A chat page where `Accept` names HTML, as browsers do; otherwise as /health", None),
     get("/metrics", "Prometheus metrics, as text", None),
     get("/docs", "This reference, as a page", None),
     get("/api-doc/openapi.json", "This reference, as an OpenAPI document", None),

@@ -82,6 +82,8 @@ pub(super) struct Counters {
     /// Tokens fed, of prompts and of decodes.
     pub prompt_tokens: u64,
     pub decode_tokens: u64,
+    /// Tokens sampled and handed to their requests.
+    pub generated_tokens: u64,
     pub finished: u64,
     pub failed: u64,
     pub cancelled: u64,
@@ -292,6 +294,7 @@ impl Core {
             blocks_free: self.pool.free(),
             block_size: self.capacity.block_size,
             steps: self.counters.steps,
+            generated_tokens: self.counters.generated_tokens,
             worker_restarts: 0,
             preemptions: self.counters.preemptions,
             prefix_hit_tokens: self.counters.prefix_hit_tokens,

@@ -41,6 +41,8 @@ pub struct Stats {
     pub blocks_free: u32,
     pub block_size: u32,
     pub steps: u64,
+    /// Of all requests, since the start.
+    pub generated_tokens: u64,
     pub worker_restarts: u64,
     pub preemptions: u64,
     /// Prompt tokens that came from the prefix cache.

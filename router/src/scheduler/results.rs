@@ -99,6 +99,7 @@ impl Core {
                 self.deliver(row.key, sampled, now);
             }
         }
+        self.counters.generated_tokens += u64::from(stepped.delivered);
         self.spare_rows.push(rows);
         Ok(stepped)
     }
