@@ -378,7 +378,7 @@ pub const COMPLETION_LOGPROBS: Field = count(
     0,
     Most::TopTokens,
     "off",
-    "Report the log probability of every token and so many alternatives",
+    "Report the log probability of every token and so many alternatives; an echoed prompt's tokens have none",
 );
 pub const LOGIT_BIAS: Field = field(
     "logit_bias",
