@@ -101,6 +101,21 @@ async fn supervise(cli: &Cli, around: &Surroundings, began: Instant) -> Result<(
     Ok(())
 }
 
+/// Every connection is a file: takes what the system allows of them. Many systems start programs with 1,024.
+fn allow_open_files(connections: u32) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    // Workers, sockets, models and logs need some, too.
+    let wanted = u64::from(connections) + 256;
+    if soft >= wanted {
+        return;
+    }
+    let _ = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard);
+    if hard < wanted {
+        warn!("the system allows {hard} open files: fewer connections than --max-connections {connections}");
+    }
+}
+
 /// The whole life of the server. Returns when it has drained, or why it cannot serve.
 async fn serve(
     cli: Cli,
@@ -109,6 +124,7 @@ async fn serve(
     drain: CancellationToken,
 ) -> Result<(), String> {
     let named = Named::read(&cli.model)?;
+    allow_open_files(cli.router.max_connections);
     let port = penstock_router::bind(&cli.router).map_err(|error| error.to_string())?;
     let interpreter = python::find(cli.worker.python.as_deref(), &around)?;
     let nursery = Nursery::open().map_err(|error| format!("the system gives no threads: {error}"))?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use penstock_router::ids::TokenId;
 use penstock_router::scheduler::offline::Offline;
-use penstock_router::scheduler::{Sampling, SequenceEvent, SequenceSpec, Settings};
+use penstock_router::scheduler::{Party, Sampling, SequenceEvent, SequenceSpec, Settings};
 use penstock_router::worker::PrepareLimits;
 use penstock_router::worker::mock::{MockConfig, MockModel, Verify};
 use penstock_router::worker::proto::{CostModel, ModelDescription, Prepared, StepPlan};
@@ -100,6 +100,9 @@ impl Load {
             top_tokens: 0,
             prompt_logprobs: false,
             cache_namespace: 0,
+            party: Party::Key(salt % 7),
+            deadline: None,
+            stop_at: None,
         });
         self.clients.push_back(client);
     }

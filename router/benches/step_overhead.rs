@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use penstock_router::health::Health;
 use penstock_router::ids::TokenId;
 use penstock_router::scheduler::offline::Offline;
-use penstock_router::scheduler::{Sampling, SequenceEvent, SequenceSpec, Settings, Submitted};
+use penstock_router::scheduler::{Party, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted};
 use penstock_router::worker::{GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
 
 const STEPS: usize = 3000;
@@ -83,6 +83,9 @@ fn spec(salt: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         cache_namespace: 0,
+        party: Party::Anonymous,
+        deadline: None,
+        stop_at: None,
     }
 }
 

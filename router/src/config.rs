@@ -58,6 +58,24 @@ pub struct RouterArgs {
     /// A tokenizer_config.json to use instead of the model's own
     #[arg(long, env, help_heading = "Serving")]
     pub tokenizer_config_path: Option<PathBuf>,
+    /// Most connections at once; more are told to come back, and closed
+    #[arg(long, env, default_value_t = 8192, help_heading = "Connections", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// Largest head of a request, all its headers together, in bytes
+    #[arg(long, env, default_value_t = 65_536, help_heading = "Connections", value_parser = parse_header_size)]
+    pub max_header_size: u32,
+    /// How long a connection without a request is kept, in seconds
+    #[arg(long, env, default_value_t = 75.0, help_heading = "Connections", value_parser = parse_seconds)]
+    pub idle_timeout: f64,
+    /// How long a new connection may take until its first request's head is there, in seconds
+    #[arg(long, env, default_value_t = 30.0, help_heading = "Connections", value_parser = parse_seconds)]
+    pub header_timeout: f64,
+    /// How long a request's body may take, in seconds
+    #[arg(long, env, default_value_t = 120.0, help_heading = "Connections", value_parser = parse_seconds)]
+    pub body_timeout: f64,
+    /// How long a client may leave a part of its answer unread, in seconds
+    #[arg(long, env, default_value_t = 120.0, help_heading = "Connections", value_parser = parse_seconds)]
+    pub write_timeout: f64,
     /// On SIGTERM, how long running requests may take to finish, in seconds
     #[arg(long, short = 'g', env, visible_alias = "graceful-termination-timeout", default_value_t = 90)]
     pub shutdown_timeout: u64,
@@ -188,6 +206,13 @@ fn parse_payload_limit(text: &str) -> Result<usize, String> {
         Ok(0) => Err("must be at least 1".into()),
         Ok(bytes) => Ok(bytes),
         Err(_) => Err("must be a number of bytes".into()),
+    }
+}
+
+fn parse_header_size(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bytes) if (8192..=1 << 24).contains(&bytes) => Ok(bytes),
+        _ => Err("must be a number of bytes, at least 8192 and at most 16777216".into()),
     }
 }
 

@@ -128,7 +128,13 @@ async fn serve(
     let stop = CancellationToken::new();
     let tls = http::tls(&server.config.args)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let accepting = tokio::spawn(http::serve(listener, tls, http::routes(server.clone())?, stop.clone()));
+    let accepting = tokio::spawn(http::serve(
+        listener,
+        tls,
+        http::Patience::of(&server.config.args),
+        http::routes(server.clone())?,
+        stop.clone(),
+    ));
     let mut accepting = AbortOnDropHandle::new(accepting);
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep()));
 
@@ -238,6 +244,7 @@ async fn load(
             },
             cache_namespace: cache_namespace(config),
             watermark: watermark(args, model.vocab_size),
+            users: Default::default(),
         },
         compute_type: compute_type(config.num_shard, &model.device_name),
         limits,

@@ -255,6 +255,18 @@ const fn flag(name: &'static str, about: &'static str) -> Field {
     field(name, Kind::Boolean, "false", about)
 }
 
+/// The longest time that a request may give itself, in seconds.
+const DAY: f64 = 86_400.0;
+
+/// The header by which a client says after how many milliseconds it will not want the answer any more.
+pub const DEADLINE: Field = count(
+    "x-request-deadline-ms",
+    1,
+    Most::Is(DAY as u64 * 1000),
+    "none",
+    "Milliseconds after the request's arrival by which the answer must be complete",
+);
+
 /// More than any model has positions; keeps lengths within 32 bits.
 const TOKENS: Most = Most::Is(u32::MAX as u64);
 
@@ -319,6 +331,13 @@ pub const GRAMMAR: Field = field(
 pub const ADAPTER_ID: Field =
     field("adapter_id", Kind::Text, "none", "A loaded LoRA adapter; none can be loaded yet");
 
+pub const MAX_TIME: Field = field(
+    "max_time",
+    Kind::Number { low: Low::Above(0.0), high: DAY },
+    "none",
+    "Seconds after the request's arrival at which the text ends, with the token under way and reason `length`",
+);
+
 /// The members of `parameters` on TGI's routes.
 pub const TGI_PARAMETERS: &[&Field] = &[
     &BEST_OF,
@@ -340,6 +359,7 @@ pub const TGI_PARAMETERS: &[&Field] = &[
     &TOP_N_TOKENS,
     &GRAMMAR,
     &ADAPTER_ID,
+    &MAX_TIME,
 ];
 
 pub const MODEL: Field = field("model", Kind::Text, "the served model", "Any name; echoed in the answer");
@@ -433,8 +453,15 @@ pub const MIN_TOKENS: Field = count(
 pub const STOP_TOKEN_IDS: Field =
     field("stop_token_ids", Kind::List, "[]", "Tokens that end the text like an end-of-sequence token");
 
+pub const USER: Field = field(
+    "user",
+    Kind::Text,
+    "none",
+    "Whose request this is: where no API key is asked for, the queue is fair between users",
+);
+
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 25] = [
+const OPENAI: [&Field; 26] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -460,6 +487,7 @@ const OPENAI: [&Field; 25] = [
     &RESPONSE_FORMAT,
     &TOOLS,
     &TOOL_CHOICE,
+    &USER,
 ];
 const CHAT: [&Field; 7] = [
     &MESSAGES,
@@ -488,10 +516,17 @@ pub fn completion_fields() -> Vec<&'static Field> {
 /// Fields that mean nothing to this server but that clients of OpenAI's API send as a matter of
 /// course: accepted, and named in `warnings`.
 pub const WITHOUT_EFFECT: &[&str] =
-    &["user", "parallel_tool_calls", "metadata", "store", "service_tier", "tool_prompt"];
+    &["parallel_tool_calls", "metadata", "store", "service_tier", "tool_prompt"];
 
 /// How many prompts one request to /v1/completions may carry.
 pub const PROMPTS: Most = Most::Prompts;
+
+/// Messages of one conversation: each is an object for the template, however small it is in the body.
+pub const MESSAGES_MOST: usize = 4096;
+
+/// How deep arrays and objects may be nested in a field: serde_json's bound, under which it and the templates
+/// do not run out of stack.
+pub const DEPTH: usize = 127;
 
 /// OpenAI's bound on a bias.
 pub const BIAS: f64 = 100.0;

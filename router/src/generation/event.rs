@@ -77,6 +77,12 @@ pub enum GenerationFailure {
     Invalid(String),
     #[error("Model is overloaded")]
     Overloaded { retry_after: Duration },
+    /// It could not be begun in the time that the client gave it.
+    #[error("{why}")]
+    TooLate { why: String, retry_after: Duration },
+    /// Its deadline passed while it ran.
+    #[error("{0}")]
+    OutOfTime(String),
     /// Loading, recovering, draining, failed.
     #[error("{0}")]
     Unavailable(String),

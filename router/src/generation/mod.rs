@@ -10,5 +10,5 @@ mod tests;
 mod writer;
 
 pub use event::{Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent};
-pub use request::{GenerationRequest, Input, StopText};
+pub use request::{Caller, GenerationRequest, Input, StopText};
 pub use task::{Generation, PromptLimits, Serving, collect, start};

@@ -1,5 +1,7 @@
 //! A request after its dialect was parsed and checked, before its prompt is tokens.
 
+use std::time::{Duration, Instant};
+
 use crate::ids::TokenId;
 use crate::scheduler::Sampling;
 
@@ -26,6 +28,27 @@ pub struct GenerationRequest {
     pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub prompt_logprobs: bool,
+    /// Whom the client asks for, by its own name.
+    pub user: Option<String>,
+    /// From the request's arrival; the text ends with the token after it.
+    pub max_time: Option<Duration>,
+}
+
+/// Who asks, and since when.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// When the request's first byte was there.
+    pub arrival: Instant,
+    /// The place of its API key among the server's; `None` where none is asked for.
+    pub key: Option<u32>,
+    /// Nobody wants the answer after this.
+    pub deadline: Option<Instant>,
+}
+
+impl Caller {
+    pub fn anonymous(arrival: Instant) -> Self {
+        Self { arrival, key: None, deadline: None }
+    }
 }
 
 #[derive(Clone, Debug)]

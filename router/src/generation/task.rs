@@ -1,6 +1,7 @@
 //! Runs one request: prompt to tokens, limits, scheduler, and a task that turns what the scheduler tells
 //! into text events. The dialects call `start` and read the events.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,12 +10,12 @@ use tokio::sync::mpsc;
 use crate::generation::event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent,
 };
-use crate::generation::request::GenerationRequest;
+use crate::generation::request::{Caller, GenerationRequest};
 use crate::generation::writer::{Writer, Written, alone};
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, PromptError, Vocabulary};
 use crate::scheduler::{
-    Handle, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted, Watermark,
+    Handle, Party, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted, Watermark,
 };
 
 /// Bounds that depend on the prompt's length, and of token ids.
@@ -36,6 +37,8 @@ pub struct Serving {
     pub cache_namespace: u64,
     /// What a request that asks for a watermark gets.
     pub watermark: Watermark,
+    /// Digests the names of users.
+    pub users: RandomState,
 }
 
 /// A running generation. Dropped before its end, it is cancelled.
@@ -47,11 +50,11 @@ pub struct Generation {
     ended: bool,
 }
 
-/// Tokenizes, checks the limits and submits. `arrival` is when the request's first byte was there.
+/// Tokenizes, checks the limits and submits.
 pub async fn start(
     serving: &Serving,
     request: GenerationRequest,
-    arrival: Instant,
+    caller: &Caller,
 ) -> Result<Generation, GenerationFailure> {
     if request.stop.iter().any(String::is_empty) {
         return Err(GenerationFailure::Invalid("`stop` must not have an empty string".into()));
@@ -78,7 +81,7 @@ pub async fn start(
         prefill: Vec::new(),
         cached_tokens: 0,
         seed: request.reported_seed,
-        arrival,
+        arrival: caller.arrival,
         queued: Instant::now(),
         admitted: None,
     };
@@ -95,8 +98,22 @@ pub async fn start(
         top_tokens: request.top_tokens,
         prompt_logprobs: request.prompt_logprobs,
         cache_namespace: serving.cache_namespace,
+        party: serving.party(caller, request.user.as_deref()),
+        deadline: caller.deadline,
+        stop_at: request.max_time.map(|time| caller.arrival + time),
     })?;
     Ok(Generation::tell(story, submitted, max_new_tokens))
+}
+
+impl Serving {
+    /// Whom the queue is to be fair to: the key, which cannot be made up; without keys, whom the client names.
+    fn party(&self, caller: &Caller, user: Option<&str>) -> Party {
+        match (caller.key, user) {
+            (Some(key), _) => Party::Key(key),
+            (None, Some(user)) => Party::User(self.users.hash_one(user)),
+            (None, None) => Party::Anonymous,
+        }
+    }
 }
 
 impl PromptLimits {
@@ -313,6 +330,8 @@ impl From<SequenceFailure> for GenerationFailure {
         match failure {
             SequenceFailure::Row(text) | SequenceFailure::Poisonous(text) => Self::Failed(text),
             SequenceFailure::Unavailable(text) => Self::Unavailable(text),
+            SequenceFailure::TooLate { why, retry_after } => Self::TooLate { why, retry_after },
+            SequenceFailure::OutOfTime(text) => Self::OutOfTime(text),
         }
     }
 }

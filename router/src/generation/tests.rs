@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 use super::{
-    FinishReason, Generation, GenerationEvent, GenerationFailure, GenerationRequest, Input, PromptLimits,
-    Serving, StopText, collect, start,
+    Caller, FinishReason, Generation, GenerationEvent, GenerationFailure, GenerationRequest, Input,
+    PromptLimits, Serving, StopText, collect, start,
 };
 use crate::health::Health;
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, samples};
-use crate::scheduler::{Sampling, SequenceSpec, Settings, Watermark};
+use crate::scheduler::{Party, Sampling, SequenceSpec, Settings, Watermark};
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -61,6 +61,7 @@ async fn serve(max_live: u32) -> Server {
         limits: LIMITS,
         cache_namespace: 1,
         watermark: Watermark { greens: 100, delta: 2.0 },
+        users: Default::default(),
     };
     Server { serving, source, config, _dirs: [sockets, model] }
 }
@@ -80,12 +81,16 @@ fn request(text: &str) -> GenerationRequest {
         stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
+        user: None,
+        max_time: None,
     }
 }
 
 impl Server {
     async fn start(&self, request: GenerationRequest) -> Result<Generation, GenerationFailure> {
-        timeout(DEADLINE, start(&self.serving, request, Instant::now())).await.expect("in time")
+        timeout(DEADLINE, start(&self.serving, request, &Caller::anonymous(Instant::now())))
+            .await
+            .expect("in time")
     }
 
     /// The sequence that `request` is, and the tokens that it comes to.
@@ -100,6 +105,9 @@ impl Server {
             top_tokens: request.top_tokens,
             prompt_logprobs: request.prompt_logprobs,
             cache_namespace: self.serving.cache_namespace,
+            party: Party::Anonymous,
+            deadline: None,
+            stop_at: None,
             prompt,
         };
         let tokens = MockModel::reference(&self.config, &spec).into_iter().map(TokenId).collect();

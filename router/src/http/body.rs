@@ -8,18 +8,31 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::config::RouterArgs;
 use crate::http::error::{ApiError, Cause};
 
 /// The longest pause within a body.
 const IDLE: Duration = Duration::from_secs(30);
-/// The longest time for a whole body.
-const WHOLE: Duration = Duration::from_secs(300);
 /// How much of a refused body is read and thrown away, and for how long: a client that is still sending
 /// when the connection closes would see a reset instead of the answer.
 const DISCARDED_BYTES: u64 = 64 << 20;
 const DISCARDED_TIME: Duration = Duration::from_secs(2);
 
-pub async fn read(request: Request<Body>, limit: usize) -> Result<Bytes, ApiError> {
+/// What a body may take.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    pub bytes: usize,
+    pub time: Duration,
+}
+
+impl BodyLimits {
+    pub fn of(args: &RouterArgs) -> Self {
+        Self { bytes: args.payload_limit, time: Duration::from_secs_f64(args.body_timeout) }
+    }
+}
+
+pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, ApiError> {
+    let BodyLimits { bytes: limit, time } = limits;
     let (head, mut body) = request.into_parts();
     if let Err(error) = check_type(&head.headers) {
         discard(&head.headers, body).await;
@@ -30,13 +43,13 @@ pub async fn read(request: Request<Body>, limit: usize) -> Result<Bytes, ApiErro
         discard(&head.headers, body).await;
         return Err(too_large(limit));
     }
-    let deadline = Instant::now() + WHOLE;
+    let deadline = Instant::now() + time;
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     loop {
         let frame = match timeout_at(deadline.min(Instant::now() + IDLE), body.frame()).await {
             Ok(frame) => frame,
-            Err(_) => return Err(ApiError::new(Cause::BodyTimeout, "the body did not arrive in time")),
+            Err(_) => return Err(too_slow(time)),
         };
         let data = match frame {
             None => break,
@@ -67,6 +80,14 @@ pub async fn read(request: Request<Body>, limit: usize) -> Result<Bytes, ApiErro
         }
     }
     Ok(first.unwrap_or_else(|| rest.freeze()))
+}
+
+fn too_slow(time: Duration) -> ApiError {
+    let (idle, whole) = (IDLE.as_secs_f64(), time.as_secs_f64());
+    let message = format!(
+        "the body did not arrive in time: it may take {whole} s (--body-timeout), and pause for at most {idle} s"
+    );
+    ApiError::new(Cause::BodyTimeout, message)
 }
 
 fn too_large(limit: usize) -> ApiError {
@@ -120,6 +141,10 @@ pub async fn discard(headers: &HeaderMap, mut body: Body) {
 mod tests {
     use super::*;
 
+    fn within(bytes: usize) -> BodyLimits {
+        BodyLimits { bytes, time: Duration::from_secs(100) }
+    }
+
     fn request(content_type: &str, body: impl Into<Body>) -> Request<Body> {
         Request::post("/generate")
             .header(header::CONTENT_TYPE, content_type)
@@ -136,23 +161,25 @@ mod tests {
     #[tokio::test]
     async fn a_body_in_pieces_is_put_together() {
         let body =
-            read(request("application/json; charset=utf-8", chunks(&["{\"a\"", ":", "1}"])), 100).await;
+            read(request("application/json; charset=utf-8", chunks(&["{\"a\"", ":", "1}"])), within(100))
+                .await;
         assert_eq!(body.as_deref(), Ok(b"{\"a\":1}".as_slice()));
     }
 
     #[tokio::test]
     async fn the_limit_holds_with_and_without_a_length() {
-        let error =
-            read(request("application/json", chunks(&["12345", "6"])), 5).await.expect_err("too large");
+        let error = read(request("application/json", chunks(&["12345", "6"])), within(5))
+            .await
+            .expect_err("too large");
         assert_eq!(error.cause, Cause::BodyTooLarge);
         let announced = Request::post("/")
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::CONTENT_LENGTH, "6")
             .body(Body::empty())
             .expect("valid");
-        assert_eq!(read(announced, 5).await.expect_err("too large").cause, Cause::BodyTooLarge);
+        assert_eq!(read(announced, within(5)).await.expect_err("too large").cause, Cause::BodyTooLarge);
         assert_eq!(
-            read(request("application/json", chunks(&["12345"])), 5).await.as_deref(),
+            read(request("application/json", chunks(&["12345"])), within(5)).await.as_deref(),
             Ok(b"12345".as_slice())
         );
     }
@@ -160,17 +187,30 @@ mod tests {
     #[tokio::test]
     async fn only_json_is_taken() {
         for wrong in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""] {
-            assert_eq!(read(request(wrong, "{}"), 100).await.expect_err(wrong).cause, Cause::NotJson);
+            assert_eq!(read(request(wrong, "{}"), within(100)).await.expect_err(wrong).cause, Cause::NotJson);
         }
-        assert!(read(request("application/vnd.api+json", "{}"), 100).await.is_ok());
+        assert!(read(request("application/vnd.api+json", "{}"), within(100)).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_stalls_is_given_up() {
         let stalled = Body::from_stream(tokio_stream::pending::<Result<Bytes, std::io::Error>>());
         assert_eq!(
-            read(request("application/json", stalled), 100).await.expect_err("late").cause,
+            read(request("application/json", stalled), within(100)).await.expect_err("late").cause,
             Cause::BodyTimeout
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_is_given_up_at_the_limit_of_the_whole() {
+        let drops = futures::stream::unfold((), async |()| {
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+        });
+        let begun = Instant::now();
+        let dripping = request("application/json", Body::from_stream(drops));
+        let error = read(dripping, within(1000)).await.expect_err("late");
+        assert_eq!((error.cause, begun.elapsed().as_secs()), (Cause::BodyTimeout, 100));
+        assert!(error.to_string().contains("100 s (--body-timeout)"), "{error}");
     }
 }

@@ -37,7 +37,7 @@ pub async fn chat_completions(State(server): State<Arc<Server>>, request: Reques
 pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     let result = async {
         let loaded = server.loaded()?;
-        let body = body::read(request, server.config.args.payload_limit).await?;
+        let body = body::read(request, server.body_limits()).await?;
         let asked = Asked::parse(&Fields::parse(&body, &loaded.limits)?, &server.config.model_id)?;
         let text = loaded.serving.prompt.render(asked.chat.clone()).await?;
         let tokens = loaded.serving.prompt.tokenize(text.clone(), false).await?;
@@ -132,6 +132,8 @@ impl Asked {
             stop_token_ids: manner.stop_token_ids.clone(),
             top_tokens: self.top_logprobs,
             prompt_logprobs: false,
+            user: manner.user.clone(),
+            max_time: None,
         }
     }
 }
@@ -141,6 +143,10 @@ fn check(messages: &[Value]) -> Result<(), ApiError> {
     let wrong = |text: String| Err(ApiError::invalid("messages", text));
     if messages.is_empty() {
         return wrong("`messages` must have at least one message".into());
+    }
+    if messages.len() > limits::MESSAGES_MOST {
+        let (most, given) = (limits::MESSAGES_MOST, messages.len());
+        return wrong(format!("`messages` must have at most {most} messages. Given: {given}"));
     }
     for (place, message) in messages.iter().enumerate() {
         let Some(message) = message.as_object() else {

@@ -175,6 +175,8 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         stop_token_ids: manner.stop_token_ids.clone(),
         top_tokens: logprobs.unwrap_or(0),
         prompt_logprobs: echo && logprobs.is_some(),
+        user: manner.user.clone(),
+        max_time: None,
     });
     let mut choices = Choices::start(staying, requests.collect(), &manner, best_of).await?;
     choices.first().await?;

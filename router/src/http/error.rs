@@ -41,6 +41,8 @@ pub enum Cause {
     Template,
     Generation,
     Overloaded,
+    /// The request's own deadline passed before its answer was complete.
+    Deadline,
     /// Loading, recovering, draining, failed.
     Unavailable,
     /// The same, asked by a health probe.
@@ -64,6 +66,7 @@ impl Cause {
             Cause::Validation | Cause::Template => StatusCode::UNPROCESSABLE_ENTITY,
             Cause::Generation => StatusCode::FAILED_DEPENDENCY,
             Cause::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Cause::Unavailable | Cause::Unhealthy => StatusCode::SERVICE_UNAVAILABLE,
             Cause::IncompleteStream | Cause::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -83,6 +86,7 @@ impl Cause {
             Cause::Template => "template_error",
             Cause::Generation => "generation",
             Cause::Overloaded => "overloaded",
+            Cause::Deadline => "deadline_exceeded",
             Cause::Unavailable => "unavailable",
             Cause::Unhealthy => "healthcheck",
             Cause::IncompleteStream => "incomplete_generation_stream",
@@ -95,6 +99,7 @@ impl Cause {
         match self {
             Cause::Overloaded => "rate_limit_error",
             Cause::Generation
+            | Cause::Deadline
             | Cause::Unavailable
             | Cause::Unhealthy
             | Cause::IncompleteStream
@@ -109,6 +114,7 @@ impl Cause {
             Cause::Template => "template",
             Cause::Generation => "generation",
             Cause::Overloaded => "overloaded",
+            Cause::Deadline => "deadline",
             Cause::Unavailable | Cause::Unhealthy => "unavailable",
             Cause::IncompleteStream => "incomplete",
             Cause::Internal => "internal",
@@ -254,6 +260,10 @@ impl From<GenerationFailure> for ApiError {
                 retry_after: Some(retry_after),
                 ..Self::new(Cause::Overloaded, GenerationFailure::Overloaded { retry_after }.to_string())
             },
+            GenerationFailure::TooLate { why, retry_after } => {
+                Self { retry_after: Some(retry_after), ..Self::new(Cause::Overloaded, why) }
+            }
+            GenerationFailure::OutOfTime(text) => Self::new(Cause::Deadline, text),
             GenerationFailure::Unavailable(text) => Self::unavailable(text),
             GenerationFailure::Failed(text) => Self::new(Cause::Generation, text),
         }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, Cause};
-use crate::limits::{Field, Kind, Limits, Low, Most};
+use crate::limits::{DEPTH, Field, Kind, Limits, Low, Most};
 
 /// A JSON object whose members are still text: each is read when its field is asked for.
 pub struct Fields<'a> {
@@ -274,7 +274,7 @@ fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
         let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
         format!("has `{}` twice in one object", shortened(member))
     } else if text.starts_with("recursion limit") {
-        "is nested too deeply".into()
+        format!("is nested too deeply: at most {DEPTH} levels")
     } else if text.starts_with("number out of range") {
         "holds a number that is not finite".into()
     } else {
@@ -531,7 +531,7 @@ pub mod tests {
     fn hostile_nesting_is_refused() {
         let body = format!("{{\"messages\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
         let (status, text) = refused(&body, |f| f.tree(&limits::MESSAGES));
-        assert_eq!((status, text.as_str()), (422, "`messages` is nested too deeply"));
+        assert_eq!((status, text.as_str()), (422, "`messages` is nested too deeply: at most 127 levels"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::body;
@@ -71,14 +71,31 @@ impl Keys {
     }
 
     /// Compares with every key, each in constant time.
-    fn admit(&self, headers: &HeaderMap) -> bool {
+    fn admit(&self, headers: &HeaderMap) -> Admission {
         if self.0.is_empty() {
-            return true;
+            return Admission::Open;
         }
-        let Some(sent) = bearer(headers) else { return false };
+        let Some(sent) = bearer(headers) else { return Admission::Refused };
         let sent: [u8; 32] = Sha256::digest(sent).into();
-        self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&sent)).into()
+        let mut found = (Choice::from(0), 0);
+        for (index, key) in (0u32..).zip(&self.0) {
+            let equal = key.ct_eq(&sent);
+            found = (found.0 | equal, u32::conditional_select(&found.1, &index, equal));
+        }
+        if found.0.into() { Admission::With(KeyIndex(found.1)) } else { Admission::Refused }
     }
+}
+
+/// The place of a key among the server's: who asks, as far as anybody but the gate may know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyIndex(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// No key is asked for.
+    Open,
+    With(KeyIndex),
+    Refused,
 }
 
 fn digest(key: &ApiKey) -> [u8; 32] {
@@ -110,8 +127,12 @@ pub async fn guard(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
     let id = RequestId::of(request.headers());
     let path = request.uri().path();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let mut response = if (reads && OPEN.contains(&path)) || keys.admit(request.headers()) {
+    let admission = keys.admit(request.headers());
+    let mut response = if (reads && OPEN.contains(&path)) || admission != Admission::Refused {
         request.extensions_mut().insert(id.clone());
+        if let Admission::With(key) = admission {
+            request.extensions_mut().insert(key);
+        }
         next.run(request).await
     } else {
         let family = Family::of(path);
@@ -145,20 +166,21 @@ mod tests {
     #[test]
     fn each_of_the_keys_opens_and_nothing_else_does() {
         let keys = keys(&["one", "Two"]);
-        for good in ["Bearer one", "bearer Two", "BEARER  one "] {
-            assert!(keys.admit(&sent(&[good])), "{good}");
+        for (good, index) in [("Bearer one", 0), ("bearer Two", 1), ("BEARER  one ", 0)] {
+            assert_eq!(keys.admit(&sent(&[good])), Admission::With(KeyIndex(index)), "{good}");
         }
         let bad = ["", "one", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Bearer two", "Basic one"];
         for bad in bad {
-            assert!(!keys.admit(&sent(&[bad])), "{bad}");
+            assert_eq!(keys.admit(&sent(&[bad])), Admission::Refused, "{bad}");
         }
-        assert!(!keys.admit(&sent(&[])));
-        assert!(!keys.admit(&sent(&["Bearer one", "Bearer x"])), "which of two is meant cannot be known");
+        assert_eq!(keys.admit(&sent(&[])), Admission::Refused);
+        let two = keys.admit(&sent(&["Bearer one", "Bearer x"]));
+        assert_eq!(two, Admission::Refused, "which of two is meant cannot be known");
     }
 
     #[test]
     fn without_keys_everybody_may_ask() {
-        assert!(keys(&[]).admit(&sent(&[])));
+        assert_eq!(keys(&[]).admit(&sent(&[])), Admission::Open);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod page;
 mod platforms;
 mod reference;
 mod sse;
+mod stall;
 mod tgi;
 mod tls;
 mod visit;
@@ -41,9 +42,10 @@ use crate::generation::Serving;
 use crate::health::HealthReceiver;
 use crate::limits::{FlagError, Limits};
 use crate::worker::proto::{ModelDescription, Prepared};
+use body::BodyLimits;
 use error::{ApiError, Cause, Family};
 use gate::{Keys, REQUEST_ID};
-pub use listener::serve;
+pub use listener::{Patience, serve};
 pub use tls::acceptor as tls;
 
 /// What all routes share.
@@ -75,6 +77,10 @@ impl Server {
     /// The model is there. Only the first call counts.
     pub fn load(&self, loaded: Loaded) {
         let _ = self.loaded.set(loaded);
+    }
+
+    fn body_limits(&self) -> BodyLimits {
+        BodyLimits::of(&self.config.args)
     }
 
     /// For routes that do new work: the model, or why there is none now.
@@ -150,7 +156,12 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
     Ok(CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::CONTENT_TYPE, header::AUTHORIZATION, HeaderName::from_static(REQUEST_ID)])
+        .allow_headers([
+            header::CONTENT_TYPE,
+            header::AUTHORIZATION,
+            HeaderName::from_static(REQUEST_ID),
+            HeaderName::from_static(crate::limits::DEADLINE.name),
+        ])
         .expose_headers([HeaderName::from_static(REQUEST_ID), header::RETRY_AFTER]))
 }
 

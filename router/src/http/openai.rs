@@ -1,6 +1,7 @@
 //! What OpenAI's two dialects share: the fields that say how to generate, ids, usage, and the shape of
 //! log probabilities.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -34,6 +35,7 @@ pub struct Manner {
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
+    pub user: Option<String>,
     /// Not settled yet: the dialect may have more.
     pub warnings: Warnings,
 }
@@ -109,6 +111,7 @@ impl Manner {
             n: fields.small(&limits::N)?.unwrap_or(1),
             stream,
             include_usage,
+            user: fields.text(&limits::USER)?.map(Cow::into_owned),
             warnings,
         })
     }
@@ -361,10 +364,8 @@ mod tests {
     fn what_has_no_effect_is_named() {
         let manner =
             parsed(r#"{"user": "me", "parallel_tool_calls": true, "metadata": null}"#).expect("valid");
-        assert_eq!(
-            manner.warnings.lines(),
-            ["`user` has no effect here", "`parallel_tool_calls` has no effect here"]
-        );
+        assert_eq!(manner.warnings.lines(), ["`parallel_tool_calls` has no effect here"]);
+        assert_eq!(manner.user.as_deref(), Some("me"));
         for (body, text) in [
             (r#"{"echo": true}"#, "`echo` is not a field of this route and has no effect"),
             (r#"{"max_new_tokens": 5}"#, "`max_new_tokens` is not a field of this route and has no effect"),

@@ -36,7 +36,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
     }
     let (head, body) = request.into_parts();
     let whole = Request::from_parts(head.clone(), body);
-    let body = match body::read(whole, server.config.args.payload_limit).await {
+    let body = match body::read(whole, server.body_limits()).await {
         Ok(body) => body,
         Err(error) => return error.response(Family::Tgi),
     };

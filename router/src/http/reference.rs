@@ -260,9 +260,11 @@ fn operation(route: &Route, guarded: bool) -> Value {
             ("503", "Loading, recovering or draining; the reason"),
         ],
     };
+    let generates = route.request.is_some() && !route.path.ends_with("tokenize");
+    let too_late = generates.then_some(("504", "The deadline of `x-request-deadline-ms` passed"));
     let unauthorized = needs_key.then_some(("401", "The API key is missing or wrong"));
     let not_found = (route.path == "/v1/models/{id}").then_some(("404", "No model of this name"));
-    for (status, about) in statuses.iter().copied().chain(unauthorized).chain(not_found) {
+    for (status, about) in statuses.iter().copied().chain(too_late).chain(unauthorized).chain(not_found) {
         let content = json!({ "application/json": { "schema": reference(error) } });
         responses.insert(status.into(), json!({ "description": about, "content": content }));
     }
@@ -272,11 +274,19 @@ fn operation(route: &Route, guarded: bool) -> Value {
         operation["requestBody"] = json!({ "required": true, "content": content });
     }
     let names = route.path.split('{').skip(1).filter_map(|part| part.split_once('}'));
-    let parameters: Vec<_> = names
+    let mut parameters: Vec<_> = names
         .map(|(name, _)| {
             json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } })
         })
         .collect();
+    if generates {
+        let Field { name, kind, about, .. } = &limits::DEADLINE;
+        let Kind::Integer { least, most: Most::Is(most) } = kind else {
+            unreachable!("the table says that it is a whole number with a fixed bound")
+        };
+        let schema = json!({ "type": "integer", "minimum": least, "maximum": most });
+        parameters.push(json!({ "name": name, "in": "header", "description": about, "schema": schema }));
+    }
     if !parameters.is_empty() {
         operation["parameters"] = json!(parameters);
     }
@@ -419,6 +429,7 @@ fn markdown() -> String {
             let _ = writeln!(text, "| `{name}` | {} | {default} | {about} |", bounds(field));
         }
     };
+    table("Headers of all that generate", &[&limits::DEADLINE]);
     table("`/generate`, `/generate_stream`, `/`", &Request::Compat.fields());
     table("`parameters` of these", limits::TGI_PARAMETERS);
     table("`/v1/chat/completions`, `/chat_tokenize`", &Request::Chat.fields());

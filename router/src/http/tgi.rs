@@ -1,6 +1,7 @@
 //! TGI's dialect: `/generate`, `/generate_stream`, `POST /` and `/tokenize`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -59,7 +60,7 @@ pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Resp
 pub async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     let result = async {
         let loaded = server.loaded()?;
-        let body = body::read(request, server.config.args.payload_limit).await?;
+        let body = body::read(request, server.body_limits()).await?;
         let fields = Fields::parse(&body, &loaded.limits)?;
         let inputs = inputs(&fields)?;
         // A request to generate is taken as it is: its parameters say nothing here, but wrong ones are as
@@ -190,6 +191,8 @@ impl Asked {
             stop_token_ids: Vec::new(),
             top_tokens: p.small(&limits::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
+            user: None,
+            max_time: p.number(&limits::MAX_TIME)?.map(Duration::from_secs_f64),
         };
         constraints::refuse_grammar(p)?;
         if let Some(adapter) = p.text(&limits::ADAPTER_ID)? {
@@ -577,7 +580,7 @@ mod tests {
                 "top_k": 7, "top_p": 0.8, "typical_p": 0.7, "do_sample": true, "max_new_tokens": 9,
                 "return_full_text": true, "stop": ["a", "b"], "truncate": 11, "watermark": true,
                 "details": true, "decoder_input_details": true, "seed": 18446744073709551615,
-                "top_n_tokens": 5, "grammar": null, "adapter_id": null, "unknown": 1}"#,
+                "top_n_tokens": 5, "grammar": null, "adapter_id": null, "max_time": 1.5, "unknown": 1}"#,
         )
         .expect("valid");
         let sampling = Sampling {
@@ -597,6 +600,7 @@ mod tests {
         assert_eq!(request.stop, ["a", "b"]);
         assert_eq!(request.stop_text, StopText::Keep);
         assert_eq!(request.top_tokens, 5);
+        assert_eq!(request.max_time, Some(Duration::from_millis(1500)));
         assert!(request.prompt_logprobs && request.watermark && asked.details);
         assert_eq!((asked.prefix.as_str(), asked.prompt_characters), ("héllo", 5));
         let unknown = ["`parameters.unknown` is not a field of this route and has no effect"];

@@ -10,15 +10,17 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::generation::{self, Done, Generation, GenerationRequest};
+use crate::generation::{self, Caller, Done, Generation, GenerationRequest};
 use crate::http::error::{ApiError, Family};
-use crate::http::gate::RequestId;
+use crate::http::fields::{shortened, whole_number};
+use crate::http::gate::{KeyIndex, RequestId};
 use crate::http::{Loaded, Server, body};
+use crate::limits::{self, Kind};
 use crate::telemetry::metrics;
 
 pub struct Visit {
     server: Arc<Server>,
-    arrival: Instant,
+    caller: Caller,
     account: Account,
     _under_way: TaskTrackerToken,
 }
@@ -45,12 +47,16 @@ impl Visit {
         let arrival = Instant::now();
         metrics::request_arrived();
         let under_way = server.under_way.token();
-        let limit = server.config.args.payload_limit;
+        let limits = server.body_limits();
         let account = Account::of(&request);
-        let mut visit = Some(Visit { server, arrival, account, _under_way: under_way });
+        let key = request.extensions().get().map(|&KeyIndex(index)| index);
+        let caller = Caller { key, ..Caller::anonymous(arrival) };
+        let mut visit = Some(Visit { server, caller, account, _under_way: under_way });
         let result = async {
-            visit.as_ref().expect("just made").server.ready()?;
-            let body = body::read(request, limit).await?;
+            let staying = visit.as_mut().expect("just made");
+            staying.server.ready()?;
+            staying.caller.deadline = deadline(request.headers())?.map(|time| arrival + time);
+            let body = body::read(request, limits).await?;
             handle(&mut visit, body).await
         }
         .await;
@@ -81,12 +87,12 @@ impl Visit {
     }
 
     pub async fn start(&self, request: GenerationRequest) -> Result<Generation, ApiError> {
-        Ok(generation::start(&self.loaded()?.serving, request, self.arrival).await?)
+        Ok(generation::start(&self.loaded()?.serving, request, &self.caller).await?)
     }
 
     /// The first token is there.
     pub fn began(&mut self) {
-        let after = self.arrival.elapsed();
+        let after = self.caller.arrival.elapsed();
         self.account.first_token = Some(after);
         metrics::first_token(after);
     }
@@ -131,7 +137,7 @@ impl Drop for Visit {
             cached_tokens = self.account.cached_tokens,
             generated_tokens = self.account.generated_tokens,
             first_token_s = first_token.map(|time| time.as_secs_f64()),
-            total_s = self.arrival.elapsed().as_secs_f64(),
+            total_s = self.caller.arrival.elapsed().as_secs_f64(),
             "answered"
         );
     }
@@ -149,6 +155,26 @@ impl Account {
             prompt_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 0,
+        }
+    }
+}
+
+/// After what time the client will not want the answer any more, by its header.
+fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+    let name = limits::DEADLINE.name;
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let Kind::Integer { least, most: limits::Most::Is(most) } = limits::DEADLINE.kind else {
+        unreachable!("the table says that it is a whole number with a fixed bound")
+    };
+    let given = String::from_utf8_lossy(value.as_bytes());
+    match whole_number(&given).and_then(|number| u64::try_from(number).ok()) {
+        Some(number) if number >= least.unsigned_abs() && number <= most => {
+            Ok(Some(Duration::from_millis(number)))
+        }
+        _ => {
+            let given = shortened(&given);
+            let message = format!("`{name}` must be a whole number >= {least} and <= {most}. Given: {given}");
+            Err(ApiError::invalid(name, message))
         }
     }
 }

@@ -2,13 +2,14 @@
 //! event. No clock, no channel to the workers, no async: `task` drives it, tests drive it directly.
 //! `planning` builds plans, `results` applies what came back, `loss` starts over.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
 use super::blocks::BlockPool;
 use super::cost::StepCost;
+use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
 use super::live::{InFlight, Live, RowRecord};
 use super::plan::PlanBuilder;
@@ -45,9 +46,9 @@ pub(super) struct Core {
     pub(super) builder: PlanBuilder,
 
     pub(super) sequences: Slab<Live>,
-    by_id: HashMap<SequenceId, usize>,
-    /// Oldest first, preempted ones among them: who waits longest is next, whatever it waits for.
-    pub(super) waiting: BTreeMap<SequenceId, usize>,
+    pub(super) by_id: HashMap<SequenceId, usize>,
+    /// Preempted ones are among them.
+    pub(super) waiting: FairQueue,
     /// Keys of the sequences that have a slot, oldest first.
     pub(super) running: Vec<usize>,
     /// Those that have to run alone; see `loss`.
@@ -56,6 +57,12 @@ pub(super) struct Core {
     pub(super) in_flight: VecDeque<InFlight>,
     /// Row lists of past plans, to be filled again.
     pub(super) spare_rows: Vec<Vec<RowRecord>>,
+    /// Memory for the list of prompts of a plan.
+    pub(super) spare_prompts: Vec<usize>,
+    /// The oldest found no blocks in the last plan, since those that could give some were in it already.
+    pub(super) oldest_is_due: bool,
+    /// When something is to be done about a sequence's deadline.
+    pub(super) due: BTreeSet<(Instant, SequenceId)>,
     /// The head of the queue, if it found no room.
     pub(super) blocked: Option<Blocked>,
     /// How often a sequence gave up its slot.
@@ -63,7 +70,7 @@ pub(super) struct Core {
 
     pub(super) last_result: Option<Instant>,
     pub(super) counters: Counters,
-    completions: Completions,
+    pub(super) completions: Completions,
 }
 
 /// A head of the queue that found no room, and when: it is not tried again before something changed.
@@ -104,11 +111,14 @@ impl Core {
             pool,
             sequences: Slab::new(),
             by_id: HashMap::new(),
-            waiting: BTreeMap::new(),
+            waiting: FairQueue::default(),
             running: Vec::new(),
             suspects: BTreeSet::new(),
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
+            spare_prompts: Vec::new(),
+            oldest_is_due: false,
+            due: BTreeSet::new(),
             blocked: None,
             departures: 0,
             last_result: None,
@@ -129,20 +139,36 @@ impl Core {
         self.last_result = None;
     }
 
-    pub fn submit(&mut self, arrival: Arrival) {
-        let live = Live::new(arrival);
-        if live.final_len() > self.capacity.max_sequence_tokens || live.prompt_len == 0 {
-            // The caller checks; the limit may have shrunk since.
-            let limit = self.capacity.max_sequence_tokens;
-            let why = format!("prompt and output together may have at most {limit} tokens now");
-            live.tell(SequenceEvent::Failed(SequenceFailure::Unavailable(why)));
+    pub fn submit(&mut self, arrival: Arrival, now: Instant) {
+        let account = self.waiting.enter(arrival.spec.party);
+        let live = Live::new(arrival, account);
+        if let Some(why) = self.refusal(&live, now) {
+            self.waiting.leave(account);
+            live.tell(SequenceEvent::Failed(why));
             self.counters.failed += 1;
             return;
         }
         let id = live.id;
+        self.due.extend(live.deadline.into_iter().chain(live.stop_at).map(|at| (at, id)));
         let key = self.sequences.insert(live);
         self.by_id.insert(id, key);
-        self.waiting.insert(id, key);
+        self.wait(key);
+    }
+
+    fn refusal(&mut self, live: &Live, now: Instant) -> Option<SequenceFailure> {
+        if live.final_len() > self.capacity.max_sequence_tokens || live.prompt_len == 0 {
+            // The caller checks; the limit may have shrunk since.
+            let limit = self.capacity.max_sequence_tokens;
+            let why = format!("prompt and output together may have at most {limit} tokens now");
+            return Some(SequenceFailure::Unavailable(why));
+        }
+        self.too_late(live, now)
+    }
+
+    /// Puts a sequence into the queue.
+    pub(super) fn wait(&mut self, key: usize) {
+        let live = &self.sequences[key];
+        self.waiting.push(live.account, live.id, key, live.tokens.len() as u32);
     }
 
     /// Its owner wants no more of it.
@@ -185,11 +211,16 @@ impl Core {
         if self.sequences[key].slot.is_some() {
             self.vacate(key);
         } else {
-            self.waiting.remove(&id);
+            self.waiting.remove(id);
         }
         self.by_id.remove(&id);
         self.suspects.remove(&id);
-        self.sequences.remove(key)
+        let live = self.sequences.remove(key);
+        self.waiting.leave(live.account);
+        for at in live.deadline.into_iter().chain(live.stop_at) {
+            self.due.remove(&(at, id));
+        }
+        live
     }
 
     /// Makes room: the sequence goes back to its place in the queue, to be computed again later, mostly
@@ -198,7 +229,7 @@ impl Core {
         self.counters.preemptions += 1;
         self.sequences[key].preemptions += 1;
         self.vacate(key);
-        self.waiting.insert(self.sequences[key].id, key);
+        self.wait(key);
     }
 
     /// A running sequence gives up slot and blocks. The workers hear of it with the next plan, before its
@@ -222,7 +253,7 @@ impl Core {
     /// Gives a waiting sequence a slot; there is a free one.
     pub(super) fn place(&mut self, key: usize) {
         let id = self.sequences[key].id;
-        self.waiting.remove(&id);
+        self.waiting.remove(id);
         let at = self.running_index(id).unwrap_or_else(|at| at);
         self.running.insert(at, key);
         let live = &mut self.sequences[key];
@@ -275,13 +306,6 @@ impl Core {
         self.sequences.is_empty()
     }
 
-    /// How long a refused client should wait: until a place is free, if sequences go on ending as they did.
-    /// With many waiting, many are refused too, so a part of the queue is added.
-    pub fn retry_after(&self, now: Instant) -> Duration {
-        let interval = self.completions.interval(now);
-        interval * (1 + self.waiting.len() as u32 / 8)
-    }
-
     pub fn stats(&self) -> Stats {
         Stats {
             live: self.sequences.len() as u32,
@@ -328,13 +352,20 @@ impl Core {
             assert!(live.planned <= live.blocks.len() as u32 * self.pool.block_size());
             assert!(live.len() <= live.final_len());
             if live.slot.is_none() {
-                assert!(live.blocks.is_empty() && self.waiting.contains_key(&live.id));
+                assert!(live.blocks.is_empty() && self.waiting.get(live.id) == Some(key));
             }
         }
+        self.waiting.check(self.sequences.len());
+        let due = self.sequences.iter().flat_map(|(_, live)| [live.deadline, live.stop_at]).flatten();
+        assert!(self.due.len() <= due.count());
     }
 
     pub fn oldest(&self) -> Option<SequenceId> {
         self.by_id.keys().min().copied()
+    }
+
+    pub fn waits(&self, id: SequenceId) -> bool {
+        self.waiting.get(id).is_some()
     }
 
     pub fn preemptions_of(&self, id: SequenceId) -> Option<u32> {
@@ -349,7 +380,7 @@ fn slots(count: u32) -> Vec<SlotId> {
 
 /// The recent rate at which sequences end.
 #[derive(Default)]
-struct Completions {
+pub(super) struct Completions {
     last: Option<Instant>,
     /// Between two ends, smoothed.
     interval: Option<Duration>,
@@ -363,9 +394,9 @@ impl Completions {
         }
     }
 
-    /// Never shorter than the time since the last end: a stall shows at once.
-    fn interval(&self, now: Instant) -> Duration {
+    /// Never shorter than the time since the last end: a stall shows at once. `None` before two have ended.
+    pub(super) fn interval(&self, now: Instant) -> Option<Duration> {
         let stalled = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        self.interval.unwrap_or(Duration::from_secs(1)).max(stalled)
+        self.interval.map(|interval| interval.max(stalled))
     }
 }

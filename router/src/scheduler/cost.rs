@@ -60,6 +60,14 @@ impl StepCost {
         Duration::from_nanos((self.unscaled(work) * self.scale(work)) as u64)
     }
 
+    /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
+    pub fn expect_prompts(&self, tokens: f64, length: f64, chunk: u32, decodes: Work) -> Duration {
+        let steps = (tokens / f64::from(chunk.max(1))).ceil();
+        let beside = self.unscaled(decodes) * steps;
+        let own = self.model.per_token_ns * tokens + self.model.per_context_token_ns * tokens * length / 2.0;
+        Duration::from_nanos(((beside + own) * self.prompt_scale) as u64)
+    }
+
     pub fn learn(&mut self, work: Work, took: Duration) {
         let seen = took.as_nanos() as f64 / self.unscaled(work);
         let scale = if work.prompts { &mut self.prompt_scale } else { &mut self.decode_scale };
@@ -133,6 +141,22 @@ mod tests {
         }
         let after = cost.chunk_within(Duration::from_millis(20), Work::default(), 0);
         assert!(after < before / 2, "{before} -> {after}");
+    }
+
+    #[test]
+    fn many_steps_cost_as_much_as_each_of_them() {
+        let cost = cost();
+        let mut decodes = Work { prompts: true, ..Work::default() };
+        decodes.add(100, 1);
+        let mut whole = Duration::ZERO;
+        for position in (0..4096).step_by(512) {
+            let mut work = decodes;
+            work.add(position, 512);
+            whole += cost.expect(work);
+        }
+        let expected = cost.expect_prompts(4096.0, 4096.0, 512, decodes);
+        let wrong = (expected.as_secs_f64() / whole.as_secs_f64() - 1.0).abs();
+        assert!(wrong < 0.01, "{expected:?} for {whole:?}");
     }
 
     #[test]

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::sequence::{Refused, Release, SequenceEvent, SequenceSpec, Submitted, Ticket};
+use super::places::Places;
+use super::sequence::{Party, Refused, Release, SequenceEvent, SequenceSpec, Submitted, Ticket};
 use crate::ids::{SequenceId, TokenId};
 
 /// What the scheduler is to keep to. Derived from flags and from what the workers answered.
@@ -62,7 +63,7 @@ impl Handle {
     /// are at most `max_sequence_tokens`, that the prompt is not empty, that `max_new_tokens` is not 0 and
     /// that every token is in the vocabulary.
     pub fn submit(&self, spec: SequenceSpec) -> Result<Submitted, Refused> {
-        let permit = Permit::acquire(&self.shared)?;
+        let permit = Permit::acquire(&self.shared, spec.party)?;
         let id = SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = mpsc::unbounded_channel();
         let inbox = self.inbox.clone();
@@ -85,7 +86,7 @@ impl Handle {
 
     pub fn stats(&self) -> Stats {
         let mut stats = *self.shared.stats.lock().expect("nothing panics while it holds this lock");
-        stats.live = self.shared.live.load(Ordering::Relaxed);
+        stats.live = self.shared.places.taken();
         stats
     }
 
@@ -127,8 +128,7 @@ pub(super) struct Arrival {
 
 /// What handles read without asking the task.
 pub(super) struct Shared {
-    pub max_live: u32,
-    pub live: AtomicU32,
+    pub places: Places,
     pub next_id: AtomicU64,
     pub closed: AtomicBool,
     pub max_sequence_tokens: AtomicU32,
@@ -139,28 +139,31 @@ pub(super) struct Shared {
 }
 
 /// One place among `max_live`; given back when dropped.
-pub(super) struct Permit(Arc<Shared>);
+pub(super) struct Permit {
+    shared: Arc<Shared>,
+    party: Party,
+}
 
 impl Permit {
-    fn acquire(shared: &Arc<Shared>) -> Result<Self, Refused> {
+    fn acquire(shared: &Arc<Shared>, party: Party) -> Result<Self, Refused> {
         if shared.closed.load(Ordering::SeqCst) {
             return Err(Refused::Unavailable("the server is shutting down".into()));
         }
-        let place = shared
-            .live
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < shared.max_live).then_some(n + 1));
-        match place {
-            Ok(_) => Ok(Self(shared.clone())),
-            Err(_) => {
-                let wait = shared.retry_after_ms.load(Ordering::Relaxed);
-                Err(Refused::Full { retry_after: Duration::from_secs(wait.div_ceil(1000).clamp(1, 60)) })
-            }
+        if shared.places.take(party, Instant::now()) {
+            return Ok(Self { shared: shared.clone(), party });
         }
+        let wait = Duration::from_millis(shared.retry_after_ms.load(Ordering::Relaxed));
+        Err(Refused::Full { retry_after: come_back_in(wait) })
     }
+}
+
+/// What to tell a client that should wait: whole seconds, and not for ever, since things change.
+pub(super) fn come_back_in(wait: Duration) -> Duration {
+    Duration::from_secs(wait.as_millis().div_ceil(1000).clamp(1, 60) as u64)
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Ordering::AcqRel);
+        self.shared.places.leave(self.party);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
+use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::sequence::{Sampling, SequenceEvent};
 use crate::ids::{BlockId, SequenceId, SlotId, TokenId};
@@ -25,6 +26,12 @@ pub(super) struct Live {
     pub top_tokens: u32,
     pub namespace: u64,
     pub prompt_logprobs: PromptLogprobs,
+    pub deadline: Option<Instant>,
+    pub stop_at: Option<Instant>,
+    /// Of its party.
+    pub account: AccountId,
+    /// Positions that its party was charged for: what is computed again is free.
+    pub charged: u32,
 
     /// Its row in the workers' slot table while it runs; `None` while it waits.
     pub slot: Option<SlotId>,
@@ -75,7 +82,7 @@ pub(super) struct Suspicion {
 }
 
 impl Live {
-    pub fn new(arrival: Arrival) -> Self {
+    pub fn new(arrival: Arrival, account: AccountId) -> Self {
         let Arrival { id, spec, events, permit } = arrival;
         Self {
             id,
@@ -93,6 +100,10 @@ impl Live {
                 true => PromptLogprobs::Collecting(Vec::new()),
                 false => PromptLogprobs::NotWanted,
             },
+            deadline: spec.deadline,
+            stop_at: spec.stop_at,
+            account,
+            charged: 0,
             slot: None,
             started: false,
             start_due: true,
@@ -124,6 +135,10 @@ impl Live {
     /// Its last token is in flight: nothing is left to plan.
     pub fn is_planned_out(&self) -> bool {
         self.len() >= self.final_len()
+    }
+
+    pub fn has_output(&self) -> bool {
+        self.tokens.len() as u32 > self.prompt_len
     }
 
     /// Its next row feeds what its slot sampled last.

@@ -51,7 +51,7 @@ impl Core {
             let live = &mut self.sequences[key];
             live.blocks.clear();
             live.unplace();
-            self.waiting.insert(live.id, key);
+            self.wait(key);
         }
     }
 }

@@ -1,17 +1,21 @@
 //! Owns every live sequence and every KV block, as one task that the rest reaches by messages.
 //!
-//! `handle` is the outside. `task` drives `core`, a state machine that `planning`, `results` and `loss`
-//! implement over `live` sequences, `blocks` with the `prefix_cache`, `policy` and `cost`; `plan` writes the
-//! wire's columns. `recovery` replaces lost workers.
+//! `handle` is the outside, with the `places` that it gives away. `task` drives `core`, a state machine that
+//! `planning`, `results`, `deadlines` and `loss` implement over `live` sequences, the queue of `fairness`,
+//! `blocks` with the `prefix_cache`, `policy` and `cost`; `plan` writes the wire's columns. `recovery` replaces
+//! lost workers.
 
 mod blocks;
 mod core;
 mod cost;
+mod deadlines;
+mod fairness;
 mod handle;
 mod live;
 mod loss;
 mod metrics;
 pub mod offline;
+mod places;
 mod plan;
 mod planning;
 mod policy;
@@ -30,7 +34,7 @@ use tokio::sync::mpsc;
 
 pub use handle::{Handle, Settings, Stats};
 pub use sequence::{
-    Finish, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
+    Finish, Party, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
     Submitted, Ticket, Watermark,
 };
 
@@ -49,8 +53,7 @@ pub fn spawn(
 ) -> Handle {
     let (sender, inbox) = mpsc::unbounded_channel();
     let shared = Arc::new(handle::Shared {
-        max_live: settings.max_live,
-        live: AtomicU32::new(0),
+        places: places::Places::new(settings.max_live),
         next_id: AtomicU64::new(1),
         closed: AtomicBool::new(false),
         max_sequence_tokens: AtomicU32::new(group.max_sequence_tokens()),

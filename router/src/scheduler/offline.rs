@@ -46,7 +46,7 @@ impl Offline {
         let (sender, events) = mpsc::unbounded_channel();
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.core.submit(Arrival { id, spec, events: sender, permit: None });
+        self.core.submit(Arrival { id, spec, events: sender, permit: None }, Instant::now());
         events
     }
 

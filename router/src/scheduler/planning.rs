@@ -1,14 +1,16 @@
-//! Builds the next plan: a row for every running sequence that has something to feed, then new ones from
-//! the queue as far as slots, blocks and the step's budget go.
+//! Builds the next plan: a row for every running sequence that decodes, then prompts, running ones and new ones
+//! from the queue, as far as slots, blocks and the step's budget go, those first whose party was served least.
 //!
-//! Sequences are visited oldest first, and when blocks run out they are taken from the youngest. So a
-//! sequence that already has a row in the plan never loses its blocks to a later one (see `blocks` for why
-//! that must not happen), and the oldest always gets what it needs: no sequence is longer than the pool.
+//! When blocks run out they are taken from the youngest that has no row in the plan yet: one that has a row
+//! never loses its blocks to a later one (see `blocks` for why that must not happen). The oldest sequence that
+//! runs always gets what it needs: if all that could give blocks have rows already, it comes first in the next
+//! plan. No sequence is longer than the pool, so it ends, and the next one is the oldest.
 
 use std::time::Instant;
 
 use super::core::{Blocked, Core};
 use super::cost::Work;
+use super::fairness::cost;
 use super::live::{InFlight, PromptLogprobs, RowRecord};
 use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{PLANS_IN_FLIGHT, PromptBudget, align, growth, lookahead};
@@ -22,6 +24,14 @@ struct Draft {
     work: Work,
     prompt_rows: u32,
     budget: PromptBudget,
+}
+
+/// What the queue finds, while a plan is built.
+struct Room {
+    /// Blocks by which those who run must be able to grow, if that is known.
+    running_growth: Option<u32>,
+    /// False once the head of the queue found none.
+    is_there: bool,
 }
 
 impl Core {
@@ -43,8 +53,8 @@ impl Core {
         match self.suspects.first() {
             Some(&suspect) => self.plan_alone(suspect, &mut draft),
             None => {
-                self.plan_running(&mut draft);
-                self.admit(&mut draft);
+                self.plan_decodes(&mut draft);
+                self.plan_prompts(&mut draft);
             }
         }
         if draft.rows.is_empty() {
@@ -64,8 +74,8 @@ impl Core {
         Some(plan)
     }
 
-    fn plan_running(&mut self, draft: &mut Draft) {
-        // Decodes come out of the budget first, wherever they stand: a prompt must not keep them waiting.
+    fn plan_decodes(&mut self, draft: &mut Draft) {
+        // Decodes come out of the budget first: a prompt must not keep them waiting.
         let budget = &mut draft.budget;
         for &key in &self.running {
             let live = &self.sequences[key];
@@ -75,63 +85,103 @@ impl Core {
         }
         budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
         budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
+        if std::mem::take(&mut self.oldest_is_due)
+            && let Some(&oldest) = self.running.first()
+        {
+            self.plan_row(oldest, draft);
+        }
         let mut at = 0;
         while let Some(&key) = self.running.get(at) {
-            self.plan_row(key, draft);
+            // The oldest may have its row already.
+            if self.sequences[key].continues() && draft.rows.first().is_none_or(|row| row.key != key) {
+                self.plan_row(key, draft);
+            }
             at += 1;
         }
     }
 
-    /// Lets in waiting sequences, oldest first. The first that finds no room holds up those behind it:
-    /// who came first is served first, and a large request cannot be overtaken for ever by small ones.
-    fn admit(&mut self, draft: &mut Draft) {
-        let mut running_growth = None;
-        while let Some((&id, &key)) = self.waiting.first_key_value() {
-            let block_size = self.pool.block_size();
-            let has_budget = draft.budget.chunk(&self.cost, 0, block_size) > 0;
-            // Rows of a preempted sequence that are still in flight will bring tokens to start from.
-            if !has_budget || self.free_slots.is_empty() || self.sequences[key].rows_in_flight > 0 {
-                return;
-            }
-            if self.is_still_blocked(id) {
-                return;
-            }
-            self.reuse_cached(key);
-            if self.chunk(key, draft) == 0 {
-                self.forget_cached(key);
-                return;
-            }
+    /// Prompts, in the order in which their parties were served so far: those that run and those that wait
+    /// compete for what is left of the step. The first in the queue that finds no room holds up those behind
+    /// it: a large request cannot be overtaken for ever by small ones.
+    fn plan_prompts(&mut self, draft: &mut Draft) {
+        let has_row = |key: usize| draft.rows.first().is_some_and(|row| row.key == key);
+        let mut prompts = std::mem::take(&mut self.spare_prompts);
+        prompts.extend(self.running.iter().copied().filter(|&key| {
             let live = &self.sequences[key];
-            let ahead = lookahead(live.preemptions, block_size);
-            let own = growth(live, ahead, block_size);
-            let others = match running_growth {
-                Some(sum) if live.preemptions == 0 => sum,
-                _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, block_size)).sum(),
-            };
-            if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
-                self.forget_cached(key);
-                self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
-                return;
-            }
-            self.blocked = None;
-            let had = live.blocks.len();
-            let cached = live.planned;
-            let first_time = live.preemptions == 0;
-            self.place(key);
-            let live = &mut self.sequences[key];
-            self.counters.prefix_hit_tokens += u64::from(cached);
-            if !live.was_admitted {
-                live.was_admitted = true;
-                live.tell(SequenceEvent::Admitted { cached_tokens: cached });
-            }
-            self.plan_row(key, draft);
-            running_growth = match self.sequences.get(key) {
-                Some(live) if first_time => {
-                    Some(others + own.saturating_sub((live.blocks.len() - had) as u32))
+            !live.continues() && !live.is_planned_out() && !has_row(key)
+        }));
+        // The one that is next comes last.
+        prompts.sort_by_key(|&key| {
+            let live = &self.sequences[key];
+            std::cmp::Reverse((self.waiting.served(live.account), live.id))
+        });
+        let mut room = Room { running_growth: None, is_there: true };
+        while draft.budget.chunk(&self.cost, 0, self.pool.block_size()) > 0 {
+            let running = prompts.last().map(|&key| self.waiting.served(self.sequences[key].account));
+            let waiting = if room.is_there { self.waiting.head() } else { None };
+            match (running, waiting) {
+                (Some(served), Some((.., least))) if least < served => self.admit(draft, &mut room),
+                (Some(_), _) => {
+                    let Some(key) = prompts.pop() else { break };
+                    // An earlier row may have taken its blocks, and with them its slot; it may even be back.
+                    let mut planned = draft.rows.iter().rev().take(draft.prompt_rows as usize);
+                    if self.sequences[key].slot.is_some() && planned.all(|row| row.key != key) {
+                        self.plan_row(key, draft);
+                        room.running_growth = None;
+                    }
                 }
-                _ => None,
-            };
+                (None, Some(_)) => self.admit(draft, &mut room),
+                (None, None) => break,
+            }
         }
+        prompts.clear();
+        self.spare_prompts = prompts;
+    }
+
+    /// Lets in the sequence whose turn it is, or finds that there is no room for it now.
+    fn admit(&mut self, draft: &mut Draft, room: &mut Room) {
+        room.is_there = false;
+        let Some((id, key, _)) = self.waiting.head() else { return };
+        let block_size = self.pool.block_size();
+        // Rows of a preempted sequence that are still in flight will bring tokens to start from.
+        if self.free_slots.is_empty() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
+            return;
+        }
+        self.reuse_cached(key);
+        if self.chunk(key, draft) == 0 {
+            self.forget_cached(key);
+            return;
+        }
+        let live = &self.sequences[key];
+        let ahead = lookahead(live.preemptions, block_size);
+        let own = growth(live, ahead, block_size);
+        let others = match room.running_growth {
+            Some(sum) if live.preemptions == 0 => sum,
+            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, block_size)).sum(),
+        };
+        if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
+            self.forget_cached(key);
+            self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
+            return;
+        }
+        self.blocked = None;
+        room.is_there = true;
+        let had = live.blocks.len();
+        let cached = live.planned;
+        let first_time = live.preemptions == 0;
+        self.place(key);
+        let live = &mut self.sequences[key];
+        self.counters.prefix_hit_tokens += u64::from(cached);
+        live.charged = live.charged.max(cached);
+        if !live.was_admitted {
+            live.was_admitted = true;
+            live.tell(SequenceEvent::Admitted { cached_tokens: cached });
+        }
+        self.plan_row(key, draft);
+        room.running_growth = match self.sequences.get(key) {
+            Some(live) if first_time => Some(others + own.saturating_sub((live.blocks.len() - had) as u32)),
+            _ => None,
+        };
     }
 
     /// Whether the head of the queue would find no more room than when it was last tried: a long prompt
@@ -149,8 +199,8 @@ impl Core {
         if self.in_flight.iter().flat_map(|step| &step.rows).any(|row| row.id != id) {
             return;
         }
-        let key = match self.waiting.get(&id) {
-            Some(&key) => {
+        let key = match self.waiting.get(id) {
+            Some(key) => {
                 if self.sequences[key].rows_in_flight > 0 {
                     return;
                 }
@@ -200,6 +250,7 @@ impl Core {
         if count == 0 || !self.take_blocks(key, count, draft) {
             return;
         }
+        self.charge(key, count);
 
         let live = &mut self.sequences[key];
         let position = live.planned;
@@ -264,6 +315,17 @@ impl Core {
             live.slot_sampled = Some(end);
         }
         self.register(key);
+    }
+
+    /// Charges a sequence's party for its next `count` positions, as far as they are new.
+    fn charge(&mut self, key: usize, count: u32) {
+        let live = &mut self.sequences[key];
+        let end = live.planned + count;
+        let from = live.planned.max(live.charged);
+        if from < end {
+            live.charged = end;
+            self.waiting.charge(live.account, cost(live.prompt_len, from, end));
+        }
     }
 
     /// How many tokens of what it has to feed a sequence may feed now.
@@ -348,7 +410,10 @@ impl Core {
 
     fn step_back(&mut self, key: usize) {
         if self.running.len() > 1 {
-            self.preempt(key);
+            match self.running.first() == Some(&key) && self.suspects.is_empty() {
+                true => self.oldest_is_due = true,
+                false => self.preempt(key),
+            }
             return;
         }
         // Alone in the pool and still too large: possible only when fresh workers have less memory.

@@ -103,12 +103,16 @@ impl Task {
         let (source, old) = (self.source.clone(), group.clone());
         let mut replacing = self.outside.spawn(async move { old.replace(&*source, loss).await });
         loop {
+            self.core.expire(Instant::now());
+            let due = self.core.next_due();
+            let expiry = tokio::time::sleep_until(due.unwrap_or_else(Instant::now).into());
             tokio::select! {
                 replaced = &mut replacing => {
                     return Some(replaced.unwrap_or_else(|panic| {
                         Err(StartError::Refused(format!("starting workers failed: {panic}")))
                     }));
                 }
+                () = expiry, if due.is_some() => {}
                 message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
                     Some(Then::GoOn) => self.publish(),
                     Some(Then::Stop) | None => {

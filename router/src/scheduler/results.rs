@@ -113,7 +113,7 @@ impl Core {
             (!live.ignore_eos && self.rules.eos.contains(&token)) || live.stop_token_ids.contains(&token);
         let ended = if stops {
             Some(Finish::Eos)
-        } else if generated >= live.max_new_tokens {
+        } else if generated >= live.max_new_tokens || live.stop_at.is_some_and(|at| now >= at) {
             Some(Finish::Length)
         } else {
             None

@@ -1,7 +1,7 @@
 //! A sequence as it enters the scheduler and what comes out of it. Token ids only: text belongs to
 //! `generation`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
@@ -73,6 +73,23 @@ pub struct SequenceSpec {
     pub prompt_logprobs: bool,
     /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
     pub cache_namespace: u64,
+    pub party: Party,
+    /// Nobody wants it any more after this.
+    pub deadline: Option<Instant>,
+    /// It ends with the first token after this, as if by length.
+    pub stop_at: Option<Instant>,
+}
+
+/// On whose behalf a sequence runs: between parties the queue is fair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Party {
+    /// All that say nothing of themselves.
+    #[default]
+    Anonymous,
+    /// The place of the API key among the server's; never the key.
+    Key(u32),
+    /// A digest of the name that a client gave its user.
+    User(u64),
 }
 
 /// A sequence that the scheduler accepted. Dropping `ticket` before the end cancels it.
@@ -116,7 +133,7 @@ pub struct SampledToken {
 pub enum Finish {
     /// The last token is an end-of-sequence token.
     Eos,
-    /// `max_new_tokens` were generated.
+    /// `max_new_tokens` were generated, or its time was up.
     Length,
 }
 
@@ -132,12 +149,18 @@ pub enum SequenceFailure {
     /// The server gave up on its workers, or is stopping.
     #[error("{0}")]
     Unavailable(String),
+    /// It was not begun, and could not be, or was not, in the time that it has.
+    #[error("{why}")]
+    TooLate { why: String, retry_after: Duration },
+    /// Its deadline passed while it ran.
+    #[error("{0}")]
+    OutOfTime(String),
 }
 
 /// Why a sequence was not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// As many requests are live as `--max-concurrent-requests` allows.
+    /// As many requests are live as `--max-concurrent-requests` allows, or as one party may have.
     #[error("the queue is full")]
     Full { retry_after: Duration },
     /// Not serving now; the text says why.

@@ -108,6 +108,8 @@ impl Task {
     async fn serve(&mut self, mut run: Box<Run>) -> Left {
         let timer = sleep_until(Instant::now().into());
         tokio::pin!(timer);
+        let expiry = sleep_until(Instant::now().into());
+        tokio::pin!(expiry);
         let mut check: OptionFuture<BoxFuture<'static, Result<(), Loss>>> = None.into();
         let mut checking = false;
         self.last_sign = Instant::now();
@@ -118,6 +120,7 @@ impl Task {
                     return Left::Stopped;
                 }
             }
+            self.core.expire(Instant::now());
             while let Some(plan) = self.core.plan(Instant::now()) {
                 self.metrics.planned(self.core.prompt_rows_of_last_plan());
                 run.send(plan);
@@ -132,6 +135,10 @@ impl Task {
             }
             let wake = overdue.unwrap_or(self.last_sign + self.settings.check_interval);
             timer.as_mut().reset(wake.into());
+            let due = self.core.next_due();
+            if let Some(due) = due {
+                expiry.as_mut().reset(due.into());
+            }
             tokio::select! {
                 biased;
                 result = run.next() => {
@@ -151,6 +158,7 @@ impl Task {
                     }
                     self.last_sign = Instant::now();
                 }
+                () = &mut expiry, if due.is_some() => {}
                 // A check has its own time limit.
                 () = &mut timer, if !checking => match overdue {
                     Some(_) => match timeout(LAST_LOOK, run.next()).await {
@@ -189,7 +197,7 @@ impl Task {
 
     pub fn handle(&mut self, message: Message) -> Then {
         match message {
-            Message::Submit(arrival) => self.core.submit(*arrival),
+            Message::Submit(arrival) => self.core.submit(*arrival, Instant::now()),
             Message::Release(id, why) => self.core.release(id, why, Instant::now()),
             Message::Drain(done) => self.drains.push(done),
             Message::Stop(done) => {

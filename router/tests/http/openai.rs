@@ -155,9 +155,9 @@ async fn log_probabilities_come_with_bytes_and_alternatives() {
 #[tokio::test]
 async fn what_has_no_effect_is_named_in_the_answer() {
     let served = Served::default().await;
-    let request = chat(json!({"user": "me", "top_logprobs": 2}));
+    let request = chat(json!({"store": true, "top_logprobs": 2}));
     let body = served.post("/v1/chat/completions", request.clone()).await.good();
-    let warnings = json!(["`user` has no effect here", "`top_logprobs` has no effect without `logprobs`"]);
+    let warnings = json!(["`store` has no effect here", "`top_logprobs` has no effect without `logprobs`"]);
     assert_eq!(body["warnings"], warnings);
     let mut request = request;
     request["stream"] = json!(true);

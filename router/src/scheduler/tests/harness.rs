@@ -11,7 +11,7 @@ use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::sequence::{
-    Finish, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
+    Finish, Party, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
 };
 use crate::worker::mock::{MockConfig, MockModel};
 use crate::worker::proto::StepPlan;
@@ -43,6 +43,9 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         cache_namespace: 0,
+        party: Party::Anonymous,
+        deadline: None,
+        stop_at: None,
     }
 }
 
@@ -106,7 +109,7 @@ impl Harness {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let (sender, events) = mpsc::unbounded_channel();
-        self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None });
+        self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None }, self.now);
         let client = Client {
             spec,
             events,

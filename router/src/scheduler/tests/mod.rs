@@ -3,6 +3,7 @@
 
 mod blocks;
 mod core;
+mod fair;
 mod harness;
 mod random;
 mod served;

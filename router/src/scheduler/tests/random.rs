@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::harness::{Harness, tiny};
 use crate::ids::{SequenceId, TokenId};
-use crate::scheduler::sequence::{Release, Sampling, SequenceSpec, Watermark};
+use crate::scheduler::sequence::{Party, Release, Sampling, SequenceSpec, Watermark};
 use crate::worker::mock::MockConfig;
 
 #[derive(Clone, Debug)]
@@ -32,10 +32,11 @@ fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
 
 fn specs() -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
-    let options = (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>());
+    let options =
+        (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
     (prompts(), 1u32..96, sampling, options).prop_map(|(prompt, new, sampling, options)| {
         let (seed, samples, penalty, bias) = sampling;
-        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark) = options;
+        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, party) = options;
         let max_new_tokens = new.min(96 - prompt.len() as u32);
         SequenceSpec {
             prompt,
@@ -54,6 +55,9 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
             top_tokens,
             prompt_logprobs,
             cache_namespace,
+            party: Party::Key(party),
+            deadline: None,
+            stop_at: None,
         }
     })
 }

@@ -1,0 +1,206 @@
+"""Fairness between keys and users, and deadlines, with the real server: a flood delays another party by one
+sequence, not by its queue; what cannot be answered in time is refused early; what runs out of time ends.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import wire
+from conftest import Launch
+from launched import Launched
+from processes import wait_for
+
+FLOODER, OTHER = "key-of-the-flood", "key-of-another"
+FLOOD = 64
+LENGTH = 60  # tokens of each request of the flood
+SLOTS = 2
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def long_answer(number: int, tokens: int, **more: Any) -> dict[str, Any]:
+    """Never ends by itself."""
+    prompt = f"request {number}"
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def steps(launched: Launched, **options: Any) -> float:
+    now = launched.metrics()
+    return now.value("penstock_steps", method="prefill") + now.value("penstock_steps", method="decode")
+
+
+class Flood:
+    """Requests on connections of their own, whose answers are read at the end, or never."""
+
+    def __init__(self, launched: Launched, count: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items()).encode()
+        self.connections = []
+        for number in range(count):
+            raw = wire.raw_post("/v1/completions", {**body, "prompt": f"{body['prompt']} {number}"})
+            raw = raw.replace(b"\r\nHost: test", b"\r\nHost: test" + lines)
+            self.connections.append(wire.exchange(launched.address, raw))
+
+    def answered(self) -> None:
+        statuses = [connection.recv(100)[9:12] for connection in self.connections]
+        assert statuses == [b"200"] * len(self.connections)
+        self.leave()
+
+    def leave(self) -> None:
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def narrow(launch: Launch) -> Iterator[Launched]:
+    """Two sequences run at a time, so that there is a queue."""
+    yield launch(*("--max-batch-size", str(SLOTS), "--api-key", FLOODER, "--api-key", OTHER)).wait_ready()
+
+
+def test_a_flooding_key_delays_another_by_one_sequence_at_most(narrow: Launched) -> None:
+    flood = Flood(narrow, FLOOD, long_answer(0, LENGTH), bearer(FLOODER))
+    wait_for(lambda: narrow.metrics().value("tgi_queue_size") >= FLOOD - 10, "the queue to fill")
+    before = steps(narrow)
+    reply = wire.post(narrow.address, "/v1/completions", long_answer(1, 1), headers=bearer(OTHER))
+    took = steps(narrow) - before
+    assert reply.status == 200
+    # In the order of arrival it would have been some FLOOD / SLOTS * LENGTH = 1,920.
+    assert took <= 2 * LENGTH, f"{took} steps"
+    assert narrow.metrics().value("tgi_queue_size") > FLOOD / 2, "most of the flood still waits"
+    flood.leave()
+
+
+def test_without_keys_the_queue_is_fair_between_users(launch: Launch) -> None:
+    open_to_all = launch("--max-batch-size", str(SLOTS)).wait_ready()
+    flood = Flood(open_to_all, FLOOD // 2, long_answer(0, LENGTH, user="flood"), {})
+    wait_for(lambda: open_to_all.metrics().value("tgi_queue_size") >= FLOOD / 2 - 6, "the queue to fill")
+    before = steps(open_to_all)
+    body = long_answer(1, 1, user="another")
+    reply = wire.post(open_to_all.address, "/v1/completions", body)
+    assert reply.status == 200 and "warnings" not in reply.json()
+    assert steps(open_to_all) - before <= 2 * LENGTH
+    flood.leave()
+
+
+def test_a_flooding_key_does_not_take_every_place(launch: Launch) -> None:
+    full = launch(
+        *("--max-concurrent-requests", "16", "--api-key", FLOODER, "--api-key", OTHER),
+        *("--step-timeout", "120"),
+    ).wait_ready()
+    ask = long_answer(1, 1)
+    assert wire.post(full.address, "/v1/completions", ask, headers=bearer(OTHER)).status == 200
+    worker = full.worker()
+    worker.signal(signal.SIGSTOP)
+    try:
+        flood = Flood(full, 14, long_answer(0, 4), bearer(FLOODER))
+
+        def taken() -> float:
+            now = full.metrics()
+            return now.value("tgi_queue_size") + now.value("tgi_batch_current_size")
+
+        wait_for(lambda: taken() == 14, "the flood to be taken")
+        refused = wire.post(full.address, "/v1/completions", ask, headers=bearer(FLOODER))
+        assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
+        other = Flood(full, 2, long_answer(5, 1), bearer(OTHER))
+        wait_for(lambda: taken() == 16, "the other key to find its places")
+    finally:
+        worker.signal(signal.SIGCONT)
+    flood.answered()
+    other.answered()
+
+
+# Deadlines.
+
+ONE_TOKEN = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "1.5", "1e3", "99999999999", ""])
+def test_a_deadline_that_is_none_is_a_422_that_names_the_header(server: Launched, value: str) -> None:
+    headers = {"x-request-deadline-ms": value}
+    reply = wire.post(server.address, "/generate", {"inputs": "x"}, headers=headers)
+    assert reply.status == 422 and "`x-request-deadline-ms` must be a whole number" in reply.json()["error"]
+
+
+def test_what_waits_past_its_deadline_is_refused_then(launch: Launch) -> None:
+    narrow = launch("--max-batch-size", "1", "--step-timeout", "120").wait_ready()
+    busy = Flood(narrow, 1, long_answer(0, 900), {})
+    wait_for(lambda: narrow.metrics().value("tgi_batch_current_size") == 1, "the slot to be taken")
+    worker = narrow.worker()
+    worker.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        headers = {"x-request-deadline-ms": "700"}
+        reply = wire.post(narrow.address, "/generate", {"inputs": "x"}, headers=headers)
+        took = time.monotonic() - began
+    finally:
+        worker.signal(signal.SIGCONT)
+    assert reply.status == 429 and reply.json()["error_type"] == "overloaded"
+    assert int(reply.headers["retry-after"]) >= 1
+    assert took < 20, "it was told when its time was over, not when its turn came"
+    busy.leave()
+    assert wire.post(narrow.address, "/generate", ONE_TOKEN).status == 200
+
+
+def test_what_runs_past_its_deadline_ends_with_an_error(launch: Launch) -> None:
+    launched = launch("--step-timeout", "120").wait_ready()
+    worker = launched.worker()
+    head = b"Host: test\r\nX-Request-Deadline-Ms: 5000\r\nConnection: close"
+    body = {"inputs": "Tell me a long story", "parameters": {"max_new_tokens": 500}}
+    raw = wire.raw_post("/generate_stream", body).replace(b"Host: test", head)
+    with wire.exchange(launched.address, raw) as connection, connection.makefile("rb") as answer:
+        events: list[Any] = []
+        try:
+            for line in answer:
+                if line.startswith(b"data:"):
+                    events.append(json.loads(line[5:]))
+                    worker.signal(signal.SIGSTOP)
+        finally:
+            worker.signal(signal.SIGCONT)
+    assert len(events) >= 2, "tokens came, and then the error"
+    assert events[-1]["error_type"] == "deadline_exceeded"
+    assert "the deadline passed after" in events[-1]["error"]
+
+    worker.signal(signal.SIGSTOP)
+    try:
+        headers = {"x-request-deadline-ms": "5000"}
+        reply = wire.post(launched.address, "/v1/completions", long_answer(0, 500), headers=headers)
+    finally:
+        worker.signal(signal.SIGCONT)
+    assert reply.status == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
+    assert launched.metrics().value("tgi_request_failure", err="deadline") == 2
+    assert wire.post(launched.address, "/generate", ONE_TOKEN).status == 200
+
+
+def test_max_time_ends_the_text_as_its_length_does(launch: Launch) -> None:
+    launched = launch("--step-timeout", "120").wait_ready()
+    parameters = {"max_new_tokens": 200, "max_time": 4.0, "details": True}
+    body = {"inputs": "Tell me a long story", "parameters": parameters}
+    worker = launched.worker()
+    with wire.Events(launched.address, "/generate_stream", body) as events:
+        data = []
+        try:
+            for event in events:
+                data.append(json.loads(event))
+                if len(data) == 1:
+                    worker.signal(signal.SIGSTOP)
+                    threading.Timer(5.0, worker.signal, [signal.SIGCONT]).start()
+        finally:
+            worker.signal(signal.SIGCONT)
+    assert data[-1]["details"]["finish_reason"] == "length"
+    assert data[-1]["details"]["generated_tokens"] == len(data) < 200
+
+
+def test_a_max_time_that_is_none_is_a_422(server: Launched) -> None:
+    for value in (0, -1, 1e9, "soon"):
+        body = {"inputs": "x", "parameters": {"max_time": value}}
+        reply = wire.post(server.address, "/generate", body)
+        assert reply.status == 422 and "`max_time` must be a number > 0 and <= 86400" in reply.json()["error"]
