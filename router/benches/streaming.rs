@@ -1,0 +1,479 @@
+//! The router alone: requests and streamed tokens per second, its processor time for each, and its memory for
+//! each stream. The router runs on one core; the mock worker, which computes nothing, and the clients, on another.
+//! The clients' own ceiling is measured in the same run, against a server that only writes.
+//!
+//!     cargo bench -p penstock-router --bench streaming -- [--seconds 5] [--rounds 3]
+//!
+//! Each part is a process of its own, started by this one with `taskset`. A last figure is what streams feel of
+//! prompts of 100,000 tokens that arrive beside them, with a worker whose steps last as long as their tokens ask.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use clap::{Args, FromArgMatches};
+use penstock_router::config::{Config, RouterArgs};
+use penstock_router::health::Health;
+use penstock_router::worker::mock::{MockConfig, MockSource, Verify};
+use penstock_router::worker::proto::CostModel;
+use penstock_router::worker::{GiveUp, Loss, WorkerSource};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+const ROUTER_CORE: &str = "0";
+const OTHER_CORE: &str = "1";
+/// Of each stream; when it ends, its client begins another.
+const STREAM_TOKENS: u32 = 1000;
+const LONG_PROMPT: usize = 100_000;
+/// What one token of the last figure's worker takes, and a step beside.
+const TOKEN_TIME: Duration = Duration::from_micros(10);
+const STEP_TIME: Duration = Duration::from_millis(2);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1).cloned()
+    };
+    let is = |name: &str| arguments.iter().any(|argument| argument == name);
+    let path = |name: &str| PathBuf::from(value(name).expect("given by `child`"));
+    if is("--worker") {
+        return worker(&path("--worker"), is("--timed"));
+    }
+    if is("--router") {
+        return router(&path("--router"), &path("--model"), value("--target-itl-ms"));
+    }
+    if is("--trivial") {
+        return trivial();
+    }
+    if let Some(port) = value("--load") {
+        let number = |name: &str| value(name).and_then(|value| value.parse().ok()).expect("given by `child`");
+        let seconds = Duration::from_secs(number("--seconds"));
+        return load(
+            port.parse().expect("a port"),
+            number("--streams"),
+            seconds,
+            &value("--kind").expect("given"),
+        );
+    }
+    let number =
+        |name: &str, otherwise| value(name).and_then(|value| value.parse().ok()).unwrap_or(otherwise);
+    measure(number("--seconds", 5), number("--rounds", 3));
+}
+
+// The parts.
+
+fn runtime() -> tokio::runtime::Runtime {
+    // As the launcher does; it counts the cores that `taskset` leaves.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.expect("the system has threads")
+}
+
+fn ready(what: impl std::fmt::Display) {
+    println!("{what}");
+}
+
+/// Ends with its parent: standard input is a pipe from there.
+fn until_parent_ends() {
+    std::thread::spawn(|| {
+        let mut line = String::new();
+        while std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0) {}
+        std::process::exit(0);
+    });
+}
+
+fn worker(dir: &Path, timed: bool) {
+    until_parent_ends();
+    let config = MockConfig {
+        // The tokenizer's, so that all of its tokens are taken.
+        vocab_size: 4_096,
+        blocks: 131_072,
+        max_positions: 1 << 17,
+        verify: Verify::Last,
+        step_fixed: if timed { STEP_TIME } else { Duration::ZERO },
+        step_per_token: if timed { TOKEN_TIME } else { Duration::ZERO },
+        cost: match timed {
+            true => CostModel { fixed_ns: 2e6, per_token_ns: 1e4, per_context_token_ns: 0.0 },
+            false => CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 0.0 },
+        },
+        ..MockConfig::default()
+    };
+    let source = MockSource::new(config, dir.into());
+    runtime().block_on(async {
+        let sockets = source.fresh(None).await.expect("a mock worker starts");
+        ready(sockets[0].display());
+        std::future::pending::<()>().await;
+    });
+}
+
+/// A worker that runs already.
+struct Running(PathBuf);
+
+#[async_trait]
+impl WorkerSource for Running {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp> {
+        match lost {
+            None => Ok(vec![self.0.clone()]),
+            Some(loss) => Err(GiveUp(format!("the benchmark's worker was lost: {loss}"))),
+        }
+    }
+}
+
+fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
+    until_parent_ends();
+    let command = RouterArgs::augment_args(clap::Command::new("router"));
+    let flags = "router --hostname 127.0.0.1 --port 0 --max-concurrent-requests 2048 --max-batch-size 1024";
+    let target = target.into_iter().flat_map(|ms| ["--target-itl-ms".to_string(), ms]);
+    let matches = command.get_matches_from(flags.split(' ').map(String::from).chain(target));
+    let mut args = RouterArgs::from_arg_matches(&matches).expect("the flags parse");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    args.port = free.expect("a port is free").port();
+    let port = args.port;
+    let config = Config {
+        args,
+        model_id: "mock".into(),
+        revision: None,
+        model_sha: None,
+        model_dir: model_dir.into(),
+        num_shard: 1,
+    };
+    let source = Arc::new(Running(socket.into()));
+    runtime().block_on(async {
+        let bound = penstock_router::bind(&config.args).expect("the port is free");
+        let health = tokio::sync::watch::Sender::new(Health::Starting("starting".into()));
+        let mut seen = health.subscribe();
+        let running = penstock_router::run(bound, config, source, health, CancellationToken::new());
+        tokio::spawn(async move {
+            let _ = seen.wait_for(|health| matches!(health, Health::Ready)).await;
+            ready(port);
+        });
+        running.await.expect("the router runs");
+    });
+}
+
+/// Answers every request with `STREAM_TOKENS` events that were made before.
+fn trivial() {
+    until_parent_ends();
+    let event = "data: {\"index\":1,\"token\":{\"id\":100,\"text\":\" token\",\"logprob\":-1.5,\"special\":false},\
+                 \"generated_text\":null,\"details\":null}\n\n";
+    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{}0\r\n\r\n",
+        chunk.repeat(STREAM_TOKENS as usize)
+    );
+    runtime().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        ready(listener.local_addr().expect("it is bound").port());
+        let answer: Arc<str> = answer.into();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+// The clients.
+
+/// What the clients saw, while it counted.
+#[derive(Default)]
+struct Seen {
+    counts: AtomicBool,
+    events: AtomicU64,
+    answers: AtomicU64,
+}
+
+fn post(path: &str, body: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn generate(path: &str, prompt: &str, tokens: u32, seed: u64) -> String {
+    let parameters = format!("{{\"max_new_tokens\":{tokens},\"do_sample\":true,\"seed\":{seed}}}");
+    post(path, &format!("{{\"inputs\":\"{prompt} {seed}\",\"parameters\":{parameters}}}"))
+}
+
+/// How a stream ends: with the last chunk. And how a whole answer does, which comes in one read.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+const OBJECT: &[u8] = b"}";
+
+/// Reads one answer to its `end`, and calls `event` for the events that each read brought.
+async fn read_answer(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    end: &[u8],
+    mut event: impl FnMut(u64),
+) -> bool {
+    let mut tail = [0u8; 5];
+    let mut head = true;
+    loop {
+        let Ok(read @ 1..) = stream.read(buffer).await else { return false };
+        let part = &buffer[..read];
+        if std::mem::take(&mut head) && !part.starts_with(b"HTTP/1.1 200") {
+            panic!("{}", String::from_utf8_lossy(part));
+        }
+        // An event ends with an empty line, and nothing else here has one.
+        let before = tail[4];
+        let pairs = std::iter::once([before, part[0]]).chain(part.windows(2).map(|pair| [pair[0], pair[1]]));
+        event(pairs.filter(|pair| *pair == [b'\n', b'\n']).count() as u64);
+        for &byte in &part[part.len().saturating_sub(5)..] {
+            tail.rotate_left(1);
+            tail[4] = byte;
+        }
+        if tail.ends_with(end) {
+            return true;
+        }
+    }
+}
+
+fn load(port: u16, streams: u64, seconds: Duration, kind: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a poller");
+    let kind = kind.to_string();
+    runtime.block_on(async move {
+        if kind == "beside-prompts" || kind == "alone" {
+            return pauses(port, streams, seconds, kind == "beside-prompts").await;
+        }
+        let seen = Arc::new(Seen::default());
+        for client in 0..streams {
+            let (seen, kind) = (seen.clone(), kind.clone());
+            tokio::spawn(async move {
+                let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+                let _ = stream.set_nodelay(true);
+                let mut buffer = vec![0; 16 << 10];
+                for number in 0.. {
+                    let seed = client * 1000 + number;
+                    let (request, end) = match kind.as_str() {
+                        "stream" => (generate("/generate_stream", "hello", STREAM_TOKENS, seed), LAST_CHUNK),
+                        _ => (generate("/generate", "hello", 1, seed), OBJECT),
+                    };
+                    stream.write_all(request.as_bytes()).await.expect("it reads");
+                    let event = |events| {
+                        if seen.counts.load(Ordering::Relaxed) {
+                            seen.events.fetch_add(events, Ordering::Relaxed);
+                        }
+                    };
+                    assert!(read_answer(&mut stream, &mut buffer, end, event).await, "the server closed");
+                    if seen.counts.load(Ordering::Relaxed) {
+                        seen.answers.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        // Until all have begun.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ready("begun");
+        seen.counts.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        tokio::time::sleep(seconds).await;
+        let took = begun.elapsed().as_secs_f64();
+        let rate = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / took;
+        ready(format!("{} {}", rate(&seen.events), rate(&seen.answers)));
+    });
+}
+
+/// The time between two reads of each stream, alone or while long prompts arrive one after the other.
+async fn pauses(port: u16, streams: u64, seconds: Duration, prompts: bool) {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    for client in 0..streams {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+            let _ = stream.set_nodelay(true);
+            let request = generate("/generate_stream", "hello", 30_000, client);
+            stream.write_all(request.as_bytes()).await.expect("it reads");
+            let mut last: Option<Instant> = None;
+            let event = |_| {
+                let now = Instant::now();
+                if let Some(last) = last.replace(now) {
+                    let _ = sender.send((now, now - last));
+                }
+            };
+            read_answer(&mut stream, &mut vec![0; 16 << 10], LAST_CHUNK, event).await;
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    ready("begun");
+    let begun = Instant::now();
+    if prompts {
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+            for number in 0.. {
+                // Of a token each, and no two prompts alike.
+                let ids: Vec<_> =
+                    (0..LONG_PROMPT).map(|at| (100 + (at * 7 + number * 13) % 800).to_string()).collect();
+                let body = format!("{{\"prompt\":[{}],\"max_tokens\":1}}", ids.join(","));
+                stream.write_all(post("/v1/completions", &body).as_bytes()).await.expect("it reads");
+                read_answer(&mut stream, &mut vec![0; 4096], OBJECT, |_| ()).await;
+            }
+        });
+    }
+    tokio::time::sleep(seconds).await;
+    let mut all: Vec<Duration> = Vec::new();
+    while let Ok((at, pause)) = receiver.try_recv() {
+        if at >= begun {
+            all.push(pause);
+        }
+    }
+    all.sort();
+    let at = |share: f64| all[((all.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0;
+    ready(format!("{} {} {} {}", at(0.5), at(0.99), at(0.999), at(1.0)));
+    std::process::exit(0);
+}
+
+// The measurements.
+
+struct Part {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Part {
+    fn start(core: &str, arguments: &[&str]) -> Self {
+        let own = std::env::current_exe().expect("this program has a file");
+        let mut child = Command::new("taskset")
+            .args(["-c", core])
+            .arg(own)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("taskset (util-linux) is installed");
+        let says = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, says }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.says.read_line(&mut line).expect("it speaks UTF-8");
+        assert!(!line.is_empty(), "a part of the benchmark ended early");
+        line.trim().to_string()
+    }
+
+    fn numbers(&mut self) -> Vec<f64> {
+        self.line().split(' ').map(|number| number.parse().expect("a number")).collect()
+    }
+
+    /// Processor time so far.
+    fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        // utime and stime, fields 14 and 15 of proc(5), in hundredths of a second.
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it lives");
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("Linux says it");
+        line.split_whitespace().nth(1).and_then(|kilobytes| kilobytes.parse().ok()).expect("a number")
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Worker and router.
+fn server(timed: bool, target: Option<&str>) -> (Part, Part, String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a folder for the socket");
+    let mut worker = vec!["--worker", dir.path().to_str().expect("UTF-8")];
+    worker.extend(timed.then_some("--timed"));
+    let mut worker = Part::start(OTHER_CORE, &worker);
+    let socket = worker.line();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/penstock/tiny/model");
+    let mut router = vec!["--router", &socket, "--model", model];
+    router.extend(target.into_iter().flat_map(|ms| ["--target-itl-ms", ms]));
+    let mut router = Part::start(ROUTER_CORE, &router);
+    let port = router.line();
+    (worker, router, port, dir)
+}
+
+fn clients(port: &str, streams: usize, seconds: u64, kind: &str) -> Part {
+    let (streams, seconds) = (streams.to_string(), seconds.to_string());
+    let arguments = ["--load", port, "--streams", &streams, "--seconds", &seconds, "--kind", kind];
+    let mut clients = Part::start(OTHER_CORE, &arguments);
+    assert_eq!(clients.line(), "begun");
+    clients
+}
+
+fn measure(seconds: u64, rounds: u64) {
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = processor.lines().find_map(|line| line.strip_prefix("model name"));
+    println!("{}, router on one core", name.unwrap_or_default().trim_matches(['\t', ' ', ':']));
+    let best = |values: &[f64]| {
+        let (least, most) = values.iter().fold((f64::MAX, 0f64), |(a, b), &v| (a.min(v), b.max(v)));
+        format!("{most:.0} ({least:.0}-{most:.0}, n={})", values.len())
+    };
+
+    let mut ceiling = Vec::new();
+    for _ in 0..rounds {
+        let mut trivial = Part::start(ROUTER_CORE, &["--trivial"]);
+        let port = trivial.line();
+        ceiling.push(clients(&port, 64, seconds, "stream").numbers()[0]);
+    }
+    println!("clients' ceiling, events/s: {}", best(&ceiling));
+
+    for streams in [1, 64, 1000] {
+        let (mut rates, mut cpu, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let (_worker, router, port, _dir) = server(false, None);
+            let empty = router.resident();
+            let mut load = clients(&port, streams, seconds, "stream");
+            let before = router.cpu();
+            let rate = load.numbers()[0];
+            let used = (router.cpu() - before).as_secs_f64();
+            rates.push(rate);
+            cpu.push(used / (rate * seconds as f64) * 1e6);
+            memory.push((router.resident() - empty) as f64 / streams as f64);
+        }
+        let least = |values: &[f64]| values.iter().copied().fold(f64::MAX, f64::min);
+        println!(
+            "{streams} streams: tokens/s {}; router's processor time {:.2} us a token; {:.1} KiB a stream",
+            best(&rates),
+            least(&cpu),
+            least(&memory),
+        );
+    }
+
+    for streams in [1, 64, 1000] {
+        let (mut rates, mut cpu) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let (_worker, router, port, _dir) = server(false, None);
+            let mut load = clients(&port, streams, seconds, "whole");
+            let before = router.cpu();
+            let rate = load.numbers()[1];
+            cpu.push((router.cpu() - before).as_secs_f64() / (rate * seconds as f64) * 1e6);
+            rates.push(rate);
+        }
+        let cpu = cpu.iter().copied().fold(f64::MAX, f64::min);
+        println!("{streams} clients, one token each: requests/s {}; {cpu:.0} us a request", best(&rates));
+    }
+
+    for target in [None, Some("20")] {
+        for kind in ["alone", "beside-prompts"] {
+            let (_worker, _router, port, _dir) = server(true, target);
+            let times = clients(&port, 16, 2 * seconds, kind).numbers();
+            let target = target.map_or("no target".into(), |ms| format!("--target-itl-ms {ms}"));
+            println!(
+                "16 streams {kind}, {target}: between tokens p50 {:.1}, p99 {:.1}, p99.9 {:.1}, most {:.1} ms",
+                times[0], times[1], times[2], times[3]
+            );
+        }
+    }
+}
