@@ -66,7 +66,7 @@ serve: install ## build, install and serve the model that ships, on port 3000 (A
 # --- Testing ------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint test-rust test-python test-integration ## lint and run every test
+test: lint test-rust test-python test-integration test-clients ## lint and run every test
 
 .PHONY: lint
 lint: $(VENV)/.requirements ## formatters, linters and type checkers
@@ -87,8 +87,37 @@ test-python: install ## tests of worker and kernels
 	$(BIN)/python -m pytest server/tests
 
 .PHONY: test-integration
-test-integration: install ## tests with the real server and real clients
-	$(BIN)/python -m pytest integration-tests
+test-integration: install ## tests with the real server
+	$(BIN)/python -m pytest integration-tests --ignore integration-tests/test_clients.py
+
+# Each client library in an environment of its own, as its requirements pin it. Without npm those for Node are
+# left out, and their tests say so.
+CLIENTS := integration-tests/clients
+CLIENT_ENVIRONMENTS := $(patsubst $(CLIENTS)/%/requirements.txt,.cache/clients/%/.installed,\
+	$(wildcard $(CLIENTS)/*/requirements.txt)) \
+	$(if $(shell command -v npm),.cache/clients/node/.installed)
+
+.cache/clients/%/.installed: $(CLIENTS)/%/requirements.txt | $(VENV)/.requirements
+	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
+	$(UV) pip install --quiet --python $(@D)/bin/python -r $<
+	@touch $@
+
+.cache/clients/node/.installed: $(CLIENTS)/node/package.json $(CLIENTS)/node/package-lock.json
+	@mkdir -p $(@D) && cp $^ $(@D)
+	cd $(@D) && npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+.PHONY: client-environments
+client-environments: $(CLIENT_ENVIRONMENTS)
+
+.PHONY: test-clients
+test-clients: install client-environments ## tests of client libraries, and the examples of docs/clients.md
+	$(BIN)/python -m pytest integration-tests/test_clients.py
+
+.PHONY: golden
+golden: install client-environments ## record anew what clients send: integration-tests/golden
+	PENSTOCK_WRITE_GOLDEN=1 $(BIN)/python -m pytest integration-tests/test_clients.py -k works_unmodified
+	git diff --stat integration-tests/golden
 
 .PHONY: test-gpu
 test-gpu: install ## the worker's tests on this machine's GPU
@@ -111,7 +140,17 @@ HEADER := \# Compiled by `make requirements` from the .in file of this name. Not
 requirements: | $(filter .cache/uv/bin/uv,$(UV)) ## compile requirements*.txt anew
 	$(COMPILE) requirements.in --output-file requirements.txt
 	$(COMPILE) requirements-dev.in --constraints requirements.txt --output-file requirements-dev.txt
+	for folder in $(CLIENTS)/*/requirements.in; do \
+		$(COMPILE) $$folder --output-file $${folder%.in}.txt && sed -i '1i $(HEADER)' $${folder%.in}.txt; done
 	sed -i '1i $(HEADER)' requirements.txt requirements-dev.txt
+
+# npm adds addresses to a lock file, of packages and of who is to be thanked for them; neither is committed.
+.PHONY: client-lock
+client-lock: ## lock what integration-tests/clients/node/package.json names
+	cd $(CLIENTS)/node && npm install --silent --package-lock-only --omit-lockfile-registry-resolved
+	$(PYTHON) -c 'import json, sys; path = sys.argv[1]; lock = json.load(open(path)); \
+		[package.pop("funding", None) for package in lock["packages"].values()]; \
+		open(path, "w").write(json.dumps(lock, indent=2) + "\n")' $(CLIENTS)/node/package-lock.json
 
 .PHONY: model
 model: install ## train the model that ships anew (an hour or so)

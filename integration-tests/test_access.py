@@ -63,7 +63,7 @@ def test_what_works_needs_a_key(guarded: Launched, path: str) -> None:
         if path.startswith("/v1/"):
             assert error["code"] == "invalid_api_key" and "API key" in error["message"]
         else:
-            assert "API key" in error and reply.json()["error_type"] == "invalid_api_key"
+            assert "API key" in error and reply.json()["error_type"] is None
     for key in (KEY, OTHER, FILED):
         assert wire.post(guarded.address, path, BODIES[path], headers=bearer(key)).status == 200
 

@@ -85,7 +85,7 @@ fn errors() -> Schemas {
         [],
     );
     vec![
-        ("Error", object([("error", text()), ("error_type", text())], [])),
+        ("Error", object([("error", text()), ("error_type", or_null(text()))], [])),
         ("OpenAiError", object([("error", detail)], [])),
     ]
 }

@@ -72,7 +72,31 @@ impl Cause {
         }
     }
 
-    /// TGI's `error_type`, and OpenAI's `code`.
+    /// TGI's `error_type`: null for what TGI has no type for, because it answers it without JSON (a wrong key, an
+    /// unknown route, a body it cannot read). `huggingface_hub` then raises its `HfHubHTTPError`, with the status,
+    /// the headers and this message; a type that it does not know becomes an `UnknownError` without a status.
+    fn error_type(self) -> Option<&'static str> {
+        match self {
+            Cause::MalformedBody
+            | Cause::Unauthorized
+            | Cause::NotFound
+            | Cause::MethodNotAllowed
+            | Cause::BodyTimeout
+            | Cause::BodyTooLarge
+            | Cause::NotJson
+            | Cause::Unavailable
+            | Cause::Internal => None,
+            Cause::Validation
+            | Cause::Template
+            | Cause::Generation
+            | Cause::Overloaded
+            | Cause::Deadline
+            | Cause::Unhealthy
+            | Cause::IncompleteStream => Some(self.code()),
+        }
+    }
+
+    /// OpenAI's `code`.
     fn code(self) -> &'static str {
         match self {
             Cause::MalformedBody => "malformed_body",
@@ -225,7 +249,7 @@ impl ApiError {
         let body = match family {
             Family::Tgi => serde_json::to_vec(&TgiError {
                 error: &format!("{}{}", self.cause.tgi_prefix(), self.message),
-                error_type: self.cause.code(),
+                error_type: self.cause.error_type(),
             }),
             Family::OpenAi => serde_json::to_vec(&OpenAiError {
                 error: OpenAiDetail {
@@ -288,7 +312,7 @@ fn named_field(message: &str) -> Option<Cow<'static, str>> {
 #[derive(Serialize)]
 struct TgiError<'a> {
     error: &'a str,
-    error_type: &'static str,
+    error_type: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -323,6 +347,16 @@ mod tests {
             body(&error, Family::Tgi),
             json!({"error": "Input validation error: `top_p` must be > 0", "error_type": "validation"})
         );
+    }
+
+    #[test]
+    fn what_tgi_has_no_type_for_has_none_here() {
+        let error = ApiError::new(Cause::Unauthorized, "the API key is not valid");
+        assert_eq!(
+            body(&error, Family::Tgi),
+            json!({"error": "the API key is not valid", "error_type": null})
+        );
+        assert_eq!(body(&error, Family::OpenAi)["error"]["code"], "invalid_api_key");
     }
 
     #[test]

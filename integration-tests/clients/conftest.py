@@ -1,0 +1,103 @@
+"""What the tests of every client share. They run in the client's own environment, where there is pytest and the
+client and nothing of the project; servers, and the recorder of golden requests, are started by `../test_clients.py`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+
+import exposition
+import processes
+import wire
+
+# A stream that goes on for as long as a test needs it, for clients that know TGI's sampling and nothing more: at
+# this temperature one token of 4,096 is as likely as another, the end of the text too.
+ENDLESS_TEMPERATURE = 100.0
+ENDLESS_TOKENS = 1_500
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server that wants a key, and does one request at a time."""
+
+    url: str
+    key: str
+
+
+def address_of(url: str) -> wire.Address:
+    parts = urlsplit(url)
+    return wire.Address(parts.hostname or "", parts.port or 0)
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The server all tests share; of a golden test, what it sends there is recorded."""
+    if request.node.get_closest_marker("golden") is None:
+        yield os.environ["PENSTOCK_URL"]
+        return
+    recorder = os.environ["PENSTOCK_RECORDER"]
+    assert wire.post(address_of(recorder), "/-/record", request.node.name).status == 204
+    yield recorder
+    assert wire.post(address_of(recorder), "/-/stop", "").status == 204
+
+
+@pytest.fixture
+def guarded() -> Guarded:
+    return Guarded(os.environ["PENSTOCK_GUARDED_URL"], os.environ["PENSTOCK_KEY"])
+
+
+@pytest.fixture
+def busy(guarded: Guarded) -> Iterator[Guarded]:
+    """The same, while somebody else's request occupies it: the next one is a 429."""
+    address = address_of(guarded.url)
+    headers = {"Authorization": f"Bearer {guarded.key}", "Content-Type": "application/json"}
+    body = {"prompt": "For ever", "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
+
+    def occupied() -> http.client.HTTPConnection | None:
+        """Whoever had the one place before has left it only once the server has noticed."""
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=wire.TIMEOUT)
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        if answer.status == 200:
+            answer.readline()
+            return connection
+        connection.close()
+        return None
+
+    connection = processes.wait_for(occupied, "the one place of the server")
+    yield guarded
+    connection.close()
+
+
+@pytest.fixture
+def starting() -> str:
+    """A server whose model never gets loaded: 503 to everything."""
+    return os.environ["PENSTOCK_STARTING_URL"]
+
+
+Noticed = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def noticed() -> Noticed:
+    """`with noticed():` fails unless the server of `url` sees one request be given up inside the block."""
+    address = address_of(os.environ["PENSTOCK_URL"])
+
+    def cancelled() -> float:
+        return exposition.parse(wire.get(address, "/metrics").text).value(exposition.CANCELLED)
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        before = cancelled()
+        yield
+        processes.wait_for(lambda: cancelled() == before + 1, "the server to notice that its client has left")
+
+    return block

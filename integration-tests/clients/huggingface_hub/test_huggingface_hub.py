@@ -1,0 +1,355 @@
+"""`huggingface_hub`'s inference clients: every option, streams, its exception classes. Runs with the present
+client, and with the last one that speaks through `requests` and `aiohttp`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    InferenceTimeoutError,
+    OverloadedError,
+    TextGenerationError,
+    ValidationError,
+)
+
+from conftest import ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
+from prompts import ADD, REPEAT, as_text, user
+
+# Each option of `text_generation` with a value that has an effect, and each option of `chat_completion`.
+SAMPLING: dict[str, Any] = {
+    "best_of": 2,
+    "do_sample": True,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "temperature": 0.7,
+    "top_k": 5,
+    "top_p": 0.9,
+    "typical_p": 0.9,
+}
+OTHERS: dict[str, Any] = {
+    "decoder_input_details": True,
+    "details": True,
+    "max_new_tokens": 6,
+    "return_full_text": True,
+    "stop": ["never", "seen"],
+    "top_n_tokens": 2,
+    "truncate": 20,
+}
+CHAT: dict[str, Any] = {
+    "extra_body": {"top_k": 40, "min_p": 0.01},
+    "frequency_penalty": 0.5,
+    "logit_bias": {"17": -100.0},  # its type hint says a list, as TGI took it and ignored it
+    "logprobs": True,
+    "max_tokens": 6,
+    "n": 1,
+    "presence_penalty": 0.5,
+    "response_format": None,
+    "seed": 11,
+    "stop": ["never", "seen"],
+    "temperature": 0.7,
+    "tool_choice": None,
+    "tool_prompt": None,
+    "tools": None,
+    "top_logprobs": 3,
+    "top_p": 0.9,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a place",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}},
+            "required": ["place"],
+        },
+    },
+}
+
+
+@pytest.fixture
+def client(url: str) -> InferenceClient:
+    return InferenceClient(model=url, timeout=120)
+
+
+def test_no_option_of_the_client_is_left_out() -> None:
+    text = set(inspect.signature(InferenceClient.text_generation).parameters) - {"self", "prompt", "model"}
+    assert text == {*SAMPLING, *OTHERS, "seed", "stream", "adapter_id", "grammar", "watermark"}
+    chat = set(inspect.signature(InferenceClient.chat_completion).parameters) - {"self", "messages", "model"}
+    assert chat == {*CHAT, "stream", "stream_options"}
+
+
+# Text generation.
+
+
+@pytest.mark.golden
+def test_a_text(client: InferenceClient) -> None:
+    answer: Any = client.text_generation(as_text(ADD), max_new_tokens=12, return_full_text=False)
+    assert isinstance(answer, str) and answer
+
+
+@pytest.mark.golden
+def test_a_text_with_details(client: InferenceClient) -> None:
+    answer: Any = client.text_generation(as_text(ADD), **OTHERS)
+    assert answer.generated_text.startswith(as_text(ADD))
+    assert len(answer.details.tokens) == len(answer.details.top_tokens) == 6
+    assert answer.details.finish_reason == "length"
+    assert 0 < len(answer.details.prefill) <= 20
+
+
+@pytest.mark.golden
+def test_a_stream(client: InferenceClient) -> None:
+    prompt = as_text(REPEAT)
+    whole: Any = client.text_generation(prompt, max_new_tokens=10, return_full_text=False, details=True)
+    stream: Any = client.text_generation(prompt, max_new_tokens=10, return_full_text=False, stream=True)
+    pieces = list(stream)
+    assert len(pieces) == whole.details.generated_tokens
+    assert "".join(pieces).startswith(whole.generated_text)
+    detailed: Any = client.text_generation(
+        prompt, max_new_tokens=10, return_full_text=False, stream=True, details=True, top_n_tokens=2
+    )
+    last = list(detailed)[-1]
+    assert last.generated_text == whole.generated_text
+    assert last.details.finish_reason == whole.details.finish_reason
+
+
+@pytest.mark.golden
+def test_sampling(client: InferenceClient) -> None:
+    answer: Any = client.text_generation(
+        "Once upon", max_new_tokens=6, details=True, return_full_text=False, **SAMPLING
+    )
+    (other,) = answer.details.best_of_sequences
+    assert other.generated_tokens == answer.details.generated_tokens == 6 or "eos_token" in (
+        other.finish_reason,
+        answer.details.finish_reason,
+    )
+    seeded = {key: value for key, value in SAMPLING.items() if key != "best_of"}
+    texts = {client.text_generation("Once upon", max_new_tokens=6, seed=seed, **seeded) for seed in (5, 5, 5)}
+    assert len(texts) == 1
+
+
+@pytest.mark.golden
+def test_a_stop_string(client: InferenceClient) -> None:
+    whole: Any = client.text_generation(as_text(REPEAT), max_new_tokens=10, return_full_text=False)
+    stop = whole[2:4]
+    cut: Any = client.text_generation(
+        as_text(REPEAT), max_new_tokens=10, return_full_text=False, stop=[stop], details=True
+    )
+    assert cut.generated_text == whole[: whole.index(stop) + 2]
+    assert cut.details.finish_reason == "stop_sequence"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -1.0),
+        ("top_p", 2.0),
+        ("top_k", -3),
+        ("max_new_tokens", 1_000_000),
+        ("repetition_penalty", 0.0),
+        ("frequency_penalty", 9.0),
+        ("truncate", 0),
+        ("top_n_tokens", 1_000),
+        ("adapter_id", "nobody/knows"),
+        ("stop", ["a", "b", "c", "d", "e"]),
+    ],
+)
+def test_a_wrong_option_is_a_validation_error(
+    client: InferenceClient, option: str, value: Any, stream: bool
+) -> None:
+    with pytest.raises(ValidationError, match=option):
+        list(client.text_generation("x", do_sample=True, stream=stream, **{option: value}))
+
+
+@pytest.mark.golden
+def test_a_validation_error(client: InferenceClient) -> None:
+    with pytest.raises(ValidationError, match="top_p"):
+        client.text_generation("x", top_p=2.0)
+
+
+def test_an_empty_prompt_is_a_validation_error(client: InferenceClient) -> None:
+    with pytest.raises(ValidationError, match="inputs"):
+        client.text_generation("")
+
+
+def test_best_of_in_a_stream_is_a_validation_error(client: InferenceClient) -> None:
+    with pytest.raises(ValidationError, match="best_of"):
+        list(client.text_generation("x", do_sample=True, best_of=2, stream=True))
+
+
+@pytest.mark.golden
+def test_a_grammar(client: InferenceClient) -> None:
+    grammar: Any = {"type": "regex", "value": "[0-9]+"}
+    with pytest.raises(ValidationError, match="grammar"):  # not yet
+        client.text_generation("x", grammar=grammar, max_new_tokens=4)
+
+
+def test_a_busy_server_is_an_overloaded_error(busy: Guarded) -> None:
+    client = InferenceClient(model=busy.url, token=busy.key)
+    for stream in (False, True):
+        with pytest.raises(OverloadedError, match="overloaded"):
+            list(client.text_generation("x", max_new_tokens=2, stream=stream))
+    with pytest.raises(HfHubHTTPError, match="overloaded") as caught:
+        client.chat_completion(user("x"), max_tokens=2)
+    assert caught.value.response.status_code == 429
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_wrong_key_is_an_http_error_with_its_status(guarded: Guarded) -> None:
+    for token, said in (("wrong", "not valid"), (None, "required")):
+        client = InferenceClient(model=guarded.url, token=token)
+        for call in (
+            lambda c: c.text_generation("x"),
+            lambda c: list(c.text_generation("x", stream=True)),
+            lambda c: c.chat_completion(user("x")),
+            lambda c: list(c.chat_completion(user("x"), stream=True)),
+        ):
+            with pytest.raises(HfHubHTTPError, match=said) as caught:
+                call(client)
+            assert not isinstance(caught.value, TextGenerationError)
+            assert caught.value.response.status_code == 401
+    right = InferenceClient(model=guarded.url, token=guarded.key)
+    assert right.chat_completion(user(ADD), max_tokens=2).choices
+
+
+def test_a_server_that_starts_is_an_http_error_with_its_status(starting: str) -> None:
+    client = InferenceClient(model=starting, timeout=20)
+    for call in (lambda: client.text_generation("x"), lambda: client.chat_completion(user("x"))):
+        with pytest.raises(HfHubHTTPError, match="starting") as caught:
+            call()
+        assert caught.value.response.status_code == 503
+
+
+def test_a_time_out_is_the_clients_own(client: InferenceClient, noticed: Noticed, url: str) -> None:
+    hasty = InferenceClient(model=url, timeout=0.5)
+    with noticed(), pytest.raises(InferenceTimeoutError):
+        hasty.text_generation(
+            "x", do_sample=True, temperature=ENDLESS_TEMPERATURE, max_new_tokens=ENDLESS_TOKENS
+        )
+
+
+def test_a_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
+    with noticed(), InferenceClient(model=url) as client:
+        stream: Any = client.text_generation(
+            "x", stream=True, do_sample=True, temperature=ENDLESS_TEMPERATURE, max_new_tokens=ENDLESS_TOKENS
+        )
+        next(iter(stream))
+
+
+# Chat.
+
+
+@pytest.mark.golden
+def test_a_chat(client: InferenceClient) -> None:
+    answer = client.chat_completion(user(ADD), max_tokens=10, temperature=0.0)
+    assert answer.choices[0].message.content
+    usage = answer.usage
+    assert usage.prompt_tokens + usage.completion_tokens == usage.total_tokens
+
+
+@pytest.mark.golden
+def test_a_chat_stream(client: InferenceClient) -> None:
+    options: Any = {"max_tokens": 10, "temperature": 0.0}
+    whole = client.chat_completion(user(REPEAT), **options)
+    chunks = list(
+        client.chat_completion(user(REPEAT), stream=True, stream_options={"include_usage": True}, **options)
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+@pytest.mark.golden
+def test_a_chat_with_every_option(client: InferenceClient) -> None:
+    answer = client.chat_completion(user(ADD), **CHAT)
+    assert answer.usage.completion_tokens <= 6
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and len(logprobs.content[0].top_logprobs) == 3
+    again = client.chat_completion(user(ADD), **CHAT)
+    assert again.choices[0].message.content == answer.choices[0].message.content, "the seed"
+
+
+@pytest.mark.golden
+def test_tools(client: InferenceClient) -> None:
+    tools: Any = [TOOL]
+    with pytest.raises(HfHubHTTPError, match="tools") as caught:  # not yet
+        client.chat_completion(user("What is the weather in Oslo?"), tools=tools, tool_choice="auto")
+    assert caught.value.response.status_code == 422
+
+
+@pytest.mark.golden
+def test_a_response_format(client: InferenceClient) -> None:
+    schema: Any = {"type": "json", "value": TOOL["function"]["parameters"]}
+    with pytest.raises(HfHubHTTPError, match="response_format") as caught:  # not yet
+        client.chat_completion(user("Name a place"), response_format=schema)
+    assert caught.value.response.status_code == 422
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("temperature", -1.0), ("top_p", 2.0), ("max_tokens", 1_000_000), ("top_logprobs", 99)],
+)
+def test_a_wrong_option_of_a_chat_is_named(
+    client: InferenceClient, option: str, value: Any, stream: bool
+) -> None:
+    with pytest.raises(HfHubHTTPError, match=option) as caught:
+        list(client.chat_completion(user("x"), logprobs=True, stream=stream, **{option: value}))
+    assert caught.value.response.status_code == 422
+
+
+def test_the_openai_spelling_of_the_client(url: str) -> None:
+    client = InferenceClient(base_url=f"{url}/v1")
+    answer = client.chat.completions.create(model="tgi", messages=user(ADD), max_tokens=4)
+    assert answer.choices[0].message.content
+
+
+def test_what_the_client_asks_about_the_server(url: str) -> None:
+    client = InferenceClient(model=url, provider="hf-inference")
+    assert client.get_endpoint_info()["max_input_tokens"] > 0
+    assert client.health_check() is True
+
+
+# Async.
+
+
+def test_async(url: str) -> None:
+    async def ask() -> None:
+        async with AsyncInferenceClient(model=url, timeout=120) as client:
+            prompt = as_text(REPEAT)
+            whole: Any = await client.text_generation(prompt, max_new_tokens=8, return_full_text=False)
+            stream: Any = await client.text_generation(prompt, max_new_tokens=8, stream=True, details=True)
+            assert [piece async for piece in stream][-1].generated_text.endswith(whole)
+            chat = await client.chat_completion(user(REPEAT), max_tokens=8, temperature=0.0)
+            chunks: Any = await client.chat_completion(
+                user(REPEAT), max_tokens=8, temperature=0.0, stream=True
+            )
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+            assert text == chat.choices[0].message.content
+            with pytest.raises(ValidationError, match="top_p"):
+                await client.text_generation("x", top_p=2.0)
+
+    asyncio.run(ask())
+
+
+def test_an_async_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
+    async def leave() -> None:
+        async with AsyncInferenceClient(model=url) as client:
+            stream: Any = await client.text_generation(
+                "x",
+                stream=True,
+                do_sample=True,
+                temperature=ENDLESS_TEMPERATURE,
+                max_new_tokens=ENDLESS_TOKENS,
+            )
+            await anext(aiter(stream))
+            await stream.aclose()
+
+    with noticed():
+        asyncio.run(leave())

@@ -1,0 +1,240 @@
+"""LangChain: `HuggingFaceEndpoint` and `ChatHuggingFace` of `langchain-huggingface`, `ChatOpenAI` and `OpenAI` of
+`langchain-openai`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from huggingface_hub.errors import HfHubHTTPError, OverloadedError, ValidationError
+from langchain_core.messages import HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
+from langchain_openai import ChatOpenAI, OpenAI
+
+from conftest import ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
+from prompts import ADD, REPEAT, as_text
+
+# Every sampling option of the class; `top_p` and `typical_p` are 0.95, and `temperature` 0.8, unless told otherwise.
+OPTIONS: dict[str, Any] = {
+    "do_sample": True,
+    "max_new_tokens": 8,
+    "repetition_penalty": 1.2,
+    "return_full_text": False,
+    "seed": 11,
+    "stop_sequences": ["never", "seen"],
+    "temperature": 0.7,
+    "top_k": 5,
+    "top_p": 0.9,
+    "truncate": 40,
+    "typical_p": 0.9,
+}
+
+
+def endpoint(url: str, key: str | None = None, **options: Any) -> HuggingFaceEndpoint:
+    # It sends no token to an address of one's own, so that a key goes by the headers.
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return HuggingFaceEndpoint(
+        endpoint_url=url, server_kwargs={"headers": headers}, **{"max_new_tokens": 8, "seed": 1, **options}
+    )
+
+
+def chat(url: str, key: str | None = None, **options: Any) -> ChatHuggingFace:
+    # With `model_id` it does not look for the model on the hub.
+    return ChatHuggingFace(llm=endpoint(url, key), model_id="penstock-tiny", **{"max_tokens": 8, **options})
+
+
+def chat_openai(url: str, key: str = "unused", **options: Any) -> ChatOpenAI:
+    return ChatOpenAI(base_url=f"{url}/v1", api_key=key, model="tgi", max_retries=0, **options)
+
+
+@tool
+def get_weather(place: str) -> str:
+    """The weather in a place."""
+    return place
+
+
+# langchain-huggingface.
+
+
+@pytest.mark.golden
+def test_the_endpoint(url: str) -> None:
+    assert endpoint(url).invoke(as_text(ADD))
+
+
+@pytest.mark.golden
+def test_the_endpoint_with_every_option(url: str) -> None:
+    llm = endpoint(url, **OPTIONS)
+    assert llm.invoke(as_text(ADD)) == llm.invoke(as_text(ADD)), "the seed"
+
+
+@pytest.mark.golden
+def test_a_stream_of_the_endpoint(url: str) -> None:
+    llm = endpoint(url)
+    assert "".join(llm.stream(as_text(REPEAT))).startswith(llm.invoke(as_text(REPEAT)))
+
+
+def test_a_stop_string_of_the_endpoint_is_cut_off_by_it(url: str) -> None:
+    llm = endpoint(url, temperature=0.01)
+    whole = llm.invoke(as_text(REPEAT))
+    assert llm.invoke(as_text(REPEAT), stop=[whole[2:4]]) == whole[: whole.index(whole[2:4])]
+
+
+@pytest.mark.golden
+def test_a_wrong_option_of_the_endpoint(url: str) -> None:
+    with pytest.raises(ValidationError, match="top_p"):
+        endpoint(url, top_p=2.0).invoke("x")
+    with pytest.raises(ValidationError, match="top_p"):
+        list(endpoint(url, top_p=2.0).stream("x"))
+
+
+def test_errors_of_the_endpoint(guarded: Guarded, busy: Guarded) -> None:
+    with pytest.raises(HfHubHTTPError, match="not valid") as refused:
+        endpoint(guarded.url, "wrong").invoke("x")
+    assert refused.value.response.status_code == 401
+    with pytest.raises(OverloadedError, match="overloaded"):
+        endpoint(busy.url, busy.key).invoke("x")
+
+
+def test_a_server_that_starts(starting: str) -> None:
+    with pytest.raises(HfHubHTTPError, match="starting"):
+        endpoint(starting).invoke("x")
+
+
+@pytest.mark.golden
+def test_the_chat(url: str) -> None:
+    answer = chat(url).invoke(ADD)
+    assert answer.content
+    assert answer.usage_metadata is not None and 0 < answer.usage_metadata["output_tokens"] <= 8
+
+
+@pytest.mark.golden
+def test_the_chat_with_every_option(url: str) -> None:
+    options = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1, "stop": ["never", "seen"]}
+    more = {"frequency_penalty": 0.5, "presence_penalty": 0.5, "logprobs": True, "top_logprobs": 2}
+    model = chat(url, **options).bind(**more)
+    first, second = (model.invoke(ADD) for _ in range(2))
+    assert first.content == second.content
+
+
+@pytest.mark.golden
+def test_a_stream_of_the_chat(url: str) -> None:
+    model = chat(url, temperature=0.01, seed=1)
+    chunks = list(model.stream(REPEAT))
+    assert "".join(str(chunk.content) for chunk in chunks) == model.invoke(REPEAT).content
+
+
+@pytest.mark.golden
+def test_tools_of_the_chat(url: str) -> None:
+    with pytest.raises(HfHubHTTPError, match="tools"):  # not yet
+        chat(url).bind_tools([get_weather]).invoke("The weather in Oslo?")
+
+
+def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
+    llm = endpoint(
+        url, temperature=ENDLESS_TEMPERATURE, top_p=None, typical_p=None, max_new_tokens=ENDLESS_TOKENS
+    )
+    with noticed():
+        stream = llm.stream("x")
+        next(stream)
+        stream.close()
+        llm.client.exit_stack.close()  # the client keeps it open until it is closed itself
+
+
+# langchain-openai.
+
+
+@pytest.mark.golden
+def test_chat_openai(url: str) -> None:
+    chain = ChatPromptTemplate.from_messages([("system", "Answer briefly."), ("user", "{question}")])
+    model = chat_openai(url, temperature=0, max_tokens=8)
+    assert (chain | model | StrOutputParser()).invoke({"question": ADD})
+    answer = model.invoke(ADD)
+    assert answer.usage_metadata is not None and answer.usage_metadata["input_tokens"] > 0
+
+
+@pytest.mark.golden
+def test_chat_openai_with_every_option(url: str) -> None:
+    model = chat_openai(
+        url,
+        frequency_penalty=0.5,
+        logit_bias={17: -100},
+        logprobs=True,
+        max_completion_tokens=8,
+        n=2,
+        presence_penalty=0.5,
+        seed=11,
+        stop=["never", "seen"],
+        temperature=0.7,
+        top_logprobs=2,
+        top_p=0.9,
+        extra_body={"top_k": 40},
+    )
+    first, second = (model.generate([[HumanMessage(ADD)]]) for _ in range(2))
+    assert len(first.generations[0]) == 2
+    assert [one.text for one in first.generations[0]] == [one.text for one in second.generations[0]]
+
+
+@pytest.mark.golden
+def test_a_stream_of_chat_openai(url: str) -> None:
+    model = chat_openai(url, temperature=0, max_tokens=8, stream_usage=True)
+    chunks = list(model.stream(REPEAT))
+    assert "".join(str(chunk.content) for chunk in chunks) == model.invoke(REPEAT).content
+    assert any(chunk.usage_metadata for chunk in chunks)
+
+
+def test_the_completions_of_openai(url: str) -> None:
+    llm = OpenAI(
+        base_url=f"{url}/v1", api_key="unused", model="tgi", max_retries=0, temperature=0, max_tokens=8, seed=1
+    )  # fmt: skip
+    whole = llm.invoke(as_text(REPEAT))
+    assert "".join(llm.stream(as_text(REPEAT))) == whole
+    assert len(llm.generate([as_text(ADD), as_text(REPEAT)]).generations) == 2
+
+
+def test_tools_of_chat_openai(url: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="tools"):  # not yet
+        chat_openai(url).bind_tools([get_weather]).invoke("The weather in Oslo?")
+
+
+def test_errors_of_chat_openai(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
+        chat_openai(url, temperature=-1).invoke("x")
+    with pytest.raises(openai.AuthenticationError, match="not valid"):
+        chat_openai(guarded.url, "wrong").invoke("x")
+    with pytest.raises(openai.RateLimitError, match="overloaded"):
+        chat_openai(busy.url, busy.key).invoke("x")
+    with pytest.raises(openai.InternalServerError, match="starting"):
+        chat_openai(starting).invoke("x")
+
+
+def test_a_stream_of_chat_openai_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
+    model = chat_openai(url, max_tokens=ENDLESS_TOKENS, extra_body={"ignore_eos": True})
+    with noticed():
+        stream = model.stream("x")
+        next(stream)
+        stream.close()
+
+
+# Both, async.
+
+
+def test_async(url: str) -> None:
+    async def ask() -> None:
+        llm = endpoint(url, temperature=0.01)
+        whole = await llm.ainvoke(as_text(REPEAT))
+        assert "".join([piece async for piece in llm.astream(as_text(REPEAT))]).startswith(whole)
+        for model in (chat(url, temperature=0.01, seed=1), chat_openai(url, temperature=0, max_tokens=8)):
+            answer = await model.ainvoke(REPEAT)
+            chunks = [chunk async for chunk in model.astream(REPEAT)]
+            assert "".join(str(chunk.content) for chunk in chunks) == answer.content
+        with pytest.raises(ValidationError, match="top_p"):
+            await endpoint(url, top_p=2.0).ainvoke("x")
+        answers = await chat_openai(url, temperature=0, max_tokens=4).abatch([ADD, REPEAT, ADD])
+        assert len(answers) == 3
+
+    asyncio.run(ask())

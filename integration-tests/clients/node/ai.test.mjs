@@ -1,0 +1,77 @@
+// The Vercel AI SDK: `@ai-sdk/openai-compatible`, and `@ai-sdk/openai` as chat and as completion.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { APICallError, generateText, streamText } from "ai";
+
+import { ADD, REPEAT, asText, busy, collect, golden, guarded, key, noticed, starting, url } from "./servers.mjs";
+
+const compatible = (base, apiKey = "unused") =>
+  createOpenAICompatible({ name: "penstock", baseURL: `${base}/v1`, apiKey, includeUsage: true });
+// Its default is OpenAI's responses API, which is not TGI's; `.chat` and `.completion` are.
+const openai = (base, apiKey = "unused") => createOpenAI({ baseURL: `${base}/v1`, apiKey });
+
+const MODELS = {
+  compatible: (base, apiKey) => compatible(base, apiKey)("tgi"),
+  "compatible completion": (base, apiKey) => compatible(base, apiKey).completionModel("tgi"),
+  openai: (base, apiKey) => openai(base, apiKey).chat("tgi"),
+};
+
+for (const [name, model] of Object.entries(MODELS)) {
+  golden(`ai: a text of ${name}`, async (at) => {
+    const answer = await generateText({ model: model(at), prompt: ADD, maxOutputTokens: 8, temperature: 0, maxRetries: 0 });
+    assert.equal(typeof answer.text, "string");
+    assert(answer.usage.outputTokens > 0 && answer.usage.outputTokens <= 8);
+  });
+
+  golden(`ai: a stream of ${name}`, async (at) => {
+    const options = { model: model(at), prompt: REPEAT, maxOutputTokens: 8, temperature: 0, maxRetries: 0 };
+    const streamed = streamText(options);
+    const text = (await collect(streamed.textStream)).join("");
+    assert.equal(text, (await generateText(options)).text);
+    assert((await streamed.usage).outputTokens > 0);
+  });
+
+  if (name !== "openai") golden(`ai: every option of ${name}`, async (at) => {
+    const options = {
+      frequencyPenalty: 0.5,
+      maxOutputTokens: 6,
+      presencePenalty: 0.5,
+      seed: 11,
+      stopSequences: ["never", "seen"],
+      temperature: 0.7,
+      topP: 0.9,
+    };
+    const ask = () => generateText({ model: model(at), system: "Answer briefly.", prompt: ADD, maxRetries: 0, ...options });
+    assert.equal((await ask()).text, (await ask()).text);
+  });
+
+  test(`ai: errors of ${name} have status and message`, async () => {
+    const ask = (at, apiKey, options = {}) =>
+      generateText({ model: model(at, apiKey), prompt: "x", maxOutputTokens: 1, maxRetries: 0, ...options });
+    const is = (status, said) => (error) =>
+      APICallError.isInstance(error) && error.statusCode === status && said.test(error.message);
+    await assert.rejects(ask(url, "unused", { topP: 2 }), is(422, /top_p/));
+    await assert.rejects(ask(guarded, "wrong"), is(401, /not valid/));
+    await assert.rejects(ask(starting), is(503, /starting/));
+    await busy(() => assert.rejects(ask(guarded, key), is(429, /overloaded/)));
+  });
+}
+
+test("ai: a stream that is aborted is noticed", async () => {
+  await noticed(async () => {
+    const leaving = new AbortController();
+    const streamed = streamText({
+      model: compatible(url)("tgi"),
+      prompt: asText(ADD),
+      maxOutputTokens: 1500,
+      maxRetries: 0,
+      providerOptions: { penstock: { ignore_eos: true } },
+      abortSignal: leaving.signal,
+    });
+    for await (const _ of streamed.textStream) leaving.abort();
+  });
+});
