@@ -183,6 +183,10 @@ async fn frame(request: Request, next: Next) -> Response<Body> {
             let allow = response.headers().get(header::ALLOW).cloned();
             ApiError::method_not_allowed(method.as_str(), allow).response(family)
         }
+        // What is left of the framework's own words: a path that cannot be decoded.
+        Ok(response) if response.status() == StatusCode::BAD_REQUEST && is_text(&response) => {
+            ApiError::new(Cause::MalformedBody, "the path is not valid UTF-8 once decoded").response(family)
+        }
         Ok(response) => response,
         // The panic hook has logged where it was.
         Err(_) => {
@@ -190,4 +194,9 @@ async fn frame(request: Request, next: Next) -> Response<Body> {
             ApiError::new(Cause::Internal, message).response(family)
         }
     }
+}
+
+fn is_text(response: &Response<Body>) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
 }
