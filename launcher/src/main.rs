@@ -3,6 +3,7 @@
 
 mod backoff;
 mod child;
+mod errand;
 mod flags;
 mod log;
 mod model;
@@ -12,6 +13,7 @@ mod report;
 mod sockets;
 mod surroundings;
 mod tgi;
+mod tokenizer;
 mod workers;
 
 use std::ffi::OsString;
@@ -137,6 +139,11 @@ async fn serve(
         model = model::obtain(named, &cli.model, &interpreter, &nursery, &around, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
+    let cache = cli.model.huggingface_hub_cache.as_deref();
+    let tokenizer = tokio::select! {
+        tokenizer = tokenizer::obtain(&model.folder, cache, &interpreter, &nursery) => tokenizer?,
+        () = drain.cancelled() => return Ok(()),
+    };
     info!("loading {} from {}", model.id, model.folder.display());
 
     let sockets = SocketFolder::make(&around.runtime_dir)?;
@@ -151,6 +158,7 @@ async fn serve(
         revision: cli.model.revision.clone(),
         model_sha: model.commit,
         model_dir: model.folder,
+        tokenizer_file: tokenizer,
         num_shard: world_size,
     };
     let (health, mut seen) = watch::channel(Health::Starting("starting".into()));

@@ -6,15 +6,14 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use serde::Deserialize;
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tracing::info;
 
+use crate::errand::{self, Ended};
 use crate::flags::ModelArgs;
-use crate::log::ChildLine;
 use crate::nursery::Nursery;
-use crate::python;
 use crate::surroundings::Surroundings;
+use crate::{python, tokenizer};
 
 /// The name of the shipped model in answers.
 const SHIPPED: &str = "penstock-tiny";
@@ -79,10 +78,16 @@ fn check(folder: &Path) -> Result<(), String> {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     let any = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
-    for needed in ["config.json", "tokenizer.json"] {
-        if !names.iter().any(|name| name == needed) {
-            return Err(format!("--model-id: the folder {shown} has no {needed}"));
-        }
+    let has = |needed: &str| names.iter().any(|name| name == needed);
+    if !has("config.json") {
+        return Err(format!("--model-id: the folder {shown} has no config.json"));
+    }
+    if !has("tokenizer.json") && !tokenizer::OLDER.iter().any(|files| files.iter().all(|file| has(file))) {
+        let older: Vec<String> = tokenizer::OLDER.iter().map(|files| files.join(" with ")).collect();
+        return Err(format!(
+            "--model-id: the folder {shown} has no tokenizer.json, nor what one can be made of ({})",
+            older.join(", ")
+        ));
     }
     if any(".safetensors").is_some() {
         return Ok(());
@@ -148,56 +153,20 @@ async fn download(
     if let Some(token) = &around.hf_api_token {
         command.env("HF_TOKEN", token);
     }
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     if show_progress {
         command.arg("--progress-bar").stderr(Stdio::inherit());
     } else {
         command.stderr(Stdio::piped());
     }
-    let broken = |error: std::io::Error| format!("{} cannot be run: {error}", interpreter.display());
-    let mut child = nursery.start(command).await.map_err(broken)?;
     info!("looking up {id} on the hub");
-
-    // Libraries print to standard error; it matters only when there is nothing better to say.
-    let complaints = child.stderr.take().map(|pipe| {
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(pipe).lines();
-            let mut last = None;
-            while let Ok(Some(line)) = lines.next_line().await {
-                ChildLine::Other(line.clone()).log();
-                if !line.trim().is_empty() {
-                    last = Some(line);
-                }
-            }
-            last
-        })
-    });
-    let mut outcome = None;
-    if let Some(pipe) = child.stdout.take() {
-        let mut lines = BufReader::new(pipe).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            match serde_json::from_str(&line) {
-                Ok(end) => outcome = Some(end),
-                Err(_) => ChildLine::parse(line.as_bytes()).log(),
-            }
-        }
-    }
-    let status = child.wait().await.map_err(broken)?;
-    match outcome {
-        Some(Outcome::Snapshot { folder, commit }) => {
+    match errand::run(command, interpreter, nursery).await? {
+        Ended::Answered(Outcome::Snapshot { folder, commit }) => {
             check(&folder).map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
             Ok(Model { id, folder, commit })
         }
-        Some(Outcome::Failed(line)) => Err(line),
-        None => {
-            let last = match complaints {
-                Some(task) => task.await.ok().flatten(),
-                None => None,
-            };
-            let last = last.map(|line| format!(": {line}")).unwrap_or_default();
-            Err(format!("the download of {id} ended with {status}{last}"))
-        }
+        Ended::Answered(Outcome::Failed(line)) => Err(line),
+        Ended::Silent(why) => Err(format!("the download of {id} ended with {why}")),
     }
 }
 
@@ -232,6 +201,14 @@ mod tests {
     }
 
     #[test]
+    fn older_files_of_a_tokenizer_are_enough() {
+        for files in [&["tokenizer.model"][..], &["vocab.json", "merges.txt"], &["vocab.txt"]] {
+            let model = folder(&[files, &["config.json", "model.safetensors"]].concat());
+            assert!(named(model.path().to_str().unwrap()).is_ok(), "{files:?}");
+        }
+    }
+
+    #[test]
     fn a_missing_folder_is_not_taken_for_a_hub_name() {
         for id in ["/no/such", "./no", "../no/such", "a/b/c", "a b", "", "owner/"] {
             let line = named(id).unwrap_err();
@@ -246,6 +223,7 @@ mod tests {
             (&["config.json", "model.safetensors"], "tokenizer.json"),
             (&["config.json", "tokenizer.json"], "*.safetensors"),
             (&["config.json", "tokenizer.json", "pytorch_model.bin"], "pytorch_model.bin"),
+            (&["config.json", "vocab.json", "model.safetensors"], "vocab.json with merges.txt"),
         ] {
             let model = folder(files);
             let line = named(model.path().to_str().unwrap()).unwrap_err();

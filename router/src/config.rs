@@ -142,8 +142,10 @@ pub struct Config {
     pub revision: Option<String>,
     /// Commit of the hub snapshot, when known.
     pub model_sha: Option<String>,
-    /// Holds tokenizer.json, config.json and the rest.
+    /// Holds config.json, tokenizer.json and the rest.
     pub model_dir: PathBuf,
+    /// A tokenizer.json that was made for a model without one.
+    pub tokenizer_file: Option<PathBuf>,
     pub num_shard: u32,
 }
 

@@ -191,10 +191,11 @@ async fn load(
     let seconds = || began.elapsed().as_secs_f64();
     starting(health, "loading the model");
 
+    let tokenizer = config.tokenizer_file.clone();
     let (dir, tokenizer_config) = (config.model_dir.clone(), args.tokenizer_config_path.clone());
     let workers = args.validation_workers;
     let prompt = async {
-        let loading = move || Prompt::load(&dir, tokenizer_config.as_deref(), workers);
+        let loading = move || Prompt::load(&dir, tokenizer.as_deref(), tokenizer_config.as_deref(), workers);
         let prompt = tokio::task::spawn_blocking(loading).await;
         let prompt = prompt.map_err(|error| RunError::Tokenizer(error.to_string()))??;
         info!("loaded the tokenizer in {:.1} s", seconds());

@@ -42,7 +42,10 @@ from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from tqdm import tqdm
 
-REQUIRED = ("config.json", "tokenizer.json")
+from penstock.tokenizer import SOURCES
+
+REQUIRED = ("config.json",)
+TOKENIZER = "tokenizer.json"
 # Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
 OPTIONAL = (
     "generation_config.json",
@@ -157,6 +160,8 @@ def download(request: Request) -> Path:
     listing = look_up(request)
     choose(listing.sizes, request.repo)
     names = [name for name in listing.sizes if is_small(name)]
+    if TOKENIZER not in listing.sizes:
+        names += older_tokenizer(listing.sizes)
     check_room(request, listing, names)
     folder = snapshot(request, names)
     weights = weight_files(folder) if SINGLE not in listing.sizes else [SINGLE]
@@ -187,6 +192,8 @@ def choose(names: Collection[str], repo: str) -> None:
     for name in REQUIRED:
         if name not in names:
             raise Unavailable(f"the model {repo} has no {name}")
+    if TOKENIZER not in names and not older_tokenizer(names):
+        raise Unavailable(f"the model {repo} has no {TOKENIZER}, nor the files that one can be made of")
     if SINGLE not in names and INDEX not in names:
         pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
         only = f", only {pickled[0]}, and Penstock does not load pickled weights" if pickled else ""
@@ -194,9 +201,14 @@ def choose(names: Collection[str], repo: str) -> None:
 
 
 def is_small(name: str) -> bool:
-    return (
-        name in REQUIRED or name == INDEX or any(fnmatch.fnmatchcase(name, pattern) for pattern in OPTIONAL)
+    return name in (*REQUIRED, TOKENIZER, INDEX) or any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in OPTIONAL
     )
+
+
+def older_tokenizer(names: Collection[str]) -> list[str]:
+    """The files that `penstock.tokenizer` can make a tokenizer.json of; none when something is missing."""
+    return next((list(files) for files in SOURCES if all(name in names for name in files)), [])
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -280,7 +292,9 @@ def cached(request: Request, why: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
     weights = weight_files(folder) if (folder / INDEX).exists() else [SINGLE]
-    missing = next((name for name in (*REQUIRED, *weights) if not (folder / name).exists()), None)
+    names = {path.name for path in folder.iterdir()}
+    tokenizer = older_tokenizer(names) or [TOKENIZER]
+    missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
     if missing is not None:
         raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
     write(level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}")

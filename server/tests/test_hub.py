@@ -236,6 +236,17 @@ def test_an_unservable_repository_is_refused_before_anything_is_fetched(
     assert machine.hub.bodies() == []
 
 
+def test_without_a_tokenizer_json_the_older_files_are_fetched(machine: Machine) -> None:
+    files = machine.hub.repos["owner/model"].files
+    files["vocab.json"] = files["merges.txt"] = files["vocab.txt"] = b"older"
+    assert not (machine.run("owner/model").folder / "vocab.json").exists()
+    del files["tokenizer.json"]
+    machine.hub.repos["owner/older"] = Repo(dict(files), commit="c" * 40)
+    folder = machine.run("owner/older").folder
+    assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
+    assert not (folder / "vocab.txt").exists()
+
+
 def test_an_index_that_names_an_absent_or_foreign_file_is_refused(machine: Machine) -> None:
     for shard, said in [
         ("absent.safetensors", "absent.safetensors"),

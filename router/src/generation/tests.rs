@@ -56,7 +56,7 @@ async fn serve(max_live: u32) -> Server {
     };
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let serving = Serving {
-        prompt: Arc::new(Prompt::load(model.path(), None, 2).unwrap()),
+        prompt: Arc::new(Prompt::load(model.path(), None, None, 2).unwrap()),
         scheduler: crate::scheduler::spawn(group, source.clone(), settings, health),
         limits: LIMITS,
         cache_namespace: 1,

@@ -106,6 +106,7 @@ impl Asked {
                 messages,
                 continue_final_message: fields.boolean(&limits::CONTINUE_FINAL_MESSAGE)?,
                 add_generation_prompt: fields.boolean(&limits::ADD_GENERATION_PROMPT)?,
+                tools: None,
                 variables,
             },
             max_tokens: max_tokens(fields, &limits::MAX_TOKENS)?,

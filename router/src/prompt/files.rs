@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
+/// The name of a model's only chat template.
+const DEFAULT: &str = "default";
+
 /// Why the model's files cannot be used. The texts are for the operator and name the file.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    #[error("{}: there is no tokenizer.json{hint}", dir.display())]
-    NoTokenizer { dir: PathBuf, hint: &'static str },
+    #[error("{}: there is no such file", file.display())]
+    NoTokenizer { file: PathBuf },
     #[error("{}: cannot be read: {reason}", file.display())]
     Unreadable { file: PathBuf, reason: std::io::Error },
     #[error("{}: is not valid: {reason}", file.display())]
@@ -20,21 +23,25 @@ pub enum LoadError {
     Unusable(String),
 }
 
+/// Names and texts.
+pub type Sources = Vec<(String, String)>;
+
 pub struct ModelFiles {
     pub tokenizer: Tokenizer,
     /// Every token that some configuration calls special.
     pub special: Vec<String>,
     /// `bos_token`, `eos_token` and alike with their texts, as templates see them.
     pub named_tokens: Map<String, Value>,
-    /// The source of the chat template, and the file it is in.
-    pub chat_template: Option<(String, PathBuf)>,
+    /// The chat templates, each with its name, and the file or folder that they are in. A model with one calls
+    /// it `default`.
+    pub chat_templates: Option<(Sources, PathBuf)>,
 }
 
 impl ModelFiles {
-    /// `config` is a tokenizer_config.json to read instead of the folder's own; a chat template in it
-    /// goes before those in the folder.
-    pub fn read(dir: &Path, config: Option<&Path>) -> Result<Self, LoadError> {
-        let tokenizer = read_tokenizer(dir)?;
+    /// `tokenizer` is a tokenizer.json for a folder without one. `config` is a tokenizer_config.json to read
+    /// instead of the folder's own; a chat template in it goes before those in the folder.
+    pub fn read(dir: &Path, tokenizer: Option<&Path>, config: Option<&Path>) -> Result<Self, LoadError> {
+        let tokenizer = read_tokenizer(tokenizer.map_or_else(|| dir.join("tokenizer.json"), Path::to_owned))?;
 
         let own_config = config.is_none();
         let config_file = config.map_or_else(|| dir.join("tokenizer_config.json"), Path::to_owned);
@@ -77,52 +84,67 @@ impl ModelFiles {
             }
         }
 
-        let in_config = chat_template_of(&config).map(|source| (source, config_file));
-        let in_folder = read_chat_template(dir)?;
-        let chat_template = if own_config { in_folder.or(in_config) } else { in_config.or(in_folder) };
-        Ok(Self { tokenizer, special, named_tokens, chat_template })
+        let in_config = chat_templates_of(&config).map(|sources| (sources, config_file));
+        let in_folder = read_chat_templates(dir)?;
+        let chat_templates = if own_config { in_folder.or(in_config) } else { in_config.or(in_folder) };
+        Ok(Self { tokenizer, special, named_tokens, chat_templates })
     }
 }
 
-fn read_tokenizer(dir: &Path) -> Result<Tokenizer, LoadError> {
-    let file = dir.join("tokenizer.json");
+fn read_tokenizer(file: PathBuf) -> Result<Tokenizer, LoadError> {
     let Some(bytes) = read(&file)? else {
-        let hint = if dir.join("tokenizer.model").exists() {
-            ". tokenizer.model alone is not supported; transformers converts it: \
-             AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        } else {
-            ""
-        };
-        return Err(LoadError::NoTokenizer { dir: dir.to_owned(), hint });
+        return Err(LoadError::NoTokenizer { file });
     };
     Tokenizer::from_bytes(bytes).map_err(|error| LoadError::Invalid { file, reason: error.to_string() })
 }
 
-/// The templates that have a file of their own, newest format first.
-fn read_chat_template(dir: &Path) -> Result<Option<(String, PathBuf)>, LoadError> {
+/// The templates that have files of their own, newest format first. Those of `additional_chat_templates` are
+/// named by their files, beside chat_template.jinja, which is the default.
+fn read_chat_templates(dir: &Path) -> Result<Option<(Sources, PathBuf)>, LoadError> {
+    let mut sources = Sources::new();
     let file = dir.join("chat_template.jinja");
-    if let Some(bytes) = read(&file)? {
-        return match String::from_utf8(bytes) {
-            Ok(source) => Ok(Some((source, file))),
-            Err(error) => Err(LoadError::Invalid { file, reason: error.utf8_error().to_string() }),
-        };
+    if let Some(source) = read_text(&file)? {
+        sources.push((DEFAULT.into(), source));
+    }
+    let more = dir.join("additional_chat_templates");
+    let mut files: Vec<PathBuf> = match more.read_dir() {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(reason) => return Err(LoadError::Unreadable { file: more, reason }),
+    };
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "jinja"));
+    files.sort_unstable();
+    for file in files {
+        if let (Some(name), Some(source)) = (file.file_stem(), read_text(&file)?) {
+            let name = name.to_string_lossy().into_owned();
+            sources.retain(|(known, _)| *known != name);
+            sources.push((name, source));
+        }
+    }
+    if !sources.is_empty() {
+        return Ok(Some((sources, dir.to_owned())));
     }
     for name in ["chat_template.json", "processor_config.json"] {
         let file = dir.join(name);
-        if let Some(source) = read_json(&file)?.as_ref().and_then(chat_template_of) {
-            return Ok(Some((source, file)));
+        if let Some(sources) = read_json(&file)?.as_ref().and_then(chat_templates_of) {
+            return Ok(Some((sources, file)));
         }
     }
     Ok(None)
 }
 
-/// A string, or a list of named templates of which the one called `default` counts.
-fn chat_template_of(config: &Map<String, Value>) -> Option<String> {
-    let template = config.get("chat_template")?;
-    let default =
-        template.as_array().into_iter().flatten().find(|entry| entry.get("name") == Some(&"default".into()));
-    let source = template.as_str().or_else(|| default?.get("template")?.as_str());
-    source.map(str::to_owned)
+/// A string, or a list of named templates.
+fn chat_templates_of(config: &Map<String, Value>) -> Option<Sources> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    match config.get("chat_template")? {
+        Value::String(source) => Some(vec![(DEFAULT.into(), source.clone())]),
+        Value::Array(entries) => {
+            let named = |entry: &Value| Some((text(entry.get("name")?)?, text(entry.get("template")?)?));
+            let sources: Sources = entries.iter().filter_map(named).collect();
+            (!sources.is_empty()).then_some(sources)
+        }
+        _ => None,
+    }
 }
 
 /// A token is a string, or an object that holds it.
@@ -138,6 +160,18 @@ fn read_json(file: &Path) -> Result<Option<Map<String, Value>>, LoadError> {
         Ok(Value::Object(fields)) => Ok(Some(fields)),
         Ok(_) => Err(LoadError::Invalid { file: file.to_owned(), reason: "not a JSON object".into() }),
         Err(error) => Err(LoadError::Invalid { file: file.to_owned(), reason: error.to_string() }),
+    }
+}
+
+fn read_text(file: &Path) -> Result<Option<String>, LoadError> {
+    let Some(bytes) = read(file)? else {
+        return Ok(None);
+    };
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => {
+            Err(LoadError::Invalid { file: file.to_owned(), reason: error.utf8_error().to_string() })
+        }
     }
 }
 
@@ -173,7 +207,7 @@ mod tests {
         }
 
         fn read(&self) -> Result<ModelFiles, LoadError> {
-            ModelFiles::read(self.0.path(), None)
+            ModelFiles::read(self.0.path(), None, None)
         }
     }
 
@@ -184,13 +218,20 @@ mod tests {
     #[test]
     fn a_folder_without_a_tokenizer_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let text = error(ModelFiles::read(folder.path(), None));
+        let text = error(ModelFiles::read(folder.path(), None, None));
         assert!(
             text.contains("tokenizer.json") && text.contains(&folder.path().display().to_string()),
             "{text}"
         );
-        std::fs::write(folder.path().join("tokenizer.model"), "").unwrap();
-        assert!(error(ModelFiles::read(folder.path(), None)).contains("save_pretrained"));
+    }
+
+    #[test]
+    fn a_tokenizer_may_lie_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        samples::wordpiece().save(elsewhere.path(), false).unwrap();
+        let files = ModelFiles::read(folder.path(), Some(elsewhere.path()), None).unwrap();
+        assert!(files.tokenizer.token_to_id("[SEP]").is_some());
     }
 
     #[test]
@@ -205,7 +246,7 @@ mod tests {
     fn a_missing_file_that_a_flag_names_is_an_error() {
         let folder = Folder::new(&[]);
         let missing = folder.0.path().join("elsewhere.json");
-        assert!(error(ModelFiles::read(folder.0.path(), Some(&missing))).contains("elsewhere.json"));
+        assert!(error(ModelFiles::read(folder.0.path(), None, Some(&missing))).contains("elsewhere.json"));
     }
 
     #[test]
@@ -232,8 +273,11 @@ mod tests {
 
     #[test]
     fn a_templates_own_file_goes_before_the_configuration() {
-        let template =
-            |files: &[(&str, String)]| Folder::new(files).read().unwrap().chat_template.map(|found| found.0);
+        let template = |files: &[(&str, String)]| {
+            let found = Folder::new(files).read().unwrap().chat_templates?.0;
+            assert_eq!(found[0].0, "default");
+            Some(found[0].1.clone())
+        };
         let config = ("tokenizer_config.json", json!({"chat_template": "config"}).to_string());
         let jinja = ("chat_template.jinja", "jinja".to_owned());
         let older = ("chat_template.json", json!({"chat_template": "older"}).to_string());
@@ -246,22 +290,28 @@ mod tests {
         let folder =
             Folder::new(&[config, jinja, ("mine.json", json!({"chat_template": "mine"}).to_string())]);
         let mine = folder.0.path().join("mine.json");
-        let files = ModelFiles::read(folder.0.path(), Some(&mine)).unwrap();
-        assert_eq!(files.chat_template.unwrap().0, "mine");
+        let files = ModelFiles::read(folder.0.path(), None, Some(&mine)).unwrap();
+        assert_eq!(files.chat_templates.unwrap().0[0].1, "mine");
     }
 
     #[test]
-    fn of_named_templates_the_default_counts() {
-        let named = |names: [&str; 2]| {
-            let list = names.map(|name| json!({"name": name, "template": format!("the {name} one")}));
-            let config = json!({"chat_template": list}).to_string();
-            Folder::new(&[("tokenizer_config.json", config)])
-                .read()
-                .unwrap()
-                .chat_template
-                .map(|found| found.0)
+    fn named_templates_are_a_list_or_files() {
+        let names = |folder: &Folder| -> Vec<String> {
+            let (mut sources, _) = folder.read().unwrap().chat_templates.unwrap();
+            sources.sort_unstable();
+            sources.into_iter().map(|(name, source)| format!("{name}: {source}")).collect()
         };
-        assert_eq!(named(["tool_use", "default"]).as_deref(), Some("the default one"));
-        assert_eq!(named(["tool_use", "rag"]), None);
+        let list = ["tool_use", "default"].map(|name| json!({"name": name, "template": "in the list"}));
+        let config = json!({"chat_template": list}).to_string();
+        let folder = Folder::new(&[("tokenizer_config.json", config)]);
+        assert_eq!(names(&folder), ["default: in the list", "tool_use: in the list"]);
+
+        // Files go before the list, all of it.
+        std::fs::create_dir(folder.0.path().join("additional_chat_templates")).unwrap();
+        folder.write("additional_chat_templates/rag.jinja", "in a file");
+        folder.write("additional_chat_templates/notes.txt", "no template");
+        assert_eq!(names(&folder), ["rag: in a file"]);
+        folder.write("chat_template.jinja", "in its own file");
+        assert_eq!(names(&folder), ["default: in its own file", "rag: in a file"]);
     }
 }

@@ -3,7 +3,7 @@
 //! call it to render chats and to tokenize, `generation` to encode prompts and to spell tokens.
 
 mod files;
-mod python;
+mod jinja;
 #[cfg(test)]
 pub mod samples;
 mod template;
@@ -19,19 +19,24 @@ use crate::generation::Input;
 use crate::ids::TokenId;
 pub use files::LoadError;
 use files::ModelFiles;
-use template::ChatTemplate;
+use template::ChatTemplates;
 pub use vocabulary::{Spelling, Vocabulary};
 
-/// Tokenizer and chat template of the served model.
+/// Tokenizer and chat templates of the served model.
 pub struct Prompt {
     vocabulary: Arc<Vocabulary>,
-    /// Or why chats cannot be rendered, for the client.
-    template: Arc<Result<ChatTemplate, &'static str>>,
+    /// `None` for a model that has no chat template.
+    template: Arc<Option<ChatTemplates>>,
     /// The tokenizer's own end-of-sequence token.
     eos: Option<TokenId>,
     /// One permit for each prompt that may be worked on at once.
     workers: Arc<Semaphore>,
+    /// The same for short ones, so that they do not wait for long ones.
+    quick_workers: Arc<Semaphore>,
 }
+
+/// Bytes of a prompt that is worked on in a millisecond or so.
+const SHORT: usize = 16 << 10;
 
 /// Why a prompt was not made. The texts are for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +62,10 @@ pub struct Chat {
     pub continue_final_message: Option<bool>,
     /// Ends the prompt with the beginning of a new turn of the assistant.
     pub add_generation_prompt: Option<bool>,
-    /// More variables for the template (`chat_template_kwargs`).
+    /// Schemas of the functions that may be called, each an object.
+    pub tools: Option<Vec<Value>>,
+    /// More variables for the template (`chat_template_kwargs`). `chat_template` is no variable but the name
+    /// of the template to use, of a model that has several; `documents` is a list of objects.
     pub variables: Map<String, Value>,
 }
 
@@ -71,28 +79,33 @@ pub struct TokenSpan {
 }
 
 impl Prompt {
-    /// Reads tokenizer.json, tokenizer_config.json (or the file given instead of it) and the chat
-    /// template of the model in `dir`. At most `workers` prompts are worked on at once. A chat template
+    /// Reads tokenizer.json, tokenizer_config.json (or the files given instead of them) and the chat
+    /// templates of the model in `dir`. At most `workers` prompts are worked on at once. A chat template
     /// that does not compile is a warning here, and an error when it is asked for.
-    pub fn load(dir: &Path, tokenizer_config: Option<&Path>, workers: u32) -> Result<Self, LoadError> {
-        let files = ModelFiles::read(dir, tokenizer_config)?;
+    pub fn load(
+        dir: &Path,
+        tokenizer: Option<&Path>,
+        tokenizer_config: Option<&Path>,
+        workers: u32,
+    ) -> Result<Self, LoadError> {
+        let files = ModelFiles::read(dir, tokenizer, tokenizer_config)?;
         let eos = files.named_tokens.get("eos_token").and_then(Value::as_str);
         let eos = eos.and_then(|name| files.tokenizer.token_to_id(name)).map(TokenId);
-        let template = match files.chat_template {
-            None => Err("this model has no chat template"),
-            Some((source, file)) => ChatTemplate::compile(&source, files.named_tokens).map_err(|reason| {
+        let template = files.chat_templates.map(|(sources, file)| {
+            ChatTemplates::compile(&sources, files.named_tokens, |name, reason| {
                 tracing::warn!(
-                    "{}: the chat template does not compile, so that chats cannot be served: {reason}",
+                    "{}: the chat template `{name}` does not compile, so that chats cannot be served with \
+                     it: {reason}",
                     file.display()
                 );
-                "the model's chat template does not compile"
-            }),
-        };
+            })
+        });
         Ok(Self {
             vocabulary: Arc::new(Vocabulary::new(files.tokenizer, &files.special)),
             template: Arc::new(template),
             eos,
             workers: Arc::new(Semaphore::new(workers.max(1) as usize)),
+            quick_workers: Arc::new(Semaphore::new(workers.max(1) as usize)),
         })
     }
 
@@ -117,7 +130,7 @@ impl Prompt {
         add_special_tokens: bool,
     ) -> Result<Vec<TokenSpan>, PromptError> {
         let vocabulary = self.vocabulary.clone();
-        self.work(move || {
+        self.work(text.len(), move || {
             let encoding =
                 vocabulary.tokenizer().encode(text.as_str(), add_special_tokens).map_err(no_tokens)?;
             let spans = encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(&id, &(start, stop))| {
@@ -132,9 +145,10 @@ impl Prompt {
     /// The prompt text of a chat, for `Input::Rendered`.
     pub async fn render(&self, chat: Chat) -> Result<String, PromptError> {
         let template = self.template.clone();
-        self.work(move || match &*template {
-            Ok(template) => template.render(&chat),
-            Err(why) => Err(PromptError::Template((*why).into())),
+        let bytes = chat.messages.iter().chain(chat.tools.iter().flatten()).map(bytes_of).sum();
+        self.work(bytes, move || match &*template {
+            Some(template) => template.render(&chat),
+            None => Err(PromptError::Template("this model has no chat template".into())),
         })
         .await
     }
@@ -161,7 +175,7 @@ impl Prompt {
 
     async fn encode_text(&self, text: String, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
         let vocabulary = self.vocabulary.clone();
-        self.work(move || {
+        self.work(text.len(), move || {
             let encoding =
                 vocabulary.tokenizer().encode_fast(text.as_str(), add_special_tokens).map_err(no_tokens)?;
             Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
@@ -169,18 +183,31 @@ impl Prompt {
         .await
     }
 
-    /// Runs on a blocking thread when one is free. A caller that is dropped while it waits costs nothing.
+    /// Runs work on a prompt of so many bytes on a blocking thread when one is free. A caller that is dropped
+    /// while it waits costs nothing.
     async fn work<T: Send + 'static>(
         &self,
+        bytes: usize,
         task: impl FnOnce() -> Result<T, PromptError> + Send + 'static,
     ) -> Result<T, PromptError> {
-        let permit = self.workers.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let workers = if bytes <= SHORT { &self.quick_workers } else { &self.workers };
+        let permit = workers.clone().acquire_owned().await.expect("the semaphore is never closed");
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             task()
         });
         // It panicked, or the server is stopping.
         done.await.unwrap_or_else(|_| Err(PromptError::Failed("the prompt could not be prepared".into())))
+    }
+}
+
+/// Of the texts in a JSON value.
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(bytes_of).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + bytes_of(value)).sum(),
+        _ => 1,
     }
 }
 
@@ -198,9 +225,10 @@ mod tests {
     fn prompt(tokenizer: tokenizers::Tokenizer, workers: usize) -> Prompt {
         Prompt {
             vocabulary: Arc::new(Vocabulary::new(tokenizer, &[])),
-            template: Arc::new(Err("this model has no chat template")),
+            template: Arc::new(None),
             eos: None,
             workers: Arc::new(Semaphore::new(workers)),
+            quick_workers: Arc::new(Semaphore::new(workers)),
         }
     }
 
@@ -251,9 +279,27 @@ mod tests {
     #[tokio::test]
     async fn a_panic_fails_its_own_prompt_only() {
         let prompt = prompt(samples::byte_level(), 1);
-        let result: Result<(), _> = prompt.work(|| panic!("on purpose")).await;
+        let result: Result<(), _> = prompt.work(1, || panic!("on purpose")).await;
         assert!(matches!(result, Err(PromptError::Failed(_))));
         assert!(prompt.encode(Input::Text("hello".into()), None).await.is_ok());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_short_prompt_does_not_wait_for_long_ones() {
+        let prompt = Arc::new(prompt(samples::byte_level(), 1));
+        let gate = Arc::new(Barrier::new(2));
+        let busy = tokio::spawn({
+            let (prompt, gate) = (prompt.clone(), gate.clone());
+            async move { prompt.work(SHORT + 1, move || Ok(gate.wait().is_leader())).await }
+        });
+        while prompt.workers.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(prompt.encode(Input::Text("hello".into()), None).await.is_ok());
+        let long = prompt.encode(Input::Text("hello".repeat(SHORT)), None);
+        assert!(futures::FutureExt::now_or_never(long).is_none());
+        gate.wait();
+        busy.await.unwrap().unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -264,20 +310,20 @@ mod tests {
 
         let busy = tokio::spawn({
             let (prompt, gate) = (prompt.clone(), gate.clone());
-            async move { prompt.work(move || Ok(gate.wait().is_leader())).await }
+            async move { prompt.work(1, move || Ok(gate.wait().is_leader())).await }
         });
-        while prompt.workers.available_permits() > 0 {
+        while prompt.quick_workers.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         let count = ran.clone();
-        let waiting = prompt.work(move || Ok(count.fetch_add(1, Ordering::SeqCst)));
+        let waiting = prompt.work(1, move || Ok(count.fetch_add(1, Ordering::SeqCst)));
         // Polled once, so that it waits for its turn; then its client leaves.
         assert!(futures::FutureExt::now_or_never(waiting).is_none());
 
         gate.wait();
         busy.await.unwrap().unwrap();
         let count = ran.clone();
-        prompt.work(move || Ok(count.fetch_add(10, Ordering::SeqCst))).await.unwrap();
+        prompt.work(1, move || Ok(count.fetch_add(10, Ordering::SeqCst))).await.unwrap();
         assert_eq!(ran.load(Ordering::SeqCst), 10);
     }
 }

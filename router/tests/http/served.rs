@@ -93,6 +93,7 @@ impl Served {
             revision: None,
             model_sha: Some("abc".into()),
             model_dir: folder.path().to_path_buf(),
+            tokenizer_file: None,
             num_shard: 1,
         };
         let health = watch::Sender::new(Health::Starting("reading flags".into()));
