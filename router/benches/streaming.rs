@@ -140,6 +140,7 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
         revision: None,
         model_sha: None,
         model_dir: model_dir.into(),
+        tokenizer_file: None,
         num_shard: 1,
     };
     let source = Arc::new(Running(socket.into()));
