@@ -39,14 +39,19 @@ def family(agent: str) -> str:
 
 
 def answer(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Json]:
+    """`warnings` are left out: a field that had no effect may have one tomorrow."""
     kind = headers.get("content-type", "").split(";")[0]
     if kind == "text/event-stream":
         data = [line[5:].strip() for line in body.decode().splitlines() if line.startswith("data:")]
-        events = merge([shape(json.loads(one)) for one in data if one != "[DONE]"])
+        events = merge([shape(without_warnings(json.loads(one))) for one in data if one != "[DONE]"])
         return {"status": status, "type": kind, "events": events, "done": data[-1:] == ["[DONE]"]}
     if kind == "application/json":
-        return {"status": status, "type": kind, "shape": shape(json.loads(body))}
+        return {"status": status, "type": kind, "shape": shape(without_warnings(json.loads(body)))}
     return {"status": status, "type": kind}
+
+
+def without_warnings(value: Json) -> Json:
+    return {key: one for key, one in value.items() if key != "warnings"} if isinstance(value, dict) else value
 
 
 def shape(value: Json) -> Json:
