@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -153,28 +154,33 @@ def test_what_waits_past_its_deadline_is_refused_then(launch: Launch) -> None:
 def test_what_runs_past_its_deadline_ends_with_an_error(launch: Launch) -> None:
     launched = launch("--step-timeout", "120").wait_ready()
     worker = launched.worker()
-    head = b"Host: test\r\nX-Request-Deadline-Ms: 5000\r\nConnection: close"
-    body = {"inputs": "Tell me a long story", "parameters": {"max_new_tokens": 500}}
-    raw = wire.raw_post("/generate_stream", body).replace(b"Host: test", head)
-    with wire.exchange(launched.address, raw) as connection, connection.makefile("rb") as answer:
+    endless = long_answer(0, 1800)
+    host = b"Host: test\r\nX-Request-Deadline-Ms: 5000\r\nConnection: close"
+    raw = wire.raw_post("/v1/completions", {**endless, "stream": True}).replace(b"Host: test", host)
+    with wire.exchange(launched.address, raw) as connection, connection.makefile("rb") as lines:
         events: list[Any] = []
         try:
-            for line in answer:
-                if line.startswith(b"data:"):
-                    events.append(json.loads(line[5:]))
+            for line in lines:
+                if line.startswith(b"data: {"):
                     worker.signal(signal.SIGSTOP)
+                    events.append(json.loads(line[5:]))
         finally:
             worker.signal(signal.SIGCONT)
     assert len(events) >= 2, "tokens came, and then the error"
-    assert events[-1]["error_type"] == "deadline_exceeded"
-    assert "the deadline passed after" in events[-1]["error"]
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    assert "the deadline passed after" in events[-1]["error"]["message"]
 
-    worker.signal(signal.SIGSTOP)
-    try:
-        headers = {"x-request-deadline-ms": "5000"}
-        reply = wire.post(launched.address, "/v1/completions", long_answer(0, 500), headers=headers)
-    finally:
-        worker.signal(signal.SIGCONT)
+    # The worker is stopped when the request runs: one that still waits is refused with a 429 instead.
+    wait_for(lambda: launched.metrics().value("tgi_batch_current_size") == 0, "the first one to be released")
+    head = {"x-request-deadline-ms": "5000"}
+    with ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(wire.post, launched.address, "/v1/completions", endless, headers=head)
+        wait_for(lambda: launched.metrics().value("tgi_batch_current_size") == 1, "the second one to run")
+        worker.signal(signal.SIGSTOP)
+        try:
+            reply = answer.result(wire.TIMEOUT)
+        finally:
+            worker.signal(signal.SIGCONT)
     assert reply.status == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
     assert launched.metrics().value("tgi_request_failure", err="deadline") == 2
     assert wire.post(launched.address, "/generate", ONE_TOKEN).status == 200
