@@ -76,7 +76,7 @@ def naive_kept(logits: list[float], row: dict[str, Any]) -> dict[int, float]:
     output = history[len(history) - outputs :]
     x = list(map(float, logits))
     if row.get("delta"):
-        green = ops.green_tokens(torch.tensor([0]), len(logits), row["greens"])[0]
+        green = ops.green_tokens(torch.tensor([0]), len(logits), row.get("greens", VOCABULARY // 2))[0]
         x = [value + row["delta"] * bool(is_green) for value, is_green in zip(x, green, strict=True)]
     for token in set(history):
         x[token] = (
