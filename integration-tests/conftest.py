@@ -17,6 +17,8 @@ from launched import BINARY, Launched
 
 Launch = Callable[..., Launched]
 
+collect_ignore = ["clients"]  # run in environments of their own: test_clients.py
+
 
 @pytest.fixture(scope="session", autouse=True)
 def installed() -> None:
