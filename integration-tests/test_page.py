@@ -281,13 +281,13 @@ def test_an_answer_outlives_its_worker(open_page: Open, launch: Launch, tmp_path
     launched = launch("--model-id", str(endless(tmp_path / "model"))).wait_ready()
     chat, other = open_page(launched.url), open_page(launched.url)
     chat.set("Seed", 7)
-    chat.set("Max tokens", 150)
+    chat.set("Max tokens", 80)
     chat.ask("Go on")
     undisturbed = chat.copied("Copy")
     chat.button("New conversation").click()
     worker, steps = launched.worker(), launched.metrics().value(STEPS)
     chat.send("Go on")
-    wait_for(lambda: launched.metrics().value(STEPS) > steps + 20, "some tokens", 120, every=0.005)
+    wait_for(lambda: launched.metrics().value(STEPS) > steps + 10, "some tokens", 120, every=0.005)
     worker.signal(signal.SIGKILL)
     expect(chat.answer.get_by_role("status")).to_contain_text("replacing a worker that it has lost")
     expect(chat.state).to_have_text("Recovering")
@@ -378,37 +378,45 @@ def percent(logprob: float) -> float:
     return 100 * math.exp(logprob)
 
 
-def test_the_probabilities_of_a_token_are_shown_on_hover(chat: Chat) -> None:
-    chat.set("Temperature", 0)
+def test_the_probabilities_of_a_token_are_shown_on_hover(open_page: Open, slow: Launched) -> None:
+    chat = open_page(slow.url)
+    chat.set("Seed", 1)
+    chat.set("Max tokens", 24)
     chat.set("Token probabilities", 3)
-    with chat.page.expect_response(CHAT) as response:
+    with chat.page.expect_request(CHAT) as request:
         chat.ask(MODEL)
-    chunks = [
-        json.loads(line[6:]) for line in response.value.text().split("\n\n") if line.startswith("data: {")
-    ]
-    entries = [
-        (choice["delta"]["content"], choice["logprobs"]["content"])
-        for chunk in chunks
-        for choice in chunk["choices"]
-        if choice.get("logprobs") and choice["delta"].get("content")
-    ]
-    tokens = chat.words.locator(".token")
-    assert tokens.count() == len(entries)
-    for place in (0, 3, len(entries) - 1):
-        text, ((entry,)) = entries[place]
+    # The same request again, read without the page: what each piece of text was made of.
+    made: list[tuple[str, list[dict[str, Any]]]] = []
+    pending: list[dict[str, Any]] = []
+    with wire.Events(slow.address, "/v1/chat/completions", body_of(request.value)) as events:
+        for choice in (
+            choice for data in events if data != "[DONE]" for choice in json.loads(data)["choices"]
+        ):
+            pending += (choice.get("logprobs") or {}).get("content", [])
+            if choice["delta"].get("content"):
+                made.append((choice["delta"]["content"], pending))
+                pending = []
+    assert "".join(text for text, _ in made) == chat.copied("Copy")
+    words = [(place, entries) for place, (text, entries) in enumerate(made) if re.search("[A-Za-z]{2}", text)]
+    assert len(words) >= 3
+    for place, entries in (words[0], words[1], words[-1]):
         expect(chat.popover).to_be_hidden()
-        tokens.nth(place).hover()
-        rows = chat.popover.get_by_role("listitem")
-        assert tokens.nth(place).text_content() == text
-        wanted = {one["token"]: percent(one["logprob"]) for one in [entry, *entry["top_logprobs"]]}
-        expect(rows).to_have_count(len(wanted))
-        assert len(wanted) >= 3
-        for row in rows.all():
-            spelled = (row.locator(".spelling").text_content() or "").replace("␣", " ").replace("⏎", "\n")
-            shown = row.locator(".chance").text_content() or ""
-            number = float(re.sub(r"[^0-9.]", "", shown))
-            assert number == pytest.approx(wanted[spelled], abs=0.06), (spelled, shown)
-        expect(chat.popover.locator(".chosen .spelling")).to_have_text(re.compile(re.escape(text.strip())))
+        chat.words.locator(f'[data-token="{place}"]').first.hover()
+        shown: list[Any] = []
+        for row in chat.popover.get_by_role("listitem").all():
+            spelled = row.locator(".spelling").text_content() or ""
+            for sign, meant in (("␣", " "), ("⏎", "\n"), ("⇥", "\t"), ("␍", "\r")):
+                spelled = spelled.replace(sign, meant)
+            chance = float(re.sub(r"[^0-9.]", "", row.locator(".chance").text_content() or ""))
+            shown.append(
+                (spelled, pytest.approx(chance, abs=0.06), "chosen" in (row.get_attribute("class") or ""))
+            )
+        wanted: list[Any] = []
+        for entry in entries:
+            top = [(one["token"], percent(one["logprob"])) for one in entry["top_logprobs"]]
+            own = (entry["token"], percent(entry["logprob"]))
+            wanted += [(*one, one == own) for one in [*top, *([] if own in top else [own])]]
+        assert wanted == shown and len(wanted) >= 3
         chat.page.mouse.move(5, 5)
     chat.set("Token probabilities", "")
     with chat.page.expect_request(CHAT) as request:
