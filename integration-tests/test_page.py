@@ -668,7 +668,9 @@ def test_a_narrow_screen_has_room_for_all(open_page: Open, server: Launched) -> 
     chat = open_page(server.url, viewport={"width": 360, "height": 640}, has_touch=True)
 
     def width() -> int:
-        return int(chat.page.evaluate("document.documentElement.scrollWidth"))
+        """Of all there is, also of what one would have to scroll to within the conversation."""
+        widths = "[document.documentElement, document.getElementById('scroll')].map((one) => one.scrollWidth)"
+        return int(max(chat.page.evaluate(widths)))
 
     side = chat.page.get_by_label("Settings and server")
     expect(side).to_be_hidden()
