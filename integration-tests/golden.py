@@ -28,7 +28,9 @@ def request(method: str, path: str, headers: Mapping[str, str], body: bytes) -> 
         kept["authorization"] = kept["authorization"].split(" ")[0] + " KEY"
     if "user-agent" in kept:
         kept["user-agent"] = family(kept["user-agent"])
-    return {"method": method, "path": path, "headers": kept, "body": json.loads(body) if body else None}
+    # The server's own address: some clients send it as the model's name.
+    text = re.sub(r"http://127\.0\.0\.1:\d+", "http://localhost:3000", body.decode())
+    return {"method": method, "path": path, "headers": kept, "body": json.loads(text) if text else None}
 
 
 def family(agent: str) -> str:

@@ -187,6 +187,7 @@ def test_a_stream_of_chat_openai(url: str) -> None:
     assert any(chunk.usage_metadata for chunk in chunks)
 
 
+@pytest.mark.golden
 def test_the_completions_of_openai(url: str) -> None:
     llm = OpenAI(
         base_url=f"{url}/v1", api_key="unused", model="tgi", max_retries=0, temperature=0, max_tokens=8, seed=1
@@ -196,6 +197,7 @@ def test_the_completions_of_openai(url: str) -> None:
     assert len(llm.generate([as_text(ADD), as_text(REPEAT)]).generations) == 2
 
 
+@pytest.mark.golden
 def test_tools_of_chat_openai(url: str) -> None:
     with pytest.raises(openai.UnprocessableEntityError, match="tools"):  # not yet
         chat_openai(url).bind_tools([get_weather]).invoke("The weather in Oslo?")

@@ -100,14 +100,22 @@ def test_errors_have_the_class_of_their_status(
 
 
 @WAYS
-def test_a_stream_that_is_left_is_noticed(url: str, way: str, noticed: Noticed) -> None:
-    with noticed():
-        stream: Any = litellm.completion(
-            messages=user("x"), max_tokens=ENDLESS_TOKENS, stream=True, extra_body={"ignore_eos": True},
+def test_an_async_stream_that_is_left_is_noticed(url: str, way: str, noticed: Noticed) -> None:
+    """Of the streams that are not async it closes none."""
+
+    async def leave() -> None:
+        stream: Any = await litellm.acompletion(
+            messages=user("x"),
+            max_tokens=ENDLESS_TOKENS,
+            stream=True,
+            extra_body={"ignore_eos": True},
             **options(way, url),
-        )  # fmt: skip
-        next(stream)
-        stream.completion_stream.close()
+        )
+        await anext(aiter(stream))
+        await stream.aclose()
+
+    with noticed():
+        asyncio.run(leave())
 
 
 @WAYS

@@ -1,15 +1,49 @@
-// `@huggingface/inference`: chats, whole and streamed, its errors.
+// `@huggingface/inference`: texts and chats, whole and streamed, its errors. It sends texts to `/v1/completions`.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { InferenceClient } from "@huggingface/inference";
 
-import { ADD, ENDLESS, REPEAT, busy, collect, golden, guarded, key, noticed, starting, url, user } from "./servers.mjs";
+import { ADD, ENDLESS, REPEAT, asText, busy, collect, golden, guarded, key, noticed, starting, url, user } from "./servers.mjs";
 
 // By default it asks again after a 503, at once and for ever.
 const NO_RETRY = { retry_on_error: false };
 const connect = (base, apiKey) => new InferenceClient(apiKey).endpoint(base);
+
+const OPTIONS = {
+  best_of: 2,
+  frequency_penalty: 0.5,
+  max_new_tokens: 6,
+  repetition_penalty: 1.2,
+  seed: 11,
+  stop: ["never", "seen"],
+  temperature: 0.7,
+  top_k: 5,
+  top_p: 0.9,
+};
+
+golden("huggingface: a text", async (at) => {
+  const answer = await connect(at).textGeneration({ inputs: asText(ADD), parameters: { max_new_tokens: 8 } });
+  assert(answer.generated_text);
+});
+
+golden("huggingface: a text with every option", async (at) => {
+  const ask = () => connect(at).textGeneration({ inputs: asText(ADD), parameters: OPTIONS });
+  assert.equal((await ask()).generated_text, (await ask()).generated_text);
+});
+
+golden("huggingface: a stream", async (at) => {
+  const asked = { inputs: asText(REPEAT), parameters: { max_new_tokens: 8, temperature: 0 } };
+  const pieces = await collect(connect(at).textGenerationStream(asked));
+  const whole = await connect(at).textGeneration(asked);
+  assert.equal(pieces.map((piece) => piece.choices[0].text).join(""), whole.generated_text);
+});
+
+golden("huggingface: a wrong option", async (at) => {
+  const asked = connect(at).textGeneration({ inputs: "x", parameters: { top_p: 2 } });
+  await assert.rejects(asked, (error) => error.httpResponse.status === 422 && /top_p/.test(JSON.stringify(error.httpResponse.body)));
+});
 
 golden("huggingface: a chat", async (at) => {
   const answer = await connect(at).chatCompletion({ messages: user(ADD), max_tokens: 8, temperature: 0 });

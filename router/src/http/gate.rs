@@ -137,7 +137,7 @@ pub async fn guard(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
     } else {
         let family = Family::of(path);
         let said = if request.headers().contains_key(header::AUTHORIZATION) {
-            "the API key is not valid"
+            "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
         } else {
             "an API key is required: send it as `Authorization: Bearer KEY`"
         };
