@@ -430,6 +430,7 @@ def test_missing_parameters_mean_greedy(limited: Launched, absent: dict[str, Any
 def test_a_full_house_is_a_429_with_retry_after(launch: Launch) -> None:
     """Held full by a worker that is frozen, so that nothing depends on how fast it is."""
     full = launch("--max-concurrent-requests", "4", "--step-timeout", "120").wait_ready()
+    assert ask(full.address, generate("x", 1)).finish == "length"  # so the stream of plans is open
     answers: list[Answer] = []
     clients = [
         threading.Thread(target=lambda: answers.append(ask(full.address, generate("x", 8))), daemon=True)
