@@ -40,6 +40,18 @@ def address(server: Launched) -> wire.Address:
     return server.address
 
 
+@pytest.fixture(scope="session")
+def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """In float32, where equal means equal: in bf16 another batch shape, or a prefix hit, may tip a near-tie."""
+    with Launched(tmp_path_factory.mktemp("float32"), "--dtype", "float32") as launched:
+        yield launched.wait_ready()
+
+
+@pytest.fixture
+def exact(exact_server: Launched) -> wire.Address:
+    return exact_server.address
+
+
 @pytest.fixture
 def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
     """Starts servers of this test's own, and ends those that the test has left running."""
