@@ -21,6 +21,7 @@ class Ask:
 
     path: str
     body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Answer:
     )  # token ids, or only their number where a route tells no ids
     finish: str | None = None
     error: str | None = None
+    prompt_tokens: int = 0  # where the route tells it
 
     def same_as(self, other: Answer) -> bool:
         return (self.text, self.pieces, self.finish) == (other.text, other.pieces, other.finish)
@@ -57,20 +59,32 @@ class Refused(Exception):
 
 def ask(address: wire.Address, request: Ask, seen: Callable[[], None] = lambda: None) -> Answer:
     """Runs one stream to its end; calls `seen` at each event with a token."""
-    answer = Answer()
-    with wire.Events(address, request.path, request.body) as events:
-        if events.status != 200:
+    with begin(address, request) as events:
+        return follow(events, request, seen)
+
+
+def begin(address: wire.Address, request: Ask) -> wire.Events:
+    """An open stream, with its first token on the way."""
+    events = wire.Events(address, request.path, request.body, headers=request.headers)
+    if events.status != 200:
+        with events:
             raise Refused(events.read())
-        read = _read_tgi if request.path == "/generate_stream" else _read_completion
-        for event in events:
-            if event == "[DONE]":
-                continue
-            data = json.loads(event)
-            if "error" in data:
-                answer.error = json.dumps(data)
-                break
-            read(answer, data)
-            seen()
+    return events
+
+
+def follow(events: wire.Events, request: Ask, seen: Callable[[], None] = lambda: None) -> Answer:
+    """Reads an open stream to its end."""
+    answer = Answer()
+    read = _read_tgi if request.path == "/generate_stream" else _read_completion
+    for event in events:
+        if event == "[DONE]":
+            continue
+        data = json.loads(event)
+        if "error" in data:
+            answer.error = json.dumps(data)
+            break
+        read(answer, data)
+        seen()
     return answer
 
 
@@ -91,6 +105,7 @@ def _read_completion(answer: Answer, data: dict[str, Any]) -> None:
         answer.finish = choice["finish_reason"] or answer.finish
     if data.get("usage"):
         answer.pieces.append(data["usage"]["completion_tokens"])
+        answer.prompt_tokens = data["usage"]["prompt_tokens"]
 
 
 def ask_all(address: wire.Address, requests: Sequence[Ask]) -> list[Answer]:

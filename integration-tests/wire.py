@@ -80,11 +80,17 @@ def post(address: Address, path: str, body: object, **options: Any) -> Reply:
 class Events:
     """An open stream of server-sent events. Iterating gives the data of each event, `[DONE]` included."""
 
-    def __init__(self, address: Address, path: str, body: object, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        body: object,
+        timeout: float = TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
-        self._connection.request(
-            "POST", path, body=encode(body), headers={"Content-Type": "application/json"}
-        )
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        self._connection.request("POST", path, body=encode(body), headers=sent)
         # Kept apart: http.client forgets the socket of an answer that ends with its connection.
         self._socket = self._connection.sock
         self._answer = self._connection.getresponse()

@@ -182,6 +182,11 @@ fn worker_arguments(cli: &Cli, model: &Model) -> Vec<OsString> {
         ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
         ("--device", cli.worker.device.clone()),
         ("--threads", cli.worker.worker_threads.map(|threads| threads.to_string())),
+        ("--otlp-endpoint", cli.router.otlp_endpoint.clone()),
+        (
+            "--otlp-service-name",
+            cli.router.otlp_endpoint.as_ref().map(|_| cli.router.otlp_service_name.clone()),
+        ),
     ];
     for (flag, value) in optional {
         if let Some(value) = value {

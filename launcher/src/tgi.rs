@@ -37,7 +37,6 @@ const FLAGS: &[Flag] = &[
     not_yet("speculate", OFF),
     not_yet("kv-cache-dtype", EMPTY),
     not_yet("lora-adapters", EMPTY),
-    not_yet("otlp-endpoint", EMPTY),
     not_yet("rope-scaling", EMPTY),
     not_yet("rope-factor", EMPTY),
     not_yet("ngrok", OFF),
@@ -70,7 +69,6 @@ const FLAGS: &[Flag] = &[
     no_effect("shard-uds-path", "sockets are made in a private folder"),
     no_effect("master-addr", "workers find each other without it"),
     no_effect("master-port", "workers find each other without it"),
-    no_effect("otlp-service-name", "nothing is exported without an OTLP endpoint"),
     Flag {
         name: "usage-stats",
         neutral: &["", "off"],

@@ -103,6 +103,7 @@ impl Load {
             party: Party::Key(salt % 7),
             deadline: None,
             stop_at: None,
+            trace: None,
         });
         self.clients.push_back(client);
     }

@@ -86,6 +86,7 @@ fn spec(salt: u32) -> SequenceSpec {
         party: Party::Anonymous,
         deadline: None,
         stop_at: None,
+        trace: None,
     }
 }
 

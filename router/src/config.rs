@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use clap::Args;
+use clap::builder::BoolishValueParser;
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
@@ -55,6 +57,21 @@ pub struct RouterArgs {
     /// The private key of --tls-cert, a PEM file
     #[arg(long, env, help_heading = "Access")]
     pub tls_key: Option<PathBuf>,
+    /// What the answers' header x-compute-type says [default: shards and device, such as 1-nvidia-l4]
+    #[arg(long, env, help_heading = "Telemetry", value_parser = parse_header)]
+    pub compute_type: Option<HeaderValue>,
+    /// Send traces of requests to this OpenTelemetry collector (OTLP over gRPC), such as http://localhost:4317
+    #[arg(long, env, help_heading = "Telemetry", value_parser = parse_collector)]
+    pub otlp_endpoint: Option<String>,
+    /// What the traces call this server
+    #[arg(long, env, help_heading = "Telemetry", default_value = "text-generation-inference.router")]
+    pub otlp_service_name: String,
+    /// Share of the requests that are traced, 0 to 1; a caller's own decision (`traceparent`) goes first
+    #[arg(long, env, help_heading = "Telemetry", default_value_t = 1.0, value_parser = parse_ratio)]
+    pub otlp_sample_ratio: f64,
+    /// Log the prompts of requests, too
+    #[arg(long, env, help_heading = "Telemetry", value_parser = BoolishValueParser::new())]
+    pub log_prompts: bool,
     /// A tokenizer_config.json to use instead of the model's own
     #[arg(long, env, help_heading = "Serving")]
     pub tokenizer_config_path: Option<PathBuf>,
@@ -203,6 +220,29 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
     found.next().map(|address| address.ip()).ok_or_else(|| format!("no address is known for '{text}'"))
 }
 
+fn parse_header(text: &str) -> Result<HeaderValue, &'static str> {
+    HeaderValue::from_str(text)
+        .ok()
+        .filter(|value| !value.is_empty() && value.to_str().is_ok())
+        .ok_or("must be visible ASCII characters")
+}
+
+fn parse_collector(text: &str) -> Result<String, &'static str> {
+    let address =
+        text.strip_prefix("http://").filter(|rest| !rest.starts_with(['/', ':']) && !rest.is_empty());
+    match address.and_then(|_| text.parse::<axum::http::Uri>().ok()) {
+        Some(_) => Ok(text.into()),
+        None => Err("must be http://HOST:PORT"),
+    }
+}
+
+fn parse_ratio(text: &str) -> Result<f64, &'static str> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("must be a number from 0 to 1"),
+    }
+}
+
 fn parse_payload_limit(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
@@ -272,6 +312,25 @@ mod tests {
         assert!(!format!("{key:?}").contains("secret"));
         for bad in ["", "two words", "naïve", "tab\t", &"x".repeat(1025)] {
             assert!(bad.parse::<ApiKey>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_compute_type_is_fit_for_a_header() {
+        assert_eq!(parse_header("gpu+optimized").unwrap(), "gpu+optimized");
+        for bad in ["", "two\nlines", "na\u{ef}ve"] {
+            assert!(parse_header(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_collector_is_named_by_an_address_without_encryption() {
+        assert!(parse_collector("http://localhost:4317").is_ok());
+        for bad in ["", "localhost:4317", "https://localhost:4317", "http://", "http://:4317", "http://a b"] {
+            assert!(parse_collector(bad).is_err(), "{bad}");
+        }
+        for bad in ["-0.1", "1.1", "nan", ""] {
+            assert!(parse_ratio(bad).is_err(), "{bad}");
         }
     }
 

@@ -20,3 +20,10 @@ pub struct BlockId(pub u32);
 /// One sequence for as long as it lives, unique within the process. Older sequences have lower ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
+
+/// A span of a trace that is recorded, as W3C's trace context names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanRef {
+    pub trace: [u8; 16],
+    pub span: [u8; 8],
+}

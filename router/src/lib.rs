@@ -124,7 +124,7 @@ async fn serve(
 ) -> Result<(), RunError> {
     let address = listener.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
     let shutdown_timeout = config.shutdown_timeout();
-    let server = Server::new(config, health.subscribe());
+    let server = Server::new(config, health.subscribe())?;
     let stop = CancellationToken::new();
     let tls = http::tls(&server.config.args)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -137,6 +137,7 @@ async fn serve(
     ));
     let mut accepting = AbortOnDropHandle::new(accepting);
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep()));
+    let _following = AbortOnDropHandle::new(tokio::spawn(metrics::follow(health.subscribe())));
 
     let scheduler = tokio::select! {
         scheduler = load(&server, source, &health) => Some(scheduler?),
@@ -174,6 +175,9 @@ async fn serve(
     }
     stop.cancel();
     let _ = accepting.await;
+    if let Some(tracing) = &server.tracing {
+        tracing.stop().await;
+    }
     match failure {
         None => Ok(()),
         Some(reason) => Err(RunError::Failed(reason)),
@@ -224,7 +228,7 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
-    metrics::install(limits.max_input_tokens, limits.max_total_tokens);
+    metrics::install(limits.max_input_tokens, limits.max_total_tokens, args.max_concurrent_requests);
 
     let settings = Settings {
         max_live: args.max_concurrent_requests,
@@ -247,7 +251,10 @@ async fn load(
             watermark: watermark(args, model.vocab_size),
             users: Default::default(),
         },
-        compute_type: compute_type(config.num_shard, &model.device_name),
+        compute_type: args
+            .compute_type
+            .clone()
+            .unwrap_or_else(|| compute_type(config.num_shard, &model.device_name)),
         limits,
         model,
         prepared,

@@ -4,14 +4,19 @@
 #[allow(dead_code)]
 mod served;
 
+use penstock_router::worker::mock::Fault;
 use serde_json::json;
 
 use served::{Served, Setup};
+
+/// The token of `~`.
+const TILDE: u32 = 93;
 
 #[tokio::test]
 async fn every_request_counts_once_and_every_end_has_its_cause() {
     let mut setup = Setup::default();
     setup.mock.step_fixed = std::time::Duration::from_millis(1);
+    setup.script = Box::new(|step| (step.fed == [TILDE; 3]).then_some(Fault::RowError(0)));
     let served = Served::ready(setup).await;
     let value = async |line: &str| {
         let text = String::from_utf8(served.get("/metrics").await.body.to_vec()).expect("UTF-8");
@@ -25,19 +30,39 @@ async fn every_request_counts_once_and_every_end_has_its_cause() {
     assert_eq!(served.post("/v1/chat/completions", chat).await.status, 200);
     assert_eq!(served.post("/generate", json!({})).await.status, 422);
     assert_eq!(served.post("/tokenize", json!({"inputs": "x"})).await.status, 200);
+    assert_eq!(served.post("/generate", json!({"inputs": "~~~"})).await.status, 424);
+    assert_eq!(served.post("/invocations", json!({"neither": 1})).await.status, 422);
+    let several = json!({"prompt": ["hello", "you"], "n": 2, "temperature": 1, "max_tokens": 3});
+    assert_eq!(served.post("/v1/completions", several).await.status, 200);
+    let instance = json!({"inputs": "hello", "parameters": {"max_new_tokens": 2}});
+    assert_eq!(served.post("/vertex", json!({"instances": [instance, instance]})).await.status, 200);
+    assert_eq!(served.get("/no/such").await.status, 404);
     let endless = json!({"inputs": "hello", "parameters": {"max_new_tokens": 3000}});
     let mut stream = served.stream("/generate_stream", endless).await;
     stream.next_json().await;
     drop(stream);
     served.until_info(|info| info["requests_running"] == 0).await;
 
-    assert_eq!(value("tgi_request_count").await, 4.0);
-    assert_eq!(value("tgi_request_success").await, 3.0);
-    assert_eq!(value("tgi_request_failure{err=\"validation\"}").await, 1.0);
+    assert_eq!(value("tgi_request_count").await, 8.0);
+    assert_eq!(value("tgi_request_success").await, 4.0);
+    assert_eq!(value("tgi_request_failure{err=\"validation\"}").await, 2.0);
+    assert_eq!(value("tgi_request_failure{err=\"generation\"}").await, 1.0);
     assert_eq!(value("tgi_request_failure{err=\"dropped\"}").await, 1.0);
-    assert_eq!(value("tgi_request_generated_tokens_sum").await, 12.0);
-    assert_eq!(value("tgi_request_duration_count").await, 3.0);
-    assert_eq!(value("penstock_time_to_first_token_duration_count").await, 3.0);
+    assert_eq!(value("penstock_requests_in_flight").await, 0.0);
+    assert_eq!(value("tgi_request_generated_tokens_sum").await, f64::from(4 + 2 * 4 + 4 * 3 + 2 * 2));
+    assert_eq!(value("tgi_request_duration_count").await, 4.0);
+    assert_eq!(value("tgi_request_generated_tokens_count").await, 4.0);
+    // Those that were accepted: the failed one and the dropped one among them.
+    assert_eq!(value("tgi_request_input_length_count").await, 6.0);
+    assert_eq!(value("tgi_request_max_new_tokens_count").await, 6.0);
+    assert_eq!(value("penstock_time_to_first_token_duration_count").await, 5.0);
+    assert_eq!(value("penstock_finish_reason{reason=\"length\"}").await, f64::from(1 + 2 + 4 + 2));
+    assert_eq!(value("penstock_errors{type=\"not_found\"}").await, 1.0);
+    assert_eq!(value("penstock_errors{type=\"generation\"}").await, 1.0);
+    assert_eq!(value("penstock_http_requests{route=\"unknown\",status=\"404\"}").await, 1.0);
+    assert_eq!(value("penstock_http_requests{route=\"/generate\",status=\"424\"}").await, 1.0);
+    assert_eq!(value("penstock_key_requests{key=\"none\",outcome=\"success\"}").await, 4.0);
+    assert_eq!(value("penstock_ready").await, 1.0);
     assert!(value("penstock_steps{method=\"decode\"}").await > 0.0);
     let answer = served.get("/metrics").await;
     assert_eq!(answer.header("content-type"), "text/plain; charset=utf-8");

@@ -8,7 +8,7 @@ before the host has seen this one's result; what a slot sampled last stays on th
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from penstock.plan import NO_TARGET, START, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.sampling import Sampled, Sampler
 from penstock.slots import Limits, SlotTable
+
+if TYPE_CHECKING:  # imports what sends spans, which few servers do
+    from penstock.spans import StepSpans
 
 # Prompt positions whose logits exist at once, when their log probabilities are wanted.
 PROMPT_LOGITS_AT_ONCE = 64
@@ -43,6 +46,7 @@ class Launched:
     prepare_ns: int
     forward_ns: int
     sample_ns: int
+    began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
 
 
 class Engine:
@@ -56,6 +60,7 @@ class Engine:
         self.recipe = recipes.recipe_of(config)
         self.model = recipes.load(config, folder, dtype, device)
         self.steps = 0
+        self.spans: StepSpans | None = None
         self._prepared = False
 
     @property
@@ -122,6 +127,7 @@ class Engine:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
         """Checks the plan against the slots and gives its work to the device. Raises BadPlan."""
+        traced_since = time.time_ns() if plan.traces and self.spans is not None else 0
         began = time.perf_counter_ns()
         self.slots.apply(plan)
         if len(plan.released):
@@ -156,6 +162,7 @@ class Engine:
             prepared - began,
             forwarded - prepared,
             ended - forwarded,
+            traced_since,
         )
 
     def is_done(self, launched: Launched) -> bool:
@@ -190,6 +197,8 @@ class Engine:
             logprobs = launched.prompt_logprobs.cpu().numpy().copy()
             logprobs[launched.plan.prompt_targets == NO_TARGET] = np.nan
             result.prompt_logprobs = logprobs.astype("<f4", copy=False).tobytes()
+        if launched.began and self.spans is not None:
+            self.spans.record(launched.plan, result, launched.began)
         return result
 
     @torch.inference_mode()

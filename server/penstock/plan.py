@@ -72,6 +72,7 @@ class Plan:
     new_blocks: U32
     prompt_targets: U32
     starts: Starts | None
+    traces: bytes = b""
 
 
 class PlanReader:
@@ -103,11 +104,15 @@ class PlanReader:
         starts = None
         if message.HasField("starts"):
             digest, starts = _read_starts(message.starts, digest)
+        if message.traces:
+            digest = zlib.crc32(message.traces, digest)
         if message.digest != digest:
             raise OutOfStep(
                 f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
             )
         self._number, self._digest = due, digest
+        if len(message.traces) % 24:
+            raise BadPlan(f"traces: {len(message.traces)} bytes are no whole number of 24-byte elements")
         return Plan(
             number=message.number,
             released=_u32("released", message.released),
@@ -120,6 +125,7 @@ class PlanReader:
             new_blocks=_u32("new_blocks", message.new_blocks),
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
+            traces=message.traces,
         )
 
 

@@ -39,6 +39,10 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     engine = Engine(config, folder, dtype, device)
+    if arguments.otlp_endpoint:
+        from penstock.spans import StepSpans
+
+        engine.spans = StepSpans(arguments.otlp_endpoint, arguments.otlp_service_name, arguments.rank)
     # What is loaded stays: no collection between two steps has to look through torch's objects.
     gc.freeze()
     gc.enable()

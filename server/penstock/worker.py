@@ -91,6 +91,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=0, help="threads that compute on a CPU [default: the cores it may use]"
     )
+    parser.add_argument(
+        "--otlp-endpoint", help="collector for the spans of steps, such as http://localhost:4317"
+    )
+    parser.add_argument(
+        "--otlp-service-name", default="text-generation-inference.server", help="what those spans call this"
+    )
     arguments = parser.parse_args()
     if arguments.world_size != 1 or arguments.rank != 0:
         parser.error("--world-size other than 1 is not supported yet")

@@ -149,6 +149,18 @@ def test_log_probabilities_of_prompt_and_alternatives_agree(worker: Worker) -> N
     run.end()
 
 
+def test_what_is_traced_computes_the_same(worker: Worker) -> None:
+    run = worker.run()
+    plain = sampled(run.step([row(0, [5, 6, 7], 0, [0], start={})]))
+    run.end()
+    run = worker.run()
+    plan = make_plan([row(0, [5, 6, 7], 0, [0], start={})])
+    plan.traces = b"\1" * 24
+    run.send_raw(run.numbering.stamp(plan))
+    assert sampled(run.receive()) == plain
+    run.end()
+
+
 def test_a_step_without_rows_is_answered(worker: Worker) -> None:
     run = worker.run()
     assert run.step([row(0, [1, 2], 0, [0], start={}, sample=False)]).sampled == b""
@@ -220,6 +232,7 @@ BAD_PLANS: dict[str, tuple[pb.StepPlan, str]] = {
     ),
     "blocks too few for the tokens": (_change(positions=u32([14, 0])), "new_blocks"),
     "targets nobody asked for": (_change(prompt_targets=u32([1])), "prompt_targets"),
+    "half a span": (_change(traces=b"\1" * 47), "traces"),
     "seeds missing": (_change_starts(seeds=b"\0" * 8), "starts.seeds"),
     "temperature not a number": (
         _change_starts(temperatures=np.array([np.nan, 0], "<f4").tobytes()),

@@ -57,6 +57,17 @@ pub enum FinishReason {
     StopSequence,
 }
 
+impl FinishReason {
+    /// As TGI spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            FinishReason::EosToken => "eos_token",
+            FinishReason::StopSequence => "stop_sequence",
+        }
+    }
+}
+
 /// Where a request's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {

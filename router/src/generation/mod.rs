@@ -2,6 +2,7 @@
 
 mod detokenizer;
 pub mod event;
+pub mod progress;
 pub mod request;
 mod stop;
 pub mod task;
@@ -10,5 +11,6 @@ mod tests;
 mod writer;
 
 pub use event::{Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent};
+pub use progress::{Course, Progress};
 pub use request::{Caller, GenerationRequest, Input, StopText};
 pub use task::{Generation, PromptLimits, Serving, collect, start};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ids::TokenId;
+use crate::ids::{SpanRef, TokenId};
 use crate::scheduler::Sampling;
 
 /// What any dialect asks for. All numbers were checked against `limits`, except those that depend on
@@ -43,11 +43,13 @@ pub struct Caller {
     pub key: Option<u32>,
     /// Nobody wants the answer after this.
     pub deadline: Option<Instant>,
+    /// The request's span, when it is recorded.
+    pub trace: Option<SpanRef>,
 }
 
 impl Caller {
     pub fn anonymous(arrival: Instant) -> Self {
-        Self { arrival, key: None, deadline: None }
+        Self { arrival, key: None, deadline: None, trace: None }
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::generation::event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent,
 };
+use crate::generation::progress::Progress;
 use crate::generation::request::{Caller, GenerationRequest};
 use crate::generation::writer::{Writer, Written, alone};
 use crate::ids::TokenId;
@@ -17,6 +18,7 @@ use crate::prompt::{Prompt, PromptError, Vocabulary};
 use crate::scheduler::{
     Handle, Party, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted, Watermark,
 };
+use crate::telemetry::metrics::Tokens;
 
 /// Bounds that depend on the prompt's length, and of token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,7 @@ pub struct Serving {
 /// A running generation. Dropped before its end, it is cancelled.
 pub struct Generation {
     prompt_tokens: u32,
+    progress: Arc<Progress>,
     events: mpsc::Receiver<GenerationEvent>,
     /// Looked at by `first`, not yet taken by `next`.
     seen: Option<GenerationEvent>,
@@ -70,7 +73,6 @@ pub async fn start(
             "`min_tokens` must be <= {max_new_tokens}, the most that may be generated. Given: {min_new_tokens}"
         )));
     }
-    metrics::histogram!("tgi_request_max_new_tokens").record(f64::from(max_new_tokens));
 
     let vocabulary = serving.prompt.vocabulary().clone();
     let story = Story {
@@ -79,11 +81,10 @@ pub async fn start(
         prompt_tokens: prompt.len() as u32,
         prompt: if request.prompt_logprobs { prompt.clone() } else { Vec::new() },
         prefill: Vec::new(),
-        cached_tokens: 0,
         seed: request.reported_seed,
         arrival: caller.arrival,
-        queued: Instant::now(),
-        admitted: None,
+        progress: Arc::new(Progress::new(prompt.len() as u32, max_new_tokens)),
+        counted: Tokens::default(),
     };
     let submitted = serving.scheduler.submit(SequenceSpec {
         prompt,
@@ -101,6 +102,7 @@ pub async fn start(
         party: serving.party(caller, request.user.as_deref()),
         deadline: caller.deadline,
         stop_at: request.max_time.map(|time| caller.arrival + time),
+        trace: caller.trace,
     })?;
     Ok(Generation::tell(story, submitted, max_new_tokens))
 }
@@ -155,9 +157,13 @@ impl Generation {
     /// client who reads slowly delays neither the end of the sequence nor the finding of a stop string.
     fn tell(story: Story, submitted: Submitted, max_new_tokens: u32) -> Self {
         let (sender, events) = mpsc::channel(max_new_tokens as usize + 1);
-        let prompt_tokens = story.prompt_tokens;
+        let (prompt_tokens, progress) = (story.prompt_tokens, story.progress.clone());
         tokio::spawn(story.run(submitted, sender));
-        Self { prompt_tokens, events, seen: None, ended: false }
+        Self { prompt_tokens, progress, events, seen: None, ended: false }
+    }
+
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
     }
 
     pub fn prompt_tokens(&self) -> u32 {
@@ -219,11 +225,10 @@ struct Story {
     /// Kept only to tell the log probabilities of its tokens.
     prompt: Vec<TokenId>,
     prefill: Vec<TextToken>,
-    cached_tokens: u32,
     seed: Option<u64>,
     arrival: Instant,
-    queued: Instant,
-    admitted: Option<Instant>,
+    progress: Arc<Progress>,
+    counted: Tokens,
 }
 
 impl Story {
@@ -238,8 +243,7 @@ impl Story {
             };
             let (token, finish) = match event {
                 Some(SequenceEvent::Admitted { cached_tokens }) => {
-                    self.admitted = Some(Instant::now());
-                    self.cached_tokens = cached_tokens;
+                    self.progress.admitted(cached_tokens);
                     continue;
                 }
                 Some(SequenceEvent::PromptLogprobs(logprobs)) => {
@@ -255,6 +259,11 @@ impl Story {
                     return self.fail(broken_off(), &listener).await;
                 }
             };
+            match self.progress.token() {
+                Some(last) => self.counted.another(last),
+                // The request has ended: nobody listens.
+                None => return,
+            }
             let Written { events, ended } = self.writer.write(token, finish);
             match ended {
                 None => send(events.into_iter().map(GenerationEvent::Token), &listener).await,
@@ -272,8 +281,9 @@ impl Story {
         finish_reason: FinishReason,
         listener: &mpsc::Sender<GenerationEvent>,
     ) {
-        let now = Instant::now();
-        let admitted = self.admitted.unwrap_or(now);
+        let course = self.progress.ended();
+        let now = course.ended.unwrap_or_else(Instant::now);
+        let admitted = course.admitted.unwrap_or(now);
         let (text, generated_tokens) = self.writer.into_text();
         let done = Done {
             text,
@@ -281,11 +291,11 @@ impl Story {
             generated_tokens,
             seed: self.seed,
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.cached_tokens,
+            cached_tokens: course.cached_tokens,
             prefill: self.prefill,
             timings: Timings {
-                validation: self.queued - self.arrival,
-                queue: admitted - self.queued,
+                validation: course.queued - self.arrival,
+                queue: admitted - course.queued,
                 inference: now - admitted,
                 total: now - self.arrival,
             },
@@ -370,18 +380,17 @@ mod tests {
         let vocabulary = Arc::new(Vocabulary::new(samples::byte_level(), &[]));
         let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
         let prompt = ids(prompt);
-        let queued = Instant::now();
+        let progress = Arc::new(Progress::new(prompt.len() as u32, 100));
         let story = Story {
             writer: Writer::new(vocabulary.clone(), &prompt, &stop, StopText::Omit, 0),
             vocabulary,
             prompt_tokens: prompt.len() as u32,
             prompt,
             prefill: Vec::new(),
-            cached_tokens: 0,
             seed: Some(7),
-            arrival: queued - Duration::from_millis(5),
-            queued,
-            admitted: None,
+            arrival: progress.so_far().queued - Duration::from_millis(5),
+            progress,
+            counted: Tokens::default(),
         };
         let (sender, events) = mpsc::unbounded_channel();
         let (release, released) = oneshot::channel();

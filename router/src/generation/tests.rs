@@ -108,6 +108,7 @@ impl Server {
             party: Party::Anonymous,
             deadline: None,
             stop_at: None,
+            trace: None,
             prompt,
         };
         let tokens = MockModel::reference(&self.config, &spec).into_iter().map(TokenId).collect();

@@ -28,10 +28,13 @@ impl Choices {
                 request.input = Input::Tokens(tokens);
             }
             for answer in 0..count {
-                all.push(GenerationRequest { sampling: manner.sampling_of(answer), ..request.clone() });
+                let request = GenerationRequest { sampling: manner.sampling_of(answer), ..request.clone() };
+                all.push(async move {
+                    if answer == 0 { visit.start(request).await } else { visit.start_further(request).await }
+                });
             }
         }
-        try_join_all(all.into_iter().map(|request| visit.start(request))).await.map(Self)
+        try_join_all(all).await.map(Self)
     }
 
     /// Waits until one of them has something to say; a failure before that is the request's answer.

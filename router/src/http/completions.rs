@@ -247,6 +247,8 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
     let mut response = json(&completion);
     staying.head(&mut response, prompt_characters);
     totals(response.headers_mut(), answers.iter().map(|(_, done)| done));
+    // TGI does not say it on this route.
+    response.headers_mut().remove("x-compute-time");
     Ok(response)
 }
 

@@ -96,8 +96,8 @@ impl Cause {
         }
     }
 
-    /// OpenAI's `code`.
-    fn code(self) -> &'static str {
+    /// OpenAI's `code`, and the label `type` of `penstock_errors`.
+    pub fn code(self) -> &'static str {
         match self {
             Cause::MalformedBody => "malformed_body",
             Cause::Unauthorized => "invalid_api_key",
@@ -155,6 +155,13 @@ impl Cause {
             _ => "",
         }
     }
+}
+
+/// What the layer around all routes knows of an answer that is an error, to count and to log it.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    pub cause: Cause,
+    pub message: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -229,6 +236,7 @@ impl ApiError {
     pub fn response(&self, family: Family) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body(family)));
         *response.status_mut() = self.cause.status();
+        response.extensions_mut().insert(Refusal { cause: self.cause, message: self.for_log() });
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(after) = self.retry_after {
@@ -242,6 +250,15 @@ impl ApiError {
             headers.insert(header::ALLOW, allow.clone());
         }
         response
+    }
+
+    /// What the log may say of it: not what the client wrote where a text belongs.
+    pub fn for_log(&self) -> String {
+        let of_text = |field: &str| ["inputs", "prompt", "messages", "instances"].contains(&field);
+        match self.message.split_once(" Given: ") {
+            Some((message, _)) if self.field.as_deref().is_some_and(of_text) => message.into(),
+            _ => self.message.clone(),
+        }
     }
 
     /// The JSON of it: a body, or the data of a stream's last event.
@@ -380,6 +397,14 @@ mod tests {
             body(&error, Family::Tgi),
             json!({"error": "Model is overloaded", "error_type": "overloaded"})
         );
+    }
+
+    #[test]
+    fn the_log_does_not_repeat_a_text_of_the_client() {
+        let error = ApiError::invalid("prompt", "`prompt` must be a string. Given: {\"a secret\": 1}");
+        assert_eq!(error.for_log(), "`prompt` must be a string.");
+        let error = ApiError::invalid("top_p", "`top_p` must be <= 1. Given: 7");
+        assert_eq!(error.for_log(), "`top_p` must be <= 1. Given: 7");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use sha2::{Digest, Sha256};
@@ -12,8 +12,10 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::body;
-use crate::http::error::{ApiError, Cause, Family};
+use crate::http::error::{ApiError, Cause, Family, Refusal};
+use crate::http::fields::shortened;
 use crate::limits::FlagError;
+use crate::telemetry::metrics;
 
 /// What may be read (GET, HEAD) without a key: health probes, metrics, the description of the API, and the chat
 /// page with its files, which hold no secret and ask for the key themselves. These are the paths as routes are
@@ -46,22 +48,59 @@ pub const OPEN: [&str; 22] = [
 pub const REQUEST_ID: &str = "x-request-id";
 const LONGEST_ID: usize = 128;
 
-/// Digests of the keys: all of one length, so that a comparison tells nothing of a key's.
-pub struct Keys(Vec<[u8; 32]>);
+/// Digests of the keys, all of one length, so that a comparison tells nothing of a key's; and what each is
+/// called where it must not be shown.
+pub struct Keys(Vec<([u8; 32], KeyName)>);
+
+/// Which key a request came with, in metrics and in the log. `flag-2` is the second `--api-key`, `file-1` the
+/// first of the file, unless its line gives it a name; `none` where no key is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyName(pub Arc<str>);
+
+impl KeyName {
+    /// The name on a line `NAME: KEY`.
+    fn parse(name: &str) -> Result<Self, String> {
+        let fits = (1..=LONGEST_NAME).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        if fits {
+            Ok(Self(name.into()))
+        } else {
+            Err(format!("a key's name must be 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`"))
+        }
+    }
+}
+
+impl Default for KeyName {
+    fn default() -> Self {
+        Self("none".into())
+    }
+}
+
+const LONGEST_NAME: usize = 64;
 
 impl Keys {
     /// None when the server is open to all.
     pub fn read(args: &RouterArgs) -> Result<Self, FlagError> {
-        let mut keys: Vec<_> = args.api_key.iter().map(digest).collect();
+        let numbered = |kind: &str, place: usize| KeyName(format!("{kind}-{}", place + 1).into());
+        let of_flags = args.api_key.iter().enumerate();
+        let mut keys: Vec<_> = of_flags.map(|(place, key)| (digest(key), numbered("flag", place))).collect();
         if let Some(path) = &args.api_key_file {
             let wrong = |why: &str| FlagError(format!("--api-key-file {}: {why}", path.display()));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(&error.to_string()))?;
             let before = keys.len();
             for (number, line) in text.lines().map(str::trim).enumerate() {
-                if !line.is_empty() && !line.starts_with('#') {
-                    let key = line.parse();
-                    keys.push(digest(&key.map_err(|why| wrong(&format!("line {}: {why}", number + 1)))?));
+                if line.is_empty() || line.starts_with('#') {
+                    continue;
                 }
+                let at = |why: &str| wrong(&format!("line {}: {why}", number + 1));
+                let (name, key) = match line.split_once(": ") {
+                    Some((name, key)) => (KeyName::parse(name).map_err(|why| at(&why))?, key.trim_start()),
+                    None => (numbered("file", keys.len() - before), line),
+                };
+                if keys.iter().any(|(_, other)| *other == name) {
+                    return Err(at(&format!("another key is called {}", name.0)));
+                }
+                keys.push((digest(&key.parse().map_err(at)?), name));
             }
             if keys.len() == before {
                 return Err(wrong("it holds no key"));
@@ -78,11 +117,17 @@ impl Keys {
         let Some(sent) = bearer(headers) else { return Admission::Refused };
         let sent: [u8; 32] = Sha256::digest(sent).into();
         let mut found = (Choice::from(0), 0);
-        for (index, key) in (0u32..).zip(&self.0) {
+        for (index, (key, _)) in (0u32..).zip(&self.0) {
             let equal = key.ct_eq(&sent);
             found = (found.0 | equal, u32::conditional_select(&found.1, &index, equal));
         }
         if found.0.into() { Admission::With(KeyIndex(found.1)) } else { Admission::Refused }
+    }
+}
+
+impl Keys {
+    fn name(&self, KeyIndex(index): KeyIndex) -> KeyName {
+        self.0.get(index as usize).map_or_else(KeyName::default, |(_, name)| name.clone())
     }
 }
 
@@ -125,29 +170,42 @@ impl RequestId {
 
 pub async fn guard(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) -> Response<Body> {
     let id = RequestId::of(request.headers());
-    let path = request.uri().path();
+    let path = request.uri().path().to_owned();
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let admission = keys.admit(request.headers());
-    let mut response = if (reads && OPEN.contains(&path)) || admission != Admission::Refused {
+    let mut response = if (reads && OPEN.contains(&path.as_str())) || admission != Admission::Refused {
         request.extensions_mut().insert(id.clone());
         if let Admission::With(key) = admission {
             request.extensions_mut().insert(key);
+            request.extensions_mut().insert(keys.name(key));
         }
         next.run(request).await
     } else {
-        let family = Family::of(path);
+        let family = Family::of(&path);
         let said = if request.headers().contains_key(header::AUTHORIZATION) {
             "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
         } else {
             "an API key is required: send it as `Authorization: Bearer KEY`"
         };
-        tracing::info!(request_id = &*id.0, route = path, "refused: {said}");
         let (head, body) = request.into_parts();
         body::discard(&head.headers, body).await;
         ApiError::new(Cause::Unauthorized, said).response(family)
     };
     let value = HeaderValue::from_str(&id.0).expect("it was made of visible ASCII");
     response.headers_mut().insert(REQUEST_ID, value);
+    metrics::answered(route.as_ref().map_or("unknown", MatchedPath::as_str), response.status());
+    if let Some(Refusal { cause, message }) = response.extensions_mut().remove::<Refusal>() {
+        metrics::error(cause.code());
+        let status = cause.status().as_u16();
+        // Probes ask again and again while the server loads.
+        if matches!(cause, Cause::Unhealthy | Cause::Unavailable) {
+            tracing::debug!(request_id = &*id.0, route = path, status, "refused: {message}");
+        } else {
+            let path = &*shortened(&path);
+            tracing::info!(request_id = &*id.0, route = path, status, "refused: {message}");
+        }
+    }
     response
 }
 
@@ -156,7 +214,10 @@ mod tests {
     use super::*;
 
     fn keys(keys: &[&str]) -> Keys {
-        Keys(keys.iter().map(|key| digest(&key.parse().expect("a key"))).collect())
+        let named = |(place, key): (usize, &&str)| {
+            (digest(&key.parse().expect("a key")), KeyName(format!("flag-{}", place + 1).into()))
+        };
+        Keys(keys.iter().enumerate().map(named).collect())
     }
 
     fn sent(values: &[&'static str]) -> HeaderMap {
@@ -194,6 +255,35 @@ mod tests {
         for bad in ["", "two words", "tab\tbed", &"x".repeat(129), "naïve"] {
             assert_ne!(of(bad), bad);
             assert_eq!(of(bad).len(), 32);
+        }
+    }
+
+    #[test]
+    fn a_key_of_the_file_has_a_name_or_a_number_and_no_two_share_one() {
+        use clap::{Args, FromArgMatches};
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+            let file = path.to_str().expect("UTF-8");
+            let line = ["penstock", "--api-key", "zero", "--api-key-file", file];
+            let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
+            Keys::read(&args)
+        };
+        let keys = read("one\n# a comment\nteam-a:  two\nthree\n").unwrap_or_else(|error| panic!("{error}"));
+        let names: Vec<_> = keys.0.iter().map(|(_, name)| &*name.0).collect();
+        assert_eq!(names, ["flag-1", "file-1", "team-a", "file-3"]);
+        let Admission::With(key) = keys.admit(&sent(&["Bearer two"])) else { panic!("a key") };
+        assert_eq!(keys.name(key).0.as_ref(), "team-a");
+        for (text, says) in [
+            ("a: one\na: two", "line 2: another key is called a"),
+            ("flag-1: one", "line 1: another key is called flag-1"),
+            ("a b: one", "line 1: a key's name must be"),
+            ("two words", "line 1: must be visible"),
+        ] {
+            let error = read(text).err().expect("an error").to_string();
+            assert!(error.contains(says), "{text}: {error}");
         }
     }
 }

@@ -41,12 +41,14 @@ use crate::config::{Config, RouterArgs};
 use crate::generation::Serving;
 use crate::health::HealthReceiver;
 use crate::limits::{FlagError, Limits};
+use crate::telemetry::traces::Tracing;
 use crate::worker::proto::{ModelDescription, Prepared};
 use body::BodyLimits;
 use error::{ApiError, Cause, Family};
 use gate::{Keys, REQUEST_ID};
 pub use listener::{Patience, serve};
 pub use tls::acceptor as tls;
+use visit::TRACE_RESPONSE;
 
 /// What all routes share.
 pub struct Server {
@@ -54,6 +56,8 @@ pub struct Server {
     pub health: HealthReceiver,
     /// Every request that generates holds a token until its last byte is on its way.
     pub under_way: TaskTracker,
+    /// With `--otlp-endpoint`.
+    pub tracing: Option<Tracing>,
     loaded: OnceLock<Loaded>,
 }
 
@@ -70,8 +74,9 @@ pub struct Loaded {
 }
 
 impl Server {
-    pub fn new(config: Config, health: HealthReceiver) -> Arc<Self> {
-        Arc::new(Self { config, health, under_way: TaskTracker::new(), loaded: OnceLock::new() })
+    pub fn new(config: Config, health: HealthReceiver) -> Result<Arc<Self>, FlagError> {
+        let tracing = Tracing::start(&config.args)?;
+        Ok(Arc::new(Self { config, health, under_way: TaskTracker::new(), tracing, loaded: OnceLock::new() }))
     }
 
     /// The model is there. Only the first call counts.
@@ -162,7 +167,12 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
             HeaderName::from_static(REQUEST_ID),
             HeaderName::from_static(crate::limits::DEADLINE.name),
         ])
-        .expose_headers([HeaderName::from_static(REQUEST_ID), header::RETRY_AFTER]))
+        .expose_headers([
+            HeaderName::from_static(REQUEST_ID),
+            header::RETRY_AFTER,
+            HeaderName::from_static("server-timing"),
+            HeaderName::from_static(TRACE_RESPONSE),
+        ]))
 }
 
 async fn unknown(request: Request) -> Response<Body> {

@@ -9,7 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Response, Uri};
 use axum::middleware::{self, Next};
-use futures::future::try_join_all;
+use futures::future::{select_all, try_join_all};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,7 +38,10 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
     let whole = Request::from_parts(head.clone(), body);
     let body = match body::read(whole, server.body_limits()).await {
         Ok(body) => body,
-        Err(error) => return error.response(Family::Tgi),
+        Err(error) => {
+            let request = Request::from_parts(head, Body::empty());
+            return Visit::refuse(server, &request, Family::Tgi, &error);
+        }
     };
     let keys: Option<Keys> = serde_json::from_slice(&body).ok();
     let request = Request::from_parts(head, Body::from(body));
@@ -51,7 +54,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
         }
         Some(Keys { inputs: None, messages: None, prompt: None }) => {
             let message = "one of `inputs`, `messages` and `prompt` is required";
-            ApiError::invalid("inputs", message).response(Family::Tgi)
+            Visit::refuse(server, &request, Family::Tgi, &ApiError::invalid("inputs", message))
         }
         // What is no JSON object is told so there.
         _ => tgi::compat(State(server), request).await,
@@ -99,7 +102,10 @@ pub async fn texts(
         prefixes.push(prefix);
         started.push(request);
     }
-    let started = try_join_all(started.into_iter().map(|request| visit.start(request))).await?;
+    let mut started =
+        try_join_all(started.into_iter().map(|request| async { visit.start(request).await })).await?;
+    select_all(started.iter_mut().map(|one| Box::pin(one.first()))).await.0?;
+    visit.began();
     let answers = try_join_all(started.into_iter().map(collect)).await?;
     for (_, done) in &answers {
         visit.succeeded(done);

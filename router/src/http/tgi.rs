@@ -286,15 +286,19 @@ async fn whole(visit: &mut Option<Visit>, asked: Asked, shape: Shape) -> Result<
         let tokens = visit.loaded()?.serving.prompt.encode(request.input, request.truncate).await?;
         request.input = Input::Tokens(tokens);
     }
-    let requests = (0..asked.best_of).map(|candidate| {
-        let mut request = request.clone();
-        if candidate > 0 {
-            let seed = rand::random();
-            request.sampling.seed = seed;
-            request.reported_seed = Some(seed);
-        }
-        visit.start(request)
-    });
+    let requests =
+        (0..asked.best_of).map(|candidate| {
+            let mut request = request.clone();
+            if candidate > 0 {
+                let seed = rand::random();
+                request.sampling.seed = seed;
+                request.reported_seed = Some(seed);
+            }
+            let visit = &*visit;
+            async move {
+                if candidate == 0 { visit.start(request).await } else { visit.start_further(request).await }
+            }
+        });
     let mut candidates = try_join_all(requests).await?;
     for candidate in &mut candidates {
         candidate.first().await?;
@@ -427,11 +431,7 @@ impl TokenStream {
 }
 
 fn reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Length => "length",
-        FinishReason::EosToken => "eos_token",
-        FinishReason::StopSequence => "stop_sequence",
-    }
+    reason.name()
 }
 
 fn token(event: &TokenEvent) -> Token<'_> {

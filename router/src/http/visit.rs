@@ -1,41 +1,66 @@
-//! One request's stay on a generating route: counted on arrival, counted once as failed or dropped, and
-//! known to be under way until its answer is complete.
+//! One request's stay on a generating route: counted on arrival, counted once at its end, however many
+//! sequences it has, and known to be under way until its answer is complete.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
+use opentelemetry::KeyValue;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::generation::{self, Caller, Done, Generation, GenerationRequest};
-use crate::http::error::{ApiError, Family};
+use crate::generation::{
+    self, Caller, Course, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timings,
+};
+use crate::http::error::{ApiError, Family, Refusal};
 use crate::http::fields::{shortened, whole_number};
-use crate::http::gate::{KeyIndex, RequestId};
+use crate::http::gate::{KeyIndex, KeyName, RequestId};
 use crate::http::{Loaded, Server, body};
 use crate::limits::{self, Kind};
-use crate::telemetry::metrics;
+use crate::telemetry::metrics::{self, Ended, Outcome, Times};
+use crate::telemetry::traces::RequestSpan;
+
+/// Says which trace an answer belongs to.
+pub const TRACE_RESPONSE: &str = "traceresponse";
 
 pub struct Visit {
     server: Arc<Server>,
     caller: Caller,
     account: Account,
+    /// What was started for it; the lock is never waited for.
+    started: Mutex<Started>,
+    span: Option<RequestSpan>,
     _under_way: TaskTrackerToken,
 }
 
-/// What the log says of a request at its end.
+/// What the log and the metrics say of a request at its end.
 struct Account {
     request_id: RequestId,
+    key: KeyName,
     route: String,
-    /// How it ended; None until then, and for ever when the client left before.
-    outcome: Option<&'static str>,
-    error: Option<String>,
+    /// The metrics have it: they begin when the model is loaded.
+    counted: bool,
+    status: u16,
+    /// The label of what went wrong, and what the client was told.
+    failure: Option<(&'static str, String)>,
     first_token: Option<Duration>,
-    prompt_tokens: u64,
-    cached_tokens: u64,
-    generated_tokens: u64,
+    /// Of the sequences that ended well.
+    done: Vec<(FinishReason, Timings, u32)>,
+}
+
+#[derive(Default)]
+struct Started {
+    sequences: Vec<Sequence>,
+    /// Kept for `--log-prompts`.
+    prompts: Vec<String>,
+}
+
+struct Sequence {
+    progress: Arc<Progress>,
+    /// One more answer to the prompt of another sequence.
+    further: bool,
 }
 
 impl Visit {
@@ -44,37 +69,78 @@ impl Visit {
     where
         H: AsyncFnOnce(&mut Option<Visit>, Bytes) -> Result<Response<Body>, ApiError>,
     {
-        let arrival = Instant::now();
-        metrics::request_arrived();
-        let under_way = server.under_way.token();
         let limits = server.body_limits();
-        let account = Account::of(&request);
-        let key = request.extensions().get().map(|&KeyIndex(index)| index);
-        let caller = Caller { key, ..Caller::anonymous(arrival) };
-        let mut visit = Some(Visit { server, caller, account, _under_way: under_way });
+        let mut visit = Some(Self::begin(server, &request));
+        let trace = visit.as_ref().and_then(|visit| visit.span.as_ref().map(RequestSpan::header));
         let result = async {
             let staying = visit.as_mut().expect("just made");
             staying.server.ready()?;
-            staying.caller.deadline = deadline(request.headers())?.map(|time| arrival + time);
+            staying.caller.deadline = deadline(request.headers())?.map(|time| staying.caller.arrival + time);
             let body = body::read(request, limits).await?;
             handle(&mut visit, body).await
         }
         .await;
-        match result {
-            Ok(response) => {
-                // A stream took the visit along, and settles it at its end.
-                if let Some(mut visit) = visit {
-                    visit.account.outcome = Some("success");
+        let mut response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                let mut response = error.response(family);
+                if let Some(visit) = &mut visit {
+                    visit.account.status = response.status().as_u16();
+                    visit.failed(&error);
+                    // Counted and logged by the visit.
+                    response.extensions_mut().remove::<Refusal>();
                 }
                 response
             }
-            Err(error) => {
-                match visit {
-                    Some(mut visit) => visit.failed(&error),
-                    None => metrics::request_failed(error.cause.label()),
-                }
-                error.response(family)
-            }
+        };
+        if let Some(trace) = trace {
+            response.headers_mut().insert(TRACE_RESPONSE, trace);
+        }
+        response
+    }
+
+    /// A request that is refused before anything of it is looked at here.
+    pub fn refuse(
+        server: Arc<Server>,
+        request: &Request,
+        family: Family,
+        error: &ApiError,
+    ) -> Response<Body> {
+        let mut visit = Self::begin(server, request);
+        let mut response = error.response(family);
+        visit.account.status = response.status().as_u16();
+        visit.failed(error);
+        response.extensions_mut().remove::<Refusal>();
+        response
+    }
+
+    fn begin(server: Arc<Server>, request: &Request) -> Self {
+        let counted = metrics::installed();
+        if counted {
+            metrics::request_arrived();
+        }
+        let span = server.tracing.as_ref().map(|tracing| tracing.arrived(request));
+        let caller = Caller {
+            key: request.extensions().get().map(|&KeyIndex(index)| index),
+            trace: span.as_ref().and_then(RequestSpan::reference),
+            ..Caller::anonymous(Instant::now())
+        };
+        Self {
+            caller,
+            account: Account {
+                request_id: request.extensions().get().cloned().unwrap_or(RequestId("none".into())),
+                key: request.extensions().get().cloned().unwrap_or_default(),
+                route: request.uri().path().into(),
+                counted,
+                status: 200,
+                failure: None,
+                first_token: None,
+                done: Vec::new(),
+            },
+            started: Mutex::default(),
+            span,
+            _under_way: server.under_way.token(),
+            server,
         }
     }
 
@@ -86,8 +152,28 @@ impl Visit {
         self.server.loaded()
     }
 
+    /// A sequence with a prompt of its own.
     pub async fn start(&self, request: GenerationRequest) -> Result<Generation, ApiError> {
-        Ok(generation::start(&self.loaded()?.serving, request, &self.caller).await?)
+        self.launch(request, false).await
+    }
+
+    /// One more answer to the prompt of another sequence: the prompt counts once.
+    pub async fn start_further(&self, request: GenerationRequest) -> Result<Generation, ApiError> {
+        self.launch(request, true).await
+    }
+
+    async fn launch(&self, request: GenerationRequest, further: bool) -> Result<Generation, ApiError> {
+        let serving = &self.loaded()?.serving;
+        let prompt = (self.server.config.args.log_prompts && !further).then(|| match &request.input {
+            Input::Text(text) | Input::Rendered(text) => text.clone(),
+            Input::Tokens(ids) => serving.prompt.decode(ids),
+        });
+        let generation = generation::start(serving, request, &self.caller).await;
+        let mut started = self.started();
+        started.prompts.extend(prompt);
+        let generation = generation?;
+        started.sequences.push(Sequence { progress: generation.progress().clone(), further });
+        Ok(generation)
     }
 
     /// The first token is there.
@@ -97,66 +183,152 @@ impl Visit {
         metrics::first_token(after);
     }
 
+    /// One of its sequences has ended well; with the last one, the request has.
     pub fn succeeded(&mut self, done: &Done) {
-        let account = &mut self.account;
-        account.outcome = Some("success");
-        account.prompt_tokens += u64::from(done.prompt_tokens);
-        account.cached_tokens += u64::from(done.cached_tokens);
-        account.generated_tokens += u64::from(done.generated_tokens);
-        metrics::generation_succeeded(done);
+        self.account.done.push((done.finish_reason, done.timings, done.generated_tokens));
+        metrics::finished(done.finish_reason);
     }
 
+    /// The request has failed, before or after its first token.
     pub fn failed(&mut self, error: &ApiError) {
-        self.account.outcome = Some(error.cause.label());
-        self.account.error = Some(error.to_string());
-        metrics::request_failed(error.cause.label());
+        metrics::error(error.cause.code());
+        self.account.failure = Some((error.cause.label(), error.for_log()));
     }
 
     /// The headers that every answer of a generation has.
     pub fn head(&self, response: &mut Response<Body>, prompt_characters: usize) {
+        let headers = response.headers_mut();
         if let Ok(loaded) = self.loaded() {
-            response.headers_mut().insert("x-compute-type", loaded.compute_type.clone());
+            headers.insert("x-compute-type", loaded.compute_type.clone());
         }
-        response.headers_mut().insert("x-compute-characters", HeaderValue::from(prompt_characters));
+        headers.insert("x-compute-characters", HeaderValue::from(prompt_characters));
+        let courses: Vec<_> =
+            self.started().sequences.iter().map(|sequence| sequence.progress.so_far()).collect();
+        headers.insert("server-timing", server_timing(self.caller.arrival, &courses));
+    }
+
+    fn started(&self) -> MutexGuard<'_, Started> {
+        self.started.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// `None`: the client left before the end.
+    fn outcome(&self, sequences: usize) -> Outcome {
+        match &self.account.failure {
+            Some((why, _)) => Outcome::Failure(why),
+            None if sequences > 0 && self.account.done.len() == sequences => {
+                Outcome::Success(times(&self.account.done))
+            }
+            None => Outcome::Failure(metrics::DROPPED),
+        }
+    }
+}
+
+fn times(done: &[(FinishReason, Timings, u32)]) -> Times {
+    let longest = |part: fn(&Timings) -> Duration| {
+        done.iter().map(|(_, timings, _)| part(timings)).max().unwrap_or_default()
+    };
+    let per_token: Duration =
+        done.iter().map(|(_, timings, generated)| timings.inference / (*generated).max(1)).sum();
+    Times {
+        validation: longest(|timings| timings.validation),
+        queue: longest(|timings| timings.queue),
+        inference: longest(|timings| timings.inference),
+        total: longest(|timings| timings.total),
+        per_token: per_token / done.len().max(1) as u32,
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let outcome = self.account.outcome.unwrap_or_else(|| {
-            metrics::request_failed("dropped");
-            "dropped"
-        });
-        let Account { request_id, route, error, first_token, .. } = &self.account;
+        let span = self.span.take();
+        let Started { sequences, prompts } = std::mem::take(&mut *self.started());
+        let courses: Vec<(Course, bool)> =
+            sequences.iter().map(|sequence| (sequence.progress.reckon(), sequence.further)).collect();
+        let outcome = self.outcome(sequences.len());
+        let of_prompts = |part: fn(&Course) -> u32| -> u64 {
+            courses.iter().filter(|(_, further)| !further).map(|(course, _)| u64::from(part(course))).sum()
+        };
+        let of_all = |part: fn(&Course) -> u32| -> u64 {
+            courses.iter().map(|(course, _)| u64::from(part(course))).sum()
+        };
+        let ended = Ended {
+            key: &self.account.key.0,
+            outcome,
+            prompt_tokens: of_prompts(|course| course.prompt_tokens),
+            cached_tokens: of_prompts(|course| course.cached_tokens),
+            generated_tokens: of_all(|course| course.generated_tokens),
+            max_new_tokens: (!courses.is_empty()).then(|| of_all(|course| course.max_new_tokens)),
+        };
+        if self.account.counted {
+            metrics::request_ended(&ended);
+        }
+        let Account { request_id, key, route, status, failure, first_token, done, .. } = &self.account;
+        let reasons: Vec<_> = done.iter().map(|(reason, ..)| reason.name()).collect();
+        let queue_s = match outcome {
+            Outcome::Success(times) => Some(times.queue.as_secs_f64()),
+            Outcome::Failure(_) => None,
+        };
         tracing::info!(
             request_id = &*request_id.0,
+            trace_id = span.as_ref().map(RequestSpan::trace_id),
             route,
-            outcome,
-            error,
-            prompt_tokens = self.account.prompt_tokens,
-            cached_tokens = self.account.cached_tokens,
-            generated_tokens = self.account.generated_tokens,
+            key = &*key.0,
+            status,
+            outcome = match outcome {
+                Outcome::Success(_) => "success",
+                Outcome::Failure(why) => why,
+            },
+            error = failure.as_ref().map(|(_, message)| message),
+            sequences = courses.len(),
+            finish_reason = (!reasons.is_empty()).then(|| reasons.join(",")),
+            prompt_tokens = ended.prompt_tokens,
+            cached_tokens = ended.cached_tokens,
+            generated_tokens = ended.generated_tokens,
+            queue_s,
             first_token_s = first_token.map(|time| time.as_secs_f64()),
             total_s = self.caller.arrival.elapsed().as_secs_f64(),
+            // A list as JSON.
+            prompts = (!prompts.is_empty()).then(|| serde_json::Value::from(prompts).to_string()),
             "answered"
         );
+        if let Some(span) = span {
+            let error = match outcome {
+                Outcome::Success(_) => None,
+                Outcome::Failure(why) => {
+                    let message = failure.as_ref().map(|(_, message)| message.clone());
+                    Some((why, message.unwrap_or_else(|| "the client left".into())))
+                }
+            };
+            let courses: Vec<_> = courses.into_iter().map(|(course, _)| course).collect();
+            let attributes = vec![
+                KeyValue::new("http.response.status_code", i64::from(*status)),
+                KeyValue::new("gen_ai.usage.input_tokens", ended.prompt_tokens as i64),
+                KeyValue::new("gen_ai.usage.output_tokens", ended.generated_tokens as i64),
+                KeyValue::new("gen_ai.response.finish_reasons", reasons.join(",")),
+                KeyValue::new("penstock.request_id", request_id.0.to_string()),
+                KeyValue::new("penstock.key", key.0.to_string()),
+            ];
+            span.end(&courses, error, attributes);
+        }
     }
 }
 
-impl Account {
-    fn of(request: &Request) -> Self {
-        let request_id = request.extensions().get().cloned();
-        Self {
-            request_id: request_id.unwrap_or_else(|| RequestId("none".into())),
-            route: request.uri().path().into(),
-            outcome: None,
-            error: None,
-            first_token: None,
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            generated_tokens: 0,
-        }
-    }
+/// Where the time went until now, in milliseconds, as browsers' tools show it (W3C Server Timing). Of each
+/// phase the longest of the sequences; what has not ended yet is left out.
+fn server_timing(arrival: Instant, courses: &[Course]) -> HeaderValue {
+    let longest = |phase: &dyn Fn(&Course) -> Option<Duration>| courses.iter().filter_map(phase).max();
+    let phases = [
+        ("validation", longest(&|course| Some(course.queued - arrival))),
+        ("queue", longest(&|course| Some(course.admitted? - course.queued))),
+        ("prefill", longest(&|course| Some(course.first_token? - course.admitted?))),
+        ("decode", longest(&|course| Some(course.ended? - course.first_token?))),
+        ("total", Some(arrival.elapsed())),
+    ];
+    let entries = phases.iter().filter_map(|(name, time)| {
+        let time = time.as_ref()?;
+        Some(format!("{name};dur={:.3}", time.as_secs_f64() * 1000.0))
+    });
+    HeaderValue::from_str(&entries.collect::<Vec<_>>().join(", ")).expect("letters, digits and signs")
 }
 
 /// After what time the client will not want the answer any more, by its header.

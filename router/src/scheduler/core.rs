@@ -289,8 +289,8 @@ impl Core {
         self.in_flight.iter().map(|step| step.work.prompts)
     }
 
-    pub fn prompt_rows_of_last_plan(&self) -> u32 {
-        self.in_flight.back().map_or(0, |step| step.prompt_rows)
+    pub fn last_plan(&self) -> Option<&InFlight> {
+        self.in_flight.back()
     }
 
     /// Tokens that the running sequences may have at most.

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::sequence::{Sampling, SequenceEvent};
-use crate::ids::{BlockId, SequenceId, SlotId, TokenId};
+use crate::ids::{BlockId, SequenceId, SlotId, SpanRef, TokenId};
 
 pub(super) struct Live {
     pub id: SequenceId,
@@ -25,6 +25,7 @@ pub(super) struct Live {
     pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub namespace: u64,
+    pub trace: Option<SpanRef>,
     pub prompt_logprobs: PromptLogprobs,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
@@ -96,6 +97,7 @@ impl Live {
             stop_token_ids: spec.stop_token_ids,
             top_tokens: spec.top_tokens,
             namespace: spec.cache_namespace,
+            trace: spec.trace,
             prompt_logprobs: match spec.prompt_logprobs {
                 true => PromptLogprobs::Collecting(Vec::new()),
                 false => PromptLogprobs::NotWanted,
@@ -195,6 +197,15 @@ pub(super) struct InFlight {
     pub rows: Vec<RowRecord>,
     pub work: super::cost::Work,
     pub prompt_rows: u32,
+    /// Sequences that left the queue with it.
+    pub admitted: u32,
     pub expected: std::time::Duration,
     pub built: Instant,
+}
+
+impl InFlight {
+    /// Sequences that left the queue with it joined others that ran.
+    pub fn joins(&self) -> bool {
+        self.admitted > 0 && self.rows.len() > self.admitted as usize
+    }
 }

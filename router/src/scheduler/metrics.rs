@@ -7,6 +7,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::core::Counters;
 use super::handle::Stats;
+use super::live::InFlight;
 use super::results::Stepped;
 use crate::worker::group::BringUp;
 
@@ -17,6 +18,8 @@ struct PerMethod {
     inference_failure: Counter,
     inference_duration: Histogram,
     forward_duration: Histogram,
+    decode_duration: Histogram,
+    filter_duration: Histogram,
     steps: Counter,
     step_duration: Histogram,
 }
@@ -29,6 +32,8 @@ impl PerMethod {
             inference_failure: counter!("tgi_batch_inference_failure", "method" => method),
             inference_duration: histogram!("tgi_batch_inference_duration", "method" => method),
             forward_duration: histogram!("tgi_batch_forward_duration", "method" => method),
+            decode_duration: histogram!("tgi_batch_decode_duration", "method" => method),
+            filter_duration: histogram!("tgi_batch_filter_duration", "method" => method),
             steps: counter!("penstock_steps", "method" => method),
             step_duration: histogram!("penstock_step_duration", "method" => method),
         }
@@ -43,6 +48,10 @@ pub(super) struct Metrics {
     current_size: Gauge,
     current_max_tokens: Gauge,
     max_total_tokens: Gauge,
+    total_tokens: Gauge,
+    concat: Counter,
+    concat_duration: Histogram,
+    skipped_tokens: Histogram,
 
     batch_rows: Histogram,
     batch_tokens: Histogram,
@@ -80,6 +89,12 @@ impl Metrics {
             current_size: gauge!("tgi_batch_current_size"),
             current_max_tokens: gauge!("tgi_batch_current_max_tokens"),
             max_total_tokens: gauge!("tgi_batch_max_total_tokens"),
+            total_tokens: gauge!("tgi_batch_total_tokens"),
+            // Prompts are computed beside running sequences, in chunks: TGI's other reasons do not arise.
+            concat: counter!("tgi_batch_concat", "reason" => "chunking"),
+            // TGI gives it this label whatever the step.
+            concat_duration: histogram!("tgi_batch_concat_duration", "method" => "decode"),
+            skipped_tokens: histogram!("tgi_request_skipped_tokens"),
             batch_rows: histogram!("penstock_batch_rows"),
             batch_tokens: histogram!("penstock_batch_tokens"),
             row_errors: counter!("penstock_row_errors"),
@@ -104,18 +119,29 @@ impl Metrics {
         }
     }
 
-    pub fn planned(&self, prompt_rows: u32) {
-        self.method(prompt_rows > 0).inference_count.increment(1);
-        if prompt_rows > 0 {
-            self.next_size.record(prompt_rows);
+    pub fn planned(&self, step: &InFlight) {
+        self.method(step.prompt_rows > 0).inference_count.increment(1);
+        if step.admitted > 0 {
+            self.next_size.record(step.admitted);
+        }
+        if step.joins() {
+            self.concat.increment(1);
         }
     }
 
-    pub fn stepped(&self, step: &Stepped) {
+    /// `handed_out` is how long it took to give every sequence its token.
+    pub fn stepped(&self, step: &Stepped, handed_out: Duration) {
         let method = self.method(step.prompts);
         method.inference_success.increment(1);
         method.inference_duration.record(step.took);
         method.forward_duration.record(step.forward);
+        method.decode_duration.record(step.sample);
+        method.filter_duration.record(handed_out);
+        if step.joined {
+            self.concat_duration.record(step.prepare);
+        }
+        // Nothing is speculated yet.
+        self.skipped_tokens.record(0);
         method.steps.increment(1);
         method.step_duration.record(step.took);
         self.batch_rows.record(step.rows);
@@ -133,6 +159,7 @@ impl Metrics {
         self.current_size.set(stats.running);
         self.current_max_tokens.set(max_tokens as f64);
         self.max_total_tokens.set(f64::from(stats.blocks) * f64::from(stats.block_size));
+        self.total_tokens.set(f64::from(stats.blocks_used) * f64::from(stats.block_size));
         self.blocks_used.set(stats.blocks_used);
         self.blocks_cached.set(stats.blocks_cached);
         self.blocks_free.set(stats.blocks_free);

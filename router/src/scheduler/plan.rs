@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::sequence::Sampling;
-use crate::ids::{BlockId, SlotId, TokenId};
+use crate::ids::{BlockId, SlotId, SpanRef, TokenId};
 use crate::worker::proto::{RowFlag, Starts, StepPlan};
 
 // Columns are little-endian arrays, written here by a plain copy.
@@ -33,6 +33,7 @@ pub(super) struct Row<'a> {
     pub sample: bool,
     pub prompt_targets: Option<PromptTargets<'a>>,
     pub start: Option<Start<'a>>,
+    pub trace: Option<SpanRef>,
 }
 
 /// What a START row says once.
@@ -52,6 +53,7 @@ pub(super) struct PlanBuilder {
     digest: crc32fast::Hasher,
     columns: Columns,
     starts: StartColumns,
+    traces: Vec<u8>,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -124,6 +126,10 @@ impl PlanBuilder {
             flags |= RowFlag::Start as u8;
             self.starts.push(&start);
         }
+        if let Some(trace) = row.trace {
+            self.traces.extend_from_slice(&trace.trace);
+            self.traces.extend_from_slice(&trace.span);
+        }
         columns.slots.push(row.slot.0);
         columns.flags.push(flags);
         columns.positions.push(row.position);
@@ -152,6 +158,7 @@ impl PlanBuilder {
             new_blocks: column(digest, &mut columns.new_blocks),
             prompt_targets: column(digest, &mut columns.prompt_targets),
             starts: self.starts.finish(digest),
+            traces: column(digest, &mut self.traces),
         };
         plan.digest = digest.clone().finalize();
         plan
@@ -278,6 +285,7 @@ mod tests {
                 prompt_len: 2,
                 ends: [&eos, &stop],
             }),
+            trace: Some(SpanRef { trace: [7; 16], span: [9; 8] }),
         });
         builder.row(Row {
             slot: SlotId(1),
@@ -287,6 +295,7 @@ mod tests {
             sample: true,
             prompt_targets: None,
             start: None,
+            trace: None,
         });
         let plan = builder.finish();
         assert_eq!(plan.number, 1);
@@ -299,6 +308,7 @@ mod tests {
         assert_eq!(u32s(&plan.new_block_counts), [2, 0]);
         assert_eq!(u32s(&plan.new_blocks), [4, 5]);
         assert_eq!(u32s(&plan.prompt_targets), [11, 12, u32::MAX]);
+        assert_eq!(plan.traces.as_ref(), [[7; 16].as_slice(), &[9; 8]].concat());
         let starts = plan.starts.expect("there is a START row");
         assert_eq!(starts.seeds.as_ref(), 7u64.to_le_bytes());
         assert_eq!(u32s(&starts.history), [10, 11, 12]);
@@ -332,6 +342,7 @@ mod tests {
                     prompt_len: 3,
                     ends: [&eos, &[]],
                 }),
+                trace: None,
             });
             let starts = builder.finish().starts.expect("there is a START row");
             let case = format!("{min_new_tokens} of {known}");
@@ -353,6 +364,7 @@ mod tests {
                 sample: true,
                 prompt_targets: None,
                 start: None,
+                trace: Some(SpanRef { trace: [number as u8; 16], span: [1; 8] }),
             });
             let plan = builder.finish();
             expected.update(&number.to_le_bytes());
@@ -362,6 +374,7 @@ mod tests {
             for column in [&plan.tokens, &plan.new_block_counts, &plan.new_blocks, &plan.prompt_targets] {
                 expected.update(column);
             }
+            expected.update(&plan.traces);
             assert_eq!(plan.digest, expected.clone().finalize());
         }
     }

@@ -23,6 +23,7 @@ struct Draft {
     rows: Vec<RowRecord>,
     work: Work,
     prompt_rows: u32,
+    admitted: u32,
     budget: PromptBudget,
 }
 
@@ -44,6 +45,7 @@ impl Core {
             rows: self.spare_rows.pop().unwrap_or_default(),
             work: Work::default(),
             prompt_rows: 0,
+            admitted: 0,
             budget: PromptBudget {
                 tokens: self.capacity.max_step_tokens,
                 work: Work::default(),
@@ -68,6 +70,7 @@ impl Core {
             rows: draft.rows,
             work: draft.work,
             prompt_rows: draft.prompt_rows,
+            admitted: draft.admitted,
             expected,
             built: now,
         });
@@ -177,7 +180,9 @@ impl Core {
             live.was_admitted = true;
             live.tell(SequenceEvent::Admitted { cached_tokens: cached });
         }
+        let rows = draft.rows.len();
         self.plan_row(key, draft);
+        draft.admitted += (draft.rows.len() - rows) as u32;
         room.running_growth = match self.sequences.get(key) {
             Some(live) if first_time => Some(others + own.saturating_sub((live.blocks.len() - had) as u32)),
             _ => None,
@@ -293,6 +298,7 @@ impl Core {
             sample,
             prompt_targets: targets,
             start,
+            trace: live.trace,
         });
 
         draft.work.add(position, count);

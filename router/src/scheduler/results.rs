@@ -21,7 +21,12 @@ pub(super) struct Stepped {
     pub errors: u32,
     /// From when the workers could begin it to its result.
     pub took: Duration,
+    /// Of the workers: reading the plan, the model, choosing tokens.
+    pub prepare: Duration,
     pub forward: Duration,
+    pub sample: Duration,
+    /// Sequences that had left the queue joined others that ran.
+    pub joined: bool,
     /// Tokens that went to clients.
     pub delivered: u32,
 }
@@ -66,7 +71,10 @@ impl Core {
             prompts: step.work.prompts,
             errors: result.errors.len() as u32,
             took,
+            prepare: Duration::from_nanos(result.prepare_ns),
             forward: Duration::from_nanos(result.forward_ns),
+            sample: Duration::from_nanos(result.sample_ns),
+            joined: step.joins(),
             delivered: 0,
         };
         let mut rest = answers.rows();

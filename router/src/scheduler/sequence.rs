@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::ids::{SequenceId, TokenId};
+use crate::ids::{SequenceId, SpanRef, TokenId};
 
 /// How tokens are chosen. The neutral value of every field switches it off.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +78,8 @@ pub struct SequenceSpec {
     pub deadline: Option<Instant>,
     /// It ends with the first token after this, as if by length.
     pub stop_at: Option<Instant>,
+    /// The request's span, which the workers' spans are to name. `None` unless it is recorded.
+    pub trace: Option<SpanRef>,
 }
 
 /// On whose behalf a sequence runs: between parties the queue is fair.

@@ -122,7 +122,9 @@ impl Task {
             }
             self.core.expire(Instant::now());
             while let Some(plan) = self.core.plan(Instant::now()) {
-                self.metrics.planned(self.core.prompt_rows_of_last_plan());
+                if let Some(built) = self.core.last_plan() {
+                    self.metrics.planned(built);
+                }
                 run.send(plan);
             }
             self.publish();
@@ -181,7 +183,7 @@ impl Task {
         let now = Instant::now();
         self.last_sign = now;
         let step = self.core.apply(result, now)?;
-        self.metrics.stepped(&step);
+        self.metrics.stepped(&step, now.elapsed());
         if step.delivered > 0
             && let Some(recovered) = self.refilling.take()
         {

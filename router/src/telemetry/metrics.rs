@@ -1,13 +1,17 @@
 //! The Prometheus metrics: TGI's names and buckets for what exists here, and what TGI lacks. The request
 //! metrics are recorded here, called by `http`; those of steps and blocks by the scheduler.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, histogram};
+use axum::http::StatusCode;
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::generation::Done;
+use crate::generation::FinishReason;
+use crate::health::{Health, HealthReceiver};
 
 /// The process has one recorder, as the `metrics` crate has it.
 static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -17,25 +21,39 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Records from now on; what came before is not counted. The counters of requests stand at 0 from the first
 /// scrape, so that a rate over them has a beginning. The lengths bound the buckets of the histograms of tokens.
-pub fn install(max_input_tokens: u32, max_total_tokens: u32) -> PrometheusHandle {
-    RECORDER
-        .get_or_init(|| {
-            let recorder = recorder(max_input_tokens, max_total_tokens);
-            let handle = recorder.handle();
-            if metrics::set_global_recorder(recorder).is_err() {
-                tracing::warn!("another metrics recorder is installed: /metrics stays empty");
-            }
-            describe();
-            counter!("tgi_request_count").increment(0);
-            counter!("tgi_request_success").increment(0);
-            handle
-        })
-        .clone()
+pub fn install(max_input_tokens: u32, max_total_tokens: u32, max_concurrent_requests: u32) {
+    RECORDER.get_or_init(|| {
+        let recorder = recorder(max_input_tokens, max_total_tokens);
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed: /metrics stays empty");
+        }
+        describe();
+        begin();
+        gauge!("penstock_requests_limit").set(max_concurrent_requests);
+        handle
+    });
 }
 
 /// The text of /metrics; empty until `install`.
 pub fn render() -> String {
     RECORDER.get().map(PrometheusHandle::render).unwrap_or_default()
+}
+
+/// Whether anything is recorded yet.
+pub fn installed() -> bool {
+    RECORDER.get().is_some()
+}
+
+/// Tells whether the server is ready, for as long as it runs.
+pub async fn follow(mut health: HealthReceiver) {
+    loop {
+        let ready = *health.borrow_and_update() == Health::Ready;
+        gauge!("penstock_ready").set(f64::from(u8::from(ready)));
+        if health.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Keeps memory bounded while nobody scrapes.
@@ -71,23 +89,100 @@ fn recorder(max_input_tokens: u32, max_total_tokens: u32) -> metrics_exporter_pr
     builder.build_recorder()
 }
 
-/// A request has reached a route that generates.
-pub fn request_arrived() {
-    counter!("tgi_request_count").increment(1);
+/// Every cause that a request can fail by, as `tgi_request_failure` names it.
+const FAILURES: [&str; 8] =
+    ["validation", "template", "generation", "overloaded", "unavailable", "incomplete", "internal", DROPPED];
+
+/// The client left.
+pub const DROPPED: &str = "dropped";
+
+/// The counters of requests stand at 0 from the first scrape.
+fn begin() {
+    counter!("tgi_request_count").increment(0);
+    counter!("tgi_request_success").increment(0);
+    for why in FAILURES {
+        counter!("tgi_request_failure", "err" => why).increment(0);
+    }
+    for reason in [FinishReason::Length, FinishReason::EosToken, FinishReason::StopSequence] {
+        counter!("penstock_finish_reason", "reason" => reason.name()).increment(0);
+    }
+    counter!("penstock_prompt_tokens").increment(0);
+    counter!("penstock_cached_prompt_tokens").increment(0);
+    counter!("penstock_generated_tokens").increment(0);
+    gauge!("penstock_requests_in_flight").set(0);
+    gauge!("penstock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1);
 }
 
-/// A sequence has ended well.
-pub fn generation_succeeded(done: &Done) {
-    counter!("tgi_request_success").increment(1);
-    let timings = &done.timings;
-    histogram!("tgi_request_duration").record(timings.total);
-    histogram!("tgi_request_validation_duration").record(timings.validation);
-    histogram!("tgi_request_queue_duration").record(timings.queue);
-    histogram!("tgi_request_inference_duration").record(timings.inference);
-    let per_token = timings.inference / done.generated_tokens.max(1);
-    histogram!("tgi_request_mean_time_per_token_duration").record(per_token);
-    histogram!("tgi_request_generated_tokens").record(f64::from(done.generated_tokens));
-    histogram!("tgi_request_input_length").record(f64::from(done.prompt_tokens));
+/// A request has reached a route that generates. It ends by `request_ended`.
+pub fn request_arrived() {
+    counter!("tgi_request_count").increment(1);
+    gauge!("penstock_requests_in_flight").increment(1);
+}
+
+/// How a request ended, and what it came to: over all of its sequences.
+#[derive(Debug)]
+pub struct Ended<'a> {
+    pub key: &'a Arc<str>,
+    pub outcome: Outcome,
+    /// A prompt counts once, however many answers it has.
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub generated_tokens: u64,
+    /// That might have been generated; `None` when nothing was accepted.
+    pub max_new_tokens: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    Success(Times),
+    /// A label of a fixed set.
+    Failure(&'static str),
+}
+
+/// Where a request's time went: of each phase the longest of its sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Times {
+    pub validation: Duration,
+    pub queue: Duration,
+    pub inference: Duration,
+    pub total: Duration,
+    /// The mean over its sequences.
+    pub per_token: Duration,
+}
+
+pub fn request_ended(ended: &Ended) {
+    let outcome = match ended.outcome {
+        Outcome::Success(times) => {
+            counter!("tgi_request_success").increment(1);
+            histogram!("tgi_request_duration").record(times.total);
+            histogram!("tgi_request_validation_duration").record(times.validation);
+            histogram!("tgi_request_queue_duration").record(times.queue);
+            histogram!("tgi_request_inference_duration").record(times.inference);
+            histogram!("tgi_request_mean_time_per_token_duration").record(times.per_token);
+            histogram!("tgi_request_generated_tokens").record(ended.generated_tokens as f64);
+            "success"
+        }
+        Outcome::Failure(why) => {
+            counter!("tgi_request_failure", "err" => why).increment(1);
+            if why == DROPPED { DROPPED } else { "failure" }
+        }
+    };
+    gauge!("penstock_requests_in_flight").decrement(1);
+    if let Some(max_new_tokens) = ended.max_new_tokens {
+        histogram!("tgi_request_input_length").record(ended.prompt_tokens as f64);
+        histogram!("tgi_request_max_new_tokens").record(max_new_tokens as f64);
+    }
+    counter!("penstock_prompt_tokens").increment(ended.prompt_tokens);
+    counter!("penstock_cached_prompt_tokens").increment(ended.cached_tokens);
+    let key = || metrics::SharedString::from(ended.key.clone());
+    counter!("penstock_key_requests", "key" => key(), "outcome" => outcome).increment(1);
+    counter!("penstock_key_tokens", "key" => key(), "kind" => "prompt").increment(ended.prompt_tokens);
+    counter!("penstock_key_tokens", "key" => key(), "kind" => "generated").increment(ended.generated_tokens);
+}
+
+/// An answer is complete, one of those that its request asked for.
+pub fn finished(reason: FinishReason) {
+    counter!("penstock_finish_reason", "reason" => reason.name()).increment(1);
 }
 
 /// The first token of a request was there so long after its arrival.
@@ -95,15 +190,46 @@ pub fn first_token(after: Duration) {
     histogram!("penstock_time_to_first_token_duration").record(after);
 }
 
-/// A request failed; `why` is a label of a fixed set.
-pub fn request_failed(why: &'static str) {
-    counter!("tgi_request_failure", "err" => why).increment(1);
+/// An error went to a client, on whatever route; `kind` is what its body calls it.
+pub fn error(kind: &'static str) {
+    counter!("penstock_errors", "type" => kind).increment(1);
+}
+
+/// The head of an answer is on its way. `route` is one of the router's, or `unknown`.
+pub fn answered(route: &str, status: StatusCode) {
+    let status = metrics::SharedString::from_owned(status.as_str().to_owned());
+    counter!("penstock_http_requests", "route" => route.to_owned(), "status" => status).increment(1);
+}
+
+/// Counts the tokens of one sequence as they come. The metrics are looked up once, not for every token.
+pub struct Tokens {
+    generated: Counter,
+    between: Histogram,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self {
+            generated: counter!("penstock_generated_tokens"),
+            between: histogram!("penstock_inter_token_duration"),
+        }
+    }
+}
+
+impl Tokens {
+    /// One more, `last` being when the one before it was there.
+    pub fn another(&self, last: Option<Instant>) {
+        self.generated.increment(1);
+        if let Some(last) = last {
+            self.between.record(last.elapsed());
+        }
+    }
 }
 
 fn describe() {
     const S: Unit = Unit::Seconds;
     describe_counter!("tgi_request_count", "Requests that reached a generating route");
-    describe_counter!("tgi_request_success", "Generations that ended well");
+    describe_counter!("tgi_request_success", "Requests that were answered");
     describe_counter!("tgi_request_failure", "Requests that failed, by cause; dropped: the client left");
     describe_histogram!("tgi_request_duration", S, "Arrival to last token");
     describe_histogram!(
@@ -121,12 +247,32 @@ fn describe() {
     describe_histogram!("tgi_request_generated_tokens", "Tokens generated per request");
     describe_histogram!("tgi_request_input_length", "Tokens of a prompt");
     describe_histogram!("tgi_request_max_new_tokens", "Most tokens that a request may generate");
+    describe_histogram!("tgi_request_skipped_tokens", "Speculated tokens that a step accepted");
+    describe_gauge!("penstock_requests_in_flight", "Requests that arrived and have not ended");
+    describe_gauge!("penstock_requests_limit", "Sequences that may wait and run at once");
     describe_histogram!("penstock_time_to_first_token_duration", S, "Arrival to first token");
+    describe_histogram!("penstock_inter_token_duration", S, "From one token of a sequence to the next");
+    describe_counter!("penstock_finish_reason", "Answers, by why they ended");
+    describe_counter!("penstock_prompt_tokens", "Prompt tokens of requests that have ended");
+    describe_counter!("penstock_cached_prompt_tokens", "Those of them found in the prefix cache");
+    describe_counter!("penstock_generated_tokens", "Tokens generated for requests");
+    describe_counter!("penstock_key_requests", "Requests that have ended, by the name of their key");
+    describe_counter!("penstock_key_tokens", "Tokens of requests that have ended, by the name of their key");
+    describe_counter!("penstock_errors", "Errors sent to clients, on all routes, by type");
+    describe_counter!("penstock_http_requests", "Answers on all routes, by route and status");
+    describe_counter!("penstock_trace_spans", "Spans of traces, sent to the collector or lost");
+    describe_gauge!("penstock_ready", "1 while new requests are served, else 0");
+    describe_gauge!("penstock_build_info", "Always 1; the label is Penstock's version");
     describe_gauge!("tgi_queue_size", "Sequences that wait to be scheduled");
     describe_histogram!("tgi_batch_next_size", "Sequences admitted together");
     describe_gauge!("tgi_batch_current_size", "Sequences that run");
     describe_gauge!("tgi_batch_current_max_tokens", "Tokens that the running sequences may come to");
     describe_gauge!("tgi_batch_max_total_tokens", "Tokens that the KV cache holds");
+    describe_gauge!("tgi_batch_total_tokens", "Tokens' worth of KV cache held by running sequences");
+    describe_counter!("tgi_batch_concat", "Times that new sequences joined running ones");
+    describe_histogram!("tgi_batch_concat_duration", S, "Time a worker took to take in joining sequences");
+    describe_histogram!("tgi_batch_decode_duration", S, "Time a step spent choosing tokens");
+    describe_histogram!("tgi_batch_filter_duration", S, "Time the router took to hand out a step's tokens");
     describe_counter!("tgi_batch_inference_count", "Steps sent to the workers");
     describe_counter!("tgi_batch_inference_success", "Steps that came back");
     describe_counter!("tgi_batch_inference_failure", "Steps lost with their workers");
@@ -154,50 +300,64 @@ fn describe() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::{FinishReason, Timings};
-
-    fn done() -> Done {
-        Done {
-            text: String::new(),
-            finish_reason: FinishReason::Length,
-            generated_tokens: 4,
-            seed: None,
-            prompt_tokens: 25,
-            cached_tokens: 0,
-            prefill: Vec::new(),
-            timings: Timings {
-                inference: Duration::from_millis(400),
-                total: Duration::from_millis(500),
-                ..Timings::default()
-            },
-        }
-    }
 
     #[test]
-    fn a_finished_request_fills_tgis_metrics_in_tgis_buckets() {
+    fn a_request_that_ended_fills_tgis_metrics_in_tgis_buckets() {
         let recorder = recorder(100, 200);
         let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             describe();
+            begin();
             request_arrived();
-            generation_succeeded(&done());
-            request_failed("validation");
+            request_arrived();
+            request_arrived();
+            let times = Times {
+                inference: Duration::from_millis(400),
+                total: Duration::from_millis(500),
+                per_token: Duration::from_millis(100),
+                ..Times::default()
+            };
+            let well = Ended {
+                key: &"team-a".into(),
+                outcome: Outcome::Success(times),
+                prompt_tokens: 25,
+                cached_tokens: 16,
+                generated_tokens: 4,
+                max_new_tokens: Some(4),
+            };
+            request_ended(&well);
+            let refused = Ended {
+                outcome: Outcome::Failure("validation"),
+                prompt_tokens: 0,
+                cached_tokens: 0,
+                generated_tokens: 0,
+                max_new_tokens: None,
+                ..well
+            };
+            request_ended(&refused);
         });
         let text = handle.render();
         for line in [
             "# HELP tgi_request_count Requests that reached a generating route",
             "# TYPE tgi_request_count counter",
-            "tgi_request_count 1",
+            "tgi_request_count 3",
             "tgi_request_success 1",
             "tgi_request_failure{err=\"validation\"} 1",
+            "tgi_request_failure{err=\"dropped\"} 0",
+            "penstock_requests_in_flight 1",
             "# TYPE tgi_request_duration histogram",
             "tgi_request_duration_bucket{le=\"0.00015000000000000001\"} 0",
             "tgi_request_duration_sum 0.5",
             "tgi_request_mean_time_per_token_duration_sum 0.1",
             "tgi_request_input_length_bucket{le=\"24\"} 0",
             "tgi_request_input_length_bucket{le=\"25\"} 1",
+            "tgi_request_input_length_count 1",
             "tgi_request_generated_tokens_bucket{le=\"2\"} 0",
             "tgi_request_generated_tokens_bucket{le=\"4\"} 1",
+            "penstock_prompt_tokens 25",
+            "penstock_key_requests{key=\"team-a\",outcome=\"success\"} 1",
+            "penstock_key_requests{key=\"team-a\",outcome=\"failure\"} 1",
+            "penstock_key_tokens{key=\"team-a\",kind=\"generated\"} 4",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }

@@ -46,6 +46,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         party: Party::Anonymous,
         deadline: None,
         stop_at: None,
+        trace: None,
     }
 }
 

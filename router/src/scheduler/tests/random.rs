@@ -9,7 +9,7 @@ use crate::worker::mock::MockConfig;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Submit(SequenceSpec),
+    Submit(Box<SequenceSpec>),
     Release(prop::sample::Index, Release),
     Steps(u8),
     /// Sends plans and answers none, so that what comes next meets two in flight.
@@ -58,13 +58,14 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
             party: Party::Key(party),
             deadline: None,
             stop_at: None,
+            trace: None,
         }
     })
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => specs().prop_map(Op::Submit),
+        6 => specs().prop_map(|spec| Op::Submit(Box::new(spec))),
         2 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Cancelled)),
         1 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Stopped)),
         6 => (1u8..20).prop_map(Op::Steps),
@@ -81,7 +82,7 @@ fn run(ops: Vec<Op>, blocks: u32, slots: u32, budget: u32, eos_one_in: u64) {
     let mut ids: Vec<SequenceId> = Vec::new();
     for op in ops {
         match op {
-            Op::Submit(spec) => ids.push(harness.submit(spec)),
+            Op::Submit(spec) => ids.push(harness.submit(*spec)),
             Op::Release(at, why) => {
                 if !ids.is_empty() {
                     harness.release(*at.get(&ids), why);

@@ -218,6 +218,7 @@ impl MockModel {
                 digest.update(column);
             }
         }
+        digest.update(&plan.traces);
         let own = digest.clone().finalize();
         require!(plan.digest == own, "plan {} has digest {}, expected {own}", plan.number, plan.digest);
         Ok(())

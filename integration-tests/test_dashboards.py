@@ -1,0 +1,230 @@
+"""docs/metrics.md, deploy/prometheus and deploy/grafana against a server that has seen everything: load,
+refusals, a client that left, a restart. Rules and queries run in a real Prometheus (Debian's package
+`prometheus`, with `promtool`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire
+from exposition import IN_FLIGHT, RESTARTS, Exposition
+from launched import Launched, free_port
+from load import ask_all, complete
+from processes import wait_for
+
+ROOT = Path(__file__).parent.parent
+CONFIG = ROOT / "deploy/prometheus/prometheus.yml"
+RULES = ROOT / "deploy/prometheus/penstock.rules.yml"
+DASHBOARD = ROOT / "deploy/grafana/penstock.json"
+PAGE = ROOT / "docs/metrics.md"
+
+KEY = "sesame-of-a"
+NAMED = re.compile(r"\b(?:tgi|penstock)_[a-z_]+\b")
+# What a panel is for. The others may show nothing when nothing of the kind happened.
+QUIET = {"Refused because full", "Requests that failed by no fault of theirs"}
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        assert "PENSTOCK_TEST_EVERYTHING" not in os.environ, f"{name} is missing: .ci/run installs it"
+        pytest.skip(f"{name} is missing: apt-get install prometheus")
+    return found
+
+
+@pytest.fixture(scope="module")
+def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """A server in whose life everything has happened that there is a metric for."""
+    folder = tmp_path_factory.mktemp("seasoned")
+    keys = folder / "keys"
+    keys.write_text(f"team-a: {KEY}\n")
+    # Nobody takes its traces, which is counted.
+    flags = ("--api-key-file", str(keys), "--otlp-endpoint", f"http://127.0.0.1:{free_port()}")
+    with Launched(folder, *flags) as launched:
+        load(launched.wait_ready())
+        launched.worker().signal(signal.SIGKILL)
+        wait_for(lambda: launched.metrics().value(RESTARTS) == 1, "the worker to be replaced", 60)
+        load(launched)
+        yield launched
+
+
+def load(launched: Launched) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    asks = [complete(f"{number} apples and", 30) for number in range(4)]
+    for request in asks:
+        request.headers.update(headers)
+    assert all(answer.error is None for answer in ask_all(launched.address, asks + asks[:1]))
+    assert wire.post(launched.address, "/generate", {"inputs": ""}, headers=headers).status == 422
+    assert wire.get(launched.address, "/info").status == 401
+    gone = {"prompt": "and so on", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with wire.Events(launched.address, "/v1/completions", gone, headers=headers) as events:
+        next(iter(events))
+    wait_for(lambda: launched.metrics().value(IN_FLIGHT) == 0, "every request to end")
+
+
+# The page.
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Of each metric on the page, its type and its labels."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+    assert rows, "the page has no table"
+    names = [name for name, _, _ in rows]
+    assert len(names) == len(set(names)), "a metric stands on the page twice"
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def exposed(now: Exposition) -> dict[str, tuple[str, set[str]]]:
+    labels: dict[str, set[str]] = {name: set() for name in now.types}
+    for sample in now.samples:
+        name = next(n for n in (sample.name, re.sub(r"_(bucket|sum|count)$", "", sample.name)) if n in labels)
+        labels[name] |= set(sample.labels) - {"le", "quantile"}
+    return {name: (kind, labels[name]) for name, kind in now.types.items()}
+
+
+def test_the_page_tells_of_every_metric_and_of_no_other(seasoned: Launched) -> None:
+    counted = "penstock_trace_spans"
+    wait_for(lambda: seasoned.metrics().value(counted) > 0, "spans to be lost", 30)
+    there, told = exposed(seasoned.metrics()), documented()
+    assert not (there.keys() - told.keys()), "exposed and not on the page"
+    assert not (told.keys() - there.keys()), "on the page and not exposed"
+    assert there == told
+
+
+def test_every_metric_has_its_help(seasoned: Launched) -> None:
+    text = wire.get(seasoned.address, "/metrics").text
+    helped = set(re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE))
+    assert helped >= seasoned.metrics().names()
+
+
+# Rules and dashboard.
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[tuple[str, str]]:
+    """Title and expression of every query, as Grafana would send it for a short time range."""
+    found = []
+    for panel in panels():
+        for target in panel["targets"]:
+            query = target["expr"].replace("$__rate_interval", "10s").replace("$__range", "1m")
+            found.append((panel["title"], query.replace("$instance", ".*")))
+    return found
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+    titles = [panel["title"] for panel in panels()]
+    assert len(titles) == len(set(titles))
+    for panel in panels():
+        assert panel["description"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+    boxes = [panel["gridPos"] for panel in panels()]
+    taken = {
+        (x, y) for b in boxes for x in range(b["x"], b["x"] + b["w"]) for y in range(b["y"], b["y"] + b["h"])
+    }
+    assert len(taken) == sum(b["w"] * b["h"] for b in boxes), "no panel lies on another"
+
+
+def test_every_metric_that_rules_and_dashboard_name_exists(seasoned: Launched) -> None:
+    there = seasoned.metrics().types
+    sources = {
+        "rules": " ".join(re.findall(r"expr:(.*?)(?=\n\s+(?:for|labels):)", RULES.read_text(), re.DOTALL))
+    }
+    sources["dashboard"] = " ".join(query for _, query in queries())
+    for source, text in sources.items():
+        names = set(NAMED.findall(text))
+        assert len(names) > 5
+        for name in names:
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            histogram = there.get(base) == "histogram"
+            assert name in there or (histogram and name != base), f"{source} names {name}"
+
+
+def test_rules_and_configuration_are_right_for_promtool() -> None:
+    for check, path in (("config", CONFIG), ("rules", RULES)):
+        subprocess.run([tool("promtool"), "check", check, str(path)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def prometheus(seasoned: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
+    """A Prometheus with our configuration, but for the server's address and the pace."""
+    program, folder = tool("prometheus"), tmp_path_factory.mktemp("prometheus")
+    text = CONFIG.read_text()
+    assert text.count("localhost:3000") == 1 and text.count(" 15s") == 2
+    here = f"{seasoned.address.host}:{seasoned.address.port}"
+    (folder / CONFIG.name).write_text(text.replace("localhost:3000", here).replace(" 15s", " 1s"))
+    shutil.copy(RULES, folder)
+    address = wire.Address("127.0.0.1", free_port())
+    command = [
+        program,
+        f"--config.file={folder / CONFIG.name}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{address.port}",
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: scraped(address) >= 2, "Prometheus to scrape the server twice", 60, 0.2)
+        load(seasoned)
+        seen = scraped(address)
+        wait_for(lambda: scraped(address) >= seen + 3, "three more scrapes", 60, 0.2)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def asked(address: wire.Address, path: str, **query: str) -> Any:
+    reply = wire.get(address, f"{path}?{urllib.parse.urlencode(query)}")
+    body = reply.json()
+    assert reply.status == 200 and body["status"] == "success", f"{query}: {body}"
+    return body["data"]
+
+
+def scraped(address: wire.Address) -> float:
+    """How often Prometheus has seen the server."""
+    try:
+        result = asked(address, "/api/v1/query", query='count_over_time(up{job="penstock"}[10m]) and up == 1')
+    except (OSError, ValueError, AssertionError):
+        return 0
+    return float(result["result"][0]["value"][1]) if result["result"] else 0
+
+
+def test_every_query_of_the_dashboard_gives_data(prometheus: wire.Address) -> None:
+    empty = []
+    now = time.time()
+    for title, query in queries():
+        answer = asked(
+            prometheus, "/api/v1/query_range", query=query, start=str(now - 10), end=str(now), step="1"
+        )
+        values = [value for series in answer["result"] for _, value in series["values"] if value != "NaN"]
+        if not values and title not in QUIET:
+            empty.append((title, query))
+    assert not empty
+
+
+def test_every_rule_evaluates(prometheus: wire.Address) -> None:
+    def evaluated() -> list[Any] | None:
+        groups = asked(prometheus, "/api/v1/rules")["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        return rules if all(rule["health"] != "unknown" for rule in rules) else None
+
+    rules = wait_for(evaluated, "every rule to be evaluated", 30, 0.2)
+    assert len(rules) >= 8
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+    assert {rule["name"] for rule in rules if rule["state"] == "firing"} == set(), "this server is well"

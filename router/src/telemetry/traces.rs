@@ -1,0 +1,253 @@
+//! Traces: one for each request that generates, sent to an OpenTelemetry collector (OTLP over gRPC) when
+//! `--otlp-endpoint` names one. Called by `http`; without the flag nothing of this runs.
+//!
+//! A request's span begins at its arrival, under the span that `traceparent` names, if any. At its end it gets
+//! a child for each phase of each of its sequences: `queue`, `prefill`, `decode`. The workers' spans of steps
+//! name it; see `ids::SpanRef`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderMap, HeaderValue};
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{
+    Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanData, SpanExporter,
+};
+
+use crate::config::RouterArgs;
+use crate::generation::Course;
+use crate::ids::SpanRef;
+use crate::limits::FlagError;
+
+/// Spans are sent this often, and one sending may take this long: it holds up nothing but the next one.
+const EVERY: Duration = Duration::from_secs(1);
+const SENDING: Duration = Duration::from_secs(5);
+/// Spans kept for sending; more are thrown away.
+const KEPT: usize = 8192;
+/// For the last spans to be sent.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// The way to the collector.
+pub struct Tracing {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    propagator: TraceContextPropagator,
+}
+
+impl Tracing {
+    /// `None` without `--otlp-endpoint`. Must be called within a tokio runtime. That nobody answers there is
+    /// no error.
+    pub fn start(args: &RouterArgs) -> Result<Option<Self>, FlagError> {
+        let Some(endpoint) = &args.otlp_endpoint else { return Ok(None) };
+        let exporter = OtlpExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(SENDING);
+        let exporter = exporter.build().map_err(|error| FlagError(format!("--otlp-endpoint: {error}")))?;
+        let exporter = Patient {
+            exporter: Arc::new(exporter),
+            runtime: tokio::runtime::Handle::current(),
+            endpoint: endpoint.clone(),
+            failing: Arc::default(),
+        };
+        let batches =
+            BatchConfigBuilder::default().with_scheduled_delay(EVERY).with_max_queue_size(KEPT).build();
+        let resource = Resource::builder_empty()
+            .with_attributes([
+                KeyValue::new("service.name", args.otlp_service_name.clone()),
+                KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+                KeyValue::new("penstock.component", "router"),
+            ])
+            .build();
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(batches).build())
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(args.otlp_sample_ratio))))
+            .with_resource(resource)
+            .build();
+        let tracer = provider.tracer("penstock.router");
+        Ok(Some(Self { provider, tracer, propagator: TraceContextPropagator::new() }))
+    }
+
+    /// The span of a request that has just arrived.
+    pub fn arrived(&self, request: &Request) -> RequestSpan {
+        let parent = self.propagator.extract_with_context(&Context::new(), &Headers(request.headers()));
+        let path = request.extensions().get::<MatchedPath>();
+        let route = path.map_or("unknown", MatchedPath::as_str).to_owned();
+        let method = request.method().to_string();
+        let span = self
+            .tracer
+            .span_builder(format!("{method} {route}"))
+            .with_kind(SpanKind::Server)
+            .with_attributes([
+                KeyValue::new("http.request.method", method),
+                KeyValue::new("http.route", route),
+            ])
+            .start_with_context(&self.tracer, &parent);
+        RequestSpan { tracer: self.tracer.clone(), context: span.span_context().clone(), span }
+    }
+
+    /// Sends what is left, within a moment.
+    pub async fn stop(&self) {
+        let provider = self.provider.clone();
+        let flushed = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH));
+        let _ = tokio::time::timeout(FLUSH, flushed).await;
+    }
+}
+
+/// A request's span, from its arrival to its end.
+pub struct RequestSpan {
+    tracer: SdkTracer,
+    context: SpanContext,
+    span: opentelemetry_sdk::trace::Span,
+}
+
+impl RequestSpan {
+    pub fn trace_id(&self) -> String {
+        self.context.trace_id().to_string()
+    }
+
+    /// For the workers' spans; `None` when this one is not recorded.
+    pub fn reference(&self) -> Option<SpanRef> {
+        self.context.is_sampled().then(|| SpanRef {
+            trace: self.context.trace_id().to_bytes(),
+            span: self.context.span_id().to_bytes(),
+        })
+    }
+
+    /// The header `traceresponse` of W3C's Trace Context, level 2.
+    pub fn header(&self) -> HeaderValue {
+        let (context, flags) = (&self.context, u8::from(self.context.is_sampled()));
+        let value = format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id());
+        HeaderValue::from_str(&value).expect("hexadecimal digits and dashes")
+    }
+
+    /// Ends it, with a span for each phase of each sequence.
+    pub fn end(mut self, courses: &[Course], error: Option<(&'static str, String)>, more: Vec<KeyValue>) {
+        if self.context.is_sampled() {
+            let clock = Clock::now();
+            for course in courses {
+                self.phases(course, &clock);
+            }
+            self.span.set_attributes(more);
+            if let Some((kind, message)) = error {
+                self.span.set_attribute(KeyValue::new("error.type", kind));
+                self.span.set_status(Status::error(message));
+            }
+        }
+        self.span.end();
+    }
+
+    fn phases(&self, course: &Course, clock: &Clock) {
+        let end = course.ended.unwrap_or(clock.instant);
+        let phases = [
+            ("queue", Some(course.queued), course.admitted.unwrap_or(end)),
+            ("prefill", course.admitted, course.first_token.unwrap_or(end)),
+            ("decode", course.first_token, end),
+        ];
+        let parent = Context::new().with_remote_span_context(self.context.clone());
+        for (name, begin, end) in phases {
+            let Some(begin) = begin else { continue };
+            let attributes = match name {
+                "prefill" => vec![
+                    KeyValue::new("penstock.prompt_tokens", i64::from(course.prompt_tokens)),
+                    KeyValue::new("penstock.cached_tokens", i64::from(course.cached_tokens)),
+                ],
+                "decode" => {
+                    vec![KeyValue::new("penstock.generated_tokens", i64::from(course.generated_tokens))]
+                }
+                _ => Vec::new(),
+            };
+            let span = SpanBuilder::from_name(name)
+                .with_kind(SpanKind::Internal)
+                .with_start_time(clock.at(begin))
+                .with_attributes(attributes);
+            span.start_with_context(&self.tracer, &parent).end_with_timestamp(clock.at(end));
+        }
+    }
+}
+
+/// What time of day an instant was.
+struct Clock {
+    instant: Instant,
+    time: SystemTime,
+}
+
+impl Clock {
+    fn now() -> Self {
+        Self { instant: Instant::now(), time: SystemTime::now() }
+    }
+
+    fn at(&self, instant: Instant) -> SystemTime {
+        self.time - self.instant.saturating_duration_since(instant)
+    }
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(|name| name.as_str()).collect()
+    }
+}
+
+/// Sends on the runtime, where timers are, and tells once that it does not get through, and once that it does
+/// again.
+#[derive(Debug)]
+struct Patient {
+    exporter: Arc<OtlpExporter>,
+    runtime: tokio::runtime::Handle,
+    endpoint: String,
+    failing: Arc<AtomicBool>,
+}
+
+impl SpanExporter for Patient {
+    fn export(&self, batch: Vec<SpanData>) -> impl Future<Output = OTelSdkResult> + Send {
+        let (exporter, spans) = (self.exporter.clone(), batch.len());
+        let sending = self.runtime.spawn(async move {
+            match tokio::time::timeout(SENDING, exporter.export(batch)).await {
+                Ok(result) => result,
+                Err(_) => Err(OTelSdkError::Timeout(SENDING)),
+            }
+        });
+        async move {
+            let result = match sending.await {
+                Ok(result) => result,
+                Err(error) => Err(OTelSdkError::InternalFailure(error.to_string())),
+            };
+            let name = if result.is_ok() { "sent" } else { "lost" };
+            metrics::counter!("penstock_trace_spans", "result" => name).increment(spans as u64);
+            match &result {
+                Ok(()) if self.failing.swap(false, Ordering::Relaxed) => {
+                    tracing::info!("traces are taken again at {}", self.endpoint);
+                }
+                Err(error) if !self.failing.swap(true, Ordering::Relaxed) => {
+                    tracing::warn!("traces are lost: {} does not take them: {error}", self.endpoint);
+                }
+                _ => {}
+            }
+            result
+        }
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        // Comes first, before anything is being sent.
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
+            exporter.set_resource(resource);
+        }
+    }
+}
