@@ -310,7 +310,7 @@ def test_the_last_message_is_continued_unless_a_new_turn_is_asked_for(address: w
     assert templated(continue_final_message=False, add_generation_prompt=False).rstrip().endswith(END)
 
 
-def test_echo_with_alternatives_scores_prompt_and_text(address: wire.Address) -> None:
+def test_echo_with_alternatives_scores_prompt_and_text(exact: wire.Address) -> None:
     body = {
         "prompt": "apple river",
         "max_tokens": 2,
@@ -319,15 +319,28 @@ def test_echo_with_alternatives_scores_prompt_and_text(address: wire.Address) ->
         "logprobs": 2,
         "temperature": 0,
     }
-    choice = wire.post(address, COMPLETIONS, body).json()["choices"][0]
+    choice = wire.post(exact, COMPLETIONS, body).json()["choices"][0]
     told = choice["logprobs"]
     assert len({len(told[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}) == 1
     assert "".join(told["tokens"]).startswith("apple river") and choice["text"].startswith("apple river")
     assert told["token_logprobs"][0] is None and all(value <= 0 for value in told["token_logprobs"][1:])
-    for token, logprob, top in list(
-        zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
-    )[-2:]:
+    assert told["top_logprobs"][0] is None
+    entries = list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))
+    for token, logprob, top in entries[1:]:
+        # As evaluation harnesses read it: greedy where the token is the most likely of its alternatives.
+        assert top[token] == logprob <= max(top.values())
+        assert len(top) == 2 or (len(top) == 3 and logprob == min(top.values()))
+    for token, logprob, top in entries[-2:]:
         assert top[token] == logprob == max(top.values())
+
+    only = wire.post(exact, COMPLETIONS, {**body, "max_tokens": 0}).json()["choices"][0]
+    assert only["text"] == "apple river"
+    assert only["logprobs"] == {name: values[:-2] for name, values in told.items()}
+
+    with wire.Events(exact, COMPLETIONS, {**body, "stream": True}) as events:
+        pieces = [json.loads(event)["choices"] for event in events if event != "[DONE]"]
+    streamed = [choice["logprobs"] for (choice,) in pieces if choice["logprobs"]]
+    assert {name: [entry for each in streamed for entry in each[name]] for name in told} == told
 
 
 def test_several_prompts_as_text_and_as_tokens(address: wire.Address) -> None:

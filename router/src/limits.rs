@@ -398,7 +398,7 @@ pub const COMPLETION_LOGPROBS: Field = count(
     0,
     Most::TopTokens,
     "off",
-    "Report the log probability of every token and so many alternatives; an echoed prompt's tokens have none",
+    "Report the log probability of every token, of an echoed prompt too, and so many alternatives",
 );
 pub const LOGIT_BIAS: Field = field(
     "logit_bias",

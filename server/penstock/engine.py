@@ -19,9 +19,9 @@ from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
 from penstock.models import recipes
 from penstock.models.decoder import Step
-from penstock.plan import NO_TARGET, START, Plan
+from penstock.plan import I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
-from penstock.sampling import Sampled, Sampler
+from penstock.sampling import Sampled, Sampler, most_likely
 from penstock.slots import Limits, SlotTable
 
 if TYPE_CHECKING:  # imports what sends spans, which few servers do
@@ -35,13 +35,23 @@ NOTHING_LEFT = "logit bias and min_tokens forbid every token"
 
 
 @dataclass(slots=True)
+class PromptAnswers:
+    """Of the P entries of a plan's `prompt_targets`."""
+
+    logprobs_P: Tensor
+    top_counts: I64  # (P,) on the host: alternatives wanted of each
+    top_tokens_PN: Tensor | None  # N: the most that one wants; None when none does
+    top_logprobs_PN: Tensor | None
+
+
+@dataclass(slots=True)
 class Launched:
     """A step whose work has been given to the device."""
 
     plan: Plan
     layout: Layout | None
     sampled: Sampled | None
-    prompt_logprobs: Tensor | None
+    prompt: PromptAnswers | None
     done: "torch.cuda.Event | None"
     prepare_ns: int
     forward_ns: int
@@ -143,11 +153,11 @@ class Engine:
         prepared = time.perf_counter_ns()
         hidden_TE = self.model.forward(step, self.cache.layers_NJD)
         forwarded = time.perf_counter_ns()
-        sampled = prompt_logprobs = None
+        sampled = prompt = None
         if len(layout.sample_rows):
             sampled = self._sample(plan, layout, step.ids_T, hidden_TE)
         if len(layout.prompt_tokens):
-            prompt_logprobs = self._prompt_logprobs(plan, layout, hidden_TE)
+            prompt = self._prompt_logprobs(plan, layout, hidden_TE)
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -157,7 +167,7 @@ class Engine:
             plan,
             layout,
             sampled,
-            prompt_logprobs,
+            prompt,
             done,
             prepared - began,
             forwarded - prepared,
@@ -183,9 +193,8 @@ class Engine:
             result.logprobs = sampled.logprobs_S.cpu().numpy().astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
                 counts = sampled.top_counts[sampled.top_counts > 0]
-                wanted = np.arange(sampled.top_tokens_SN.shape[1]) < counts[:, None]
-                result.top_tokens = sampled.top_tokens_SN.cpu().numpy()[wanted].astype("<u4").tobytes()
-                result.top_logprobs = sampled.top_logprobs_SN.cpu().numpy()[wanted].astype("<f4").tobytes()
+                result.top_tokens = first_of_each(sampled.top_tokens_SN, counts, "<u4")
+                result.top_logprobs = first_of_each(sampled.top_logprobs_SN, counts, "<f4")
             for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
                 good = np.True_ if good_S is None else good_S.cpu().numpy()
                 if not good.all():
@@ -193,10 +202,14 @@ class Engine:
                     for row in layout.sample_rows[~good].tolist():
                         if row not in failed:
                             result.errors.add(row=row, message=message)
-        if launched.prompt_logprobs is not None:
-            logprobs = launched.prompt_logprobs.cpu().numpy().copy()
+        prompt = launched.prompt
+        if prompt is not None:
+            logprobs = prompt.logprobs_P.cpu().numpy().copy()
             logprobs[launched.plan.prompt_targets == NO_TARGET] = np.nan
             result.prompt_logprobs = logprobs.astype("<f4", copy=False).tobytes()
+            if prompt.top_tokens_PN is not None and prompt.top_logprobs_PN is not None:
+                result.prompt_top_tokens = first_of_each(prompt.top_tokens_PN, prompt.top_counts, "<u4")
+                result.prompt_top_logprobs = first_of_each(prompt.top_logprobs_PN, prompt.top_counts, "<f4")
         if launched.began and self.spans is not None:
             self.spans.record(launched.plan, result, launched.began)
         return result
@@ -243,15 +256,30 @@ class Engine:
         self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled.tokens_S)
         return sampled
 
-    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> Tensor:
+    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> PromptAnswers:
         targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
         targets_T = to_device(targets, self.device)
         tokens_T = to_device(layout.prompt_tokens, self.device)
-        parts = []
+        rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
+        top_counts = np.repeat(self.sampler.top_counts[plan.slots[rows]], plan.counts[rows])
+        most = int(top_counts.max(initial=0))
+        parts, tops = [], []
         for begin in range(0, len(targets), PROMPT_LOGITS_AT_ONCE):
             some = slice(begin, begin + PROMPT_LOGITS_AT_ONCE)
             chosen_TE = hidden_TE.index_select(0, tokens_T[some])
             logits_TV = self.model.logits(chosen_TE, self._logits_SV[: len(chosen_TE)])
             chosen_T1 = logits_TV.gather(1, targets_T[some].unsqueeze(1))
-            parts.append((chosen_T1 - logits_TV.logsumexp(-1, keepdim=True)).squeeze(1))
-        return torch.cat(parts)
+            total_T1 = logits_TV.logsumexp(-1, keepdim=True)
+            parts.append((chosen_T1 - total_T1).squeeze(1))
+            if most:
+                tokens_TN = most_likely(logits_TV, most)
+                tops.append((tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1))
+        tokens_PN = torch.cat([tokens for tokens, _ in tops]) if tops else None
+        logprobs_PN = torch.cat([logprobs for _, logprobs in tops]) if tops else None
+        return PromptAnswers(torch.cat(parts), top_counts, tokens_PN, logprobs_PN)
+
+
+def first_of_each(table_RN: Tensor, counts: I64, dtype: str) -> bytes:
+    """The first `counts` (R,) of each row, one after the other, as a column of `dtype`."""
+    table = table_RN.cpu().numpy()
+    return table[np.arange(table.shape[1]) < counts[:, None]].astype(dtype).tobytes()

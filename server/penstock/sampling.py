@@ -211,11 +211,8 @@ class Sampler:
         return ops.choose(logits_SV, uniform_S)
 
     def _add_alternatives(self, sampled: Sampled, logits_SV: Tensor, logprobs_SV: Tensor, most: int) -> None:
-        # Ties go to the lower id, as in argmax: the difference is far below that of unequal fp32 logits.
-        ids_V = torch.arange(self.vocab_size, dtype=torch.float64, device=self.device)
         wanting = self._on_device(np.flatnonzero(sampled.top_counts))
-        wanted_SV = logits_SV.index_select(0, wanting)
-        sampled.top_tokens_SN = (wanted_SV.double() - ids_V * 1e-13).topk(most, dim=-1).indices
+        sampled.top_tokens_SN = most_likely(logits_SV.index_select(0, wanting), most)
         sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
 
     def _hold_back(self, slot: int, tokens: I64) -> None:
@@ -255,3 +252,10 @@ class Sampler:
 
     def _column(self, column: F32) -> Tensor:
         return torch.from_numpy(column).to(self.device).unsqueeze(1)
+
+
+def most_likely(logits_SV: Tensor, count: int) -> Tensor:
+    """The ids (S, count) of the largest of each row of fp32 logits (S, V), largest first."""
+    # Ties go to the lower id, as in argmax: the difference is far below that of unequal fp32 logits.
+    ids_V = torch.arange(logits_SV.shape[1], dtype=torch.float64, device=logits_SV.device)
+    return (logits_SV.double() - ids_V * 1e-13).topk(count, dim=-1).indices

@@ -127,6 +127,17 @@ def test_log_probabilities_of_prompt_and_alternatives_agree(worker: Worker) -> N
     tokens = np.frombuffer(result.top_tokens, "<u4").tolist()
     top = floats(result.top_logprobs)
     assert len(tokens) == 5 and sorted(top, reverse=True) == top
+    # Those of the prompt's tokens: of the first prompt of 3 none, of the second 5 each.
+    prompt_tokens = np.frombuffer(result.prompt_top_tokens, "<u4").reshape(6, 5)
+    prompt_top = np.frombuffer(result.prompt_top_logprobs, "<f4").reshape(6, 5)
+    assert (np.diff(prompt_top) <= 0).all()
+    for target, logprob, ids, values in zip(prompt[1:], logprobs, prompt_tokens, prompt_top, strict=False):
+        if target in ids:
+            assert values[list(ids).index(target)] == pytest.approx(logprob, abs=1e-6)
+        else:
+            assert logprob <= values[-1]
+    # The last token fed is where the next is sampled.
+    assert prompt_tokens[5].tolist() == tokens and prompt_top[5] == pytest.approx(top, abs=1e-5)
     assert tokens[0] == sampled(result)[1] and top[0] == pytest.approx(floats(result.logprobs)[1], abs=1e-6)
     # The same numbers, one position at a time.
     piecewise = []

@@ -27,6 +27,14 @@ pub struct TokenEvent {
     pub top: Vec<TextToken>,
     /// `Done` follows at once: a dialect whose last chunk holds token and totals waits for it.
     pub last: bool,
+    /// With the first token, when asked for: the prompt's tokens, of which the first has no log probability.
+    pub prefill: Vec<PromptToken>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    pub token: TextToken,
+    pub top: Vec<TextToken>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +53,6 @@ pub struct Done {
     pub seed: Option<u64>,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
-    /// The prompt with log probabilities, when asked for; the first has none.
-    pub prefill: Vec<TextToken>,
     pub timings: Timings,
 }
 

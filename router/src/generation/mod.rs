@@ -10,7 +10,9 @@ pub mod task;
 mod tests;
 mod writer;
 
-pub use event::{Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent};
+pub use event::{
+    Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, TextToken, Timings, TokenEvent,
+};
 pub use progress::{Course, Progress};
 pub use request::{Caller, GenerationRequest, Input, StopText};
 pub use task::{Generation, PromptLimits, Serving, collect, start};

@@ -8,15 +8,16 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use crate::generation::event::{
-    Done, FinishReason, GenerationEvent, GenerationFailure, TextToken, Timings, TokenEvent,
+    Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, Timings, TokenEvent,
 };
 use crate::generation::progress::Progress;
 use crate::generation::request::{Caller, GenerationRequest};
-use crate::generation::writer::{Writer, Written, alone};
+use crate::generation::writer::{Writer, Written, alone, each_alone};
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, PromptError, Vocabulary};
 use crate::scheduler::{
-    Handle, Party, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted, Watermark,
+    Handle, Party, PromptLogprob, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted,
+    Watermark,
 };
 use crate::telemetry::metrics::Tokens;
 
@@ -224,7 +225,7 @@ struct Story {
     prompt_tokens: u32,
     /// Kept only to tell the log probabilities of its tokens.
     prompt: Vec<TokenId>,
-    prefill: Vec<TextToken>,
+    prefill: Vec<PromptToken>,
     seed: Option<u64>,
     arrival: Instant,
     progress: Arc<Progress>,
@@ -247,8 +248,11 @@ impl Story {
                     continue;
                 }
                 Some(SequenceEvent::PromptLogprobs(logprobs)) => {
-                    let tokens = self.prompt.drain(..).zip(logprobs);
-                    self.prefill = tokens.map(|(id, logprob)| alone(&self.vocabulary, id, logprob)).collect();
+                    let told = |(id, told): (TokenId, PromptLogprob)| PromptToken {
+                        token: alone(&self.vocabulary, id, told.logprob),
+                        top: each_alone(&self.vocabulary, &told.top),
+                    };
+                    self.prefill = self.prompt.drain(..).zip(logprobs).map(told).collect();
                     continue;
                 }
                 Some(SequenceEvent::Token(token)) => (token, None),
@@ -264,7 +268,10 @@ impl Story {
                 // The request has ended: nobody listens.
                 None => return,
             }
-            let Written { events, ended } = self.writer.write(token, finish);
+            let Written { mut events, ended } = self.writer.write(token, finish);
+            if let Some(first) = events.first_mut().filter(|_| !self.prefill.is_empty()) {
+                first.prefill = std::mem::take(&mut self.prefill);
+            }
             match ended {
                 None => send(events.into_iter().map(GenerationEvent::Token), &listener).await,
                 Some(reason) => {
@@ -292,7 +299,6 @@ impl Story {
             seed: self.seed,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: course.cached_tokens,
-            prefill: self.prefill,
             timings: Timings {
                 validation: course.queued - self.arrival,
                 queue: admitted - course.queued,
@@ -349,7 +355,7 @@ impl From<SequenceFailure> for GenerationFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::StopText;
+    use crate::generation::{StopText, TextToken};
     use crate::ids::SequenceId;
     use crate::prompt::samples;
     use crate::scheduler::{Finish, Release, SampledToken, Ticket};
@@ -453,11 +459,18 @@ mod tests {
     async fn prompt_log_probabilities_come_with_their_tokens() {
         let script = script("hello!", &[]);
         script.tell(SequenceEvent::Admitted { cached_tokens: 0 });
-        script.tell(SequenceEvent::PromptLogprobs(vec![None, Some(-2.0)]));
+        script.tell(SequenceEvent::PromptLogprobs(vec![
+            PromptLogprob::default(),
+            PromptLogprob { logprob: Some(-2.0), top: vec![(ids("a")[0], -0.5)] },
+        ]));
         script.tell(finished("a", Finish::Length));
-        let (_, done) = collect(script.generation).await.unwrap();
-        let prefill: Vec<_> = done.prefill.iter().map(|token| (token.text.as_str(), token.logprob)).collect();
-        assert_eq!(prefill, [("hello", None), ("!", Some(-2.0))]);
+        let (tokens, _) = collect(script.generation).await.unwrap();
+        let told = |told: &TextToken| (told.text.clone(), told.logprob);
+        let prefill: Vec<_> = tokens[0].prefill.iter().map(|entry| told(&entry.token)).collect();
+        assert_eq!(prefill, [("hello".into(), None), ("!".into(), Some(-2.0))]);
+        let tops: Vec<Vec<_>> =
+            tokens[0].prefill.iter().map(|entry| entry.top.iter().map(told).collect()).collect();
+        assert_eq!(tops, [vec![], vec![("a".into(), Some(-0.5))]]);
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use super::{
 use crate::health::Health;
 use crate::ids::TokenId;
 use crate::prompt::{Prompt, samples};
-use crate::scheduler::{Party, Sampling, SequenceSpec, Settings, Watermark};
+use crate::scheduler::{Party, PromptLogprob, Sampling, SequenceSpec, Settings, Watermark};
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -245,14 +245,18 @@ async fn prompt_log_probabilities_and_cached_tokens_are_told() {
     let server = serve(8).await;
     let text = "a prompt that is longer than two blocks of the cache are";
     let request = GenerationRequest { max_new_tokens: Some(2), ..request(text) };
-    let with = GenerationRequest { prompt_logprobs: true, ..request.clone() };
+    let with = GenerationRequest { prompt_logprobs: true, top_tokens: 3, ..request.clone() };
     let (spec, _) = server.expected(&with).await;
-    let (_, done) = collect(server.start(with).await.unwrap()).await.unwrap();
-    assert_eq!(done.prefill.iter().map(|token| token.id).collect::<Vec<_>>(), spec.prompt);
-    let logprobs: Vec<_> = done.prefill.iter().map(|token| token.logprob).collect();
-    assert_eq!(logprobs, MockModel::reference_prompt(&spec));
-    let (_, done) = collect(server.start(request).await.unwrap()).await.unwrap();
-    assert!(done.cached_tokens >= 32 && done.prefill.is_empty(), "{}", done.cached_tokens);
+    let (tokens, _) = collect(server.start(with).await.unwrap()).await.unwrap();
+    let prefill = &tokens[0].prefill;
+    assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.prompt);
+    let logprobs = prefill.iter().map(|entry| PromptLogprob {
+        logprob: entry.token.logprob,
+        top: entry.top.iter().map(|other| (other.id, other.logprob.unwrap())).collect(),
+    });
+    assert_eq!(logprobs.collect::<Vec<_>>(), MockModel::reference_prompt(&server.config, &spec));
+    let (tokens, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+    assert!(done.cached_tokens >= 32 && tokens[0].prefill.is_empty(), "{}", done.cached_tokens);
 }
 
 #[tokio::test]

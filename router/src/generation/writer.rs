@@ -81,8 +81,9 @@ impl Writer {
             text,
             logprob: token.logprob,
             special,
-            top: token.top.iter().map(|&(id, logprob)| alone(&self.vocabulary, id, Some(logprob))).collect(),
+            top: each_alone(&self.vocabulary, &token.top),
             last: false,
+            prefill: Vec::new(),
         });
         if ended.is_some() {
             let rest = self.close(&mut ended);
@@ -144,6 +145,10 @@ impl Writer {
 }
 
 /// A token with the text of itself alone.
+pub fn each_alone(vocabulary: &Vocabulary, tokens: &[(TokenId, f32)]) -> Vec<TextToken> {
+    tokens.iter().map(|&(id, logprob)| alone(vocabulary, id, Some(logprob))).collect()
+}
+
 pub fn alone(vocabulary: &Vocabulary, id: TokenId, logprob: Option<f32>) -> TextToken {
     TextToken { id, text: vocabulary.text(id), logprob, special: vocabulary.is_special(id) }
 }

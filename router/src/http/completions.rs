@@ -11,7 +11,9 @@ use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::generation::{Done, GenerationEvent, GenerationRequest, Input, StopText, TextToken, TokenEvent};
+use crate::generation::{
+    Done, GenerationEvent, GenerationRequest, Input, PromptToken, StopText, TextToken, TokenEvent,
+};
 use crate::http::Server;
 use crate::http::choices::{Choices, most_likely_first};
 use crate::http::error::{ApiError, Cause, Family};
@@ -67,10 +69,9 @@ impl Asked {
             return Err(ApiError::invalid("max_tokens", message));
         }
         let logprobs = fields.small(&limits::COMPLETION_LOGPROBS)?;
-        if echo && manner.stream && (logprobs.is_some() || max_tokens == Some(0)) {
-            let message =
-                "`echo` with `logprobs` or without new tokens is not supported when the answer is streamed";
-            return Err(ApiError::invalid("echo", message));
+        if echo && manner.stream && max_tokens == Some(0) {
+            let message = "`max_tokens` must be >= 1 when the answer is streamed. Given: 0";
+            return Err(ApiError::invalid("max_tokens", message));
         }
         let warnings = manner.warnings.settle(fields.limits())?;
         Ok(Self { manner: Manner { warnings, ..manner }, best_of, prompts, max_tokens, echo, logprobs })
@@ -214,9 +215,9 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
     for (_, done) in &answers {
         staying.succeeded(done);
     }
-    if max_tokens == Some(0) {
-        for (tokens, done) in &mut answers {
-            tokens.clear();
+    let only_echo = max_tokens == Some(0);
+    if only_echo {
+        for (_, done) in &mut answers {
             done.text.clear();
             done.generated_tokens = 0;
             done.finish_reason = crate::generation::FinishReason::Length;
@@ -236,7 +237,7 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
         Choice {
             index,
             text: [before, &done.text].concat(),
-            logprobs: logprobs.map(|_| Logprobs::of(&prompt, &done.prefill, tokens)),
+            logprobs: logprobs.map(|_| Logprobs::of(&prompt, tokens, only_echo)),
             finish_reason: Some(finish_reason(done.finish_reason)),
         }
     });
@@ -323,6 +324,7 @@ impl ChunkStream {
         let offset = self.offsets[place] + text.chars().count();
         let logprobs = self.spelling.as_ref().map(|prompt| {
             let mut logprobs = Logprobs::default();
+            logprobs.echo(prompt, &token.prefill);
             logprobs.push(prompt, token, offset);
             logprobs
         });
@@ -415,36 +417,46 @@ struct Logprobs {
 }
 
 impl Logprobs {
-    /// Of a whole answer; `prefill` is the echoed prompt. Its tokens have no alternatives.
-    fn of(prompt: &Prompt, prefill: &[TextToken], tokens: &[TokenEvent]) -> Self {
+    /// Of a whole answer, or only of the prompt that is echoed before it.
+    fn of(prompt: &Prompt, tokens: &[TokenEvent], only_echo: bool) -> Self {
         let mut logprobs = Self::default();
-        let mut offset = 0;
-        for token in prefill {
-            logprobs.tokens.push(spelled(prompt, token.id));
-            logprobs.token_logprobs.push(token.logprob.map(finite));
-            logprobs.top_logprobs.push(None);
-            logprobs.text_offset.push(offset);
-            offset += if token.special { 0 } else { token.text.chars().count() };
-        }
-        for token in tokens {
+        let mut offset = logprobs.echo(prompt, tokens.first().map_or(&[], |first| &first.prefill));
+        for token in tokens.iter().filter(|_| !only_echo) {
             logprobs.push(prompt, token, offset);
             offset += if token.special { 0 } else { token.text.chars().count() };
         }
         logprobs
     }
 
+    /// An echoed prompt. Says how many characters it has.
+    fn echo(&mut self, prompt: &Prompt, prefill: &[PromptToken]) -> usize {
+        let mut offset = 0;
+        for PromptToken { token, top } in prefill {
+            self.entry(prompt, (token.id, token.logprob), top, offset);
+            offset += if token.special { 0 } else { token.text.chars().count() };
+        }
+        offset
+    }
+
     fn push(&mut self, prompt: &Prompt, token: &TokenEvent, offset: usize) {
-        self.tokens.push(spelled(prompt, token.id));
-        self.token_logprobs.push(Some(finite(token.logprob)));
-        let own = (spelled(prompt, token.id), finite(token.logprob));
+        self.entry(prompt, (token.id, Some(token.logprob)), &token.top, offset);
+    }
+
+    fn entry(
+        &mut self,
+        prompt: &Prompt,
+        (id, logprob): (TokenId, Option<f32>),
+        top: &[TextToken],
+        offset: usize,
+    ) {
+        self.tokens.push(spelled(prompt, id));
+        self.token_logprobs.push(logprob.map(finite));
         // The token itself is among its alternatives, which are then one more than asked for.
-        let absent = token.top.iter().all(|other| other.id != token.id);
-        let others = token
-            .top
-            .iter()
-            .map(|other| (spelled(prompt, other.id), finite(other.logprob.unwrap_or(f32::NEG_INFINITY))));
-        let all = others.chain(absent.then_some(own));
-        self.top_logprobs.push((!token.top.is_empty()).then(|| Alternatives(all.collect())));
+        let own = logprob.filter(|_| top.iter().all(|other| other.id != id)).map(|own| (id, Some(own)));
+        let all = top.iter().map(|other| (other.id, other.logprob)).chain(own);
+        let all =
+            all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob.unwrap_or(f32::NEG_INFINITY))));
+        self.top_logprobs.push((!top.is_empty()).then(|| Alternatives(all.collect())));
         self.text_offset.push(offset);
     }
 }

@@ -435,7 +435,6 @@ mod tests {
             seed: None,
             prompt_tokens: 10,
             cached_tokens: cached,
-            prefill: Vec::new(),
             timings: Default::default(),
         };
         let mut usage = Usage::of(&[done(3, 0), done(4, 8)]);

@@ -317,7 +317,11 @@ async fn whole(visit: &mut Option<Visit>, asked: Asked, shape: Shape) -> Result<
             finish_reason: reason(done.finish_reason),
             generated_tokens: done.generated_tokens,
             seed: done.seed,
-            prefill: done.prefill.iter().map(prefill).collect(),
+            prefill: tokens
+                .iter()
+                .flat_map(|token| &token.prefill)
+                .map(|entry| prefill(&entry.token))
+                .collect(),
             tokens: tokens.iter().map(token).collect(),
             top_tokens: tops(tokens),
             best_of_sequences: Vec::new(),

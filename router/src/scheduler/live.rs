@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
-use super::sequence::{Sampling, SequenceEvent};
+use super::sequence::{PromptLogprob, Sampling, SequenceEvent};
 use crate::ids::{BlockId, SequenceId, SlotId, SpanRef, TokenId};
 
 pub(super) struct Live {
@@ -67,7 +67,7 @@ pub(super) struct Live {
 pub(super) enum PromptLogprobs {
     NotWanted,
     /// Those of the second prompt token onwards, as far as they came back.
-    Collecting(Vec<Option<f32>>),
+    Collecting(Vec<PromptLogprob>),
     Delivered,
 }
 

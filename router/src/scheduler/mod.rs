@@ -34,8 +34,8 @@ use tokio::sync::mpsc;
 
 pub use handle::{Handle, Settings, Stats};
 pub use sequence::{
-    Finish, Party, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
-    Submitted, Ticket, Watermark,
+    Finish, Party, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
+    SequenceSpec, Submitted, Ticket, Watermark,
 };
 
 use crate::health::HealthSender;

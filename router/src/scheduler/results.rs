@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::live::{InFlight, Live, PromptLogprobs, RowRecord, Suspicion};
-use super::sequence::{Finish, SampledToken, SequenceEvent, SequenceFailure};
+use super::sequence::{Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure};
 use crate::ids::TokenId;
 use crate::worker::Loss;
 use crate::worker::proto::StepResult;
@@ -38,12 +38,21 @@ struct Answers {
     top_tokens: Vec<u32>,
     top_logprobs: Vec<f32>,
     prompt_logprobs: Vec<f32>,
+    prompt_top_tokens: Vec<u32>,
+    prompt_top_logprobs: Vec<f32>,
 }
 
 /// What one row got.
 struct Answer<'a> {
     sampled: Option<SampledToken>,
-    prompt_logprobs: &'a [f32],
+    prompt: PromptAnswer<'a>,
+}
+
+/// The alternatives of all its prompt tokens, one after the other.
+struct PromptAnswer<'a> {
+    logprobs: &'a [f32],
+    top_tokens: &'a [u32],
+    top_logprobs: &'a [f32],
 }
 
 impl Core {
@@ -101,7 +110,7 @@ impl Core {
                 live.suspicion = Suspicion::default();
                 self.suspects.remove(&row.id);
             }
-            live.collect(answer.prompt_logprobs, row.wanted_targets);
+            live.collect(&answer.prompt, row.wanted_targets as usize);
             if let Some(sampled) = answer.sampled {
                 stepped.delivered += 1;
                 self.deliver(row.key, sampled, now);
@@ -136,16 +145,22 @@ impl Core {
 
 impl Live {
     /// Keeps the first `wanted` of a row's prompt log probabilities, and hands all on when they are complete.
-    fn collect(&mut self, answered: &[f32], wanted: u32) {
+    fn collect(&mut self, answered: &PromptAnswer, wanted: usize) {
         let PromptLogprobs::Collecting(collected) = &mut self.prompt_logprobs else { return };
-        let known = |&logprob: &f32| (!logprob.is_nan()).then_some(logprob);
-        collected.extend(answered.iter().take(wanted as usize).map(known));
+        let top = self.top_tokens as usize;
+        for (at, &logprob) in answered.logprobs.iter().enumerate().take(wanted) {
+            let of_it = at * top..(at + 1) * top;
+            collected.push(PromptLogprob {
+                logprob: (!logprob.is_nan()).then_some(logprob),
+                top: pairs(&answered.top_tokens[of_it.clone()], &answered.top_logprobs[of_it]),
+            });
+        }
         if collected.len() as u32 + 1 < self.prompt_len {
             return;
         }
         // Nothing precedes the first token.
         let mut all = Vec::with_capacity(self.prompt_len as usize);
-        all.push(None);
+        all.push(PromptLogprob::default());
         all.append(collected);
         self.prompt_logprobs = PromptLogprobs::Delivered;
         self.tell(SequenceEvent::PromptLogprobs(all));
@@ -164,12 +179,15 @@ impl Answers {
         let samples = sum(|row| u32::from(row.sample));
         let tops = sum(|row| if row.sample { row.top_tokens } else { 0 });
         let targets = sum(|row| row.prompt_targets);
+        let prompt_tops = sum(|row| row.prompt_targets * row.top_tokens);
         let answers = Self {
             sampled: column("sampled", &result.sampled, samples)?,
             logprobs: column("logprobs", &result.logprobs, samples)?,
             top_tokens: column("top_tokens", &result.top_tokens, tops)?,
             top_logprobs: column("top_logprobs", &result.top_logprobs, tops)?,
             prompt_logprobs: column("prompt_logprobs", &result.prompt_logprobs, targets)?,
+            prompt_top_tokens: column("prompt_top_tokens", &result.prompt_top_tokens, prompt_tops)?,
+            prompt_top_logprobs: column("prompt_top_logprobs", &result.prompt_top_logprobs, prompt_tops)?,
         };
         let rows = step.rows.len();
         if let Some(error) = result.errors.iter().find(|error| error.row as usize >= rows) {
@@ -194,7 +212,11 @@ impl Answers {
             sampled: self.sampled.iter().zip(&self.logprobs),
             top_tokens: &self.top_tokens,
             top_logprobs: &self.top_logprobs,
-            prompt_logprobs: &self.prompt_logprobs,
+            prompt: PromptAnswer {
+                logprobs: &self.prompt_logprobs,
+                top_tokens: &self.prompt_top_tokens,
+                top_logprobs: &self.prompt_top_logprobs,
+            },
         }
     }
 }
@@ -204,24 +226,33 @@ struct Rest<'a> {
     sampled: std::iter::Zip<std::slice::Iter<'a, u32>, std::slice::Iter<'a, f32>>,
     top_tokens: &'a [u32],
     top_logprobs: &'a [f32],
-    prompt_logprobs: &'a [f32],
+    prompt: PromptAnswer<'a>,
 }
 
 impl<'a> Rest<'a> {
     fn next(&mut self, row: &RowRecord) -> Answer<'a> {
-        let prompt_logprobs = take(&mut self.prompt_logprobs, row.prompt_targets);
+        let tops = row.prompt_targets * row.top_tokens;
+        let prompt = PromptAnswer {
+            logprobs: take(&mut self.prompt.logprobs, row.prompt_targets),
+            top_tokens: take(&mut self.prompt.top_tokens, tops),
+            top_logprobs: take(&mut self.prompt.top_logprobs, tops),
+        };
         if !row.sample {
-            return Answer { sampled: None, prompt_logprobs };
+            return Answer { sampled: None, prompt };
         }
         let ids = take(&mut self.top_tokens, row.top_tokens);
         let logprobs = take(&mut self.top_logprobs, row.top_tokens);
         let sampled = self.sampled.next().map(|(&id, &logprob)| SampledToken {
             id: TokenId(id),
             logprob,
-            top: ids.iter().zip(logprobs).map(|(&id, &logprob)| (TokenId(id), logprob)).collect(),
+            top: pairs(ids, logprobs),
         });
-        Answer { sampled, prompt_logprobs }
+        Answer { sampled, prompt }
     }
+}
+
+fn pairs(ids: &[u32], logprobs: &[f32]) -> Vec<(TokenId, f32)> {
+    ids.iter().zip(logprobs).map(|(&id, &logprob)| (TokenId(id), logprob)).collect()
 }
 
 fn take<'a, T>(from: &mut &'a [T], count: u32) -> &'a [T] {

@@ -110,8 +110,8 @@ pub enum SequenceEvent {
     Admitted {
         cached_tokens: u32,
     },
-    /// One entry per prompt token; the first is `None`, since nothing precedes it.
-    PromptLogprobs(Vec<Option<f32>>),
+    /// One entry per prompt token; the first is empty, since nothing precedes it.
+    PromptLogprobs(Vec<PromptLogprob>),
     Token(SampledToken),
     /// The last token comes with the reason that it is the last, so that whoever streams it can close
     /// its text in the same event, without waiting to see whether another follows.
@@ -120,6 +120,14 @@ pub enum SequenceEvent {
         finish: Finish,
     },
     Failed(SequenceFailure),
+}
+
+/// What the model thought of a token of the prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLogprob {
+    pub logprob: Option<f32>,
+    /// Most likely first, as many as `top_tokens` asked for.
+    pub top: Vec<(TokenId, f32)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

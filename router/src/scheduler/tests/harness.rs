@@ -11,7 +11,8 @@ use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::sequence::{
-    Finish, Party, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
+    Finish, Party, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
+    SequenceSpec,
 };
 use crate::worker::mock::{MockConfig, MockModel};
 use crate::worker::proto::StepPlan;
@@ -54,7 +55,7 @@ pub struct Client {
     pub spec: SequenceSpec,
     events: mpsc::UnboundedReceiver<SequenceEvent>,
     pub admitted: Option<u32>,
-    pub prompt_logprobs: Option<Vec<Option<f32>>>,
+    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
     pub tokens: Vec<SampledToken>,
     pub end: Option<Result<Finish, SequenceFailure>>,
     /// Its owner let go of it.
@@ -245,7 +246,7 @@ impl Harness {
             }
             if client.spec.prompt_logprobs && !client.tokens.is_empty() {
                 let logprobs = client.prompt_logprobs.as_ref().expect("came before the first token");
-                assert_eq!(logprobs, &MockModel::reference_prompt(&client.spec), "{id:?}");
+                assert_eq!(logprobs, &MockModel::reference_prompt(&self.config, &client.spec), "{id:?}");
             }
         }
     }

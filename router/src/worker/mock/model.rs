@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::super::proto::{RowError, RowFlag, StepPlan, StepResult};
 use super::{MockConfig, Verify};
-use crate::scheduler::{Sampling, SequenceSpec};
+use crate::ids::TokenId;
+use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
 
 /// One per incarnation of a mock worker; also used without a worker, as the far side of the scheduler's core.
 pub struct MockModel {
@@ -129,12 +130,18 @@ impl MockModel {
     }
 
     /// The log probabilities of `spec`'s prompt.
-    pub fn reference_prompt(spec: &SequenceSpec) -> Vec<Option<f32>> {
+    pub fn reference_prompt(config: &MockConfig, spec: &SequenceSpec) -> Vec<PromptLogprob> {
         let mut chain = ROOT;
-        let mut logprobs = vec![None];
+        let mut logprobs = vec![PromptLogprob::default()];
         for (pair, position) in spec.prompt.windows(2).zip(0..) {
             chain = extend(chain, pair[0].0, position);
-            logprobs.push(Some(prompt_logprob(chain, pair[1].0)));
+            logprobs.push(PromptLogprob {
+                logprob: Some(prompt_logprob(chain, pair[1].0)),
+                top: (0..spec.top_tokens)
+                    .map(|n| alternative(config, chain, n))
+                    .map(|(token, logprob)| (TokenId(token), logprob))
+                    .collect(),
+            });
         }
         logprobs
     }
@@ -318,6 +325,10 @@ impl MockModel {
                 let chain = self.stored(&state.table, position).map_or(0, |stored| stored.chain);
                 let known = target != u32::MAX;
                 columns.prompt_logprobs.push(if known { prompt_logprob(chain, target) } else { f32::NAN });
+                for (token, logprob) in (0..state.top_tokens).map(|n| alternative(&self.config, chain, n)) {
+                    columns.prompt_top_tokens.push(token);
+                    columns.prompt_top_logprobs.push(logprob);
+                }
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
@@ -356,6 +367,11 @@ impl MockModel {
 
 fn watermark((delta, greens): (f32, u32)) -> u64 {
     if delta > 0.0 { mix(u64::from(delta.to_bits()), u64::from(greens)) } else { 0 }
+}
+
+/// The `n`-th most likely token where the tokens before are hashed to `chain`.
+fn alternative(config: &MockConfig, chain: u64, n: u32) -> (u32, f32) {
+    ((mix(chain, 100 + u64::from(n)) % u64::from(config.vocab_size)) as u32, -(n as f32))
 }
 
 fn prompt_logprob(chain: u64, target: u32) -> f32 {
@@ -398,9 +414,8 @@ impl SamplingKey {
                 .find(|token| !config.eos_ids.contains(token) && may(*token))
                 .expect("not every token ends a sequence"),
         };
-        let alternative =
-            |n| ((mix(h, 100 + u64::from(n)) % u64::from(config.vocab_size)) as u32, -(n as f32));
-        Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top: (0..top).map(alternative).collect() }
+        let top = (0..top).map(|n| alternative(config, h, n)).collect();
+        Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top }
     }
 
     fn remember(&mut self, token: u32) {
@@ -594,6 +609,8 @@ struct ResultColumns {
     top_tokens: Vec<u32>,
     top_logprobs: Vec<f32>,
     prompt_logprobs: Vec<f32>,
+    prompt_top_tokens: Vec<u32>,
+    prompt_top_logprobs: Vec<f32>,
 }
 
 impl ResultColumns {
@@ -603,6 +620,8 @@ impl ResultColumns {
         result.top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_tokens));
         result.top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_logprobs));
         result.prompt_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_logprobs));
+        result.prompt_top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_tokens));
+        result.prompt_top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_logprobs));
     }
 }
 
