@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,23 @@ SHIPPED = Path(str(files("penstock.tiny"))) / "model"
 def shipped_config() -> dict[str, Any]:
     config: dict[str, Any] = json.loads((SHIPPED / "config.json").read_text())
     return config
+
+
+def write_config(folder: Path, **fields: Any) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "torch_dtype": "float32",
+        **fields,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
 def random_llama(
@@ -46,28 +64,18 @@ def random_llama(
     special = [token["id"] for token in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]]
     size = hidden // heads
     inner = 2 * hidden
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": size,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": special[-1],
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_config(
+        folder,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=size,
+        max_position_embeddings=positions,
+        eos_token_id=special[-1],
+    )
     tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**tokenizer_config, "model_max_length": positions})
@@ -99,5 +107,60 @@ def random_llama(
         tensors[f"{name}.mlp.down_proj.weight"] = weight(hidden, inner)
         tensors[f"{name}.self_attn.o_proj.weight"][0] = 0.0
         tensors[f"{name}.mlp.down_proj.weight"][0] = 0.0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def repeating_llama(folder: Path, *, period: int, vocabulary: int, special: Collection[int]) -> Path:
+    """A float32 Llama whose next token is the one `period` places before it, with no tokenizer: greedy, it repeats
+    the end of its prompt for ever, but gives none of the `special` tokens.
+
+    Queries and keys are constants, so that attention sees distances only (RoPE turns each pair of dimensions by an
+    angle for each place), and a query is turned back by as much as the distance it is to look at. Values are the
+    tokens' embeddings; the head reads what attention has written, in dimensions of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    size, theta = 64, 100.0
+    hidden = 3 * size
+    write_config(
+        folder,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=size,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=size,
+        max_position_embeddings=4096,
+        eos_token_id=max(special),
+        rope_theta=theta,
+    )
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(vocabulary, size, generator=generator))
+    own, seen = slice(1, 1 + size), slice(1 + size, 1 + 2 * size)
+    angles = (period - 1) * theta ** (-torch.arange(0, size, 2) / size)
+
+    tensors = {
+        "model.embed_tokens.weight": torch.zeros(vocabulary, hidden),
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": torch.zeros(vocabulary, hidden),
+        "model.layers.0.input_layernorm.weight": torch.ones(hidden),
+        "model.layers.0.post_attention_layernorm.weight": torch.ones(hidden),
+        "model.layers.0.self_attn.q_proj.weight": torch.zeros(size, hidden),
+        "model.layers.0.self_attn.k_proj.weight": torch.zeros(size, hidden),
+        "model.layers.0.self_attn.v_proj.weight": torch.zeros(size, hidden),
+        "model.layers.0.self_attn.o_proj.weight": torch.zeros(hidden, size),
+        "model.layers.0.mlp.gate_proj.weight": torch.zeros(size, hidden),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(size, hidden),
+        "model.layers.0.mlp.down_proj.weight": torch.zeros(hidden, size),
+    }
+    tensors["model.embed_tokens.weight"][:, 0] = 1.0
+    tensors["model.embed_tokens.weight"][:, own] = directions
+    tensors["lm_head.weight"][:, seen] = 4.0 * directions
+    tensors["lm_head.weight"][list(special), 0] = -1000.0
+    tensors["model.layers.0.self_attn.q_proj.weight"][:, 0] = 2.0 * torch.cat([angles.cos(), -angles.sin()])
+    tensors["model.layers.0.self_attn.k_proj.weight"][: size // 2, 0] = 1.0
+    tensors["model.layers.0.self_attn.v_proj.weight"][:, own] = torch.eye(size)
+    tensors["model.layers.0.self_attn.o_proj.weight"][seen] = torch.eye(size)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -92,6 +92,9 @@ pub enum GenerationFailure {
     /// The request cannot be served as it is; names the field and the limit.
     #[error("{0}")]
     Invalid(String),
+    /// The prompt fits, but not with as many new tokens as were asked for.
+    #[error("{0}")]
+    TooManyNew(String),
     #[error("Model is overloaded")]
     Overloaded { retry_after: Duration },
     /// It could not be begun in the time that the client gave it.

@@ -11,10 +11,10 @@ use crate::generation::event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, Timings, TokenEvent,
 };
 use crate::generation::progress::Progress;
-use crate::generation::request::{Caller, GenerationRequest};
+use crate::generation::request::{Caller, GenerationRequest, Input};
 use crate::generation::writer::{Writer, Written, alone, each_alone};
 use crate::ids::TokenId;
-use crate::prompt::{Prompt, PromptError, Vocabulary};
+use crate::prompt::{Length, Prompt, PromptError, Vocabulary};
 use crate::scheduler::{
     Handle, Party, PromptLogprob, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec, Submitted,
     Watermark,
@@ -63,11 +63,8 @@ pub async fn start(
     if request.stop.iter().any(String::is_empty) {
         return Err(GenerationFailure::Invalid("`stop` must not have an empty string".into()));
     }
-    let prompt = serving.prompt.encode(request.input, request.truncate).await?;
-    // Restarted workers may have less memory than those that the limits were derived from.
-    let max_total_tokens = serving.limits.max_total_tokens.min(serving.scheduler.max_sequence_tokens());
-    let limits = PromptLimits { max_total_tokens, ..serving.limits };
-    let max_new_tokens = limits.check(&prompt, request.max_new_tokens)?;
+    let prompt = serving.encode(request.input, request.truncate).await?;
+    let max_new_tokens = serving.limits_now().check(&prompt, request.max_new_tokens)?;
     let min_new_tokens = request.min_new_tokens;
     if min_new_tokens > max_new_tokens {
         return Err(GenerationFailure::Invalid(format!(
@@ -109,6 +106,19 @@ pub async fn start(
 }
 
 impl Serving {
+    /// The token ids of a prompt, at most the last `truncate` of them. One that is certainly too long is refused
+    /// before it is tokenized to its end.
+    pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
+        let length = truncate.map_or_else(|| Length::Within(self.limits_now().most_input()), Length::Last);
+        self.prompt.encode(input, length).await
+    }
+
+    /// Restarted workers may have less memory than those that the limits were derived from.
+    fn limits_now(&self) -> PromptLimits {
+        let max_total_tokens = self.limits.max_total_tokens.min(self.scheduler.max_sequence_tokens());
+        PromptLimits { max_total_tokens, ..self.limits }
+    }
+
     /// Whom the queue is to be fair to: the key, which cannot be made up; without keys, whom the client names.
     fn party(&self, caller: &Caller, user: Option<&str>) -> Party {
         match (caller.key, user) {
@@ -120,10 +130,15 @@ impl Serving {
 }
 
 impl PromptLimits {
+    /// Tokens of a prompt. The workers' memory may allow for less than the flag does.
+    fn most_input(&self) -> u32 {
+        self.max_input_tokens.min(self.max_total_tokens.saturating_sub(1))
+    }
+
     /// How many tokens may be generated: as many as asked for, or as fit.
     fn check(&self, prompt: &[TokenId], asked: Option<u32>) -> Result<u32, GenerationFailure> {
         let invalid = |text: String| Err(GenerationFailure::Invalid(text));
-        let Self { max_input_tokens, max_total_tokens, vocab_size } = *self;
+        let Self { max_total_tokens, vocab_size, .. } = *self;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if prompt.is_empty() {
             return invalid("`inputs` must have at least 1 token. Given: 0".into());
@@ -136,16 +151,20 @@ impl PromptLimits {
         if asked == Some(0) {
             return invalid("`max_new_tokens` must be >= 1. Given: 0".into());
         }
+        let most = self.most_input();
         if let Some(new) = asked
             && length.saturating_add(new) > max_total_tokens
         {
-            return invalid(format!(
+            let message = format!(
                 "`inputs` tokens + `max_new_tokens` must be <= {max_total_tokens}. Given: {length} `inputs` tokens \
                  and {new} `max_new_tokens`"
-            ));
+            );
+            return if length > most {
+                invalid(message)
+            } else {
+                Err(GenerationFailure::TooManyNew(message))
+            };
         }
-        // The workers' memory may allow for less than the flag does.
-        let most = max_input_tokens.min(max_total_tokens.saturating_sub(1));
         if length > most {
             return invalid(format!("`inputs` must have <= {most} tokens. Given: {length}"));
         }
@@ -547,6 +566,8 @@ mod tests {
         assert_eq!(check(4, Some(6)), Ok(6));
         assert_eq!(check(4, None), Ok(6));
         assert_eq!(check(8, None), Ok(2));
+        assert!(matches!(check(4, Some(7)), Err(GenerationFailure::TooManyNew(_))));
+        assert!(matches!(check(9, Some(7)), Err(GenerationFailure::Invalid(_))));
         assert_eq!(
             message(4, Some(7)),
             "`inputs` tokens + `max_new_tokens` must be <= 10. Given: 4 `inputs` tokens and 7 `max_new_tokens`"

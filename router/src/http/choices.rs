@@ -24,7 +24,7 @@ impl Choices {
         for mut request in requests {
             if count > 1 {
                 // Tokenized once for all of its answers.
-                let tokens = visit.loaded()?.serving.prompt.encode(request.input, request.truncate).await?;
+                let tokens = visit.loaded()?.serving.encode(request.input, request.truncate).await?;
                 request.input = Input::Tokens(tokens);
             }
             for answer in 0..count {
@@ -34,7 +34,9 @@ impl Choices {
                 });
             }
         }
-        try_join_all(all).await.map(Self)
+        let started = try_join_all(all).await;
+        // By the name that the client gave it.
+        started.map(Self).map_err(|error| error.renamed("max_new_tokens", manner.max_tokens_name))
     }
 
     /// Waits until one of them has something to say; a failure before that is the request's answer.

@@ -297,6 +297,7 @@ impl From<GenerationFailure> for ApiError {
             GenerationFailure::Invalid(text) => {
                 Self { field: named_field(&text), ..Self::new(Cause::Validation, text) }
             }
+            GenerationFailure::TooManyNew(text) => Self::invalid("max_new_tokens", text),
             GenerationFailure::Overloaded { retry_after } => Self {
                 retry_after: Some(retry_after),
                 ..Self::new(Cause::Overloaded, GenerationFailure::Overloaded { retry_after }.to_string())

@@ -32,6 +32,8 @@ pub struct Manner {
     pub min_tokens: u32,
     pub watermark: bool,
     pub stop_token_ids: Vec<TokenId>,
+    /// Which of its names the client used for the most tokens to generate.
+    pub max_tokens_name: &'static str,
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
@@ -108,6 +110,7 @@ impl Manner {
             min_tokens: fields.small(&limits::MIN_TOKENS)?.unwrap_or(0),
             watermark: fields.boolean(&limits::WATERMARK)?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
+            max_tokens_name: max_tokens_name(fields),
             n: fields.small(&limits::N)?.unwrap_or(1),
             stream,
             include_usage,
@@ -200,6 +203,12 @@ fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)
     // In an order that does not change from one request to the next.
     biases.sort_unstable_by_key(|(id, _)| id.0);
     Ok(biases)
+}
+
+fn max_tokens_name(fields: &Fields) -> &'static str {
+    let given = |field| fields.raw(field).is_some();
+    let new = given(&limits::MAX_COMPLETION_TOKENS) && !given(&limits::MAX_TOKENS);
+    if new { limits::MAX_COMPLETION_TOKENS.name } else { limits::MAX_TOKENS.name }
 }
 
 /// `max_tokens`, by either of its names.

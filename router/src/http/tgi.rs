@@ -283,7 +283,7 @@ async fn whole(visit: &mut Option<Visit>, asked: Asked, shape: Shape) -> Result<
     let mut request = asked.request;
     if asked.best_of > 1 {
         // Tokenized once for all.
-        let tokens = visit.loaded()?.serving.prompt.encode(request.input, request.truncate).await?;
+        let tokens = visit.loaded()?.serving.encode(request.input, request.truncate).await?;
         request.input = Input::Tokens(tokens);
     }
     let requests =

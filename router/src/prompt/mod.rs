@@ -2,6 +2,7 @@
 //! request; the work runs on a bounded number of blocking threads, never on the async ones. The dialects
 //! call it to render chats and to tokenize, `generation` to encode prompts and to spell tokens.
 
+mod fewest;
 mod files;
 mod jinja;
 #[cfg(test)]
@@ -37,6 +38,32 @@ pub struct Prompt {
 
 /// Bytes of a prompt that is worked on in a millisecond or so.
 const SHORT: usize = 16 << 10;
+
+/// What becomes of a prompt that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Nothing.
+    Any,
+    /// The caller refuses more than so many tokens, so that such a prompt need not be tokenized to its end. One
+    /// of more may yet come back.
+    Within(u32),
+    /// It is cut to so many at its beginning, as transformers does with `truncation_side="left"`: what the
+    /// tokenizer has added around a text (`<s>`) stays.
+    Last(u32),
+}
+
+impl Length {
+    /// `added` has a 1 for each token that is not of the text; it may be shorter than `tokens`.
+    fn cut(self, mut tokens: Vec<TokenId>, added: &[u32]) -> Vec<TokenId> {
+        let Self::Last(most) = self else { return tokens };
+        let over = tokens.len().saturating_sub(most as usize);
+        let before = added.iter().take_while(|mark| **mark == 1).count();
+        let around = added.iter().filter(|mark| **mark == 1).count();
+        let begin = if around <= most as usize { before } else { 0 };
+        tokens.drain(begin..begin + over);
+        tokens
+    }
+}
 
 /// Why a prompt was not made. The texts are for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,17 +136,13 @@ impl Prompt {
         })
     }
 
-    /// The prompt's token ids, at most the last `truncate` of them.
-    pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
-        let mut tokens = match input {
-            Input::Text(text) => self.encode_text(text, true).await?,
-            Input::Rendered(text) => self.encode_text(text, false).await?,
-            Input::Tokens(tokens) => tokens,
-        };
-        if let Some(most) = truncate {
-            tokens.drain(..tokens.len().saturating_sub(most as usize));
+    /// The prompt's token ids.
+    pub async fn encode(&self, input: Input, length: Length) -> Result<Vec<TokenId>, PromptError> {
+        match input {
+            Input::Text(text) => self.encode_text(text, true, length).await,
+            Input::Rendered(text) => self.encode_text(text, false, length).await,
+            Input::Tokens(tokens) => Ok(length.cut(tokens, &[])),
         }
-        Ok(tokens)
     }
 
     /// The tokens of `text`, with the tokenizer's special tokens added or not, and where each is in it, in
@@ -173,12 +196,26 @@ impl Prompt {
         &self.vocabulary
     }
 
-    async fn encode_text(&self, text: String, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+    async fn encode_text(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+        length: Length,
+    ) -> Result<Vec<TokenId>, PromptError> {
         let vocabulary = self.vocabulary.clone();
         self.work(text.len(), move || {
+            // A short one is tokenized as fast as it is looked at.
+            if let Length::Within(most) = length
+                && text.len() > SHORT.max(most as usize)
+                && vocabulary.is_above(most as usize, &text)
+            {
+                let message = format!("`inputs` must have <= {most} tokens. Given: more than {most}");
+                return Err(PromptError::Invalid(message));
+            }
             let encoding =
                 vocabulary.tokenizer().encode_fast(text.as_str(), add_special_tokens).map_err(no_tokens)?;
-            Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
+            let tokens = encoding.get_ids().iter().copied().map(TokenId).collect();
+            Ok(length.cut(tokens, encoding.get_special_tokens_mask()))
         })
         .await
     }
@@ -235,16 +272,16 @@ mod tests {
     #[tokio::test]
     async fn text_gets_special_tokens_and_rendered_chats_do_not() {
         let prompt = prompt(samples::sentencepiece(), 1);
-        let text = prompt.encode(Input::Text("lo".into()), None).await.unwrap();
+        let text = prompt.encode(Input::Text("lo".into()), Length::Any).await.unwrap();
         assert_eq!(text[0], TokenId(1));
-        let rendered = prompt.encode(Input::Rendered("lo".into()), None).await.unwrap();
+        let rendered = prompt.encode(Input::Rendered("lo".into()), Length::Any).await.unwrap();
         assert_eq!(rendered, text[1..]);
     }
 
     #[tokio::test]
     async fn a_special_token_written_in_the_prompt_is_one_token() {
         let prompt = prompt(samples::byte_level(), 1);
-        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), None).await.unwrap();
+        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), Length::Any).await.unwrap();
         assert_eq!(tokens.len(), 2);
         assert_eq!(prompt.decode(&tokens), "hello");
         assert_eq!(prompt.token_bytes(tokens[1]), b"<|end|>");
@@ -255,10 +292,53 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let ids: Vec<TokenId> = (0..10).map(TokenId).collect();
         for input in [Input::Tokens(ids.clone()), Input::Text(prompt.decode(&ids))] {
-            let all = prompt.encode(input.clone(), None).await.unwrap();
-            assert_eq!(prompt.encode(input.clone(), Some(3)).await.unwrap(), all[all.len() - 3..]);
-            assert_eq!(prompt.encode(input, Some(1000)).await.unwrap(), all);
+            let all = prompt.encode(input.clone(), Length::Any).await.unwrap();
+            assert_eq!(prompt.encode(input.clone(), Length::Last(3)).await.unwrap(), all[all.len() - 3..]);
+            assert_eq!(prompt.encode(input, Length::Last(1000)).await.unwrap(), all);
         }
+    }
+
+    #[tokio::test]
+    async fn truncation_keeps_what_the_tokenizer_adds() {
+        let mut both = samples::sentencepiece();
+        let parts = serde_json::json!({
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                       {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+                               "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}
+        });
+        both.with_post_processor(Some(
+            serde_json::from_value::<tokenizers::PostProcessorWrapper>(parts).unwrap(),
+        ));
+        let prompt = prompt(both, 1);
+        let input = || Input::Text("a b c</s>".into());
+        let all = prompt.encode(input(), Length::Any).await.unwrap();
+        let last = |most| prompt.encode(input(), Length::Last(most));
+        for most in 2..all.len() {
+            let cut = [&all[..1], &all[all.len() - most + 1..]].concat();
+            assert_eq!(last(most as u32).await.unwrap(), cut);
+        }
+        assert_eq!(last(1).await.unwrap(), all[all.len() - 1..]);
+        assert_eq!(last(100).await.unwrap(), all);
+        // A chat's own template has written its special tokens.
+        let chat = prompt.encode(Input::Rendered("<s>a b c".into()), Length::Last(3)).await.unwrap();
+        assert_eq!(chat, all[all.len() - 5..all.len() - 2]);
+    }
+
+    #[tokio::test]
+    async fn what_is_certainly_too_long_is_not_tokenized() {
+        let prompt = prompt(samples::byte_level(), 1);
+        let text = || Input::Text("hello".repeat(SHORT));
+        let error = prompt.encode(text(), Length::Within(100)).await.unwrap_err();
+        let message = "`inputs` must have <= 100 tokens. Given: more than 100";
+        assert_eq!(error, PromptError::Invalid(message.into()));
+        for length in [Length::Within(SHORT as u32), Length::Last(SHORT as u32), Length::Any] {
+            assert_eq!(prompt.encode(text(), length).await.unwrap().len(), SHORT);
+        }
+        // What nothing is certain of comes back whole.
+        let prompt = self::prompt(samples::wordpiece(), 1);
+        assert!(prompt.encode(text(), Length::Within(100)).await.is_ok());
     }
 
     #[tokio::test]
@@ -281,7 +361,7 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let result: Result<(), _> = prompt.work(1, || panic!("on purpose")).await;
         assert!(matches!(result, Err(PromptError::Failed(_))));
-        assert!(prompt.encode(Input::Text("hello".into()), None).await.is_ok());
+        assert!(prompt.encode(Input::Text("hello".into()), Length::Any).await.is_ok());
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -295,8 +375,8 @@ mod tests {
         while prompt.workers.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        assert!(prompt.encode(Input::Text("hello".into()), None).await.is_ok());
-        let long = prompt.encode(Input::Text("hello".repeat(SHORT)), None);
+        assert!(prompt.encode(Input::Text("hello".into()), Length::Any).await.is_ok());
+        let long = prompt.encode(Input::Text("hello".repeat(SHORT)), Length::Any);
         assert!(futures::FutureExt::now_or_never(long).is_none());
         gate.wait();
         busy.await.unwrap().unwrap();

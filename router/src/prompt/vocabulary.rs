@@ -2,10 +2,12 @@
 //! what it adds to a text. `Prompt` encodes with it, the detokenizer and the token events spell with it.
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::fewest::Fewest;
 use crate::ids::TokenId;
 
 pub struct Vocabulary {
@@ -14,6 +16,8 @@ pub struct Vocabulary {
     spelling: Spelling,
     /// An ordinary word, put before a token to see what the token adds to a text.
     word: Option<(TokenId, String)>,
+    /// Made for the first long prompt; `None` in it where nothing is certain.
+    fewest: OnceLock<Option<Fewest>>,
 }
 
 /// How tokens become text.
@@ -46,7 +50,9 @@ impl Vocabulary {
             .filter(|name| !known.contains(name.as_str()) && tokenizer.token_to_id(name).is_some())
             .map(|name| AddedToken::from(name.as_str(), true))
             .collect();
-        tokenizer.add_special_tokens(&missing);
+        if let Err(error) = tokenizer.add_special_tokens(missing.iter().cloned()) {
+            tracing::warn!("tokens that the configuration calls special are ordinary text: {error}");
+        }
 
         let special = tokenizer
             .get_added_tokens_decoder()
@@ -57,7 +63,7 @@ impl Vocabulary {
             .collect();
 
         let spelling = Spelling::of(&tokenizer);
-        let mut vocabulary = Self { tokenizer, special, spelling, word: None };
+        let mut vocabulary = Self { tokenizer, special, spelling, word: None, fewest: OnceLock::new() };
         vocabulary.word = vocabulary.find_word();
         vocabulary
     }
@@ -87,11 +93,7 @@ impl Vocabulary {
             return self.name(token).into_bytes();
         }
         if self.spelling == Spelling::Bytes {
-            let name = self.name(token);
-            if self.tokenizer.get_added_vocabulary().get_vocab().contains_key(&name) {
-                return name.into_bytes();
-            }
-            return bytes_of_byte_level(&name);
+            return bytes_of_byte_level(&self.name(token));
         }
         if let Some(byte) = self.byte(token) {
             return vec![byte];
@@ -135,6 +137,13 @@ impl Vocabulary {
             return String::new();
         }
         self.tokenizer.decode(&ids, true).unwrap_or_default()
+    }
+
+    /// Whether the text certainly has more than `most` tokens, which is known long before it is tokenized. For
+    /// some kinds of tokenizers nothing is certain.
+    pub fn is_above(&self, most: usize, text: &str) -> bool {
+        let fewest = self.fewest.get_or_init(|| Fewest::of(&self.tokenizer));
+        fewest.as_ref().is_some_and(|fewest| fewest.is_above(most, text))
     }
 
     fn find_word(&self) -> Option<(TokenId, String)> {
@@ -181,7 +190,7 @@ fn collect_types(decoder: &Value, types: &mut Vec<String>) {
 /// Byte-level BPE writes each byte as a visible character: the printable ones of Latin-1 as themselves,
 /// the other 68, in order, as the characters from U+0100 on (GPT-2's `bytes_to_unicode`). A name with any
 /// other character is its own UTF-8.
-fn bytes_of_byte_level(name: &str) -> Vec<u8> {
+pub(super) fn bytes_of_byte_level(name: &str) -> Vec<u8> {
     let byte = |c: char| match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
         code @ 0x100..=0x120 => Some((code - 0x100) as u8),
@@ -243,7 +252,7 @@ mod tests {
     fn a_token_that_only_the_configuration_calls_special_is_special() {
         let named = ["<|im_end|>".to_owned(), "not in the vocabulary".to_owned()];
         let mut tokenizer = samples::byte_level();
-        tokenizer.add_tokens(&[AddedToken::from("<|im_end|>", false)]);
+        tokenizer.add_tokens([AddedToken::from("<|im_end|>", false)]).unwrap();
         let id = TokenId(tokenizer.token_to_id("<|im_end|>").unwrap());
         assert!(!Vocabulary::new(tokenizer.clone(), &[]).is_special(id));
         let vocabulary = Vocabulary::new(tokenizer, &named);
