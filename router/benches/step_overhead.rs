@@ -140,7 +140,7 @@ async fn core_and_wire(group: &Group, rows: u32, in_flight: usize) -> Vec<Durati
 /// The whole scheduler, as `http` uses it: time between tokens at one of the clients.
 async fn whole(group: &Group, source: Arc<Process>, rows: u32, model: Duration) -> Vec<Duration> {
     let health = tokio::sync::watch::Sender::new(Health::Ready);
-    let handle = penstock_router::scheduler::spawn(group.clone(), source, settings(), health);
+    let handle = penstock_router::scheduler::spawn(group.clone(), source, settings(), health).await;
     let mut clients: Vec<Submitted> =
         (0..rows).map(|salt| handle.submit(spec(salt)).expect("there is room")).collect();
     let mut watched = clients.pop().expect("there is a row");

@@ -237,7 +237,7 @@ async fn load(
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
     };
-    let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone());
+    let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     server.load(Loaded {
         serving: Serving {
             prompt,

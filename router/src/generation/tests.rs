@@ -57,7 +57,7 @@ async fn serve(max_live: u32) -> Server {
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let serving = Serving {
         prompt: Arc::new(Prompt::load(model.path(), None, None, 2).unwrap()),
-        scheduler: crate::scheduler::spawn(group, source.clone(), settings, health),
+        scheduler: crate::scheduler::spawn(group, source.clone(), settings, health).await,
         limits: LIMITS,
         cache_namespace: 1,
         watermark: Watermark { greens: 100, delta: 2.0 },

@@ -30,7 +30,7 @@ mod tests;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 pub use handle::{Handle, Settings, Stats};
 pub use sequence::{
@@ -44,8 +44,9 @@ use crate::worker::{Group, WorkerSource};
 /// Starts the scheduler on a prepared group. From then on it owns the workers' fate: it asks `source` for
 /// fresh ones after a loss. It sets `health` to `Recovering` at a loss, back to `Ready` after it, and to
 /// `Failed` when `source` gives up; it never overwrites `Draining`. The first `Ready` is the caller's to
-/// set, and only over `Starting`. Must be called within a tokio runtime, on which `source` is asked.
-pub fn spawn(
+/// set, and only over `Starting`. Returns when plans can be sent to the workers, or when the first attempt to
+/// open the way to them has failed. Must be called within a tokio runtime, on which `source` is asked.
+pub async fn spawn(
     group: Group,
     source: Arc<dyn WorkerSource>,
     settings: Settings,
@@ -62,6 +63,7 @@ pub fn spawn(
     });
     let outside = tokio::runtime::Handle::current();
     let mut task = task::Task::new(&group, inbox, shared.clone(), settings, health, source, outside);
+    let (opened, open) = oneshot::channel();
     // So that whoever looks before the first step sees the empty cache.
     task.publish();
     std::thread::Builder::new()
@@ -71,8 +73,10 @@ pub fn spawn(
                 .enable_all()
                 .build()
                 .expect("the system has a timer and a poller for one more runtime");
-            runtime.block_on(task.run(group));
+            runtime.block_on(task.run(group, opened));
         })
         .expect("the system has room for one more thread at start");
+    // A failure is the task's own business.
+    let _ = open.await;
     Handle { inbox: sender, shared }
 }

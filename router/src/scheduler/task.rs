@@ -87,8 +87,10 @@ impl Task {
         }
     }
 
-    pub async fn run(mut self, mut group: Group) {
+    /// Tells `told` when the workers can be sent plans, or could not at the first attempt.
+    pub async fn run(mut self, mut group: Group, told: oneshot::Sender<()>) {
         let mut opened = Run::open(&group).await.map(Box::new);
+        let _ = told.send(());
         loop {
             let loss = match opened {
                 Ok(run) => match self.serve(run).await {

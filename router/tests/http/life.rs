@@ -79,6 +79,21 @@ async fn while_loading_every_route_says_so_and_the_process_is_alive() {
 }
 
 #[tokio::test]
+async fn ready_means_that_plans_reach_the_workers() {
+    let served = Served::start(Setup::default(), |workers| workers.hold_runs());
+    let mut asked = served.workers.runs_asked();
+    within(asked.wait_for(|&asked| asked > 0)).await.expect("the workers run");
+    let answer = served.get("/health").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("warming up")), "{answer:?}");
+    assert_eq!(served.post("/generate", generate(1)).await.status, 503);
+
+    served.workers.release_runs();
+    served.until(|health| *health == Health::Ready).await;
+    assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+}
+
+#[tokio::test]
 async fn info_has_tgis_fields_and_what_the_model_runs_on() {
     let served = Served::default().await;
     let info = served.get("/info").await.good();

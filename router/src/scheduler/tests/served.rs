@@ -53,7 +53,7 @@ async fn serve_with(config: MockConfig, script: Script, settings: Settings) -> S
     };
     let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
     let health = tokio::sync::watch::Sender::new(Health::Ready);
-    let handle = crate::scheduler::spawn(group, source.clone(), settings, health.clone());
+    let handle = crate::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     Served { handle, source, health, config, _dir: dir }
 }
 

@@ -18,6 +18,7 @@ use super::super::proto::{
     CheckReply, CheckRequest, DescribeRequest, ModelDescription, PrepareRequest, Prepared, StepPlan,
     StepResult,
 };
+use super::source::Runs;
 use super::{Fault, MockConfig, MockModel, Script, Step};
 
 /// Held by whoever may end the worker.
@@ -35,6 +36,7 @@ pub(super) struct Birth {
     pub incarnation: u32,
     pub script: Arc<Mutex<Script>>,
     pub steps: Arc<AtomicU64>,
+    pub runs: Arc<Runs>,
 }
 
 impl Running {
@@ -154,6 +156,9 @@ impl Worker for Calls {
 
     async fn run(&self, request: Request<Streaming<StepPlan>>) -> Result<Response<Self::RunStream>, Status> {
         self.answer().await;
+        self.birth.runs.asked.send_modify(|asked| *asked += 1);
+        let mut open = self.birth.runs.open.subscribe();
+        let _ = open.wait_for(|open| *open).await;
         let limits = self.limits.lock().ok().and_then(|limits| *limits);
         let limits = limits.ok_or_else(|| Status::failed_precondition("not prepared"))?;
         let model = MockModel::new(self.birth.config.clone(), limits.max_slots, limits.max_step_tokens);

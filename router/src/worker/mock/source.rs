@@ -20,7 +20,15 @@ pub struct MockSource {
     gives_up: AtomicBool,
     /// New workers wait while this is `false`.
     open: watch::Sender<bool>,
+    runs: Arc<Runs>,
     incarnations: watch::Sender<u32>,
+}
+
+/// The calls of `Run`.
+pub(super) struct Runs {
+    /// They wait for their answer while this is `false`.
+    pub open: watch::Sender<bool>,
+    pub asked: watch::Sender<u64>,
 }
 
 struct State {
@@ -43,6 +51,7 @@ impl MockSource {
             steps: Arc::new(AtomicU64::new(0)),
             gives_up: AtomicBool::new(false),
             open: watch::Sender::new(true),
+            runs: Arc::new(Runs { open: watch::Sender::new(true), asked: watch::Sender::new(0) }),
             incarnations: watch::Sender::new(0),
         }
     }
@@ -70,6 +79,20 @@ impl MockSource {
 
     pub fn release(&self) {
         self.open.send_replace(true);
+    }
+
+    /// From now on a `Run` waits for its answer until `release_runs`.
+    pub fn hold_runs(&self) {
+        self.runs.open.send_replace(false);
+    }
+
+    pub fn release_runs(&self) {
+        self.runs.open.send_replace(true);
+    }
+
+    /// How many times `Run` was called; can be waited for.
+    pub fn runs_asked(&self) -> watch::Receiver<u64> {
+        self.runs.asked.subscribe()
     }
 
     /// The next time workers are asked for there are none.
@@ -119,6 +142,7 @@ impl WorkerSource for MockSource {
                 incarnation,
                 script: self.script.clone(),
                 steps: self.steps.clone(),
+                runs: self.runs.clone(),
             };
             let running = Running::start(birth, socket.clone()).map_err(|error| GiveUp(error.to_string()))?;
             workers.push(running);
