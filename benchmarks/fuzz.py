@@ -6,9 +6,9 @@
 Requests are made from whole, good ones (those below, and the recorded ones of `integration-tests/golden`) by
 changing their JSON, bytes, headers and paths. None may be answered with a 5xx, but for a 503 with `Retry-After`
 and a 504 to a request with a deadline; none may go without an answer for `TIME_LIMIT`; an error's body is JSON in
-the shape of its route, without words that only this program's insides know. At the end the router's memory has
-grown by less than `MEMORY_LIMIT`, and a good request is answered as it was before. Prints the seed; the same seed
-makes the same requests.
+the shape of its route, without words that only this program's insides know. At the end the memory of router and
+worker has grown by less than `MEMORY_LIMIT`, and a good request is answered as it was before. Prints the seed; the
+same seed makes the same requests.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 120.0
 MEMORY_LIMIT = 256 << 20
 GOLDEN = Path(__file__).resolve().parents[1] / "integration-tests" / "golden"
 
-# What the server is started with, so that no single request lasts long.
-FLAGS = ["--max-total-tokens", "192", "--max-best-of", "4", "--body-timeout", "5", "--header-timeout", "5"]
+# What the server is started with: no single request lasts long, every route is there, and the same request has
+# the same answer whatever ran beside it or before.
+FLAGS = [
+    *("--max-total-tokens", "96", "--max-best-of", "4", "--body-timeout", "5", "--header-timeout", "5"),
+    *("--kserve", "--dtype", "float32"),
+]
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -113,6 +117,17 @@ SEEDS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/invocations", {"messages": CHAT, "max_tokens": 3}),
     ("POST", "/vertex", {"instances": [{"inputs": "x", "parameters": {"max_new_tokens": 3}}]}),
     ("POST", "/vertex", {"instances": [{"messages": CHAT, "max_tokens": 3}]}),
+    (
+        "POST",
+        "/v2/models/x/infer",
+        {
+            "id": "1",
+            "parameters": {"max_new_tokens": 3},
+            "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["x"]}],
+            "outputs": [{"name": "b"}],
+        },
+    ),
+    ("GET", "/v2/models/x", {}),
     ("GET", "/v1/models", {}),
     ("GET", "/v1/models/x", {}),
     ("GET", "/info", {}),
@@ -122,7 +137,7 @@ SEEDS: list[tuple[str, str, dict[str, Any]]] = [
 
 # Values that found bugs in servers before: bounds of types, empty and huge things, wrong kinds.
 NASTY: list[Any] = [
-    None, True, False, 0, -1, 1, 2, -0.0, 0.5, 1e-45, 1e308, -1e308, 1e9, 10**30, -(10**30),
+    None, True, False, 0, -1, 1, 2, -0.0, 0.5, 1e-45, 5e-324, 1e308, -1e308, 1e9, 10**30, -(10**30),
     2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63) - 1,
     "", " ", "\u0000", "a" * 5000, "é" * 300, "\U0001f600" * 50, "\ud800", "null", "NaN", "-1", "1e999", "{{ 7*7 }}",
     "{% raw %}", "<|end|>", "</s>", "\r\n\r\n", "%s%n", "../../etc/passwd", "tgi",
@@ -252,15 +267,9 @@ def mutate_bytes(body: bytes, rng: random.Random) -> bytes:
 def corpus() -> list[tuple[str, str, Any]]:
     """The good requests: those above, and what clients were recorded to send."""
     found: list[tuple[str, str, Any]] = list(SEEDS)
-    for file in sorted(GOLDEN.rglob("*.json")):
-        recorded = json.loads(file.read_text())
-        for one in recorded if isinstance(recorded, list) else [recorded]:
-            if (
-                isinstance(one, dict)
-                and isinstance(one.get("path"), str)
-                and isinstance(one.get("body"), dict)
-            ):
-                found.append((str(one.get("method", "POST")), one["path"], one["body"]))
+    for file in sorted(GOLDEN.glob("*.json")):
+        for requests in json.loads(file.read_text())["requests"].values():
+            found += [(one["method"], one["path"], one["body"] or {}) for one in requests]
     return found
 
 
@@ -308,7 +317,7 @@ def request(number: int, seed: int, good: list[tuple[str, str, Any]]) -> Sent:
 @dataclass
 class Findings:
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
-    slowest: float = 0.0
+    slowest: tuple[float, int] = (0.0, 0)  # seconds, and the request's number
     wrong: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -393,7 +402,7 @@ def run(address: tuple[str, int], seed: int, count: int, clients: int) -> Findin
             took = time.monotonic() - began
             with findings.lock:
                 findings.statuses[status] += 1
-                findings.slowest = max(findings.slowest, took)
+                findings.slowest = max(findings.slowest, (took, number))
                 if wrong:
                     findings.wrong.append(f"number {number}: {wrong}\n    {sent.raw()[:600]!r}")
 
@@ -405,10 +414,23 @@ def run(address: tuple[str, int], seed: int, count: int, clients: int) -> Findin
     return findings
 
 
-def memory(pid: int) -> int:
-    """Resident bytes of a process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+@dataclass(frozen=True)
+class Memory:
+    """Resident bytes of a process, now and at most since it began."""
+
+    now: int
+    peak: int
+
+
+def memory(pid: int) -> Memory:
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return Memory(*(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")))
+
+
+def workers(router: int) -> list[int]:
+    """The worker processes: children of the router's."""
+    files = Path(f"/proc/{router}/task").glob("*/children")
+    return sorted({int(pid) for file in files for pid in file.read_text().split()})
 
 
 def good_answer(address: tuple[str, int]) -> str:
@@ -428,17 +450,27 @@ def fuzz(address: tuple[str, int], pid: int, seed: int, count: int, clients: int
     before = good_answer(address)
     # The first requests make the caches and the threads that stay.
     wrong = run(address, seed + 1, min(500, count), clients).wrong
-    begun, resident = time.monotonic(), memory(pid)
+    processes = {"router": pid, **{f"worker {n}": worker for n, worker in enumerate(workers(pid))}}
+    begun, memory_before = time.monotonic(), {name: memory(pid) for name, pid in processes.items()}
     findings = run(address, seed, count, clients)
     wrong += findings.wrong
-    took, grown = time.monotonic() - begun, memory(pid) - resident
+    took = time.monotonic() - begun
     told = ", ".join(f"{status}: {n}" for status, n in sorted(findings.statuses.items()))
-    print(
-        f"{sum(findings.statuses.values())} answers in {took:.0f} s ({told}); slowest {findings.slowest:.1f} s"
-    )
-    print(f"router: {resident >> 20} MiB resident before, {grown / (1 << 20):+.0f} MiB after")
-    if grown > MEMORY_LIMIT:
-        wrong.append(f"memory has grown by {grown >> 20} MiB")
+    slowest, number = findings.slowest
+    print(f"{sum(findings.statuses.values())} answers in {took:.0f} s ({told})")
+    print(f"slowest: number {number}, {slowest:.1f} s")
+    if {*workers(pid)} != {*processes.values()} - {pid}:
+        wrong.append("a worker process was replaced")
+    else:
+        for name, process in processes.items():
+            resident, end = memory_before[name].now, memory(process)
+            grown = end.now - resident
+            print(
+                f"{name}: {resident >> 20} MiB resident before, {grown / (1 << 20):+.0f} MiB after, "
+                f"{end.peak >> 20} MiB at most"
+            )
+            if grown > MEMORY_LIMIT:
+                wrong.append(f"the memory of {name} has grown by {grown >> 20} MiB")
     if (after := good_answer(address)) != before:
         wrong.append(f"a good request was answered with {before!r}, and now with {after!r}")
     for line in wrong:

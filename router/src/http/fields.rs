@@ -116,12 +116,14 @@ impl<'a> Fields<'a> {
         };
         let Some(raw) = self.raw(field) else { return Ok(None) };
         let in_bounds = |value: &f64| {
+            // The model computes in 32 bits: what is infinite there is refused here, and so is what is its own
+            // bound there.
+            let single = *value as f32;
             let above = match low {
                 Low::AtLeast(low) => *value >= low,
-                Low::Above(low) => *value > low,
+                Low::Above(low) => *value > low && single > low as f32,
             };
-            // The model computes in 32 bits: what is infinite there is refused here.
-            above && *value <= high && (*value as f32).is_finite()
+            above && *value <= high && single.is_finite()
         };
         match finite(raw.get()).filter(in_bounds) {
             Some(value) => Ok(Some(value)),
@@ -463,6 +465,14 @@ pub mod tests {
     fn what_is_infinite_in_32_bits_is_refused() {
         let (status, text) = refused(r#"{"temperature": 1e300}"#, |f| f.number(&limits::TEMPERATURE));
         assert_eq!((status, text.as_str()), (422, "`temperature` must be a finite number > 0. Given: 1e300"));
+    }
+
+    #[test]
+    fn what_is_its_own_bound_in_32_bits_is_refused() {
+        let (status, text) =
+            refused(r#"{"repetition_penalty": 5e-324}"#, |f| f.number(&limits::REPETITION_PENALTY));
+        let expected = "`repetition_penalty` must be a finite number > 0. Given: 5e-324";
+        assert_eq!((status, text.as_str()), (422, expected));
     }
 
     #[test]

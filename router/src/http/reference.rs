@@ -241,9 +241,11 @@ fn operation(route: &Route, guarded: bool) -> Value {
         json!({ "description": route.about, "content": content })
     };
     responses.insert("200".into(), good);
-    let error = match Family::of(route.path) {
-        Family::Tgi => "Error",
-        Family::OpenAi => "OpenAiError",
+    let error = match (Family::of(route.path), route.request) {
+        // As the dialect of its body has it.
+        (_, Some(Request::Invocation)) => json!({ "anyOf": [reference("Error"), reference("OpenAiError")] }),
+        (Family::Tgi, _) => reference("Error"),
+        (Family::OpenAi, _) => reference("OpenAiError"),
     };
     let needs_key = guarded && !(route.method == "get" && OPEN.contains(&route.path));
     let statuses: &[(&str, &str)] = match route.request {
@@ -265,7 +267,7 @@ fn operation(route: &Route, guarded: bool) -> Value {
     let unauthorized = needs_key.then_some(("401", "The API key is missing or wrong"));
     let not_found = (route.path == "/v1/models/{id}").then_some(("404", "No model of this name"));
     for (status, about) in statuses.iter().copied().chain(too_late).chain(unauthorized).chain(not_found) {
-        let content = json!({ "application/json": { "schema": reference(error) } });
+        let content = json!({ "application/json": { "schema": error } });
         responses.insert(status.into(), json!({ "description": about, "content": content }));
     }
     let mut operation = json!({ "summary": route.about, "responses": responses });
