@@ -25,6 +25,7 @@ from penstock.engine_thread import EngineThread  # noqa: E402
 from penstock.errors import BadPlan, OutOfStep
 from penstock.plan import SAMPLE, START, Plan
 from penstock.proto import penstock_pb2 as pb
+from penstock.proto.contract import CONTRACT
 from penstock.rpc import handlers
 from penstock.run import Run
 
@@ -96,6 +97,7 @@ class NullService:
             max_positions=1 << 20,
             world_size=1,
             max_top_tokens=20,
+            contract=CONTRACT,
         )
 
     def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:

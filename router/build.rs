@@ -4,6 +4,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     const PROTO: &str = "../proto/penstock.proto";
     println!("cargo:rerun-if-changed={PROTO}");
     let descriptors = protox::compile([PROTO], ["../proto"])?;
+    let contract = crc32fast::hash(&std::fs::read(PROTO)?);
+    println!("cargo:rustc-env=PENSTOCK_CONTRACT={contract}");
     // Columns are `bytes::Bytes`: received ones are slices of the frame, sent ones are not copied again.
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())

@@ -15,6 +15,7 @@ from penstock.engine_thread import EngineThread
 from penstock.errors import BadPlan, OutOfStep, TooLittleMemory
 from penstock.preparation import prepare, weight_bytes
 from penstock.proto import penstock_pb2 as pb
+from penstock.proto.contract import CONTRACT
 from penstock.run import Run, Superseded
 from penstock.slots import MAX_TOP_TOKENS
 from penstock.telemetry import log
@@ -117,6 +118,7 @@ def description_of(
         rank=rank,
         world_size=world,
         max_top_tokens=min(MAX_TOP_TOKENS, shape.vocab_size),
+        contract=CONTRACT,
     )
 
 

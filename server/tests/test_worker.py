@@ -466,6 +466,6 @@ def test_what_keeps_a_worker_from_starting_is_one_line(model: Path, tmp_path: Pa
 
 def test_the_generated_stubs_are_fresh(tmp_path: Path) -> None:
     generate.generate(tmp_path)
-    for name in ("penstock_pb2.py", "penstock_pb2.pyi"):
+    for name in ("penstock_pb2.py", "penstock_pb2.pyi", "contract.py"):
         committed = Path(generate.__file__).parent / name
         assert (tmp_path / name).read_text() == committed.read_text(), f"run {generate.__file__}"

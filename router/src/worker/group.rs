@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 use super::proto::worker_client::WorkerClient;
-use super::proto::{DescribeRequest, ModelDescription, PrepareRequest, Prepared};
+use super::proto::{CONTRACT, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
 use super::source::{GiveUp, Loss, WorkerSource};
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
@@ -257,7 +257,13 @@ const WINDOW: u32 = 16 << 20;
 async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescription, Unready> {
     let world_size = ranks.len() as u32;
     let calls = ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}));
-    let mut descriptions = try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner);
+    let descriptions: Vec<_> =
+        try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner).collect();
+    if descriptions.iter().any(|description| description.contract != CONTRACT) {
+        let why = "it is of another version than this router: install binary and Python package together";
+        return Err(refused(why.into()));
+    }
+    let mut descriptions = descriptions.into_iter();
     let first = descriptions.next().ok_or_else(|| refused("there are no workers".into()))?;
     let in_place = |description: &ModelDescription, rank| {
         description.rank == rank && description.world_size == world_size

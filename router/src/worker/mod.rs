@@ -13,4 +13,10 @@ pub use stream::Run;
 #[allow(clippy::all, missing_docs)]
 pub mod proto {
     tonic::include_proto!("penstock.v1");
+
+    /// See `ModelDescription.contract`.
+    pub const CONTRACT: u32 = match u32::from_str_radix(env!("PENSTOCK_CONTRACT"), 10) {
+        Ok(contract) => contract,
+        Err(_) => panic!("build.rs writes a number"),
+    };
 }

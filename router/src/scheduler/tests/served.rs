@@ -397,6 +397,15 @@ async fn limits_that_do_not_suit_the_model_stop_the_start() {
 }
 
 #[tokio::test]
+async fn workers_of_another_version_stop_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = MockConfig { contract: MockConfig::default().contract ^ 1, ..MockConfig::default() };
+    let source = MockSource::new(config, dir.path().into());
+    let error = Group::start(&source, |_| unreachable!("it is not asked")).await.unwrap_err();
+    assert!(error.to_string().contains("of another version than this router"), "{error}");
+}
+
+#[tokio::test]
 async fn a_source_without_workers_stops_the_start() {
     struct Empty;
     #[async_trait::async_trait]

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use model::MockModel;
 pub use source::MockSource;
 
-use super::proto::CostModel;
+use super::proto::{CONTRACT, CostModel};
 
 /// What a mock worker pretends to be.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct MockConfig {
     pub step_per_token: Duration,
     pub cost: CostModel,
     pub verify: Verify,
+    /// What it says that it was made with.
+    pub contract: u32,
 }
 
 /// How much of what a row attends to is checked.
@@ -54,6 +56,7 @@ impl Default for MockConfig {
             step_per_token: Duration::ZERO,
             cost: CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 1.0 },
             verify: Verify::All,
+            contract: CONTRACT,
         }
     }
 }

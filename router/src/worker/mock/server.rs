@@ -136,6 +136,7 @@ impl Worker for Calls {
             rank: self.birth.rank,
             world_size: config.world_size,
             max_top_tokens: 20,
+            contract: config.contract,
         }))
     }
 
