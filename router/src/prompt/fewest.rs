@@ -270,6 +270,21 @@ mod tests {
     }
 
     #[test]
+    fn the_space_before_a_text_may_be_in_its_first_token() {
+        let mut parts = serde_json::to_value(samples::sentencepiece()).unwrap();
+        let model = &mut parts["model"];
+        // No `ab` without the space.
+        model["vocab"]["▁a"] = json!(600);
+        model["vocab"]["▁ab"] = json!(601);
+        model["merges"].as_array_mut().unwrap().extend([json!(["▁", "a"]), json!(["▁a", "b"])]);
+        let tokenizer: Tokenizer = parts.to_string().parse().unwrap();
+        let text = "ab</s>".repeat(50);
+        assert_eq!(count(&tokenizer, &text), 100);
+        let fewest = Fewest::of(&tokenizer).unwrap();
+        assert!(fewest.is_above(99, &text) && !fewest.is_above(100, &text));
+    }
+
+    #[test]
     fn characters_that_compose_are_left_to_the_tokenizer() {
         let tokenizer = normalizer(samples::byte_level(), json!({"type": "NFC"}));
         let fewest = Fewest::of(&tokenizer).unwrap();
