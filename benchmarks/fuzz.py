@@ -325,7 +325,9 @@ class Findings:
 def is_whole(sent: Sent, received: bytearray) -> bool:
     """Whether an answer is complete, on a connection that the server was asked to keep."""
     head, end, body = bytes(received).partition(b"\r\n\r\n")
-    if not end or head.startswith(b"HTTP/1.1 100"):
+    while head.startswith(b"HTTP/1.1 100"):
+        head, end, body = body.partition(b"\r\n\r\n")
+    if not end:
         return False
     head = head.lower()
     if b"transfer-encoding: chunked" in head:

@@ -276,10 +276,10 @@ impl Story {
                 }
                 Some(SequenceEvent::Token(token)) => (token, None),
                 Some(SequenceEvent::Finished { last, finish }) => (last, Some(finish)),
-                Some(SequenceEvent::Failed(failure)) => return self.fail(failure.into(), &listener).await,
+                Some(SequenceEvent::Failed(failure)) => return self.fail(failure.into(), &listener),
                 None => {
                     tracing::error!("the scheduler dropped a sequence without telling why");
-                    return self.fail(broken_off(), &listener).await;
+                    return self.fail(broken_off(), &listener);
                 }
             };
             match self.progress.token() {
@@ -292,16 +292,16 @@ impl Story {
                 first.prefill = std::mem::take(&mut self.prefill);
             }
             match ended {
-                None => send(events.into_iter().map(GenerationEvent::Token), &listener).await,
+                None => send(events.into_iter().map(GenerationEvent::Token), &listener),
                 Some(reason) => {
                     ticket.stop();
-                    return self.end(events, reason, &listener).await;
+                    return self.end(events, reason, &listener);
                 }
             }
         }
     }
 
-    async fn end(
+    fn end(
         self,
         tokens: Vec<TokenEvent>,
         finish_reason: FinishReason,
@@ -326,19 +326,19 @@ impl Story {
             },
         };
         let tokens = tokens.into_iter().map(GenerationEvent::Token);
-        send(tokens.chain([GenerationEvent::Done(done)]), listener).await;
+        send(tokens.chain([GenerationEvent::Done(done)]), listener);
     }
 
-    async fn fail(mut self, failure: GenerationFailure, listener: &mpsc::Sender<GenerationEvent>) {
+    fn fail(mut self, failure: GenerationFailure, listener: &mpsc::Sender<GenerationEvent>) {
         let tokens = self.writer.break_off().into_iter().map(GenerationEvent::Token);
-        send(tokens.chain([GenerationEvent::Failed(failure)]), listener).await;
+        send(tokens.chain([GenerationEvent::Failed(failure)]), listener);
     }
 }
 
-async fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<GenerationEvent>) {
+fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<GenerationEvent>) {
     for event in events {
-        // An error means that nobody listens any more, which the task notices by itself.
-        let _ = listener.send(event).await;
+        // There is room for all. An error means that nobody listens any more, which the task notices by itself.
+        let _ = listener.try_send(event);
     }
 }
 

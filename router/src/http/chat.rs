@@ -221,7 +221,7 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
             begun: vec![false; manner.n as usize],
             done: Vec::new(),
         };
-        let mut response = sse::response(stream::unfold(Some(state), async |state| {
+        let mut response = sse::response(stream::unfold(Some(Box::new(state)), async |state| {
             let mut state = state?;
             let (bytes, goes_on) = state.next().await;
             Some((bytes, goes_on.then_some(state)))

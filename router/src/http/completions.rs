@@ -203,7 +203,7 @@ async fn answer(visit: &mut Option<Visit>, body: &Bytes) -> Result<Response<Body
             done: Vec::new(),
             answers_each,
         };
-        let mut response = sse::response(stream::unfold(Some(state), async |state| {
+        let mut response = sse::response(stream::unfold(Some(Box::new(state)), async |state| {
             let mut state = state?;
             let (bytes, goes_on) = state.next().await;
             Some((bytes, goes_on.then_some(state)))

@@ -1,5 +1,5 @@
 //! Server-sent events as TGI frames them: `data: ` + one line of JSON + a blank line, a comment when
-//! nothing was said for a while. Each item of the stream is one write.
+//! nothing was said for a while. Items that are ready together go out with one write.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,24 +7,23 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures::Stream;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Builds the bytes of one write in memory that is used again once the write is done.
+/// Builds the bytes of one item, in memory that is used again for the next.
 #[derive(Default)]
 pub struct Encoder {
-    buffer: BytesMut,
+    buffer: Vec<u8>,
 }
 
 impl Encoder {
     pub fn event(&mut self, data: &impl Serialize) {
-        self.buffer.reserve(256);
         self.buffer.extend_from_slice(b"data: ");
-        serde_json::to_writer((&mut self.buffer).writer(), data)
+        serde_json::to_writer(&mut self.buffer, data)
             .expect("the events are structs of strings and numbers, and memory takes all writes");
         self.buffer.extend_from_slice(b"\n\n");
     }
@@ -42,7 +41,9 @@ impl Encoder {
 
     /// What was encoded since the last call.
     pub fn take(&mut self) -> Bytes {
-        self.buffer.split().freeze()
+        let bytes = Bytes::copy_from_slice(&self.buffer);
+        self.buffer.clear();
+        bytes
     }
 }
 

@@ -358,7 +358,7 @@ async fn streamed(visit: &mut Option<Visit>, asked: Asked) -> Result<Response<Bo
         warnings: asked.warnings,
         encoder: Encoder::default(),
     };
-    let mut response = sse::response(stream::unfold(Some(stream), async |stream| {
+    let mut response = sse::response(stream::unfold(Some(Box::new(stream)), async |stream| {
         let mut stream = stream?;
         let (bytes, goes_on) = stream.next().await;
         Some((bytes, goes_on.then_some(stream)))

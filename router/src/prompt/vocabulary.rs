@@ -12,7 +12,8 @@ use crate::ids::TokenId;
 
 pub struct Vocabulary {
     tokenizer: Tokenizer,
-    special: HashSet<TokenId>,
+    /// In order.
+    special: Vec<TokenId>,
     spelling: Spelling,
     /// An ordinary word, put before a token to see what the token adds to a text.
     word: Option<(TokenId, String)>,
@@ -54,13 +55,14 @@ impl Vocabulary {
             tracing::warn!("tokens that the configuration calls special are ordinary text: {error}");
         }
 
-        let special = tokenizer
+        let mut special: Vec<_> = tokenizer
             .get_added_tokens_decoder()
             .iter()
             .filter(|(_, token)| token.special)
             .map(|(&id, _)| TokenId(id))
             .chain(missing.iter().filter_map(|token| tokenizer.token_to_id(&token.content)).map(TokenId))
             .collect();
+        special.sort_unstable();
 
         let spelling = Spelling::of(&tokenizer);
         let mut vocabulary = Self { tokenizer, special, spelling, word: None, fewest: OnceLock::new() };
@@ -77,7 +79,7 @@ impl Vocabulary {
     }
 
     pub fn is_special(&self, token: TokenId) -> bool {
-        self.special.contains(&token)
+        self.special.binary_search(&token).is_ok()
     }
 
     /// The token as the vocabulary writes it; empty for an id that the tokenizer does not know (models
