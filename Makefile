@@ -129,7 +129,7 @@ bench: install ## the measurements of benchmarks/RESULTS.md
 	cargo bench --locked --profile dev -p penstock-router --bench scheduler
 	cargo bench --locked --profile dev -p penstock-router --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
 	cargo bench --locked --profile dev -p penstock-router --bench streaming
-	for script in start prefix throughput recovery prompts; do $(BIN)/python benchmarks/$$script.py; done
+	for script in start prefix throughput recovery prompts long_prompts; do $(BIN)/python benchmarks/$$script.py; done
 
 # --- Making what is committed -------------------------------------------------------------------------
 
