@@ -9,7 +9,7 @@ pub enum Health {
     /// Not served yet; the text says what is under way ("loading the model", "warming up").
     Starting(String),
     Ready,
-    /// The workers were lost and are being replaced; running streams pause. The text says why.
+    /// The workers were lost and are being replaced; running streams pause. The text says why, in words fit for clients.
     Recovering(String),
     /// Shutting down: running requests finish, new ones are refused.
     Draining,

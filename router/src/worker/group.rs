@@ -215,7 +215,7 @@ impl From<Status> for Unready {
     }
 }
 
-/// For the operator and for /health. What a broken connection looks like from inside HTTP/2 helps neither.
+/// For the operator. What a broken connection looks like from inside HTTP/2 helps neither.
 pub(super) fn describe_status(status: &Status) -> String {
     if std::error::Error::source(status).is_some() {
         return "its connection broke".into();

@@ -9,14 +9,25 @@ use async_trait::async_trait;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Loss {
     /// A stream broke or a process ended.
-    #[error("a worker died: {0}")]
+    #[error("{kind}: {0}", kind = self.kind())]
     Died(String),
     /// Work was issued, or a check was asked for, and nothing came back in time.
-    #[error("a worker stopped answering: {0}")]
+    #[error("{kind}: {0}", kind = self.kind())]
     Hung(String),
     /// A rank refused a plan, or answered nonsense.
-    #[error("a worker is out of step: {0}")]
+    #[error("{kind}: {0}", kind = self.kind())]
     OutOfStep(String),
+}
+
+impl Loss {
+    /// For clients: without the worker's own words, which may be a library's.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Loss::Died(_) => "a worker died",
+            Loss::Hung(_) => "a worker stopped answering",
+            Loss::OutOfStep(_) => "a worker is out of step",
+        }
+    }
 }
 
 /// The group cannot be started, now or later; the text is for the operator.
