@@ -8,7 +8,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN make deploy PREFIX=/opt/penstock
+# What only the build needs is no part of the layer, which is stored two or three times while it is made.
+RUN make deploy PREFIX=/opt/penstock && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
 
 FROM build AS build-cpu
 RUN make trim-cpu PREFIX=/opt/penstock
