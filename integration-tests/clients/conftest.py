@@ -19,8 +19,10 @@ import processes
 import wire
 
 # A stream that goes on for as long as a test needs it, for clients that know TGI's sampling and nothing more: at
-# this temperature one token of 4,096 is as likely as another, the end of the text too.
+# this temperature one token of 4,096 is as likely as another, the end of the text too, and with this seed none of the
+# first 2,000 random numbers falls where the ends are (a test of huggingface_hub looks).
 ENDLESS_TEMPERATURE = 100.0
+ENDLESS_SEED = 500
 ENDLESS_TOKENS = 1_500
 
 

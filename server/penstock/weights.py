@@ -97,6 +97,32 @@ class Checkpoint:
             begin += shape[0]
         return result.to(self.device)
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of this name."""
+        return name in self._file_of
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None = None,
+        columns: list[slice] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A new tensor of these ranges of its first and of its last dimension, in this order; None: all of it.
+
+        `shape` is that of the whole tensor in the file. Reads nothing else from the disk.
+        """
+        view = self._checked(name, shape)
+        try:
+            parts = [view[some] for some in rows or [slice(0, shape[0])]]
+            if columns is not None:
+                parts = [torch.cat([part[..., some] for some in columns], -1) for part in parts]
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UnusableModel(f"{self._file_of[name]}: tensor {name}: {_one_line(error)}") from error
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.to(self.device, dtype or self.dtype, copy=True).contiguous()
+
     def _checked(self, name: str, shape: tuple[int, ...]) -> Any:
         if name not in self._file_of:
             raise UnusableModel(f"{self._source()}: lacks tensor {name}")

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     ValidationError,
 )
 
-from conftest import ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
+from conftest import ENDLESS_SEED, ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
 from prompts import ADD, REPEAT, as_text, user
 
 # Each option of `text_generation` with a value that has an effect, and each option of `chat_completion`.
@@ -227,11 +227,27 @@ def test_a_server_that_starts_is_an_http_error_with_its_status(starting: str) ->
         assert caught.value.response.status_code == 503
 
 
+def test_what_has_to_be_endless_ends_by_its_length_alone(client: InferenceClient) -> None:
+    answer: Any = client.text_generation(
+        "x",
+        details=True,
+        do_sample=True,
+        seed=ENDLESS_SEED,
+        temperature=ENDLESS_TEMPERATURE,
+        max_new_tokens=ENDLESS_TOKENS,
+    )
+    assert (answer.details.finish_reason, answer.details.generated_tokens) == ("length", ENDLESS_TOKENS)
+
+
 def test_a_time_out_is_the_clients_own(client: InferenceClient, noticed: Noticed, url: str) -> None:
     hasty = InferenceClient(model=url, timeout=0.5)
     with noticed(), pytest.raises((InferenceTimeoutError, OSError)):
         hasty.text_generation(
-            "x", do_sample=True, temperature=ENDLESS_TEMPERATURE, max_new_tokens=ENDLESS_TOKENS
+            "x",
+            do_sample=True,
+            seed=ENDLESS_SEED,
+            temperature=ENDLESS_TEMPERATURE,
+            max_new_tokens=ENDLESS_TOKENS,
         )
 
 
@@ -242,6 +258,7 @@ def test_a_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
             "x",
             stream=True,
             do_sample=True,
+            seed=ENDLESS_SEED,
             temperature=ENDLESS_TEMPERATURE,
             max_new_tokens=ENDLESS_TOKENS,
         )
@@ -354,6 +371,7 @@ def test_an_async_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> 
                 "x",
                 stream=True,
                 do_sample=True,
+                seed=ENDLESS_SEED,
                 temperature=ENDLESS_TEMPERATURE,
                 max_new_tokens=ENDLESS_TOKENS,
             )

@@ -16,7 +16,7 @@ from langchain_core.tools import tool
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI
 
-from conftest import ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
+from conftest import ENDLESS_SEED, ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
 from prompts import ADD, REPEAT, as_text
 
 # Every sampling option of the class; `top_p` and `typical_p` are 0.95, and `temperature` 0.8, unless told otherwise.
@@ -136,7 +136,12 @@ def test_tools_of_the_chat(url: str) -> None:
 
 def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
     llm = endpoint(
-        url, temperature=ENDLESS_TEMPERATURE, top_p=None, typical_p=None, max_new_tokens=ENDLESS_TOKENS
+        url,
+        seed=ENDLESS_SEED,
+        temperature=ENDLESS_TEMPERATURE,
+        top_p=None,
+        typical_p=None,
+        max_new_tokens=ENDLESS_TOKENS,
     )
     with noticed():
         stream = llm.stream("x")

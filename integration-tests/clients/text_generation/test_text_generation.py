@@ -11,7 +11,7 @@ from text_generation import AsyncClient, Client
 from text_generation.errors import OverloadedError, UnknownError, ValidationError
 from text_generation.types import FinishReason, Grammar, GrammarType, Message, Tool
 
-from conftest import ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
+from conftest import ENDLESS_SEED, ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
 from prompts import ADD, REPEAT, as_text
 
 OPTIONS: dict[str, Any] = {
@@ -134,7 +134,11 @@ def test_what_this_client_has_no_class_for_keeps_its_message(guarded: Guarded, s
 def test_a_stream_that_is_left_is_noticed(client: Client, noticed: Noticed) -> None:
     with noticed():
         stream = client.generate_stream(
-            "x", do_sample=True, temperature=ENDLESS_TEMPERATURE, max_new_tokens=ENDLESS_TOKENS
+            "x",
+            do_sample=True,
+            seed=ENDLESS_SEED,
+            temperature=ENDLESS_TEMPERATURE,
+            max_new_tokens=ENDLESS_TOKENS,
         )
         next(stream)
         stream.close()
@@ -180,7 +184,11 @@ def test_async(url: str, noticed: Noticed) -> None:
             await client.generate("x", max_new_tokens=1_000_000)
         with noticed():
             stream: Any = client.generate_stream(
-                "x", do_sample=True, temperature=ENDLESS_TEMPERATURE, max_new_tokens=ENDLESS_TOKENS
+                "x",
+                do_sample=True,
+                seed=ENDLESS_SEED,
+                temperature=ENDLESS_TEMPERATURE,
+                max_new_tokens=ENDLESS_TOKENS,
             )
             await anext(stream)
             await stream.aclose()
