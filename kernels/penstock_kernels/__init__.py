@@ -9,11 +9,20 @@ sequence, H query heads, K key/value heads, J = 2 K (keys, then values), D head 
 feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache rows.
 """
 
-from penstock_kernels.activation import ACTIVATIONS, gated
-from penstock_kernels.attention import AttentionLayout, ChunkGroup, DecodeGroup, FewGroup, paged_attention
+from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped
+from penstock_kernels.attention import (
+    PLAIN,
+    AttentionLayout,
+    AttentionTerms,
+    ChunkGroup,
+    DecodeGroup,
+    FewGroup,
+    paged_attention,
+)
 from penstock_kernels.cache import write_kv
-from penstock_kernels.matrix import embedding, linear, linear_add
-from penstock_kernels.norm import rms_norm
+from penstock_kernels.experts import Routing, mix_experts, route
+from penstock_kernels.matrix import embedding, heads_linear, linear
+from penstock_kernels.norm import layer_norm, rms_norm
 from penstock_kernels.rope import rope
 from penstock_kernels.sampling import (
     add_bias,
@@ -31,10 +40,13 @@ from penstock_kernels.sampling import (
 
 __all__ = [
     "ACTIVATIONS",
+    "PLAIN",
     "AttentionLayout",
+    "AttentionTerms",
     "ChunkGroup",
     "DecodeGroup",
     "FewGroup",
+    "Routing",
     "add_bias",
     "add_watermark",
     "argmax",
@@ -42,16 +54,20 @@ __all__ = [
     "count_tokens",
     "embedding",
     "gated",
+    "gated_clamped",
     "green_tokens",
+    "heads_linear",
     "keep_largest",
     "keep_typical",
+    "layer_norm",
     "linear",
-    "linear_add",
     "log_softmax",
+    "mix_experts",
     "paged_attention",
     "penalize",
     "rms_norm",
     "rope",
+    "route",
     "uniform",
     "write_kv",
 ]

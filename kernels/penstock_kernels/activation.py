@@ -18,6 +18,18 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _relu(x: Tensor) -> Tensor:
+    return F.relu(x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid_()
+
+
 # By the names that `hidden_act` has in checkpoints.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": _silu,
@@ -26,6 +38,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_python": _gelu,
+    "gelu_pytorch": _gelu,
+    "gelu_python_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": _relu,
+    "relu2": _relu_squared,
 }
 
 
@@ -37,3 +55,14 @@ def gated(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor
     """
     half = gate_up_T2F.shape[-1] // 2
     return activation(gate_up_T2F[..., :half]).mul_(gate_up_T2F[..., half:])
+
+
+def gated_clamped(gate_up_T2F: Tensor, limit: float, alpha: float) -> Tensor:
+    """gate * sigmoid(alpha gate) * (up + 1), gate at most `limit`, up between -limit and limit.
+
+    The feed-forward activation of GPT-OSS (OpenAI, "gpt-oss model card", 2025). Shapes as in `gated`.
+    """
+    half = gate_up_T2F.shape[-1] // 2
+    gate_TF = gate_up_T2F[..., :half].clamp(max=limit)
+    up_TF = gate_up_T2F[..., half:].clamp(-limit, limit)
+    return (up_TF + 1).mul_(gate_TF * (alpha * gate_TF).sigmoid_())

@@ -68,13 +68,34 @@ class AttentionLayout:
     chunks: list[ChunkGroup] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class AttentionTerms:
+    """What some families add to attention. Layouts for any of these have no DecodeGroup."""
+
+    softcap: float = 0.0  # scores s become softcap tanh(s / softcap); 0: off
+    bias_HN: Tensor | None = None  # fp32, added to the scores of head h with the key at position n
+    sinks_H: Tensor | None = None  # a score of each head that takes part in the softmax and has no value
+    latent: int = 0  # V > 0: the cache has keys alone, and values are the first V numbers of a key
+
+
+PLAIN = AttentionTerms()
+
+
 def paged_attention(
-    q_THD: Tensor, cache_NJD: Tensor, layout: AttentionLayout, scale: float, out_THD: Tensor
+    q_THD: Tensor,
+    cache_NJD: Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    out_THD: Tensor,
+    terms: AttentionTerms = PLAIN,
 ) -> None:
     """softmax(scale q k^T + mask) v for every token over its own sequence's keys, into `out`.
 
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
-    already; out (T, H, D) contiguous, in q's dtype. Query head h reads key/value head h / (H / K).
+    already; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
+    key/value head h / (H / K). Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
+    Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
+    Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
     exact = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu"
     dtype = torch.float64 if exact else q_THD.dtype
@@ -82,6 +103,12 @@ def paged_attention(
     for decodes in layout.decodes:
         here = slice(decodes.begin, decodes.end)
         _decode(q_THD[here], cache_NJD, decodes, layout.gathered, scale, out_THD[here])
+    if terms is not PLAIN:
+        groups: list[FewGroup | ChunkGroup] = [*layout.few, *layout.chunks]
+        for group in groups:
+            here = slice(group.begin, group.end)
+            _with_terms(q_THD[here], cache_NJD, group, scale, out_THD[here], terms)
+        return
     for few in layout.few:
         here = slice(few.begin, few.end)
         _few(q_THD[here], cache_NJD, few, scale, out_THD[here])
@@ -153,3 +180,57 @@ def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, ou
     if group.gather_T is not None:
         a_THD = a_THD.index_select(0, group.gather_T)
     out_THD.copy_(a_THD)
+
+
+def _with_terms(
+    q_THD: Tensor,
+    cache_NJD: Tensor,
+    group: FewGroup | ChunkGroup,
+    scale: float,
+    out_THV: Tensor,
+    terms: AttentionTerms,
+) -> None:
+    """Any group with any terms, one product after another; scores in fp32 or longer."""
+    heads, size = q_THD.shape[1:]
+    if isinstance(group, ChunkGroup):
+        sequences, queries, mask_S1QL = group.sequences, group.queries, group.mask_S1QL
+        if group.spread_SQ is not None:
+            q_THD = q_THD.index_select(0, group.spread_SQ)
+    else:
+        sequences, queries, mask_S1QL = len(q_THD), 1, group.mask_S11L
+    rows = cache_NJD.shape[1]
+    kv_heads = rows if terms.latent else rows // 2
+    kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, rows, size)
+    kv_SJLD = kv_SLJD.to(q_THD.dtype).transpose(1, 2)
+    values_SKLV = kv_SJLD[..., : terms.latent] if terms.latent else kv_SJLD[:, kv_heads:]
+    # The query heads that share a key head are as many queries of it.
+    shared = heads // kv_heads
+    q_SKGQD = q_THD.reshape(sequences, queries, kv_heads, shared, size).permute(0, 2, 3, 1, 4)
+    q_SKXD = q_SKGQD.reshape(sequences, kv_heads, shared * queries, size) * scale
+    scores_SKXL = q_SKXD @ kv_SJLD[:, :kv_heads].transpose(2, 3)
+    exact = scores_SKXL.dtype == torch.float64
+    scores_SHQL = scores_SKXL.to(torch.float64 if exact else torch.float32).view(
+        sequences, heads, queries, group.keys
+    )
+    if terms.softcap:
+        scores_SHQL = (scores_SHQL / terms.softcap).tanh_() * terms.softcap
+    if terms.bias_HN is not None:
+        scores_SHQL = scores_SHQL + terms.bias_HN[:, : group.keys].unsqueeze(1)
+    if mask_S1QL is not None:
+        scores_SHQL = scores_SHQL + mask_S1QL
+    elif isinstance(group, ChunkGroup):
+        later = torch.ones(queries, group.keys, dtype=torch.bool, device=q_THD.device).triu_(1)
+        scores_SHQL = scores_SHQL.masked_fill(later, -torch.inf)
+    if terms.sinks_H is not None:
+        sinks = terms.sinks_H.to(scores_SHQL.dtype).view(heads, 1, 1).expand(sequences, heads, queries, 1)
+        weights_SHQL = torch.cat((scores_SHQL, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights_SHQL = scores_SHQL.softmax(-1)
+    weights_SKXL = weights_SHQL.to(q_THD.dtype).reshape(sequences, kv_heads, shared * queries, group.keys)
+    a_SKXV = weights_SKXL @ values_SKLV
+    width = a_SKXV.shape[-1]
+    a_SKGQV = a_SKXV.view(sequences, kv_heads, shared, queries, width)
+    a_THV = a_SKGQV.permute(0, 3, 1, 2, 4).reshape(sequences * queries, heads, width)
+    if isinstance(group, ChunkGroup) and group.gather_T is not None:
+        a_THV = a_THV.index_select(0, group.gather_T)
+    out_THV.copy_(a_THV)

@@ -22,9 +22,13 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return F.linear(x_TI, weight_OI, bias_O)
 
 
-def linear_add(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, residual_TO: Tensor) -> Tensor:
-    """residual + x W^T + b, in the residual's memory: (T, I) by (O, I) onto (T, O)."""
-    return residual_TO.add_(linear(x_TI, weight_OI, bias_O))
+def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor) -> None:
+    """Each head's row times a matrix of its own: (T, H, I) by (H, I, O) into (T, H, O), any strides."""
+    tokens = x_THI.shape[0]
+    x_HTI = x_THI.transpose(0, 1)
+    if tokens % ROWS and x_THI.dtype == torch.float32 and x_THI.device.type == "cpu":
+        x_HTI = F.pad(x_HTI, (0, 0, 0, -tokens % ROWS))
+    out_THO.copy_(torch.bmm(x_HTI, weight_HIO)[:, :tokens].transpose(0, 1))
 
 
 def embedding(ids_T: Tensor, weight_VE: Tensor) -> Tensor:

@@ -51,21 +51,93 @@ def test_rope_turns_each_plane_by_its_angle(dtype: torch.dtype) -> None:
 def test_gated_activates_the_first_half_and_scales_by_the_second(name: str) -> None:
     x = random(4, 10)
     gate, up = x[:, :5].double(), x[:, 5:].double()
-    curve = {
+    erf = gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2)))
+    tanh = 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh())
+    curves = {
         "silu": gate / (1 + (-gate).exp()),
-        "gelu": gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))),
-        "tanh": 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()),
-    }["silu" if name in ("silu", "swish") else "gelu" if name == "gelu" else "tanh"]
+        "swish": gate / (1 + (-gate).exp()),
+        "gelu": erf,
+        "gelu_python": erf,
+        "gelu_pytorch": erf,
+        "relu": gate.clamp(min=0),
+        "relu2": gate.clamp(min=0) ** 2,
+        "quick_gelu": gate / (1 + (-1.702 * gate).exp()),
+    }
+    curve = curves.get(name, tanh)
     assert_close(ops.gated(x, ops.ACTIVATIONS[name]), curve * up)
 
 
-def test_linear_add_adds_to_the_residual_in_place() -> None:
-    x, weight, bias, residual = random(3, 4), random(5, 4, seed=1), random(5, seed=2), random(3, 5, seed=3)
-    exact = residual.double() + x.double() @ weight.double().T + bias.double()
-    result = ops.linear_add(x, weight, bias, residual)
-    assert result.data_ptr() == residual.data_ptr()
-    assert_close(residual, exact)
+def test_the_clamped_gate_lets_large_numbers_go_no_further() -> None:
+    x = 4 * random(6, 10)
+    gate, up = x[:, :5].double().clamp(max=3), x[:, 5:].double().clamp(-3, 3)
+    wanted = gate / (1 + (-1.7 * gate).exp()) * (up + 1)
+    assert_close(ops.gated_clamped(x, limit=3.0, alpha=1.7), wanted)
+
+
+def test_layer_norm_has_mean_and_variance_and_a_long_weight_is_not_rounded() -> None:
+    x, weight, bias = random(3, 8), random(8, seed=1), random(8, seed=2)
+    exact = x.double()
+    centred = exact - exact.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert_close(ops.layer_norm(x, weight, bias, 1e-5), normed * weight.double() + bias.double())
+    short = x.bfloat16()
+    scaled = short.float() / (short.float().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    assert torch.equal(ops.rms_norm(short, weight, 1e-5), scaled.bfloat16())
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_route_chooses_the_best_experts_of_the_best_groups(groups: int, sigmoid: bool) -> None:
+    logits, correction = random(20, 16), random(16, seed=1)
+    routing = ops.Routing(3, sigmoid, normalize=True, scale=2.5, groups=groups, top_groups=2, group_best=2)
+    weights, experts = ops.route(logits, correction, routing)
+    for token in range(20):
+        scores = logits[token].double()
+        scores = scores.sigmoid() if sigmoid else scores.softmax(-1)
+        choice = scores + correction.double()
+        allowed = list(range(16))
+        if groups > 1:
+            size = 16 // groups
+            best = sorted(
+                range(groups), key=lambda g: -float(choice[g * size : (g + 1) * size].topk(2).values.sum())
+            )
+            allowed = [x for x in allowed if x // size in best[:2]]
+        chosen = sorted(allowed, key=lambda x: -float(choice[x]))[:3]
+        assert sorted(experts[token].tolist()) == sorted(chosen)
+        total = scores[chosen].sum()
+        for weight, expert in zip(weights[token], experts[token], strict=True):
+            assert_close(weight, 2.5 * scores[expert] / total)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_mix_experts_adds_what_its_own_experts_make(first: int) -> None:
+    x, up, down = random(9, 4), random(3, 6, 4, seed=1), random(3, 4, 6, seed=2)
+    up_bias, down_bias = random(3, 6, seed=3), random(3, 4, seed=4)
+    weights = random(9, 2, seed=5)
+    experts = torch.stack([torch.arange(9) % 5, (torch.arange(9) + 2) % 5], 1)
+    got = ops.mix_experts(x, weights, experts, first, up, up_bias, down, down_bias, torch.relu)
+    wanted = torch.zeros(9, 4, dtype=torch.float64)
+    for token, row in enumerate(experts.tolist()):
+        for place, expert in enumerate(row):
+            if first <= expert < first + 3:
+                at = expert - first
+                inner = (up[at].double() @ x[token].double() + up_bias[at]).relu()
+                wanted[token] += weights[token, place] * (down[at].double() @ inner + down_bias[at])
+    assert_close(got, wanted)
+
+
+def test_linear_is_a_product_and_a_bias() -> None:
+    x, weight, bias = random(3, 4), random(5, 4, seed=1), random(5, seed=2)
+    assert_close(ops.linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
     assert_close(ops.linear(x, weight, None), x.double() @ weight.double().T)
+    assert_close(ops.embedding(torch.tensor([2, 0, 2]), x), x[[2, 0, 2]])
+
+
+def test_heads_linear_gives_each_head_its_own_matrix() -> None:
+    x, weight = random(3, 2, 4), random(2, 4, 5, seed=1)
+    out = torch.empty(3, 2, 5)
+    ops.heads_linear(x, weight, out)
+    assert_close(out, torch.einsum("thi,hio->tho", x.double(), weight.double()))
 
 
 def test_write_kv_touches_only_the_places_named() -> None:

@@ -19,6 +19,7 @@ from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
 from penstock.models import recipes
 from penstock.models.decoder import Step
+from penstock.parallel import ALONE, TensorGroup
 from penstock.plan import I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.sampling import Sampled, Sampler, most_likely
@@ -63,12 +64,18 @@ class Engine:
     """The model, and after `prepare` the cache and the slots."""
 
     def __init__(
-        self, config: dict[str, Any], folder: Path, dtype: torch.dtype, device: torch.device
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorGroup = ALONE,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.group = group
         self.recipe = recipes.recipe_of(config)
-        self.model = recipes.load(config, folder, dtype, device)
+        self.model = recipes.load(config, folder, dtype, device, group)
         self.steps = 0
         self.spans: StepSpans | None = None
         self._prepared = False
@@ -91,28 +98,30 @@ class Engine:
     def allocate(self, limits: Limits) -> None:
         """Makes cache, slots and tables for these limits."""
         self.limits = limits
-        self.cache = KvCache(self.model.config, self.dtype, self.device, limits.blocks)
+        config = self.model.config
+        rows, size = self.model.cache_shape
+        self.cache = KvCache(config.layers, rows, size, self.dtype, self.device, limits.blocks)
         self.slots = SlotTable(limits)
         self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
         # A row in flight may run one token past the longest sequence.
-        self.rope = RopeTable(
-            self.model.config.rope,
-            limits.max_sequence_tokens,
-            self.slots.width * BLOCK_SIZE,
-            self.dtype,
-            self.device,
-        )
+        positions = self.slots.width * BLOCK_SIZE
+        self.ropes = [
+            RopeTable(rope, limits.max_sequence_tokens, positions, self.dtype, self.device)
+            for rope in config.ropes
+        ]
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
-        rows = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
-        self._logits_SV = torch.empty((rows, limits.vocab_size), dtype=torch.float32, device=self.device)
+        most = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
+        self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
         self._gathered = torch.empty(0, dtype=self.dtype, device=self.device)
         self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
         self._steady: tuple[Layout, Plan] | None = None
         self._geometry = Geometry(
             block_size=BLOCK_SIZE,
             zero_row=self.cache.zero_row,
-            heads=2 * self.model.config.kv_heads,
-            head_dim=self.model.config.head_dim,
+            heads=rows,
+            windows=config.windows,
+            simple=config.simple_attention,
+            head_dim=size,
             dtype=self.dtype,
             device=self.device,
             nothing=self._gathered,
@@ -153,6 +162,7 @@ class Engine:
         prepared = time.perf_counter_ns()
         hidden_TE = self.model.forward(step, self.cache.layers_NJD)
         forwarded = time.perf_counter_ns()
+        # Every rank computes logits and learns what was sampled; rank 0 alone samples and answers.
         sampled = prompt = None
         if len(layout.sample_rows):
             sampled = self._sample(plan, layout, step.ids_T, hidden_TE)
@@ -242,21 +252,30 @@ class Engine:
         ids_T = torch.cat((given_T, self.last_sampled)).index_select(
             0, to_device(layout.sources_T, self.device)
         )
-        cos_T1D, sin_T1D = self.rope.at(to_device(layout.positions_T, self.device))
-        return Step(ids_T, cos_T1D, sin_T1D, to_device(layout.places_T, self.device), layout.attention)
+        positions_T = to_device(layout.positions_T, self.device)
+        return Step(
+            ids_T,
+            positions_T,
+            [rope.at(positions_T) for rope in self.ropes],
+            to_device(layout.places_T, self.device),
+            layout.attentions,
+        )
 
-    def _sample(self, plan: Plan, layout: Layout, ids_T: Tensor, hidden_TE: Tensor) -> Sampled:
+    def _sample(self, plan: Plan, layout: Layout, ids_T: Tensor, hidden_TE: Tensor) -> Sampled | None:
         rows = layout.sample_rows
         tokens_S = to_device(layout.sample_tokens, self.device)
         chosen_SE = hidden_TE.index_select(0, tokens_S)
         logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(rows)])
         slots = plan.slots[rows]
-        positions = plan.positions[rows] + plan.counts[rows]
-        sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
-        self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled.tokens_S)
+        sampled = None
+        if self.group.rank == 0:
+            positions = plan.positions[rows] + plan.counts[rows]
+            sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
+        chosen_S = torch.empty_like(tokens_S) if sampled is None else sampled.tokens_S
+        self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.follow(chosen_S))
         return sampled
 
-    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> PromptAnswers:
+    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> PromptAnswers | None:
         targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
         targets_T = to_device(targets, self.device)
         tokens_T = to_device(layout.prompt_tokens, self.device)
@@ -268,12 +287,16 @@ class Engine:
             some = slice(begin, begin + PROMPT_LOGITS_AT_ONCE)
             chosen_TE = hidden_TE.index_select(0, tokens_T[some])
             logits_TV = self.model.logits(chosen_TE, self._logits_SV[: len(chosen_TE)])
+            if self.group.rank != 0:
+                continue
             chosen_T1 = logits_TV.gather(1, targets_T[some].unsqueeze(1))
             total_T1 = logits_TV.logsumexp(-1, keepdim=True)
             parts.append((chosen_T1 - total_T1).squeeze(1))
             if most:
                 tokens_TN = most_likely(logits_TV, most)
                 tops.append((tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1))
+        if not parts:
+            return None
         tokens_PN = torch.cat([tokens for tokens, _ in tops]) if tops else None
         logprobs_PN = torch.cat([logprobs for _, logprobs in tops]) if tops else None
         return PromptAnswers(torch.cat(parts), top_counts, tokens_PN, logprobs_PN)

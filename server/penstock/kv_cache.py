@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import TooLittleMemory
-from penstock.models.decoder import DecoderConfig
 
 BLOCK_SIZE = 16
 GIB = 1 << 30
@@ -84,15 +83,17 @@ def spare(room: Room, device: torch.device, memory_fraction: float, held: int, w
 
 
 def count_blocks(
-    config: DecoderConfig,
-    dtype: torch.dtype,
+    token_bytes: int,
     max_slots: int,
     max_sequence_tokens: int,
     max_cache_tokens: int,
     available: int,
 ) -> int:
-    """Blocks to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
-    block_bytes = config.kv_numbers_per_token * dtype.itemsize * BLOCK_SIZE
+    """Blocks to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags.
+
+    `token_bytes`: what the cache of all layers takes for one token.
+    """
+    block_bytes = token_bytes * BLOCK_SIZE
     fits = available // block_bytes - 1  # one more block holds the zeros that padding reads
     sequence = -(-max_sequence_tokens // BLOCK_SIZE)
     if fits < sequence:
@@ -123,12 +124,14 @@ def _mib(size: int) -> str:
 class KvCache:
     """One tensor per layer, (N, J, D): rows of blocks 0 .. blocks - 1, then one block of zeros."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, blocks: int) -> None:
+    def __init__(
+        self, layers: int, rows: int, size: int, dtype: torch.dtype, device: torch.device, blocks: int
+    ) -> None:
         self.blocks = blocks
         self.zero_row = blocks * BLOCK_SIZE
-        shape = ((blocks + 1) * BLOCK_SIZE, 2 * config.kv_heads, config.head_dim)
-        self.bytes = blocks * BLOCK_SIZE * config.kv_numbers_per_token * dtype.itemsize
-        self.layers_NJD: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(config.layers)]
+        shape = ((blocks + 1) * BLOCK_SIZE, rows, size)
+        self.bytes = blocks * BLOCK_SIZE * layers * rows * size * dtype.itemsize
+        self.layers_NJD: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

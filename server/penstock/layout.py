@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.models.config import Window
 from penstock.plan import CONTINUE, I64, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
 from penstock.slots import SlotTable
 
@@ -30,7 +31,7 @@ class Layout:
     sources_T: I64  # index into the plan's tokens, followed by the last sampled token of every slot
     positions_T: I64
     places_T: I64
-    attention: ops.AttentionLayout
+    attentions: list[ops.AttentionLayout]  # of each of the model's windows
     sample_rows: I64  # rows of the plan with SAMPLE
     sample_tokens: I64  # their last token's index among T
     prompt_tokens: I64  # tokens whose prompt log probabilities are wanted, in the plan's order
@@ -43,6 +44,8 @@ class Geometry:
     block_size: int
     zero_row: int  # a cache row that holds zeros
     heads: int  # J: key heads and value heads
+    windows: tuple[Window | None, ...]  # the model's, as in DecoderConfig
+    simple: bool  # DecoderConfig.simple_attention: decodes may be DecodeGroups
     head_dim: int
     dtype: torch.dtype
     device: torch.device
@@ -54,30 +57,43 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
     block_size = geometry.block_size
     counts, contexts = plan.counts, plan.positions + plan.counts
     make = _Maker(plan, slots, geometry)
-    orders: list[I64] = []
-    attention = ops.AttentionLayout(geometry.nothing)
     single = counts == 1
     decodes = np.flatnonzero(single)
-    for rows in _decode_rectangles(decodes, contexts[decodes]):
-        keys = _rounded(int(contexts[rows].max()))
-        if len(rows) * keys * geometry.heads // 2 <= FEW_HEAD_KEYS:
-            attention.few.append(make.few_group(rows, keys))
-        else:
-            attention.decodes.append(make.decode_group(rows, keys))
-        orders.append(rows)
-    for rows in _chunk_rectangles(np.flatnonzero(~single), counts, contexts):
-        attention.chunks.append(make.chunk_group(rows))
-        orders.append(rows)
+    singles = list(_decode_rectangles(decodes, contexts[decodes]))
+    chunks = list(_chunk_rectangles(np.flatnonzero(~single), counts, contexts))
+    orders = singles + chunks
     order = orders[0] if len(orders) == 1 else np.concatenate(orders)
-    if attention.decodes:
-        attention.gathered = memory(
-            max(group.heads_JSL.numel() for group in attention.decodes) * geometry.head_dim
-        )
+    longest = int(contexts.max())
+    attentions: list[ops.AttentionLayout] = []
+    everything: ops.AttentionLayout | None = None  # the one without a window
+    for window in geometry.windows:
+        # A window that nobody's context has outgrown hides nothing.
+        seen = window if window is not None and longest > window.size else None
+        if seen is None and everything is not None:
+            attentions.append(everything)
+            continue
+        make.begin(seen)
+        attention = ops.AttentionLayout(geometry.nothing)
+        for rows in singles:
+            keys = make.keys(rows)
+            if not geometry.simple or len(rows) * keys * geometry.heads // 2 <= FEW_HEAD_KEYS:
+                attention.few.append(make.few_group(rows, keys))
+            else:
+                attention.decodes.append(make.decode_group(rows, keys))
+        attention.chunks = [make.chunk_group(rows) for rows in chunks]
+        attentions.append(attention)
+        if seen is None:
+            everything = attention
+    most = max((g.heads_JSL.numel() for a in attentions for g in a.decodes), default=0)
+    if most:
+        gathered = memory(most * geometry.head_dim)
+        for attention in attentions:
+            attention.gathered = gathered
 
     counts_in_order = counts[order]
     ends = np.cumsum(counts_in_order)
     rows_T = np.repeat(order, counts_in_order)
-    offsets_T = np.arange(make.tokens) - np.repeat(ends - counts_in_order, counts_in_order)
+    offsets_T = np.arange(int(ends[-1])) - np.repeat(ends - counts_in_order, counts_in_order)
     positions_T = plan.positions[rows_T] + offsets_T
     blocks_T = slots.blocks[plan.slots[rows_T], positions_T // block_size]
 
@@ -98,7 +114,7 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
         sources_T=sources[rows_T] + offsets_T,
         positions_T=positions_T,
         places_T=blocks_T * block_size + positions_T % block_size,
-        attention=attention,
+        attentions=attentions,
         sample_rows=sample_rows,
         sample_tokens=last[sample_rows],
         prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
@@ -116,8 +132,8 @@ def continued(last: Layout, last_plan: Plan, plan: Plan, slots: SlotTable, geome
     Both plans are steady, and the last step is over: its layout is changed in place. Returns whether this
     is possible: the same rows in one rectangle that has room for one key more.
     """
-    attention = last.attention
-    if len(attention.few) + len(attention.decodes) != 1:
+    attention = last.attentions[0]
+    if geometry.windows != (None,) or len(attention.few) + len(attention.decodes) != 1:
         return False
     group = attention.few[0] if attention.few else attention.decodes[0]
     positions = plan.positions
@@ -183,7 +199,7 @@ def _rounded(keys: int) -> int:
 
 
 class _Maker:
-    """Makes the groups one after another, in the order of the tokens."""
+    """Makes the groups of one window after another, in the order of the tokens."""
 
     def __init__(self, plan: Plan, slots: SlotTable, geometry: Geometry) -> None:
         self.plan = plan
@@ -193,11 +209,19 @@ class _Maker:
         self.heads = geometry.heads
         self.dtype = geometry.dtype
         self.device = geometry.device
+
+    def begin(self, window: Window | None) -> None:
+        """What follows is for this window."""
+        self.window = window
         self.tokens = 0
 
+    def keys(self, rows: I64) -> int:
+        """Keys that decodes of these rows read, rounded up."""
+        positions = self.plan.positions[rows]
+        return _rounded(int((positions + 1 - self._first(positions)).max()))
+
     def decode_group(self, rows: I64, keys: int) -> ops.DecodeGroup:
-        seen = np.arange(keys) <= self.plan.positions[rows][:, None]
-        places_SL = to_device(self._places(rows, keys, seen), self.device).view(-1)
+        seen, places_SL = self._single(rows, keys)
         heads_J1 = torch.arange(self.heads, device=self.device).unsqueeze(1)
         return ops.DecodeGroup(
             begin=self._advance(len(rows)),
@@ -208,60 +232,84 @@ class _Maker:
         )
 
     def few_group(self, rows: I64, keys: int) -> ops.FewGroup:
-        seen = np.arange(keys) <= self.plan.positions[rows][:, None]
+        seen, places_SL = self._single(rows, keys)
         return ops.FewGroup(
             begin=self._advance(len(rows)),
             end=self.tokens,
             keys=keys,
-            places_SL=to_device(self._places(rows, keys, seen), self.device).view(-1),
+            places_SL=places_SL,
             mask_S11L=None if seen.all() else self._mask(~seen).view(len(rows), 1, 1, keys),
         )
 
     def chunk_group(self, rows: I64) -> ops.ChunkGroup:
         counts, positions = self.plan.counts[rows], self.plan.positions[rows]
         contexts = positions + counts
-        queries, keys = int(counts.max()), int(contexts.max())
+        first = self._first(positions)
+        queries, keys = int(counts.max()), int((contexts - first).max())
         mask = spread = gather = None
-        causal = queries == keys and bool((contexts == keys).all()) and not positions.any()
+        causal = (
+            self.window is None and queries == keys and bool((contexts == keys).all()) and not positions.any()
+        )
+        numbers_SL = first[:, None] + np.arange(keys)
         if not causal:
             # Query i of a row sees the keys up to its own position. Queries past the row's end see what
             # the last one sees: they are padding, and must not divide by zero.
             last = np.minimum(positions[:, None] + np.arange(queries), contexts[:, None] - 1)
-            mask = self._mask(np.arange(keys) > last[:, :, None]).unsqueeze(1)
+            hidden = numbers_SL[:, None, :] > last[:, :, None]
+            if self.window is not None:
+                hidden |= numbers_SL[:, None, :] < self._first(last)[:, :, None]
+            mask = self._mask(hidden).unsqueeze(1)
         if int(counts.min()) < queries:
-            first = np.cumsum(counts) - counts
+            begins = np.cumsum(counts) - counts
             within = np.minimum(np.arange(queries), counts[:, None] - 1)
-            spread = to_device((first[:, None] + within).reshape(-1), self.device)
+            spread = to_device((begins[:, None] + within).reshape(-1), self.device)
             real = np.arange(queries) < counts[:, None]
             gather = to_device(np.flatnonzero(real.reshape(-1)), self.device)
-        seen = np.arange(keys) < contexts[:, None]
+        places = self._places(rows, first, keys, numbers_SL < contexts[:, None])
         return ops.ChunkGroup(
             begin=self._advance(int(counts.sum())),
             end=self.tokens,
             sequences=len(rows),
             queries=queries,
             keys=keys,
-            places_SL=to_device(self._places(rows, keys, seen), self.device).view(-1),
+            places_SL=to_device(places, self.device).view(-1),
             mask_S1QL=mask,
             causal=causal,
             spread_SQ=spread,
             gather_T=gather,
         )
 
+    def _first(self, positions: I64) -> I64:
+        """The first key that queries at these positions see."""
+        if self.window is None:
+            return np.zeros_like(positions)
+        if self.window.chunked:
+            return positions // self.window.size * self.window.size
+        return np.maximum(positions + 1 - self.window.size, 0)
+
+    def _single(self, rows: I64, keys: int) -> tuple[Bools, Tensor]:
+        """Of rows with one query each: which of `keys` keys they see, (S, L), and their cache rows, (S * L,)."""
+        positions = self.plan.positions[rows]
+        first = self._first(positions)
+        seen = np.arange(keys) <= (positions - first)[:, None]
+        return seen, to_device(self._places(rows, first, keys, seen), self.device).view(-1)
+
     def _advance(self, tokens: int) -> int:
         begin = self.tokens
         self.tokens += tokens
         return begin
 
-    def _places(self, rows: I64, keys: int, seen: Bools) -> I64:
-        """Cache rows (S, L) of the keys; of those not seen the row of zeros."""
-        count = min(-(-keys // self.block_size), self.slots.width)
-        blocks = self.slots.blocks[self.plan.slots[rows], :count]
-        places = (blocks[:, :, None] * self.block_size + np.arange(self.block_size)).reshape(len(rows), -1)
-        result = np.full((len(rows), keys), self.zero_row)
-        inside = min(places.shape[1], keys)
-        np.copyto(result[:, :inside], places[:, :inside], where=seen[:, :inside])
-        return result
+    def _places(self, rows: I64, first: I64, keys: int, seen: Bools) -> I64:
+        """Cache rows (S, L) of the keys from `first` on; of those not seen the row of zeros."""
+        size, slots = self.block_size, self.plan.slots[rows]
+        begin = first // size
+        count = -(-(keys + size - 1) // size)
+        blocks_SB = np.minimum(begin[:, None] + np.arange(count), self.slots.width - 1)
+        blocks = self.slots.blocks[slots[:, None], blocks_SB]
+        places = (blocks[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
+        if first.any():
+            places = np.take_along_axis(places, (first - begin * size)[:, None] + np.arange(keys), 1)
+        return np.where(seen, places[:, :keys], self.zero_row)
 
     def _mask(self, hidden: Bools) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)

@@ -21,13 +21,13 @@ WARM_UP_SECONDS = 0.25
 def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     """Allocates for the request's limits. Raises ValueError naming the field, or TooLittleMemory."""
     config = engine.model.config
-    longest = request.max_sequence_tokens or config.rope.max_positions
+    longest = request.max_sequence_tokens or config.max_positions
     for name in ("max_slots", "max_step_tokens"):
         if getattr(request, name) < 1:
             raise ValueError(f"{name} is 0")
-    if longest > config.rope.max_positions:
+    if longest > config.max_positions:
         raise ValueError(
-            f"max_sequence_tokens is {longest}, and the model was made for {config.rope.max_positions} "
+            f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
             "(--max-total-tokens)"
         )
     if not 0 < request.memory_fraction <= 1:
@@ -40,7 +40,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         working=_working_bytes(engine, request.max_slots, request.max_step_tokens, longest),
     )
     blocks = count_blocks(
-        config, engine.dtype, request.max_slots, longest, request.max_cache_tokens, available
+        kv_bytes_per_token(engine), request.max_slots, longest, request.max_cache_tokens, available
     )
     engine.allocate(
         Limits(
@@ -62,6 +62,12 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
 def weight_bytes(engine: Engine) -> int:
     """Bytes of the weights, each counted once."""
     return sum(t.numel() * t.element_size() for t in engine.model.weights())
+
+
+def kv_bytes_per_token(engine: Engine) -> int:
+    """Bytes that this rank's cache holds for one token."""
+    rows, size = engine.model.cache_shape
+    return engine.model.config.layers * rows * size * engine.dtype.itemsize
 
 
 def _working_bytes(engine: Engine, max_slots: int, max_step_tokens: int, longest: int) -> int:

@@ -13,7 +13,7 @@ import grpc
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import BadPlan, OutOfStep, TooLittleMemory
-from penstock.preparation import prepare, weight_bytes
+from penstock.preparation import kv_bytes_per_token, prepare, weight_bytes
 from penstock.proto import penstock_pb2 as pb
 from penstock.proto.contract import CONTRACT
 from penstock.run import Run, Superseded
@@ -111,10 +111,10 @@ def description_of(
         device=str(engine.device),
         device_name=engine.device_name,
         block_size=16,
-        max_positions=shape.rope.max_positions,
-        parameters=sum(t.numel() for t in engine.model.weights()),
+        max_positions=shape.max_positions,
+        parameters=engine.model.parameters,
         weight_bytes=held,
-        kv_bytes_per_token=shape.kv_numbers_per_token * engine.dtype.itemsize,
+        kv_bytes_per_token=kv_bytes_per_token(engine),
         rank=rank,
         world_size=world,
         max_top_tokens=min(MAX_TOP_TOKENS, shape.vocab_size),

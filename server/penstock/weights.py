@@ -4,6 +4,7 @@ Called by recipes, which say which tensors they want, in which shape. Never read
 """
 
 import json
+import math
 import re
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ class Checkpoint:
         self.device = device
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        self._used: set[str] = set()
+        self._used: dict[str, int] = {}
         index = folder / "model.safetensors.index.json"
         if (folder / "model.safetensors").is_file():
             self._open("model.safetensors")
@@ -101,6 +102,15 @@ class Checkpoint:
         """Whether the checkpoint holds a tensor of this name."""
         return name in self._file_of
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Checks a tensor that another rank reads."""
+        self._checked(name, shape)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors that were asked for, by whichever rank."""
+        return sum(self._used.values())
+
     def tensor(
         self,
         name: str,
@@ -115,7 +125,8 @@ class Checkpoint:
         """
         view = self._checked(name, shape)
         try:
-            parts = [view[some] for some in rows or [slice(0, shape[0])]]
+            parts = [view[some] for some in ([slice(0, shape[0])] if rows is None else rows)]
+            parts = parts or [view[:0]]
             if columns is not None:
                 parts = [torch.cat([part[..., some] for some in columns], -1) for part in parts]
         except (SafetensorError, OSError, ValueError) as error:
@@ -136,7 +147,7 @@ class Checkpoint:
             raise UnusableModel(
                 f"{file}: tensor {name} has the shape {list(view.get_shape())}; config.json asks for {list(shape)}"
             )
-        self._used.add(name)
+        self._used[name] = math.prod(shape)
         return view
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:

@@ -15,7 +15,8 @@ from penstock.layout import Layout, make_layout
 
 def groups(layout: Layout) -> list[ops.FewGroup | ops.DecodeGroup | ops.ChunkGroup]:
     """All rectangles."""
-    return [*layout.attention.few, *layout.attention.decodes, *layout.attention.chunks]
+    (attention,) = layout.attentions
+    return [*attention.few, *attention.decodes, *attention.chunks]
 
 
 @pytest.mark.parametrize("rows", [2, 40])

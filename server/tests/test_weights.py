@@ -12,6 +12,7 @@ import torch
 import checkpoints
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
+from penstock.models.decoder import Attention
 
 CPU = torch.device("cpu")
 
@@ -177,7 +178,7 @@ def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
         ({"num_hidden_layers": "3"}, "num_hidden_layers"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"vocab_size": True}, "vocab_size"),
-        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"head_dim": 7}, "head_dim 7"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),
         ({"rope_scaling": {"type": "spiral", "factor": 2}}, "spiral"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
@@ -185,7 +186,8 @@ def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_theta": -1.0}, "rope_theta"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.3, "head_dim": 10}, "3 of head_dim 10 are rotated"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
@@ -199,6 +201,9 @@ def test_weights_are_converted_to_the_dtype_served(stored: torch.dtype, folder: 
     config = checkpoints.config()
     weights = checkpoints.tensors(config, dtype=stored)
     engine = load(checkpoints.write(folder, config, weights), torch.bfloat16)
-    layer = engine.model.layers[1]
+    attention = engine.model.layers[1].attention
+    assert isinstance(attention, Attention)
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
-    assert torch.equal(layer.qkv.weight_OI, torch.cat([weights[name] for name in names]).to(torch.bfloat16))
+    assert torch.equal(
+        attention.qkv.weight_OI, torch.cat([weights[name] for name in names]).to(torch.bfloat16)
+    )

@@ -1,12 +1,15 @@
-"""Matrices of the model. Several that read the same input are one: their rows one after another."""
+"""Matrices of the model, whole or this rank's part of them. Several that read the same input are one: their
+rows one after another.
+"""
 
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.parallel import ALONE, TensorGroup
 
 
 class Linear:
-    """x W^T + b with W (O, I) and b (O,) or None."""
+    """x W^T + b with W (O, I) and b (O,) or None. Where the rows are divided, O is this rank's part."""
 
     __slots__ = ("bias_O", "weight_OI")
 
@@ -18,6 +21,26 @@ class Linear:
         """(T, I) to (T, O)."""
         return ops.linear(x_TI, self.weight_OI, self.bias_O)
 
-    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """residual + x W^T + b, in the residual's memory."""
-        return ops.linear_add(x_TI, self.weight_OI, self.bias_O, residual_TO)
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        return [t for t in (self.weight_OI, self.bias_O) if t is not None]
+
+
+class Embedding:
+    """Rows of a table (V, E); of a divided table this rank holds `rows`, and the ranks add up what they found."""
+
+    __slots__ = ("group", "rows", "weight_VE")
+
+    def __init__(self, weight_VE: Tensor, rows: range | None = None, group: TensorGroup = ALONE) -> None:
+        self.weight_VE = weight_VE
+        self.rows = rows
+        self.group = group
+
+    def __call__(self, ids_T: Tensor) -> Tensor:
+        """(T,) int64 to (T, E)."""
+        if self.rows is None or self.group.size == 1:
+            return ops.embedding(ids_T, self.weight_VE)
+        here_T = ids_T - self.rows.start
+        elsewhere_T = (here_T < 0) | (here_T >= len(self.rows))
+        found_TE = ops.embedding(here_T.masked_fill(elsewhere_T, 0), self.weight_VE)
+        return self.group.add_up(found_TE.masked_fill_(elsewhere_T.unsqueeze(1), 0))

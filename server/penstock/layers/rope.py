@@ -47,12 +47,26 @@ class RopeConfig:
         return self.max_position_embeddings
 
 
-def read_rope(config: dict[str, Any], head_dim: int, max_position_embeddings: int) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before it)."""
+def read_rope(
+    config: dict[str, Any],
+    head_dim: int,
+    max_position_embeddings: int,
+    *,
+    share: float = 1.0,
+    theta: float = 10000.0,
+    kind: str | None = None,
+) -> RopeConfig:
+    """Reads `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before it).
+
+    `share` of head_dim is rotated unless `partial_rotary_factor` says otherwise; `theta` is the base where none is
+    given; `kind` is the kind of layer where `rope_parameters` has an entry for each.
+    """
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     given = config.get(key) or {}
     if not isinstance(given, dict):
         raise UnusableModel(f"config.json: {key} is not an object")
+    if kind is not None and isinstance(given.get(kind), dict):
+        given = given[kind]
     variant = str(given.get("rope_type") or given.get("type") or "default")
     variant = {"su": "longrope", "none": "default"}.get(variant, variant)
     if variant not in VARIANTS:
@@ -71,6 +85,12 @@ def read_rope(config: dict[str, Any], head_dim: int, max_position_embeddings: in
     def optional(name: str) -> float | None:
         return None if given.get(name) is None else number(name)
 
+    portion = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    portion = share if portion is None else portion
+    if isinstance(portion, bool) or not isinstance(portion, (int, float)) or not 0 < portion <= 1:
+        raise UnusableModel(f"config.json: partial_rotary_factor is {portion!r}, not over 0 and at most 1")
+    head_dim = int(head_dim * portion + 1e-6)
+
     def factors(name: str) -> tuple[float, ...]:
         value = given.get(name)
         if (
@@ -79,18 +99,14 @@ def read_rope(config: dict[str, Any], head_dim: int, max_position_embeddings: in
             or not all(isinstance(x, (int, float)) and x > 0 for x in value)
         ):
             raise UnusableModel(
-                f"config.json: {name} in {key} is not a list of {head_dim // 2} positive numbers, half of head_dim"
+                f"config.json: {name} in {key} is not a list of {head_dim // 2} positive numbers, half of "
+                "what is rotated of a head"
             )
         return tuple(float(x) for x in value)
 
-    if number("partial_rotary_factor", 1.0) != 1.0 or config.get("partial_rotary_factor") not in (
-        None,
-        1,
-        1.0,
-    ):
-        raise UnusableModel("config.json: partial_rotary_factor other than 1 is not supported")
-    theta = given.get("rope_theta", config.get("rope_theta", 10000.0))
-    if not isinstance(theta, (int, float)) or not theta > 0:
+    base = given.get("rope_theta", config.get("rope_theta"))
+    base = theta if base is None else base
+    if isinstance(base, bool) or not isinstance(base, (int, float)) or not base > 0:
         raise UnusableModel("config.json: rope_theta is not a positive number")
     original = given.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     original = int(original or max_position_embeddings)
@@ -103,7 +119,7 @@ def read_rope(config: dict[str, Any], head_dim: int, max_position_embeddings: in
         raise UnusableModel(f"config.json: factor in {key} is not positive")
     return RopeConfig(
         variant=variant,
-        theta=float(theta),
+        theta=float(base),
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         original_max_position_embeddings=original,

@@ -1,43 +1,22 @@
 """The decoder: every decoder-only model that is served, by a few named choices.
 
-Made by a recipe, run by the engine. Nothing in the forward pass branches on data: what changes from step
-to step is in the tensors of `Step`. Letters: T tokens, H query heads, K key/value heads, J = 2 K, D head
-size, E model width, F feed-forward width, V vocabulary, N cache rows.
+Made by `penstock.models.loading` after a recipe, run by the engine. Nothing in the forward pass branches on
+data: what changes from step to step is in the tensors of `Step`. Letters: T tokens, H query heads, K key/value
+heads, J cache rows of a token (keys, then values), D head size, E model width, F feed-forward width, V
+vocabulary, N cache rows, X experts. Where a model is divided over ranks, H, K, F, V and X are this rank's.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.layers.linear import Linear
-from penstock.layers.norm import RmsNorm
-from penstock.layers.rope import RopeConfig
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The shape of a decoder and the choices its family made."""
-
-    vocab_size: int
-    width: int
-    feed_forward: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    activation: str  # a name in penstock_kernels.ACTIVATIONS
-    attention_bias: bool
-    feed_forward_bias: bool
-    tied_head: bool
-    rope: RopeConfig
-
-    @property
-    def kv_numbers_per_token(self) -> int:
-        """Numbers that the cache of all layers holds for one token."""
-        return self.layers * 2 * self.kv_heads * self.head_dim
+from penstock.layers.linear import Embedding, Linear
+from penstock.layers.norm import Norm
+from penstock.models.config import DecoderConfig
+from penstock.parallel import ALONE, TensorGroup
 
 
 @dataclass(slots=True)
@@ -45,65 +24,364 @@ class Step:
     """What one forward pass reads, in the order in which the layout put the tokens."""
 
     ids_T: Tensor  # int64
-    cos_T1D: Tensor
-    sin_T1D: Tensor
+    positions_T: Tensor  # int64
+    ropes: list[tuple[Tensor, Tensor]]  # cos and sin (T, 1, D) of each of the model's tables
     places_T: Tensor  # int64: the cache row that each token's keys and values go to
-    attention: ops.AttentionLayout
+    attentions: list[ops.AttentionLayout]  # of each of the model's windows
+
+
+class Attention:
+    """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        qkv: Linear,
+        out: Linear,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        terms: ops.AttentionTerms,
+    ) -> None:
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
+        self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        self.rope = config.rope_index(layer)
+        self.rope_dim = 0 if self.rope is None else config.ropes[self.rope].head_dim
+        self.window = config.window_index(layer)
+        self.clip = config.clip_qkv
+        self.norm_over_all = config.qk_norm_over == "all"
+        self.qkv, self.out = qkv, out
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.terms = terms
+
+    def __call__(self, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+        """What `out` reads: (T, H D). Writes the tokens' keys and values into the cache."""
+        tokens, heads, kv_heads = x_TE.shape[0], self.heads, self.kv_heads
+        qkv_TX = self.qkv(x_TE)
+        if self.clip:
+            qkv_TX.clamp_(-self.clip, self.clip)
+        heads_TD = qkv_TX.view(tokens, heads + 2 * kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
+            if self.norm_over_all:
+                q_THD.copy_(self.q_norm(q_THD.flatten(1)).view_as(q_THD))
+                k_TKD.copy_(self.k_norm(k_TKD.flatten(1)).view_as(k_TKD))
+            else:
+                q_THD.copy_(self.q_norm(q_THD))
+                k_TKD.copy_(self.k_norm(k_TKD))
+        if self.rope is not None:
+            ops.rope(heads_TD[:, : heads + kv_heads, : self.rope_dim], *step.ropes[self.rope])
+        # All rows write before any row reads: one row's prefix may be what another row computes now.
+        ops.write_kv(heads_TD[:, heads:], cache_NJD, step.places_T)
+        attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
+        attention = step.attentions[self.window]
+        ops.paged_attention(heads_TD[:, :heads], cache_NJD, attention, self.scale, attended_THD, self.terms)
+        return attended_THD.view(tokens, heads * self.head_dim)
+
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        return [
+            *self.qkv.tensors(),
+            *self.out.tensors(),
+            *(t for norm in norms for t in norm.tensors()),
+            *([] if self.terms.sinks_H is None else [self.terms.sinks_H]),
+        ]
+
+
+class LatentAttention:
+    """Attention over latents: the cache holds for each token one latent (R) and one rotated key for all heads.
+
+    A head's key is a matrix of its own times the latent; that matrix is applied to the query instead, and the
+    one that makes values is applied to the sum of latents. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        heads: int,
+        query_down: Linear | None,
+        query_norm: Norm | None,
+        query: Linear,
+        latent: Linear,
+        latent_norm: Norm,
+        keys_HDR: Tensor,
+        values_HVR: Tensor,
+        out: Linear,
+        terms: ops.AttentionTerms,
+    ) -> None:
+        assert config.latent is not None
+        self.heads, self.sizes = heads, config.latent
+        size = self.sizes.plain_dim + self.sizes.rope_dim
+        self.scale = size**-0.5 if config.scale is None else config.scale
+        self.rope = config.rope_index(layer)
+        self.window = config.window_index(layer)
+        self.query_down, self.query_norm, self.query = query_down, query_norm, query
+        self.latent, self.latent_norm = latent, latent_norm
+        self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
+        self.out = out
+        self.terms = terms
+
+    def __call__(self, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+        """What `out` reads: (T, H V). Writes the tokens' latents into the cache."""
+        tokens, heads, sizes = x_TE.shape[0], self.heads, self.sizes
+        low_TX = x_TE
+        if self.query_down is not None and self.query_norm is not None:
+            low_TX = self.query_norm(self.query_down(x_TE))
+        q_THD = self.query(low_TX).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
+        latent_TD = self.latent(x_TE)
+        row_T1D = torch.cat(
+            (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
+        ).unsqueeze(1)
+        asked_THD = x_TE.new_empty(tokens, heads, sizes.rank + sizes.rope_dim)
+        ops.heads_linear(q_THD[..., : sizes.plain_dim], self.keys_HDR, asked_THD[..., : sizes.rank])
+        asked_THD[..., sizes.rank :] = q_THD[..., sizes.plain_dim :]
+        if self.rope is not None:
+            ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
+            ops.rope(row_T1D[..., sizes.rank :], *step.ropes[self.rope])
+        ops.write_kv(row_T1D, cache_NJD, step.places_T)
+        latent_THR = x_TE.new_empty(tokens, heads, sizes.rank)
+        attention = step.attentions[self.window]
+        ops.paged_attention(asked_THD, cache_NJD, attention, self.scale, latent_THR, self.terms)
+        values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
+        ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV)
+        return values_THV.view(tokens, heads * sizes.value_dim)
+
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        parts = (
+            self.query_down,
+            self.query_norm,
+            self.query,
+            self.latent,
+            self.latent_norm,
+            self.out,
+        )
+        found = [t for part in parts if part is not None for t in part.tensors()]
+        return [*found, self.keys_HDR, self.values_HVR]
+
+
+class FeedForward:
+    """One hidden layer. Gated, the rows of `up` are gate, then up."""
+
+    def __init__(self, up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
+        self.up, self.out = up, down
+        self.activation = activation  # (T, rows of up) to (T, F)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        """What `out` reads: (T, F)."""
+        return self.activation(self.up(x_TE))
+
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        return [*self.up.tensors(), *self.out.tensors()]
+
+
+class Experts:
+    """A mixture of experts, of which this rank holds some, and the expert that every token goes to."""
+
+    def __init__(
+        self,
+        routing: ops.Routing,
+        router: Linear,
+        correction_X: Tensor | None,
+        first: int,
+        up_XGE: Tensor,
+        up_bias_XG: Tensor | None,
+        down_XEF: Tensor,
+        down_bias_XE: Tensor | None,
+        activation: Callable[[Tensor], Tensor],
+        shared: FeedForward | None,
+        shared_gate: Linear | None,
+    ) -> None:
+        self.routing, self.router, self.correction_X = routing, router, correction_X
+        self.first = first
+        self.up_XGE, self.up_bias_XG = up_XGE, up_bias_XG
+        self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
+        self.activation = activation
+        self.shared, self.shared_gate = shared, shared_gate
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        """This rank's part of the output: (T, E)."""
+        logits_TX = self.router(x_TE.to(self.router.weight_OI.dtype))
+        weights_TA, experts_TA = ops.route(logits_TX, self.correction_X, self.routing)
+        mixed_TE = ops.mix_experts(
+            x_TE,
+            weights_TA,
+            experts_TA,
+            self.first,
+            self.up_XGE,
+            self.up_bias_XG,
+            self.down_XEF,
+            self.down_bias_XE,
+            self.activation,
+        )
+        if self.shared is None:
+            return mixed_TE
+        shared_TE = self.shared.out(self.shared(x_TE))
+        if self.shared_gate is not None:
+            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
+        return mixed_TE.add_(shared_TE)
+
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        found = [
+            self.correction_X,
+            self.up_XGE,
+            self.up_bias_XG,
+            self.down_XEF,
+            self.down_bias_XE,
+            *self.router.tensors(),
+            *([] if self.shared is None else self.shared.tensors()),
+            *([] if self.shared_gate is None else self.shared_gate.tensors()),
+        ]
+        return [t for t in found if t is not None]
 
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of one layer. The rows of `qkv` are query, key and value heads; of `gate_up`, gate and up."""
+    """Attention, then feed-forward, and where they are normalised (None: not there)."""
 
-    attention_norm: RmsNorm
-    qkv: Linear
-    attention_out: Linear
-    feed_forward_norm: RmsNorm
-    gate_up: Linear
-    down: Linear
+    attention: Attention | LatentAttention
+    feed_forward: FeedForward | Experts
+    attention_norm: Norm | None
+    feed_forward_norm: Norm | None  # of a parallel layer with one norm: None
+    attention_out_norm: Norm | None = None  # of what the branch gives, or of the sum with it
+    feed_forward_out_norm: Norm | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        norms = (
+            self.attention_norm,
+            self.feed_forward_norm,
+            self.attention_out_norm,
+            self.feed_forward_out_norm,
+        )
+        found = [t for norm in norms if norm is not None for t in norm.tensors()]
+        return [*self.attention.tensors(), *self.feed_forward.tensors(), *found]
+
+
+@dataclass(slots=True)
+class Ends:
+    """What comes before the first layer and after the last."""
+
+    embedding: Embedding
+    norm: Norm | None
+    head: Linear  # its rows are this rank's part of the vocabulary, filled up to be as many on every rank
+    positions: Embedding | None = None
+    embedding_norm: Norm | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
 
 
 class Decoder:
     """Token ids to hidden states, and hidden states to logits."""
 
     def __init__(
-        self, config: DecoderConfig, embedding_VE: Tensor, layers: list[Layer], norm: RmsNorm, head: Linear
+        self, config: DecoderConfig, ends: Ends, layers: list[Layer], group: TensorGroup = ALONE
     ) -> None:
         self.config = config
-        self.embedding_VE = embedding_VE
+        self.ends = ends
         self.layers = layers
-        self.norm = norm
-        self.head = head
-        self.activation: Callable[[Tensor], Tensor] = ops.ACTIVATIONS[config.activation]
-        self.scale = config.head_dim**-0.5
+        self.group = group
+        self.cache_shape = config.cache_shape(group)
+        self.parameters = 0  # of the whole model, over all ranks; set by who loads it
 
     def forward(self, step: Step, caches_NJD: list[Tensor]) -> Tensor:
         """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
-        config = self.config
-        heads, kv_heads, size = config.heads, config.kv_heads, config.head_dim
-        x_TE = ops.embedding(step.ids_T, self.embedding_VE)
-        tokens = x_TE.shape[0]
-        attended_THD = x_TE.new_empty(tokens, heads, size)
+        x_TE = self._embed(step)
+        run = self._parallel if self.config.parallel else self._sequential
         for layer, cache_NJD in zip(self.layers, caches_NJD, strict=True):
-            heads_TD = layer.qkv(layer.attention_norm(x_TE)).view(tokens, heads + 2 * kv_heads, size)
-            ops.rope(heads_TD[:, : heads + kv_heads], step.cos_T1D, step.sin_T1D)
-            # All rows write before any row reads: one row's prefix may be what another row computes now.
-            ops.write_kv(heads_TD[:, heads:], cache_NJD, step.places_T)
-            ops.paged_attention(heads_TD[:, :heads], cache_NJD, step.attention, self.scale, attended_THD)
-            layer.attention_out.add_to(x_TE, attended_THD.view(tokens, heads * size))
-            gate_up_T2F = layer.gate_up(layer.feed_forward_norm(x_TE))
-            layer.down.add_to(x_TE, ops.gated(gate_up_T2F, self.activation))
+            x_TE = run(layer, x_TE, step, cache_NJD)
         return x_TE
-
-    def weights(self) -> list[Tensor]:
-        """Every tensor of the model, each once."""
-        found = [self.embedding_VE, self.norm.weight_E, self.head.weight_OI]
-        for layer in self.layers:
-            found += [layer.attention_norm.weight_E, layer.feed_forward_norm.weight_E]
-            for matrix in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
-                found += [t for t in (matrix.weight_OI, matrix.bias_O) if t is not None]
-        return list({id(t): t for t in found}.values())
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
-        return out_SV.copy_(self.head(self.norm(hidden_SE)))
+        config, ends = self.config, self.ends
+        if ends.norm is not None:
+            hidden_SE = ends.norm(hidden_SE)
+        if ends.project_out is not None:
+            hidden_SE = ends.project_out(hidden_SE)
+        logits_SV = self.group.join(ends.head(hidden_SE))
+        out_SV.copy_(logits_SV[:, : config.vocab_size])
+        if config.logit_scale != 1.0:
+            out_SV.mul_(config.logit_scale)
+        if config.logit_softcap:
+            out_SV.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
+        return out_SV
+
+    def weights(self) -> list[Tensor]:
+        """Every tensor of this rank's part of the model, each once."""
+        ends = self.ends
+        found = [ends.embedding.weight_VE, *ends.head.tensors()]
+        if ends.positions is not None:
+            found.append(ends.positions.weight_VE)
+        for part in (ends.norm, ends.embedding_norm, ends.project_in, ends.project_out):
+            if part is not None:
+                found += part.tensors()
+        for layer in self.layers:
+            found += layer.tensors()
+        return list({id(t): t for t in found}.values())
+
+    def _embed(self, step: Step) -> Tensor:
+        config, ends = self.config, self.ends
+        x_TE = ends.embedding(step.ids_T)
+        if config.embedding_scale != 1.0:
+            # The factor is rounded to the activations' dtype first, as the families that have one do.
+            x_TE = x_TE * torch.tensor(config.embedding_scale, dtype=x_TE.dtype, device=x_TE.device)
+        if ends.project_in is not None:
+            x_TE = ends.project_in(x_TE)
+        if ends.positions is not None:
+            x_TE = x_TE + ends.positions(step.positions_T + config.position_offset)
+        if ends.embedding_norm is not None:
+            x_TE = ends.embedding_norm(x_TE)
+        return x_TE
+
+    def _sequential(self, layer: Layer, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+        read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
+        given = layer.attention(read_TE, step, cache_NJD)
+        x_TE = self._add(
+            read_TE if self.config.residual_normed else x_TE, given, layer.attention, layer.attention_out_norm
+        )
+        read_TE = x_TE if layer.feed_forward_norm is None else layer.feed_forward_norm(x_TE)
+        given = layer.feed_forward(read_TE)
+        return self._add(
+            read_TE if self.config.residual_normed else x_TE,
+            given,
+            layer.feed_forward,
+            layer.feed_forward_out_norm,
+        )
+
+    def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+        """Both branches of a rank are added before the ranks are: one exchange for a layer."""
+        read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
+        given_TE = layer.attention.out(layer.attention(read_TE, step, cache_NJD))
+        if layer.feed_forward_norm is not None:
+            read_TE = layer.feed_forward_norm(x_TE)
+        inner = layer.feed_forward(read_TE)
+        given_TE += inner if isinstance(layer.feed_forward, Experts) else layer.feed_forward.out(inner)
+        self.group.add_up(given_TE)
+        if self.config.residual_scale != 1.0:
+            given_TE *= self.config.residual_scale
+        return given_TE.add_(x_TE)
+
+    def _add(
+        self,
+        residual_TE: Tensor,
+        given: Tensor,
+        branch: Attention | LatentAttention | FeedForward | Experts,
+        norm: Norm | None,
+    ) -> Tensor:
+        """The residual and what a branch gives, once all ranks' parts of it are added."""
+        config = self.config
+        given_TE = given if isinstance(branch, Experts) else branch.out(given)
+        self.group.add_up(given_TE)
+        if norm is not None and config.branch_norm:
+            given_TE = norm(given_TE)
+        if config.residual_scale != 1.0:
+            given_TE = given_TE * config.residual_scale
+        sum_TE = given_TE.add_(residual_TE)
+        return norm(sum_TE) if norm is not None and config.sum_norm else sum_TE

@@ -1,51 +1,74 @@
-"""Which recipe serves which architecture, as `architectures` of config.json names it."""
+"""Families of models: one module each, which maps config.json and checkpoint names to the decoder's choices.
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+A recipe has `read_config`, its `NAMES` (or `names(config)` where they depend on it), and, where a part of the
+checkpoint has a layout of its own, a `LOADER`.
+"""
+
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from penstock.errors import UnusableModel
-from penstock.models.decoder import Decoder, DecoderConfig
-from penstock.models.recipes import llama
+from penstock.models.architectures import RECIPES, architecture_of, architectures
+from penstock.models.config import DecoderConfig
+from penstock.models.decoder import Decoder
+from penstock.models.loading import Loader
+from penstock.parallel import ALONE, TensorGroup
 from penstock.weights import Checkpoint
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a family's file offers."""
-
-    read_config: Callable[[dict[str, Any]], DecoderConfig]  # checks config.json and names its choices
-    load: Callable[[DecoderConfig, Checkpoint], Decoder]  # takes the weights by the family's names
-    ignored: re.Pattern[str]  # tensors that a checkpoint may hold and the model does not need
-
-
-RECIPES = {"LlamaForCausalLM": Recipe(llama.read_config, llama.load, llama.IGNORED)}
 
 
 def recipe_of(config: dict[str, Any]) -> str:
     """The architecture to serve, or an error that names it."""
-    names = config.get("architectures")
-    if isinstance(names, list):
-        for name in names:
-            if name in RECIPES:
-                return str(name)
-    shown = ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
-    raise UnusableModel(f"config.json: unsupported architecture {shown}; supported: {', '.join(RECIPES)}")
+    name = architecture_of(config)
+    if name is None:
+        shown = ", ".join(architectures(config)) or "none"
+        raise UnusableModel(
+            f"config.json: unsupported architecture {shown}; supported: {', '.join(sorted(RECIPES))}"
+        )
+    return name
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """The decoder that config.json describes; needs no weights."""
-    return RECIPES[recipe_of(config)].read_config(config)
+    read: DecoderConfig = _module(config).read_config(config)
+    if config.get("quantization_config"):
+        raise UnusableModel(
+            "config.json: quantization_config is set, and quantized weights are not supported"
+        )
+    for rope in read.ropes:
+        if rope.head_dim % 2 or not 0 < rope.head_dim <= max(
+            read.head_dim, read.latent.rope_dim if read.latent else 0
+        ):
+            raise UnusableModel(
+                f"config.json: {rope.head_dim} of head_dim {read.head_dim} are rotated, not an even part"
+            )
+    return read
 
 
-def load(config: dict[str, Any], folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Reads the model in `folder` with the recipe of its architecture."""
-    recipe = RECIPES[recipe_of(config)]
+def load_from(config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup = ALONE) -> Decoder:
+    """Takes a rank's part of the model from a checkpoint."""
+    module = _module(config)
+    names = module.names(config) if hasattr(module, "names") else module.NAMES
+    loader: type[Loader] = getattr(module, "LOADER", Loader)
+    return loader(read_config(config), names, checkpoint, group).decoder()
+
+
+def load(
+    config: dict[str, Any],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup = ALONE,
+) -> Decoder:
+    """Reads a rank's part of the model in `folder` with the recipe of its architecture."""
     with Checkpoint(folder, dtype, device) as checkpoint:
-        decoder = recipe.load(recipe.read_config(config), checkpoint)
-        checkpoint.check_all_used(recipe.ignored)
+        decoder = load_from(config, checkpoint, group)
+        decoder.parameters = checkpoint.parameters
     return decoder
+
+
+def _module(config: dict[str, Any]) -> ModuleType:
+    return import_module(f"{__name__}.{RECIPES[recipe_of(config)]}")

@@ -1,0 +1,78 @@
+"""Mixtures of experts: which experts a token goes to, and what they make of it.
+
+Letters beside those of the package: X experts, A experts of one token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock_kernels.matrix import linear
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a family chooses experts. Names as in Hugging Face configurations where they have one."""
+
+    per_token: int  # A
+    sigmoid: bool = False  # scores are sigmoids of the logits; else their softmax over all experts
+    normalize: bool = False  # weights of a token are made to add up to 1
+    scale: float = 1.0
+    groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
+    top_groups: int = 1
+    group_best: int = 1  # a group is as good as the sum of its so many best experts
+
+
+def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Weights (T, A) in fp32 and numbers (T, A) int64 of the experts that each token goes to.
+
+    The correction (X,) fp32 is added to the scores for the choice and not for the weights. Shazeer et al.,
+    "Outrageously Large Neural Networks", 2017; groups and correction as in DeepSeek-AI, "DeepSeek-V3 Technical
+    Report", 2024.
+    """
+    logits_TX = logits_TX.float()
+    scores_TX = logits_TX.sigmoid() if routing.sigmoid else logits_TX.softmax(-1)
+    choice_TX = scores_TX if correction_X is None else scores_TX + correction_X
+    if routing.groups > 1:
+        tokens, experts = choice_TX.shape
+        grouped = choice_TX.view(tokens, routing.groups, experts // routing.groups)
+        goodness = grouped.topk(routing.group_best, dim=-1).values.sum(-1)
+        kept = goodness.topk(routing.top_groups, dim=-1, sorted=False).indices
+        hidden = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, kept, False)
+        choice_TX = grouped.masked_fill(hidden.unsqueeze(-1), -torch.inf).view(tokens, experts)
+    experts_TA = choice_TX.topk(routing.per_token, dim=-1, sorted=False).indices
+    weights_TA = scores_TX.gather(1, experts_TA)
+    if routing.normalize:
+        weights_TA = weights_TA / (weights_TA.sum(-1, keepdim=True) + 1e-20)
+    return weights_TA * routing.scale, experts_TA
+
+
+def mix_experts(
+    x_TE: Tensor,
+    weights_TA: Tensor,
+    experts_TA: Tensor,
+    first: int,
+    up_XGE: Tensor,
+    up_bias_XG: Tensor | None,
+    down_XEF: Tensor,
+    down_bias_XE: Tensor | None,
+    activation: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Sum over a token's experts of weight * down(activation(up(x))): (T, E) to (T, E), summed in fp32.
+
+    Holds experts `first` .. first + X - 1 of all; what other ranks hold is theirs to add. up (X, G, E), where
+    G is F, or 2F for a gate and what it opens (`activation` turns G into F); down (X, E, F).
+    """
+    out_TE = torch.zeros(x_TE.shape, dtype=torch.float32, device=x_TE.device)
+    for index in range(up_XGE.shape[0]):
+        tokens, place = (experts_TA == first + index).nonzero(as_tuple=True)
+        if not len(tokens):
+            continue
+        up_bias = None if up_bias_XG is None else up_bias_XG[index]
+        down_bias = None if down_bias_XE is None else down_bias_XE[index]
+        inner = activation(linear(x_TE.index_select(0, tokens), up_XGE[index], up_bias))
+        made = linear(inner, down_XEF[index], down_bias).float()
+        out_TE.index_add_(0, tokens, made * weights_TA[tokens, place].unsqueeze(1))
+    return out_TE.to(x_TE.dtype)

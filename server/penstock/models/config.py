@@ -1,0 +1,148 @@
+"""What a recipe reads from a family's config.json: the shape of a decoder and the choices its family made.
+
+Knows no weights. Used by the decoder, by the loader, and by whoever has to say what a model needs.
+"""
+
+from dataclasses import dataclass, field
+
+import penstock_kernels as ops
+from penstock.layers.rope import RopeConfig
+from penstock.parallel import TensorGroup
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which keys a query sees beside those before it: the last `size` of them, its own among them; or, in
+    chunks, those of its own `size` positions.
+    """
+
+    size: int
+    chunked: bool = False
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """Root mean square normalisation, or layer normalisation with mean and bias."""
+
+    eps: float
+    layer: bool = False  # layer normalisation
+    bias: bool = False
+    weight: bool = True
+    offset: float = 0.0  # added to the weight, which is then kept in fp32
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in place of the feed-forward layer."""
+
+    count: int
+    width: int  # F of one expert
+    routing: ops.Routing
+    shared_width: int = 0  # F of the expert that every token goes to; 0: none
+    shared_gate: bool = False  # its output is multiplied with a sigmoid of the token
+    correction: bool = False  # scores are corrected for the choice
+    biases: bool = False  # of router and experts
+    clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Attention whose cache holds one latent for all heads (DeepSeek-V2's MLA)."""
+
+    rank: int  # numbers of the latent
+    rope_dim: int  # D of the part of a key that is rotated, and is the same for all heads
+    plain_dim: int  # D of the part of each head that is not
+    value_dim: int
+    query_rank: int = 0  # 0: queries come straight from the hidden state
+    rank_norm: NormConfig = field(default_factory=lambda: NormConfig(1e-6))
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder and the choices its family made. Counts are of the whole model, over all ranks."""
+
+    vocab_size: int
+    width: int  # E
+    feed_forward: int  # F
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int  # longest sequence the model was made for
+    norm: NormConfig
+    activation: str  # a name in penstock_kernels.ACTIVATIONS
+
+    # Attention.
+    scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    ropes: tuple[RopeConfig, ...] = ()
+    rope_of: tuple[int | None, ...] | None = None  # each layer's entry of `ropes`; None: all have the first
+    interleaved: bool = False  # in the checkpoint, neighbours of D are the coordinates of a plane
+    windows: tuple[Window | None, ...] = (None,)
+    window_of: tuple[int, ...] | None = None  # each layer's entry of `windows`; None: all have the first
+    softcap: float = 0.0
+    slopes: tuple[float, ...] = ()  # ALiBi: of each head
+    slopes_rounded: bool = False  # its products with positions are rounded to bf16
+    sinks: bool = False
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    qk_norm: NormConfig | None = None
+    qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
+    clip_qkv: float = 0.0
+    latent: LatentConfig | None = None
+
+    # Feed-forward.
+    gated: bool = True
+    up_bias: bool = False
+    down_bias: bool = False
+    experts: ExpertsConfig | None = None
+    experts_in: tuple[bool, ...] | None = None  # which layers have them; None: all
+
+    # A layer.
+    parallel: bool = False  # feed-forward reads what attention reads, and both are added
+    pre_norm: bool = True  # what a branch reads is normalised
+    branch_norm: bool = False  # what a branch gives is normalised
+    sum_norm: bool = False  # the sum with what a branch gives is normalised
+    residual_normed: bool = False  # what a branch gives is added to what it read
+    residual_scale: float = 1.0  # of what a branch gives
+
+    # Ends.
+    embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    embedding_width: int = 0  # of the table, where it is not E
+    learned_positions: int = 0  # rows of a table of positions
+    position_offset: int = 0  # its row for position 0
+    final_norm: bool = True
+    tied_head: bool = False
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    def rope_index(self, layer: int) -> int | None:
+        """The layer's entry of `ropes`, or None when it rotates nothing."""
+        if not self.ropes:
+            return None
+        return 0 if self.rope_of is None else self.rope_of[layer]
+
+    def window_index(self, layer: int) -> int:
+        """The layer's entry of `windows`."""
+        return 0 if self.window_of is None else self.window_of[layer]
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer is a mixture of experts."""
+        return self.experts is not None and (self.experts_in is None or self.experts_in[layer])
+
+    @property
+    def simple_attention(self) -> bool:
+        """Whether attention is products and a softmax over all earlier keys, and nothing else."""
+        return not (self.softcap or self.slopes or self.sinks or self.latent)
+
+    def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
+        """(J, D) of what a rank's cache holds for a token and a layer."""
+        if self.latent is not None:
+            return 1, self.latent.rank + self.latent.rope_dim
+        return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+
+    def kv_numbers_per_token(self, group: TensorGroup) -> int:
+        """Numbers that a rank's cache of all layers holds for one token."""
+        rows, size = self.cache_shape(group)
+        return self.layers * rows * size

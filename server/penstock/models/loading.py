@@ -1,0 +1,410 @@
+"""From a checkpoint to a decoder, or to one rank's part of it.
+
+A recipe says what the family's tensors are called (`Names`); what is read and how it is divided follows from
+the configuration. A family with a layout of its own overrides the method that reads that part. Letters as in
+`decoder`.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.errors import UnusableModel
+from penstock.layers.linear import Embedding, Linear
+from penstock.layers.norm import HeadsLayerNorm, LayerNorm, Norm, RmsNorm, SharedRmsNorm
+from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
+from penstock.models.decoder import Attention, Decoder, Ends, Experts, FeedForward, LatentAttention, Layer
+from penstock.models.names import Names
+from penstock.parallel import TensorGroup, ranges
+from penstock.weights import Checkpoint
+
+# In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
+COMPUTED = r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached|masked_bias)"
+
+
+class Loader:
+    """Reads one model for one rank."""
+
+    def __init__(
+        self, config: DecoderConfig, names: Names, checkpoint: Checkpoint, group: TensorGroup
+    ) -> None:
+        self.config, self.names, self.checkpoint, self.group = config, names, checkpoint, group
+        self.prefix = next(
+            (prefix for prefix in names.prefixes if checkpoint.has(f"{prefix}{names.embedding}.weight")),
+            names.prefixes[0],
+        )
+        self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
+        self.kv_heads = group.key_heads(config.kv_heads)
+
+    def decoder(self) -> Decoder:
+        """The whole model. Raises UnusableModel where checkpoint and config.json contradict each other."""
+        layers = [self.layer(index) for index in range(self.config.layers)]
+        decoder = Decoder(self.config, self.ends(), layers, self.group)
+        ignored = [COMPUTED, *self.names.ignored]
+        if self.config.tied_head:
+            ignored.append(re.escape(self.names.head) + r"\.weight")
+        self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
+        return decoder
+
+    def ends(self) -> Ends:
+        """Embeddings, last norm and head."""
+        config, names = self.config, self.names
+        vocab = config.vocab_size
+        width = config.embedding_width or config.width
+        part = -(-vocab // self.group.size)  # rows on every rank; the last may hold fewer real ones
+        rows = range(min(self.group.rank * part, vocab), min((self.group.rank + 1) * part, vocab))
+        table_VE = self.filled(self.read(self.prefix + names.embedding, (vocab, width), rows=[rows]), part)
+        embedding = Embedding(table_VE, rows, self.group)
+        if config.tied_head:
+            head = Linear(table_VE)
+        else:
+            head = Linear(self.filled(self.read(names.head, (vocab, width), rows=[rows]), part))
+        if config.head_bias:
+            head.bias_O = self.filled(self.read(names.head, (vocab,), rows=[rows], kind="bias"), part)
+        positions = None
+        if config.learned_positions:
+            shape = (config.learned_positions, config.width)
+            positions = Embedding(self.read(self.prefix + names.positions, shape))
+        project_in = project_out = None
+        if width != config.width:
+            project_in = Linear(self.read(self.prefix + names.project_in, (config.width, width)))
+            project_out = Linear(self.read(self.prefix + names.project_out, (width, config.width)))
+        return Ends(
+            embedding=embedding,
+            norm=self.norm(self.prefix + names.norm, config.width) if config.final_norm else None,
+            head=head,
+            positions=positions,
+            embedding_norm=self.norm(self.prefix + names.embedding_norm, config.width)
+            if config.embedding_norm
+            else None,
+            project_in=project_in,
+            project_out=project_out,
+        )
+
+    def layer(self, index: int) -> Layer:
+        """One layer."""
+        config, names = self.config, self.names
+        at = self.prefix + names.layer.format(index)
+
+        def norm(name: str) -> Norm | None:
+            return self.norm(at + name, config.width) if name else None
+
+        return Layer(
+            attention=self.attention(at, index),
+            feed_forward=self.experts(at) if config.has_experts(index) else self.feed_forward(at),
+            attention_norm=norm(names.attention_norm) if config.pre_norm else None,
+            feed_forward_norm=norm(names.feed_forward_norm) if config.pre_norm else None,
+            attention_out_norm=norm(names.attention_out_norm),
+            feed_forward_out_norm=norm(names.feed_forward_out_norm),
+        )
+
+    def attention(self, at: str, index: int) -> Attention | LatentAttention:
+        """Attention of a layer."""
+        config, names = self.config, self.names
+        size = config.head_dim
+        q_norm = k_norm = None
+        if config.qk_norm is not None:
+            q_norm = self.head_norm(at + names.q_norm, config.heads, self.heads, index)
+            k_norm = self.head_norm(at + names.k_norm, config.kv_heads, self.kv_heads, index)
+        return Attention(
+            config,
+            index,
+            heads=len(self.heads),
+            kv_heads=len(self.kv_heads),
+            qkv=self.qkv(at, index),
+            out=self.row_parallel(
+                at + names.out, size, self.heads, config.heads, config.width, config.attention_out_bias
+            ),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            terms=self.terms(at),
+        )
+
+    def qkv(self, at: str, index: int) -> Linear:
+        """Queries, keys and values of this rank's heads, from three matrices or one in the family's order."""
+        config, names = self.config, self.names
+        size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
+        # Where each head's rows begin, in which tensor of how many rows.
+        if names.qkv:
+            rows = (heads + 2 * kv_heads) * size
+            name = at + names.qkv
+            shared = heads // kv_heads
+            if names.qkv_order == "stacked":
+                q = [head * size for head in self.heads]
+                k = [(heads + head) * size for head in self.kv_heads]
+                v = [(heads + kv_heads + head) * size for head in self.kv_heads]
+            elif names.qkv_order == "heads":
+                q = [3 * head * size for head in self.heads]
+                k = [(3 * head + 1) * size for head in self.kv_heads]
+                v = [(3 * head + 2) * size for head in self.kv_heads]
+            else:
+                q = [(head // shared * (shared + 2) + head % shared) * size for head in self.heads]
+                k = [(head * (shared + 2) + shared) * size for head in self.kv_heads]
+                v = [(head * (shared + 2) + shared + 1) * size for head in self.kv_heads]
+            found = [(name, rows, begins) for begins in (q, k, v)]
+        else:
+            q = [head * size for head in self.heads]
+            kv = [head * size for head in self.kv_heads]
+            found = [
+                (at + names.q, heads * size, q),
+                (at + names.k, kv_heads * size, kv),
+                (at + names.v, kv_heads * size, kv),
+            ]
+        weights, biases = [], []
+        for place, (name, total, begins) in enumerate(found):
+            parts = [range(begin, begin + size) for begin in begins]
+            weight = self.read(name, (total, config.width), rows=parts, transposed=names.transposed)
+            weights.append(self.half_and_half(weight, index) if place < 2 else weight)
+            if config.qkv_bias:
+                bias = self.read(name, (total,), rows=parts, kind="bias")
+                biases.append(self.half_and_half(bias, index) if place < 2 else bias)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def half_and_half(self, rows: Tensor, index: int) -> Tensor:
+        """Rows (H D, ...) of heads with the coordinates of each plane brought where `ops.rope` reads them."""
+        config = self.config
+        rope = config.rope_index(index)
+        if not config.interleaved or rope is None:
+            return rows
+        return halves(rows.view(-1, config.head_dim, *rows.shape[1:]), config.ropes[rope].head_dim).flatten(
+            0, 1
+        )
+
+    def head_norm(self, name: str, all_heads: int, heads: range, index: int) -> Norm:
+        """The norm of queries or keys."""
+        config = self.config
+        norm, size = config.qk_norm, config.head_dim
+        assert norm is not None
+        if config.qk_norm_over == "head":
+            made = self.norm(name, size, norm)
+            rope = config.rope_index(index)
+            if config.interleaved and rope is not None:
+                raise UnusableModel("config.json: interleaved rotary planes with one norm for all heads")
+            return made
+        if config.qk_norm_over == "heads":
+            mine = [range(heads.start, heads.stop)]
+            weight = self.read(name, (all_heads, size), rows=mine)
+            rope = config.rope_index(index)
+            if config.interleaved and rope is not None:
+                weight = halves(weight.unsqueeze(-1), config.ropes[rope].head_dim).squeeze(-1)
+            return HeadsLayerNorm(weight, None, norm.eps)
+        if norm.layer:
+            raise UnusableModel("config.json: layer normalisation over all heads at once")
+        rows = [range(heads.start * size, heads.stop * size)]
+        weight = self.read(name, (all_heads * size,), rows=rows)
+        if self.group.size == 1:
+            return RmsNorm(weight, norm.eps)
+        if all_heads < self.group.size:
+            raise UnusableModel(
+                f"--num-shard {self.group.size} is more than the key heads ({all_heads}), which are normalised together"
+            )
+        return SharedRmsNorm(weight, norm.eps, all_heads * size, self.group)
+
+    def terms(self, at: str) -> ops.AttentionTerms:
+        """What the family adds to attention."""
+        config = self.config
+        if config.simple_attention:
+            return ops.PLAIN
+        sinks = None
+        if config.sinks:
+            mine = [range(self.heads.start, self.heads.stop)]
+            sinks = self.checkpoint.tensor(
+                at + self.names.sinks, (config.heads,), ranges(mine), dtype=torch.float32
+            )
+        return ops.AttentionTerms(
+            softcap=config.softcap,
+            bias_HN=self.position_bias if config.slopes else None,
+            sinks_H=sinks,
+            latent=config.latent.rank if config.latent else 0,
+        )
+
+    @cached_property
+    def position_bias(self) -> Tensor:
+        """ALiBi of this rank's heads for every position: (H, N) fp32. One for all layers."""
+        config = self.config
+        slopes_H1 = torch.tensor(config.slopes)[self.heads.start : self.heads.stop].unsqueeze(1)
+        positions_N = torch.arange(config.max_positions + 64, dtype=torch.float32)
+        if config.slopes_rounded:
+            bias_HN = (slopes_H1.bfloat16() * positions_N.bfloat16()).float()
+        else:
+            bias_HN = slopes_H1 * positions_N
+        return bias_HN.to(self.checkpoint.device)
+
+    def feed_forward(self, at: str) -> FeedForward:
+        """The dense feed-forward layer below `at`."""
+        config, names = self.config, self.names
+        return self.dense(
+            at, config.feed_forward, names.gate, names.up, names.gate_up, names.down, names.transposed
+        )
+
+    def dense(
+        self, at: str, width: int, gate: str, up: str, gate_up: str, down: str, transposed: bool = False
+    ) -> FeedForward:
+        """A feed-forward layer of F = `width`, of which each rank has as many hidden numbers."""
+        config = self.config
+        mine = self.group.even_share(width, "the feed-forward width (intermediate_size)")
+        if gate_up:
+            second = range(width + mine.start, width + mine.stop)
+            parts = [(gate_up, 2 * width, [mine, second])]
+        else:
+            parts = [(name, width, [mine]) for name in ([gate, up] if config.gated else [up])]
+        weights = [
+            self.read(at + name, (total, config.width), rows=rows, transposed=transposed)
+            for name, total, rows in parts
+        ]
+        bias = None
+        if config.up_bias:
+            bias = torch.cat(
+                [self.read(at + name, (total,), rows=rows, kind="bias") for name, total, rows in parts]
+            )
+        return FeedForward(
+            Linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias),
+            self.row_parallel(at + down, 1, mine, width, config.width, config.down_bias, transposed),
+            self.activation(),
+        )
+
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """From what a hidden layer's matrix gives to its F numbers."""
+        plain = ops.ACTIVATIONS[self.config.activation]
+        return partial(ops.gated, activation=plain) if self.config.gated else plain
+
+    def experts(self, at: str) -> Experts:
+        """A mixture of experts below `at`, each a gated layer in tensors of its own."""
+        names = self.names.experts
+        assert names is not None
+        config, choice = self.config, self.expert_choice
+        mine = self.group.share(choice.count)
+        device, dtype = self.checkpoint.device, self.checkpoint.dtype
+        up_XGE = torch.empty((len(mine), 2 * choice.width, config.width), dtype=dtype, device=device)
+        down_XEF = torch.empty((len(mine), config.width, choice.width), dtype=dtype, device=device)
+        inner = (choice.width, config.width)
+        for expert in range(choice.count):
+            if expert not in mine:
+                for name, shape in ((names.gate, inner), (names.up, inner), (names.down, inner[::-1])):
+                    self.checkpoint.expect(f"{at}{name.format(expert)}.weight", shape)
+                continue
+            place = expert - mine.start
+            up_XGE[place, : choice.width] = self.read(at + names.gate.format(expert), inner)
+            up_XGE[place, choice.width :] = self.read(at + names.up.format(expert), inner)
+            down_XEF[place] = self.read(at + names.down.format(expert), inner[::-1])
+        return self.mixture(at, mine.start, up_XGE, None, down_XEF, None)
+
+    def mixture(
+        self,
+        at: str,
+        first: int,
+        up_XGE: Tensor,
+        up_bias_XG: Tensor | None,
+        down_XEF: Tensor,
+        down_bias_XE: Tensor | None,
+    ) -> Experts:
+        """Router, shared expert and what else belongs to the experts."""
+        names, config, choice = self.names.experts, self.config, self.expert_choice
+        assert names is not None
+        router_dtype = torch.float32 if choice.correction else None
+        router = Linear(
+            self.read(at + names.router, (choice.count, config.width), dtype=router_dtype),
+            self.read(at + names.router, (choice.count,), kind="bias") if choice.biases else None,
+        )
+        correction = shared = shared_gate = None
+        if choice.correction:
+            correction = self.checkpoint.tensor(at + names.correction, (choice.count,), dtype=torch.float32)
+        if choice.shared_width:
+            shared = self.dense(
+                at,
+                choice.shared_width,
+                names.shared_gate_proj,
+                names.shared_up,
+                "",
+                names.shared_down,
+            )
+        if choice.shared_gate:
+            shared_gate = Linear(self.read(at + names.shared_gate, (1, config.width)))
+        activation: Callable[[Tensor], Tensor] = self.activation()
+        if choice.clamp is not None:
+            limit, alpha = choice.clamp
+            activation = partial(ops.gated_clamped, limit=limit, alpha=alpha)
+        return Experts(
+            choice.routing,
+            router,
+            correction,
+            first,
+            up_XGE,
+            up_bias_XG,
+            down_XEF,
+            down_bias_XE,
+            activation,
+            shared,
+            shared_gate,
+        )
+
+    def norm(self, name: str, width: int, choice: NormConfig | None = None) -> Norm:
+        """A norm with weight (width,)."""
+        choice = choice or self.config.norm
+        # A weight of which a small difference to 1 is stored would lose most of it in a short dtype.
+        dtype = torch.float32 if choice.offset else None
+        weight = self.read(name, (width,), dtype=dtype) if choice.weight else None
+        if weight is not None and choice.offset:
+            weight += choice.offset
+        if not choice.layer:
+            return RmsNorm(weight, choice.eps)
+        bias = self.read(name, (width,), kind="bias") if choice.bias else None
+        return LayerNorm(weight, bias, choice.eps)
+
+    def row_parallel(
+        self,
+        name: str,
+        size: int,
+        mine: range,
+        total: int,
+        rows: int,
+        bias: bool,
+        transposed: bool | None = None,
+    ) -> Linear:
+        """A matrix of (rows, total * size) whose columns are divided. Its bias is added by rank 0 alone."""
+        columns = [range(mine.start * size, mine.stop * size)]
+        if transposed is None:
+            transposed = self.names.transposed
+        weight = self.read(name, (rows, total * size), columns=columns, transposed=transposed)
+        has_bias = self.read(name, (rows,), kind="bias") if bias else None
+        return Linear(weight, has_bias if self.group.rank == 0 else None)
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[range] | None = None,
+        columns: list[range] | None = None,
+        transposed: bool = False,
+        kind: str = "weight",
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """These ranges of the tensor `name`.`kind`, whose shape is `shape`; transposed where it is stored so."""
+        row_slices = None if rows is None else ranges(rows)
+        column_slices = None if columns is None else ranges(columns)
+        if transposed:
+            shape, row_slices, column_slices = shape[::-1], column_slices, row_slices
+        whole = self.checkpoint.tensor(f"{name}.{kind}", shape, row_slices, column_slices, dtype)
+        return whole.t().contiguous() if transposed else whole
+
+    def filled(self, part: Tensor, rows: int) -> Tensor:
+        """Rows of zeros added until there are so many."""
+        if len(part) == rows:
+            return part
+        return torch.cat((part, part.new_zeros((rows - len(part), *part.shape[1:]))))
+
+    @property
+    def expert_choice(self) -> ExpertsConfig:
+        """The configuration of the mixture."""
+        assert self.config.experts is not None
+        return self.config.experts
+
+
+def halves(rows_HDX: Tensor, size: int) -> Tensor:
+    """The first `size` of D reordered from pairs to halves: (H, D, ...) to (H, D, ...)."""
+    order = [*range(0, size, 2), *range(1, size, 2), *range(size, rows_HDX.shape[1])]
+    return rows_HDX[:, order]

@@ -1,0 +1,110 @@
+"""Reads fields of config.json, and says in one line what is wrong with one."""
+
+import math
+from typing import Any
+
+import penstock_kernels as ops
+from penstock.errors import UnusableModel
+from penstock.layers.rope import RopeConfig, read_rope
+from penstock.models.config import NormConfig
+
+
+class Fields:
+    """A config.json. Every method raises UnusableModel, naming the field, when it does not hold what is wanted."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """A positive whole number under the first of these names that is there."""
+        name, value = self._first(names)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnusableModel(f"config.json: {name} is {value!r}, not a positive whole number")
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        """A whole number, 0 or more."""
+        value = self.config.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UnusableModel(f"config.json: {name} is {value!r}, not a whole number of 0 or more")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UnusableModel(f"config.json: {name} is {value!r}, not true or false")
+        return value
+
+    def number(self, *names: str, default: float) -> float:
+        """A finite number under the first of these names that is there."""
+        name, value = self._first(names)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UnusableModel(f"config.json: {name} is {value!r}, not a number")
+        return float(value)
+
+    def activation(self, *names: str, default: str) -> str:
+        """The name of an activation function."""
+        name, value = self._first(names)
+        if value is None:
+            value = default
+        if value not in ops.ACTIVATIONS:
+            supported = ", ".join(ops.ACTIVATIONS)
+            raise UnusableModel(f"config.json: unsupported {name} {value!r}; supported: {supported}")
+        return str(value)
+
+    def refuse(self, name: str, *served: object) -> None:
+        """Raises where the field is there and none of `served`: a choice that the recipe does not know."""
+        value = self.config.get(name)
+        if value is not None and value not in served:
+            shown = " or ".join(map(repr, served))
+            raise UnusableModel(f"config.json: {name} is {value!r}, and only {shown} is supported")
+
+    def heads(self, kv_default: int | None = None) -> tuple[int, int, int]:
+        """(query heads, key heads, head size) under the usual names."""
+        width, heads = self.count("hidden_size"), self.count("num_attention_heads")
+        kv_heads = self.count("num_key_value_heads", default=kv_default or heads)
+        if heads % kv_heads:
+            raise UnusableModel(
+                f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+            )
+        return heads, kv_heads, self.count("head_dim", default=max(width // heads, 1))
+
+    def norm(self, name: str, default: float, **choices: Any) -> NormConfig:
+        """A norm whose eps is the field `name`."""
+        eps = self.number(name, default=default)
+        if eps < 0:
+            raise UnusableModel(f"config.json: {name} is {eps!r}, not a small number")
+        return NormConfig(eps, **choices)
+
+    def rope(
+        self,
+        head_dim: int,
+        max_positions: int,
+        *,
+        share: float = 1.0,
+        theta: float = 10000.0,
+        kind: str | None = None,
+    ) -> RopeConfig:
+        """The rotary table. `share` and `theta`: the family's defaults; `kind`: of layer, where they differ."""
+        return read_rope(self.config, head_dim, max_positions, share=share, theta=theta, kind=kind)
+
+    def layer_kinds(self, layers: int, default: list[str]) -> list[str]:
+        """`layer_types`: what each layer attends to."""
+        kinds = self.config.get("layer_types")
+        if kinds is None:
+            return default
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) for k in kinds):
+            raise UnusableModel(f"config.json: layer_types is not a list of {layers} names")
+        return kinds
+
+    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        return next(((n, self.config[n]) for n in names if self.config.get(n) is not None), (names[0], None))
