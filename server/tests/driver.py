@@ -10,6 +10,7 @@ from torch import Tensor
 from client import DEVICE, Numbering, make_plan
 from penstock.engine import Engine
 from penstock.kv_cache import BLOCK_SIZE
+from penstock.parallel import ALONE, TensorGroup
 from penstock.plan import PlanReader
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
@@ -27,9 +28,10 @@ class Driver:
         max_step_tokens: int = 512,
         max_sequence_tokens: int = 256,
         blocks: int = 64,
+        group: TensorGroup = ALONE,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.engine = Engine(config, folder, dtype, torch.device(DEVICE))
+        self.engine = Engine(config, folder, dtype, torch.device(DEVICE), group)
         self.engine.allocate(
             Limits(
                 max_slots=max_slots,
@@ -57,8 +59,11 @@ class Driver:
 
     def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepResult:
         """Executes one plan; `logits` then holds what this step computed."""
+        return self.execute(self.numbering.stamp(make_plan(rows, released)))
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Executes a plan that was made elsewhere."""
         self.logits.clear()
-        plan = self.numbering.stamp(make_plan(rows, released))
         return self.engine.step(self.reader.read(plan))
 
     def last_logits(self) -> Tensor:

@@ -1,0 +1,81 @@
+"""Small models of every family, made on the spot: the family's real config.json, shrunk, with random weights.
+
+What they answer is compared with transformers on the whole sequence at once.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTH = 100
+
+
+def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
+    """Token ids from 3 on: some families give the first ones a meaning."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[int] = torch.randint(3, vocabulary, (length,), generator=generator).tolist()
+    return found
+
+
+def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
+    """Writes config.json as it is given, and weights in the layout that transformers saves. Returns the folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(seed)
+    read = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+    randomize(model, seed)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights that make logits differ clearly, and nothing that is 0 or 1 by chance of how it was made."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if "bias" in n}}
+    with torch.no_grad():
+        for name in sorted(state):
+            tensor = state[name]
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.ndim < 2 or "norm" in name or "bias" in name:
+                tensor.add_(0.1 * noise)
+            else:
+                tensor.copy_(noise * tensor.shape[-1] ** -0.5)
+
+
+class Reference:
+    """What logits should be: those of fp32, to rounding; of a shorter type, as close to them as transformers is."""
+
+    def __init__(self, folder: Path, sequences: list[list[int]]) -> None:
+        self.exact = logits_of(folder, sequences, torch.float32)
+        self.rounded = logits_of(folder, sequences, torch.bfloat16)
+
+    def check(self, ours_V: Tensor, sequence: int, position: int, dtype: torch.dtype) -> None:
+        """Fails unless these are the logits after that position."""
+        exact_V = self.exact[sequence][position]
+        if dtype == torch.float32:
+            torch.testing.assert_close(ours_V, exact_V, atol=5e-4, rtol=5e-4)
+            return
+        theirs = max(
+            float(((rounded - exact).norm(dim=-1) / exact.norm(dim=-1)).max())
+            for rounded, exact in zip(self.rounded, self.exact, strict=True)
+        )
+        error = float((ours_V - exact_V).norm() / exact_V.norm())
+        assert error <= 1.5 * theirs, f"relative error {error:.4f}, of transformers up to {theirs:.4f}"
+
+
+def logits_of(folder: Path, sequences: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
+    """Logits (T, V) in fp32 of transformers for each sequence, computed in `dtype`."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    with torch.inference_mode():
+        return [model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]

@@ -1,0 +1,30 @@
+"""docs/models.md: its table is what the parity tests saw; the rest of the page stays as it is."""
+
+from pathlib import Path
+
+from families import FAMILIES
+
+from penstock.models.architectures import RECIPES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+COLUMNS = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2", "greedy text")
+
+
+def written(seen: dict[str, dict[str, str]]) -> str:
+    """The page with this table in it."""
+    page = PAGE.read_text()
+    lines = [
+        "| family | architecture | recipe | " + " | ".join(COLUMNS) + " |",
+        "|---" * (3 + len(COLUMNS)) + "|",
+    ]
+    for family, found in seen.items():
+        architecture = FAMILIES[family]["architectures"][0]
+        cells = [found.get(column, "no") for column in COLUMNS]
+        lines.append(
+            f"| {family} | `{architecture}` | `{RECIPES[architecture]}` | " + " | ".join(cells) + " |"
+        )
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    table = "\n".join(lines)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"

@@ -1,0 +1,182 @@
+"""Every family's logits are transformers', in every way a sequence can be cut into steps, and its greedy text does
+not depend on who else is in the batch. What was seen is the table of docs/models.md.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from families import FAMILIES
+from models import LENGTH, Reference, ids, make
+from page import PAGE, written
+from ranks import Pair
+from torch import Tensor
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2")
+LIMITS = {"max_slots": 20, "max_step_tokens": 2000, "max_sequence_tokens": 160, "blocks": 200}
+GREEDY_TOKENS = 24
+
+# Family to column of the table to what is written there.
+seen: dict[str, dict[str, str]] = {}
+
+
+class Steps(Protocol):
+    """An engine, or two."""
+
+    def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> Any:
+        """Executes one plan."""
+
+    def last_logits(self) -> Tensor:
+        """Logits of the rows that sampled."""
+
+
+def blocks(tokens: int, first: int) -> list[int]:
+    """Enough blocks for so many tokens."""
+    return list(range(first, first + -(-tokens // 16)))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two ranks of one group: this process, and one that does as it is told."""
+    with Pair(tmp_path_factory.mktemp("group")) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path, pair: Pair) -> None:
+    from driver import Driver
+
+    config = FAMILIES[family]
+    folder = make(tmp_path, config)
+    vocabulary = config["vocab_size"]
+    sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
+    reference = Reference(folder, sequences)
+    found = seen.setdefault(family, {})
+    for short, dtype in DTYPES.items():
+        driver = Driver(folder, dtype, **LIMITS)
+        prefill(driver, reference, sequences, dtype)
+        in_pieces(driver, reference, sequences, dtype)
+        prefix_hit(driver, reference, sequences, dtype)
+        ragged(driver, reference, sequences, dtype)
+        in_pieces(pair.driver(folder, dtype, **LIMITS), reference, sequences, dtype)
+        for mode in MODES:
+            found[mode] = f"{found[mode]}, {short}" if mode in found else short
+    greedy(folder, vocabulary)
+    found["greedy text"] = "equal"
+
+
+def prefill(driver: Any, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
+    """The whole sequence in one step."""
+    from client import row
+
+    whole = driver.all_logits(
+        [row(0, sequences[0], 0, blocks(LENGTH, 0), start={}, sample=False, targets=[1] * LENGTH)]
+    )
+    for position, logits_V in enumerate(whole):
+        reference.check(logits_V, 0, position, dtype)
+
+
+def in_pieces(driver: Steps, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
+    """Pieces of uneven length, then token by token."""
+    from client import row
+
+    position = 0
+    for count in (1, 16, 37, 30, *[1] * 16):
+        tokens = sequences[0][position : position + count]
+        new = blocks(LENGTH, 20) if position == 0 else []
+        driver.step([row(1, tokens, position, new, start=None if position else {})])
+        position += count
+        reference.check(driver.last_logits()[0], 0, position - 1, dtype)
+
+
+def prefix_hit(driver: Steps, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
+    """A sequence that starts with blocks that another one filled."""
+    from client import row
+
+    driver.step([row(2, sequences[0][:64], 0, blocks(64, 40), start={})])
+    driver.step([], released=[2])
+    driver.step([row(3, sequences[0][48:], 48, [40, 41, 42, *blocks(LENGTH - 48, 50)], start={})])
+    reference.check(driver.last_logits()[0], 0, LENGTH - 1, dtype)
+
+
+def ragged(driver: Steps, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
+    """Decodes of long and short contexts beside pieces of several shapes, a start among them."""
+    from client import row
+
+    one, other = sequences
+    driver.step(
+        [
+            row(4, one[:40], 0, blocks(41, 60), start={}),
+            row(5, one[:5], 0, blocks(6, 70), start={}),
+            row(6, other[:33], 0, blocks(90, 80), start={}, sample=False),
+            row(7, other[:1], 0, blocks(2, 90), start={}),
+        ]
+    )
+    wanted = [(0, 39), (0, 4), (1, 0)]
+    for got, (sequence, position) in zip(driver.last_logits(), wanted, strict=True):
+        reference.check(got, sequence, position, dtype)
+    driver.step(
+        [
+            row(5, [one[5]], 5),
+            row(6, other[33:90], 33),
+            row(4, [one[40]], 40),
+            row(8, other[:20], 0, blocks(20, 100), start={}),
+            row(7, [other[1]], 1),
+            row(9, other[:3], 0, blocks(3, 110), start={}),
+        ]
+    )
+    wanted = [(0, 5), (1, 89), (0, 40), (1, 19), (1, 1), (1, 2)]
+    for got, (sequence, position) in zip(driver.last_logits(), wanted, strict=True):
+        reference.check(got, sequence, position, dtype)
+
+
+def greedy(folder: Path, vocabulary: int) -> None:
+    """In fp32: the same text alone and cold, after a prefix hit, and in a batch of 16 of mixed lengths."""
+    from client import row
+    from driver import Driver
+
+    driver = Driver(folder, torch.float32, **LIMITS)
+    prompts = [ids(vocabulary, 10 + at, 5 + 5 * at) for at in range(16)]
+    prompts[7] = ids(vocabulary, 10, 70)[:60]
+
+    def generate(slots: list[int], cached: int = 0) -> list[list[int]]:
+        """Starts the prompts of these slots together and decodes them; `cached` tokens are in the blocks."""
+        rows = [
+            row(slot, prompts[slot][cached:], cached, blocks(len(prompts[slot]) + 32, 8 * slot), start={})
+            for slot in slots
+        ]
+        texts: list[list[int]] = [[] for _ in slots]
+        for turn in range(GREEDY_TOKENS):
+            result = driver.step(rows)
+            assert not result.errors
+            sampled = [
+                int.from_bytes(result.sampled[4 * at : 4 * at + 4], "little") for at in range(len(slots))
+            ]
+            for text, token in zip(texts, sampled, strict=True):
+                text.append(token)
+            rows = [row(slot, None, len(prompts[slot]) + turn) for slot in slots]
+        return texts
+
+    together = generate(list(range(16)))
+    for slot in (0, 3, 7, 12):
+        driver.begin()
+        (cold,) = generate([slot])
+        assert cold == together[slot], f"the text of slot {slot} depends on its company"
+    driver.begin()
+    (cold,) = generate([7])
+    driver.begin()
+    (warm,) = generate([7], cached=48)
+    assert warm == cold, "the text depends on what was cached"
+
+
+def test_the_page_says_what_was_seen() -> None:
+    if len(seen) < len(FAMILIES) or any("greedy text" not in found for found in seen.values()):
+        pytest.skip("not every family was run, or one failed")
+    text = written(seen)
+    if os.environ.get("PENSTOCK_WRITE_DOCS"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text, "PENSTOCK_WRITE_DOCS=1 writes docs/models.md anew"
