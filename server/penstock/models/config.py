@@ -41,6 +41,7 @@ class ExpertsConfig:
     shared_width: int = 0  # F of the expert that every token goes to; 0: none
     shared_gate: bool = False  # its output is multiplied with a sigmoid of the token
     correction: bool = False  # scores are corrected for the choice
+    long_router: bool = False  # its matrix is kept in fp32
     biases: bool = False  # of router and experts
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
 

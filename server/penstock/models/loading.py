@@ -305,7 +305,7 @@ class Loader:
         """Router, shared expert and what else belongs to the experts."""
         names, config, choice = self.names.experts, self.config, self.expert_choice
         assert names is not None
-        router_dtype = torch.float32 if choice.correction else None
+        router_dtype = torch.float32 if choice.long_router else None
         router = Linear(
             self.read(at + names.router, (choice.count, config.width), dtype=router_dtype),
             self.read(at + names.router, (choice.count,), kind="bias") if choice.biases else None,

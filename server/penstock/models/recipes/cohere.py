@@ -1,0 +1,26 @@
+"""Command R: both branches of a layer read one norm, planes are interleaved, logits are scaled."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.models.config import DecoderConfig
+from penstock.models.recipes import llama
+from penstock.models.recipes.fields import Fields
+
+NAMES = replace(llama.NAMES, feed_forward_norm="", q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    fields = Fields(config)
+    norm = fields.norm("layer_norm_eps", 1e-5, layer=True)
+    return replace(
+        llama.read_config({"max_position_embeddings": 8192, **config}),
+        norm=norm,
+        parallel=True,
+        interleaved=True,
+        qk_norm=norm if fields.flag("use_qk_norm") else None,
+        qk_norm_over="heads",
+        logit_scale=fields.number("logit_scale", default=0.0625),
+        tied_head=fields.flag("tie_word_embeddings", True),
+    )

@@ -1,0 +1,159 @@
+"""DeepSeek V2 and V3: latent attention, shared experts, and groups of experts; the first layers are dense."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import penstock_kernels as ops
+from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
+from penstock.models.config import DecoderConfig, ExpertsConfig, LatentConfig, NormConfig
+from penstock.models.decoder import LatentAttention
+from penstock.models.loading import Loader, halves
+from penstock.models.names import ExpertNames, Names
+from penstock.models.recipes import llama
+from penstock.models.recipes.fields import Fields
+
+
+def names(config: dict[str, Any]) -> Names:
+    """The layers that predict several tokens ahead come after the others, and are not used."""
+    after = "|".join(
+        re.escape(str(int(config["num_hidden_layers"]) + i))
+        for i in range(int(config.get("num_nextn_predict_layers") or 0))
+    )
+    return replace(
+        llama.NAMES,
+        experts=ExpertNames(
+            router="mlp.gate",
+            gate="mlp.experts.{}.gate_proj",
+            up="mlp.experts.{}.up_proj",
+            down="mlp.experts.{}.down_proj",
+            shared_gate_proj="mlp.shared_experts.gate_proj",
+            shared_up="mlp.shared_experts.up_proj",
+            shared_down="mlp.shared_experts.down_proj",
+            correction="mlp.gate.e_score_correction_bias",
+        ),
+        ignored=(rf"model\.layers\.(?:{after})\..*",) if after else (),
+    )
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    fields = Fields(config)
+    third = config.get("model_type") == "deepseek_v3"
+    latent = LatentConfig(
+        rank=fields.count("kv_lora_rank", default=512),
+        rope_dim=fields.count("qk_rope_head_dim", default=64),
+        plain_dim=fields.count("qk_nope_head_dim", default=128),
+        value_dim=fields.count("v_head_dim", default=128),
+        query_rank=fields.whole("q_lora_rank", 0),
+        rank_norm=NormConfig(1e-6),
+    )
+    size = latent.plain_dim + latent.rope_dim
+    read = llama.read_config({**config, "head_dim": size, "num_key_value_heads": None, "mlp_bias": False})
+    rope = fields.rope(latent.rope_dim, fields.count("max_position_embeddings", default=2048))
+    # The magnitude of a stretched context is in the scores, too.
+    magnitude = 1.0
+    if rope.variant != "default" and rope.mscale_all_dim and rope.factor > 1:
+        magnitude = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+    first, every = fields.whole("first_k_dense_replace", 0), fields.count("moe_layer_freq", default=1)
+    return replace(
+        read,
+        ropes=(rope,),
+        max_positions=rope.max_positions,
+        interleaved=fields.flag("rope_interleave", True),
+        scale=size**-0.5 * magnitude**2,
+        latent=latent,
+        qkv_bias=fields.flag("attention_bias"),
+        experts=_experts(fields, third) if config.get("n_routed_experts") else None,
+        experts_in=tuple(i >= first and i % every == 0 for i in range(read.layers)),
+    )
+
+
+def _experts(fields: Fields, third: bool) -> ExpertsConfig:
+    width = fields.count("moe_intermediate_size", default=1407)
+    fields.refuse("topk_method", *(("noaux_tc",) if third else ("greedy", "group_limited_greedy")))
+    fields.refuse("scoring_func", "sigmoid" if third else "softmax")
+    grouped = third or fields.config.get("topk_method") == "group_limited_greedy"
+    if not third:
+        fields.refuse("norm_topk_prob", False)
+    routing = ops.Routing(
+        fields.count("num_experts_per_tok", default=8),
+        sigmoid=third,
+        normalize=third and fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", default=2.5 if third else 1.0),
+        groups=fields.count("n_group", default=1) if grouped else 1,
+        top_groups=fields.count("topk_group", default=1) if grouped else 1,
+        group_best=2 if third else 1,
+    )
+    return ExpertsConfig(
+        fields.count("n_routed_experts"),
+        width,
+        routing,
+        shared_width=width * fields.whole("n_shared_experts", 0),
+        correction=third,
+        long_router=True,
+    )
+
+
+class LOADER(Loader):
+    """Reads latent attention."""
+
+    def attention(self, at: str, index: int) -> LatentAttention:
+        """One rank's heads; the latent is the same for all ranks."""
+        config, sizes, at = self.config, self.config.latent, f"{at}self_attn."
+        assert sizes is not None
+        width, heads = config.width, config.heads
+        head = sizes.plain_dim + sizes.rope_dim
+        mine = range(self.heads.start * head, self.heads.stop * head)
+
+        def bias(name: str, rows: int) -> torch.Tensor | None:
+            return self.read(at + name, (rows,), kind="bias") if config.qkv_bias else None
+
+        def rotated_last(rows: torch.Tensor, plain: int) -> torch.Tensor:
+            """Rows (H, plain + rope, ...) with the planes of the last ones in halves."""
+            if not config.interleaved:
+                return rows
+            return torch.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
+
+        query_down: Linear | None = None
+        query_norm: Norm | None = None
+        if sizes.query_rank:
+            rank = sizes.query_rank
+            query_down = Linear(self.read(at + "q_a_proj", (rank, width)), bias("q_a_proj", rank))
+            query_norm = self.norm(at + "q_a_layernorm", rank, sizes.rank_norm)
+            query = self.read(at + "q_b_proj", (heads * head, rank), rows=[mine])
+        else:
+            query = self.read(at + "q_proj", (heads * head, width), rows=[mine])
+        query = rotated_last(query.view(len(self.heads), head, -1), sizes.plain_dim).flatten(0, 1)
+        rows = sizes.rank + sizes.rope_dim
+        down = self.read(at + "kv_a_proj_with_mqa", (rows, width))
+        down_bias = bias("kv_a_proj_with_mqa", rows)
+        down = rotated_last(down.unsqueeze(0), sizes.rank).squeeze(0)
+        if down_bias is not None:
+            down_bias = rotated_last(down_bias.unsqueeze(0), sizes.rank).squeeze(0)
+        both = sizes.plain_dim + sizes.value_dim
+        up = self.read(
+            at + "kv_b_proj",
+            (heads * both, sizes.rank),
+            rows=[range(self.heads.start * both, self.heads.stop * both)],
+        ).view(len(self.heads), both, sizes.rank)
+        return LatentAttention(
+            config,
+            index,
+            len(self.heads),
+            query_down,
+            query_norm,
+            Linear(query),
+            Linear(down, down_bias),
+            self.norm(at + "kv_a_layernorm", sizes.rank, sizes.rank_norm),
+            up[:, : sizes.plain_dim].contiguous(),
+            up[:, sizes.plain_dim :].contiguous(),
+            self.row_parallel(
+                at + "o_proj", sizes.value_dim, self.heads, heads, width, config.attention_out_bias
+            ),
+            self.terms(at),
+        )

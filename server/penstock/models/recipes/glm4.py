@@ -1,0 +1,18 @@
+"""GLM-4 (0414): GLM with norms of what each branch gives."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.models.config import DecoderConfig
+from penstock.models.recipes import glm
+
+NAMES = replace(
+    glm.NAMES,
+    attention_out_norm="post_self_attn_layernorm",
+    feed_forward_out_norm="post_mlp_layernorm",
+)
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    return replace(glm.read_config(config), branch_norm=True)

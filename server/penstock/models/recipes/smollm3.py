@@ -1,0 +1,29 @@
+"""SmolLM3: Llama with layers that know no positions."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import UnusableModel
+from penstock.models.config import DecoderConfig
+from penstock.models.recipes import llama, qwen2
+from penstock.models.recipes.fields import Fields
+
+NAMES = llama.NAMES
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    fields = Fields(config)
+    read = llama.read_config({"rope_theta": 2000000.0, **config})
+    interval = fields.count("no_rope_layer_interval", default=4)
+    rotated = config.get("no_rope_layers")  # in spite of its name: 1 where a layer is rotated
+    if rotated is None:
+        rotated = [int((i + 1) % interval != 0) for i in range(read.layers)]
+    if not isinstance(rotated, list) or len(rotated) != read.layers or set(rotated) - {0, 1}:
+        raise UnusableModel(f"config.json: no_rope_layers is not a list of {read.layers} times 0 or 1")
+    read = replace(
+        read,
+        rope_of=tuple(0 if here else None for here in rotated),
+        tied_head=fields.flag("tie_word_embeddings", True),
+    )
+    return qwen2.windowed(config, read)
