@@ -70,12 +70,13 @@ class Engine:
         dtype: torch.dtype,
         device: torch.device,
         group: TensorGroup = ALONE,
+        trusted: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.group = group
         self.recipe = recipes.recipe_of(config)
-        self.model = recipes.load(config, folder, dtype, device, group)
+        self.model = recipes.load(config, folder, dtype, device, group, trusted)
         self.steps = 0
         self.spans: StepSpans | None = None
         self._prepared = False

@@ -5,7 +5,6 @@ Called by `penstock.worker` once the process is set up; apart from it because im
 
 import argparse
 import gc
-import json
 import os
 import queue
 import threading
@@ -20,6 +19,7 @@ import torch
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import UnusableModel
+from penstock.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.rpc import handlers
 from penstock.service import WorkerService, description_of
 from penstock.telemetry import log
@@ -31,14 +31,12 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     """Serves on this thread until a signal handler raises. Raises UnusableModel."""
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
-    config = read_json(folder, "config.json")
-    if config is None:
-        raise UnusableModel(f"{folder}: no config.json")
+    config = read_config(folder)
     dtype, device = _dtype(config, arguments.dtype), _device(arguments.device)
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
-    engine = Engine(config, folder, dtype, device)
+    engine = Engine(config, folder, dtype, device, trusted=arguments.trust_remote_code)
     if arguments.otlp_endpoint:
         from penstock.spans import StepSpans
 
@@ -50,7 +48,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     description = description_of(
         engine,
         config,
-        eos_ids(config, read_json(folder, "generation_config.json")),
+        eos_ids(config, read_json(folder, GENERATION)),
         arguments.rank,
         arguments.world_size,
     )
@@ -74,34 +72,6 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         device=description.device,
     )
     thread.serve()
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """A JSON object of the model folder, or None when there is no such file."""
-    try:
-        text = (folder / name).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnusableModel(f"{folder / name}: cannot be read: {error}") from error
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnusableModel(f"{folder / name}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UnusableModel(f"{folder / name}: not a JSON object")
-    return value
-
-
-def eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
-    """Every end-of-sequence id that config.json or generation_config.json names."""
-    found: set[int] = set()
-    for source in (config, generation or {}):
-        value = source.get("eos_token_id")
-        for entry in value if isinstance(value, list) else [value]:
-            if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
-                found.add(entry)
-    return sorted(found)
 
 
 def _dtype(config: dict[str, Any], wanted: str) -> torch.dtype:

@@ -1,43 +1,111 @@
-"""Reads safetensors checkpoints, one file or sharded, and says in one line what is wrong with them.
+"""Reads checkpoints, one file or sharded, and says in one line what is wrong with them.
 
-Called by recipes, which say which tensors they want, in which shape. Never reads pickled weights.
+Called by recipes, which say which tensors they want, in which shape, and which part of them. `load` has a recipe
+ask twice: first for nothing but shapes, which finds every contradiction before a byte is read, and then for the
+numbers. Files are mapped; what was copied out of them is let go of, so that memory holds one copy.
 """
 
-import json
+import ctypes
 import math
+import mmap
+import os
 import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from penstock import pickled
 from penstock.errors import UnusableModel
+from penstock.model_files import (
+    Stored,
+    catalogue,
+    check_present,
+    compare,
+    gigabytes,
+    listed,
+    weight_files,
+)
+from penstock.telemetry import log
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+WHOLE = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPES = FLOATS | WHOLE
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+META = torch.device("meta")
+# Bytes that are copied, converted and looked through at once: they stay in the processor's caches.
+PIECE = 4 << 20
+# How far reading from the disk is ahead of the copying, and in which steps the system is asked to.
+AHEAD = 256 << 20
+STEP = 128 << 10
+QUIET_SECONDS = 3.0
+
+M = TypeVar("M")
+C_LIBRARY = ctypes.CDLL(None, use_errno=True)
+MADV_DONTNEED = 4
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    build: Callable[["Checkpoint"], M],
+    trusted: bool = False,
+    *,
+    tells: bool = True,
+) -> M:
+    """What `build` makes of the checkpoint in `folder`. Raises UnusableModel, before anything is read if it can.
+
+    `build` runs twice, and each time ends with `check_all_used`: first it gets tensors without numbers, on torch's
+    device meta. `trusted` is the user's consent to pickled weights; `tells`: whether progress is logged.
+    """
+    with Checkpoint(folder, dtype, META, trusted) as checkpoint:
+        build(checkpoint)
+        with checkpoint.reading(device, tells):
+            return build(checkpoint)
 
 
 class Checkpoint:
-    """The tensors of a model folder, by name. Every tensor's file, shape and dtype is checked before use."""
+    """The tensors of a model folder, by name. What does not fit is remembered for `check_all_used`.
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    On the device meta nothing is read: every tensor asked for has its shape and dtype only.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, trusted: bool = False) -> None:
         self.folder = folder
         self.dtype = dtype
         self.device = device
-        self._files: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
+        self.bytes_made = 0
+        """Of all that `new` and `tensor` gave."""
+        self._files = weight_files(folder, trusted)
+        self._maps: dict[str, Tensor] = {}
+        self._mapped: dict[str, tuple[int, int]] = {}  # addresses
+        self._pickled: dict[str, Tensor] = {}
+        self._stored = self._read_pickles() if self._files.pickled else catalogue(folder, self._files)
         self._used: dict[str, int] = {}
-        index = folder / "model.safetensors.index.json"
-        if (folder / "model.safetensors").is_file():
-            self._open("model.safetensors")
-        elif index.is_file():
-            self._open_shards(index)
-        else:
-            other = [p.name for p in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
-            hint = f" (pickled weights such as {other[0]} are not loaded)" if other else ""
-            raise UnusableModel(f"{folder}: no model.safetensors and no model.safetensors.index.json{hint}")
+        self._plan = _Plan()
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+        self._unusable: list[str] = []
+        self._not_numbers: list[str] = []
+        self._too_large: list[str] = []
+        self._floats = torch.empty(0, dtype=torch.float32)
+        self._ahead: _ReadAhead | None = None
+        self._progress: _Progress | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -45,66 +113,33 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.clear()
+        self._maps.clear()
+        self._pickled.clear()
 
-    def _open(self, name: str) -> list[str]:
-        path = self.folder / name
+    @contextmanager
+    def reading(self, device: torch.device, tells: bool) -> Iterator[None]:
+        """From now on tensors have numbers and are on `device`. What was asked for before is read ahead."""
+        self.device, self.bytes_made = device, 0
+        self._progress = _Progress(self._plan.bytes, tells)
+        self._ahead = _ReadAhead(self.folder, [] if self._files.pickled else self._plan.ranges)
         try:
-            file = safe_open(path, framework="pt")
-            names: list[str] = file.keys()  # type: ignore[no-untyped-call]
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UnusableModel(f"{name}: not a sound safetensors file: {_one_line(error)}") from error
-        for tensor in names:
-            if tensor in self._file_of:
-                raise UnusableModel(f"{name}: tensor {tensor} is also in {self._file_of[tensor]}")
-            self._file_of[tensor] = name
-        self._files[name] = file
-        return names
+            yield
+        finally:
+            self._ahead.stop()
+            self._ahead = self._progress = None
 
-    def _open_shards(self, index: Path) -> None:
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            assert isinstance(weight_map, dict)
-            assert all(isinstance(k, str) and isinstance(v, str) for k, v in weight_map.items())
-        except (OSError, ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
-            raise UnusableModel(f"{index.name}: no weight_map from tensor names to file names") from error
-        shards = sorted(set(weight_map.values()))
-        for shard in shards:
-            if Path(shard).name != shard or not shard.endswith(".safetensors"):
-                raise UnusableModel(
-                    f"{index.name}: {shard!r} is not the name of a safetensors file beside it"
-                )
-            if not (self.folder / shard).is_file():
-                raise UnusableModel(f"{index.name}: {shard} is missing")
-        for shard in shards:
-            for tensor in self._open(shard):
-                if weight_map.get(tensor) != shard:
-                    raise UnusableModel(f"{index.name}: does not list tensor {tensor} of {shard}")
-        for tensor, shard in weight_map.items():
-            if tensor not in self._file_of:
-                raise UnusableModel(f"{shard}: lacks tensor {tensor}, which {index.name} lists")
-
-    def rows(self, parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
-        """One new tensor of the named ones, each of the shape given, one below the other."""
-        total = sum(shape[0] for _, shape in parts)
-        views = [self._checked(name, shape) for name, shape in parts]
-        result = torch.empty((total, *parts[0][1][1:]), dtype=self.dtype)
-        begin = 0
-        for (name, shape), view in zip(parts, views, strict=True):
-            try:
-                result[begin : begin + shape[0]].copy_(view[:])
-            except (SafetensorError, OSError, ValueError) as error:
-                raise UnusableModel(f"{self._file_of[name]}: tensor {name}: {_one_line(error)}") from error
-            begin += shape[0]
-        return result.to(self.device)
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """Where every tensor lies, by name."""
+        return self._stored
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name."""
-        return name in self._file_of
+        return name in self._stored
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Checks a tensor that another rank reads."""
-        self._checked(name, shape)
+        self._accepts(name, shape, self.dtype)
 
     @property
     def parameters(self) -> int:
@@ -123,44 +158,301 @@ class Checkpoint:
 
         `shape` is that of the whole tensor in the file. Reads nothing else from the disk.
         """
-        view = self._checked(name, shape)
-        try:
-            parts = [view[some] for some in ([slice(0, shape[0])] if rows is None else rows)]
-            parts = parts or [view[:0]]
-            if columns is not None:
-                parts = [torch.cat([part[..., some] for some in columns], -1) for part in parts]
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UnusableModel(f"{self._file_of[name]}: tensor {name}: {_one_line(error)}") from error
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.to(self.device, dtype or self.dtype, copy=True).contiguous()
+        made = self.new(part_of(shape, rows, columns), dtype)
+        self.fill(made, name, shape, rows, columns)
+        return made
 
-    def _checked(self, name: str, shape: tuple[int, ...]) -> Any:
-        if name not in self._file_of:
-            raise UnusableModel(f"{self._source()}: lacks tensor {name}")
-        file = self._file_of[name]
-        view = self._files[file].get_slice(name)
-        if view.get_dtype() not in DTYPES:
-            raise UnusableModel(
-                f"{file}: tensor {name} has the dtype {view.get_dtype()}; supported: {', '.join(DTYPES)}"
-            )
-        if tuple(view.get_shape()) != shape:
-            raise UnusableModel(
-                f"{file}: tensor {name} has the shape {list(view.get_shape())}; config.json asks for {list(shape)}"
-            )
-        self._used[name] = math.prod(shape)
-        return view
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Memory on the device for what `fill` reads, which may be several tensors in one."""
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.bytes_made += made.nbytes
+        return made
+
+    def fill(
+        self,
+        into: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None = None,
+        columns: list[slice] | None = None,
+    ) -> None:
+        """Copies what `tensor` would give into memory of the same shape."""
+        if not self._accepts(name, shape, into.dtype):
+            return
+        stored = self._stored[name]
+        if self.device == META:
+            self._plan.add(stored, into.numel())
+            return
+        if self._ahead is not None:
+            self._ahead.begin(stored)
+        if self.device.type == "cpu":
+            self._copy_ranges(into, name, rows, columns)
+        else:
+            host = torch.empty(into.shape, dtype=into.dtype)
+            self._copy_ranges(host, name, rows, columns)
+            into.copy_(host)
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
-        """Refuses tensors that no part of the model asked for: the model would not be what it seems."""
-        for name, file in self._file_of.items():
-            if name not in self._used and not ignored.fullmatch(name):
-                raise UnusableModel(
-                    f"{file}: tensor {name} has no place in the model that config.json describes"
+        """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
+
+        Tensors that nobody asked for and `ignored` does not match are wrong, too: the model would not be what
+        it seems.
+        """
+        extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
+        wrong = [
+            f"{what}: {listed(names)}"
+            for names, what in (
+                (self._missing, f"lacks {_tensors(self._missing)}"),
+                (self._misshapen, f"{_tensors(self._misshapen)} of another shape"),
+                (self._unusable, f"{_tensors(self._unusable)} of a dtype that cannot be used"),
+                (extra, f"{_tensors(extra)} without a place in the model"),
+            )
+            if names
+        ]
+        if wrong:
+            raise UnusableModel(f"{self._files.source} contradicts config.json: {'; '.join(wrong)}")
+        if self._not_numbers:
+            raise UnusableModel(
+                f"{self._files.source}: {_tensors(self._not_numbers)} with NaN or infinite numbers: "
+                f"{listed(self._not_numbers)}"
+            )
+        if self._too_large:
+            raise UnusableModel(
+                f"{self._files.source}: {_tensors(self._too_large)} with numbers too large for the dtype served: "
+                f"{listed(self._too_large)}; choose another --dtype"
+            )
+
+    def _copy_ranges(
+        self, made: Tensor, name: str, rows: list[slice] | None, columns: list[slice] | None
+    ) -> None:
+        source = self._source(name)
+        if source.dim() == 0:
+            self._copy(made.view(1), source.view(1), name)
+            return
+        at = 0
+        for some in [slice(0, len(source))] if rows is None else rows:
+            count = some.stop - some.start
+            if columns is None:
+                self._copy(made[at : at + count], source[some], name)
+            else:
+                side = 0
+                for range_ in columns:
+                    wide = range_.stop - range_.start
+                    into = made[at : at + count, ..., side : side + wide]
+                    self._copy(into, source[some.start : some.stop, ..., range_], name)
+                    side += wide
+            at += count
+
+    def _accepts(self, name: str, shape: tuple[int, ...], wanted: torch.dtype) -> bool:
+        self._used[name] = math.prod(shape)
+        stored = self._stored.get(name)
+        if stored is None:
+            self._missing.append(name)
+        elif stored.shape != shape:
+            self._misshapen.append(f"{name} is {list(stored.shape)}, not {list(shape)}")
+        elif stored.dtype not in (FLOATS if wanted.is_floating_point else DTYPES):
+            self._unusable.append(f"{name} ({stored.dtype})")
+        else:
+            return True
+        return False
+
+    def _source(self, name: str) -> Tensor:
+        """The whole tensor as it is stored; its pages are read when they are touched."""
+        if self._files.pickled:
+            return self._pickled[name]
+        stored = self._stored[name]
+        raw = self._map(stored.file)[stored.begin : stored.end]
+        dtype = DTYPES[stored.dtype]
+        if stored.begin % dtype.itemsize:  # in old files nothing is aligned
+            raw = raw.clone()
+        return raw.view(dtype).view(stored.shape)
+
+    def _map(self, file: str) -> Tensor:
+        """A file's bytes."""
+        if file not in self._maps:
+            path = self.folder / file
+            mapped = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+            self._maps[file] = mapped
+            self._mapped[file] = (mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes)
+        return self._maps[file]
+
+    def _copy(self, made: Tensor, source: Tensor, name: str) -> None:
+        """Copies and converts piece by piece, and looks for what is no number."""
+        if not source.numel():
+            return
+        count = len(source)
+        rows = PIECE * count // source.nbytes
+        if rows == 0 and source.dim() > 1:
+            for into, row in zip(made, source, strict=True):
+                self._copy(into, row, name)
+            return
+        rows = max(rows, 1)
+        for begin in range(0, count, rows):
+            into, piece = made[begin : begin + rows], source[begin : begin + rows]
+            self._copy_piece(into, piece)
+            if into.dtype.is_floating_point and not _is_finite(into):
+                self._note_not_finite(name, piece)
+            self._let_go(self._stored[name].file, piece)
+            if self._ahead is not None and self._progress is not None:
+                self._ahead.go_on(piece.nbytes)
+                self._progress.go_on(piece.nbytes)
+
+    def _copy_piece(self, into: Tensor, piece: Tensor) -> None:
+        if {piece.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
+            # By way of float32 it is ten times as fast. Always the same memory: what is taken and given back
+            # between weights that stay leaves holes.
+            if self._floats.numel() < piece.numel():
+                self._floats = torch.empty(piece.numel(), dtype=torch.float32)
+            floats = self._floats[: piece.numel()].view(piece.shape)
+            piece = floats.copy_(piece)
+        into.copy_(piece)
+
+    def _let_go(self, file: str, piece: Tensor) -> None:
+        """Takes the pages that a piece was read from out of this process's memory. They stay in the system's."""
+        lowest, highest = self._mapped.get(file, (0, 0))
+        first, length = piece.data_ptr(), piece.stride(0) * len(piece) * piece.element_size()
+        if lowest <= first and first + length <= highest:
+            begin = first // mmap.PAGESIZE * mmap.PAGESIZE
+            C_LIBRARY.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(first + length - begin), MADV_DONTNEED)
+
+    def _note_not_finite(self, name: str, source: Tensor) -> None:
+        shown = f"{name} ({self._stored[name].file})"
+        # Infinite after the conversion only?
+        names = self._too_large if bool(torch.isfinite(source).all()) else self._not_numbers
+        if shown not in names:
+            names.append(shown)
+
+    def _read_pickles(self) -> dict[str, Stored]:
+        found: dict[str, Stored] = {}
+        twice: list[str] = []
+        check_present(self.folder, self._files)
+        for file in self._files.names:
+            tensors, mapped = pickled.read(self.folder / file)
+            if mapped:
+                self._mapped[file] = (
+                    min(tensor.data_ptr() for tensor in tensors.values()),
+                    max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values()),
                 )
+            for name, tensor in tensors.items():
+                if name in found:
+                    twice.append(f"{name} ({found[name].file}, {file})")
+                self._pickled[name] = tensor
+                dtype = NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+                found[name] = Stored(file, dtype, tuple(tensor.shape), 0, tensor.nbytes)
+        compare(self._files, {name: stored.file for name, stored in found.items()}, twice)
+        return found
 
-    def _source(self) -> str:
-        return "model.safetensors" if len(self._files) == 1 else "model.safetensors.index.json"
+
+class _Plan:
+    """What a rehearsal asked for: parts of files in their order, and how much it will be."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Stored] = []
+        self.bytes = 0
+
+    def add(self, stored: Stored, numbers: int) -> None:
+        self.ranges.append(stored)
+        self.bytes += numbers * DTYPES[stored.dtype].itemsize
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+class _ReadAhead:
+    """Asks the system for what is wanted next, so that copying does not wait for the disk at every page."""
+
+    def __init__(self, folder: Path, ranges: list[Stored]) -> None:
+        self._folder = folder
+        self._ranges = ranges
+        self._starts = [0]
+        for stored in ranges:
+            self._starts.append(self._starts[-1] + stored.end - stored.begin)
+        self._next = 0
+        self._within = threading.Condition()
+        self._done = 0
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+        if ranges:
+            self._thread.start()
+
+    def begin(self, stored: Stored) -> None:
+        """This one is being copied now."""
+        if self._next < len(self._ranges) and self._ranges[self._next] is stored:
+            self._set(self._starts[self._next])
+            self._next += 1
+
+    def go_on(self, count: int) -> None:
+        """So many bytes of it were copied."""
+        self._set(self._done + count)
+
+    def _set(self, done: int) -> None:
+        with self._within:
+            self._done = done
+            self._within.notify()
+
+    def stop(self) -> None:
+        with self._within:
+            self._stopped = True
+            self._within.notify()
+        if self._ranges:
+            self._thread.join()
+
+    def _run(self) -> None:
+        files: dict[str, int] = {}
+        try:
+            for start, stored in zip(self._starts, self._ranges, strict=False):
+                file = files.get(stored.file)
+                if file is None:
+                    file = files[stored.file] = os.open(self._folder / stored.file, os.O_RDONLY)
+                for begin in range(stored.begin, stored.end, STEP):
+                    with self._within:
+                        while start + begin - stored.begin > self._done + AHEAD and not self._stopped:
+                            self._within.wait()
+                        if self._stopped:
+                            return
+                    os.posix_fadvise(file, begin, min(STEP, stored.end - begin), os.POSIX_FADV_WILLNEED)
+        except OSError:  # it is a help only; who copies meets the same trouble, and says so
+            return
+        finally:
+            for file in files.values():
+                os.close(file)
+
+
+class _Progress:
+    """Log lines for whoever waits for a long load."""
+
+    def __init__(self, total: int, tells: bool) -> None:
+        self._total = total
+        self._tells = tells
+        self._done = 0
+        self._began = self._said = time.monotonic()
+
+    def go_on(self, count: int) -> None:
+        """So many bytes more were read."""
+        self._done += count
+        now = time.monotonic()
+        if now - self._said < QUIET_SECONDS or not self._tells:
+            return
+        self._said = now
+        log(
+            "INFO",
+            f"loading weights: {self._done / max(self._total, 1):.0%} of {gigabytes(self._total)}, "
+            f"{gigabytes(self._done / (now - self._began))}/s",
+            progress=True,
+        )
+
+
+def part_of(shape: tuple[int, ...], rows: list[slice] | None, columns: list[slice] | None) -> tuple[int, ...]:
+    """What is left of a shape when only these ranges of its first and of its last dimension are taken."""
+    left = list(shape)
+    if rows is not None:
+        left[0] = sum(some.stop - some.start for some in rows)
+    if columns is not None:
+        left[-1] = sum(some.stop - some.start for some in columns)
+    return tuple(left)
+
+
+def _is_finite(piece: Tensor) -> bool:
+    """A sum is not finite when one of its terms is not, and costs little; it may overflow without that."""
+    return bool(torch.isfinite(piece.sum())) or bool(torch.isfinite(piece).all())
+
+
+def _tensors(names: list[str]) -> str:
+    return "1 tensor" if len(names) == 1 else f"{len(names)} tensors"

@@ -31,11 +31,13 @@ def main() -> None:
     # switches it on again.
     gc.disable()
 
+    from penstock.checks import check_folder
     from penstock.errors import UnusableModel
     from penstock.telemetry import log
 
     try:
         _check_socket_folder(arguments.socket)
+        check_folder(arguments.model_dir, arguments.trust_remote_code)
         from penstock import serving
 
         serving.serve(arguments, BEGAN)
@@ -83,6 +85,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda or cuda:N [default: cuda where there is one]"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="load pickled weights where there are no others"
     )
     parser.add_argument("--rank", type=int, default=0, help="which shard this is, from 0 [default: 0]")
     parser.add_argument(

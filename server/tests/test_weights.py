@@ -1,6 +1,7 @@
 """Checkpoints that are broken, hostile or of a family that is not served: one line that names what is wrong."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +11,20 @@ import pytest
 import torch
 
 import checkpoints
+from penstock.checks import check_folder
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
+from penstock.models import recipes
 from penstock.models.decoder import Attention
+from penstock.parallel import TensorGroup
+from penstock.weights import Checkpoint
 
 CPU = torch.device("cpu")
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Engine:
     """Loads as the worker does."""
-    return Engine(json.loads((folder / "config.json").read_text()), folder, dtype, CPU)
+    return Engine(check_folder(folder), folder, dtype, CPU)
 
 
 def refusal(folder: Path) -> str:
@@ -77,23 +82,83 @@ def test_wrong_offsets_are_refused(shift: int, folder: Path) -> None:
     assert refusal(folder).startswith("model.safetensors: not a sound safetensors file")
 
 
-def test_a_missing_an_extra_and_a_misshapen_tensor_are_named(folder: Path) -> None:
+def test_a_missing_an_extra_and_a_misshapen_tensor_are_named_together(folder: Path) -> None:
     config = checkpoints.config()
-    name = "model.layers.2.self_attn.k_proj.weight"
     weights = checkpoints.tensors(config)
-    del weights[name]
+    del weights["model.layers.2.self_attn.k_proj.weight"]
     checkpoints.write(folder, config, weights)
-    assert refusal(folder) == f"model.safetensors: lacks tensor {name}"
+    lacks = "lacks 1 tensor: model.layers.2.self_attn.k_proj.weight"
+    assert refusal(folder) == f"model.safetensors contradicts config.json: {lacks}"
 
-    weights = checkpoints.tensors(config)
     weights["model.layers.3.mlp.up_proj.weight"] = torch.zeros(2, 2)
-    checkpoints.write(folder, config, weights)
-    assert "model.layers.3.mlp.up_proj.weight has no place" in refusal(folder)
-
-    weights = checkpoints.tensors(config)
+    name = "model.layers.1.self_attn.k_proj.weight"
     weights[name] = weights[name].T.contiguous()
     checkpoints.write(folder, config, weights)
-    assert f"{name} has the shape [64, 32]; config.json asks for [32, 64]" in refusal(folder)
+    assert refusal(folder) == (
+        f"model.safetensors contradicts config.json: {lacks}; 1 tensor of another shape: "
+        f"{name} is [64, 32], not [32, 64]; "
+        "1 tensor without a place in the model: model.layers.3.mlp.up_proj.weight"
+    )
+
+
+def test_of_many_the_first_ten_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    weights = checkpoints.tensors(checkpoints.config(num_hidden_layers=4))
+    deep = checkpoints.write(tmp_path / "deep", checkpoints.config(num_hidden_layers=6), weights)
+    said = refusal(deep)
+    assert "lacks 18 tensors: model.layers.4.self_attn.q_proj.weight, " in said
+    assert said.endswith(", and 8 more") and said.count("model.layers.") == 10
+    flat = checkpoints.write(tmp_path / "flat", checkpoints.config(num_hidden_layers=2), weights)
+    said = refusal(flat)
+    assert "18 tensors without a place" in said and said.endswith(", and 8 more")
+    narrow = checkpoints.config(num_hidden_layers=4, intermediate_size=96)
+    said = refusal(checkpoints.write(tmp_path / "narrow", narrow, weights))
+    assert (
+        "12 tensors of another shape: model.layers.0.mlp.gate_proj.weight is [112, 64], not [96, 64]" in said
+    )
+
+
+def test_a_contradiction_is_found_before_a_weight_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("penstock.weights.Checkpoint._source", read)
+    with pytest.raises(AssertionError, match="weights were read"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(vocab_size=200)))
+    assert "model.embed_tokens.weight is [199, 64], not [200, 64]" in refusal(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_weights_that_are_no_numbers_are_named(number: float, stored: torch.dtype, folder: Path) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config, dtype=stored)
+    for name in ("lm_head.weight", "model.layers.1.mlp.down_proj.weight"):
+        weights[name][-1, 3] = number
+    checkpoints.write(folder, config, weights)
+    assert refusal(folder) == (
+        "model.safetensors: 2 tensors with NaN or infinite numbers: "
+        "model.layers.1.mlp.down_proj.weight (model.safetensors), lm_head.weight (model.safetensors)"
+    )
+
+
+def test_numbers_whose_sum_overflows_are_numbers(folder: Path) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    weights["lm_head.weight"].fill_(3e38)
+    load(checkpoints.write(folder, config, weights))
+
+
+def test_numbers_beyond_the_dtype_served_are_named(folder: Path) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    weights["model.norm.weight"][5] = 7e4
+    checkpoints.write(folder, config, weights)
+    load(folder)
+    with pytest.raises(UnusableModel, match=r"too large .* model\.norm\.weight .*--dtype"):
+        load(folder, torch.float16)
 
 
 def test_a_tensor_of_whole_numbers_is_named(folder: Path) -> None:
@@ -101,13 +166,26 @@ def test_a_tensor_of_whole_numbers_is_named(folder: Path) -> None:
     weights = checkpoints.tensors(config)
     weights["model.norm.weight"] = torch.ones(64, dtype=torch.int32)
     checkpoints.write(folder, config, weights)
-    assert "model.norm.weight has the dtype I32" in refusal(folder)
+    assert "1 tensor of a dtype that cannot be used: model.norm.weight (I32)" in refusal(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_weights_without_a_scheme_are_named_where_they_are_needed(
+    dtype: torch.dtype, folder: Path
+) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8).to(dtype)
+    load(checkpoints.write(folder, config, weights))
+    weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].to(dtype)
+    checkpoints.write(folder, config, weights)
+    assert "model.layers.0.mlp.up_proj.weight (F8_E" in refusal(folder)
 
 
 def test_a_bias_that_config_does_not_announce_is_refused(folder: Path) -> None:
     weights = checkpoints.tensors(checkpoints.config(attention_bias=True))
     checkpoints.write(folder, checkpoints.config(), weights)
-    assert "bias has no place" in refusal(folder)
+    assert "12 tensors without a place in the model: model.layers.0.self_attn." in refusal(folder)
 
 
 def test_known_leftovers_are_ignored(folder: Path) -> None:
@@ -121,9 +199,9 @@ def test_known_leftovers_are_ignored(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"../model-00001.safetensors": "x"}, "not the name of a safetensors file"),
-        ({"weights.bin": "x"}, "not the name of a safetensors file"),
-        ({"model-00009.safetensors": "x"}, "model-00009.safetensors is missing"),
+        ({"../model-00001.safetensors": "x"}, "is not the name of a safetensors file"),
+        ({"weights.bin": "x"}, "is not the name of a safetensors file"),
+        ({"model-00009.safetensors": "x"}, "1 file is missing: model-00009.safetensors"),
     ],
 )
 def test_an_index_that_points_elsewhere_is_refused(
@@ -141,14 +219,20 @@ def test_shards_that_disagree_with_the_index_are_refused(tmp_path: Path) -> None
     folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=3)
     index = folder / "model.safetensors.index.json"
     whole = json.loads(index.read_text())
+    first = "model-00001-of-00003.safetensors"
     content = json.loads(index.read_text())
     del content["weight_map"]["model.norm.weight"]
     index.write_text(json.dumps(content))
-    assert "does not list tensor model.norm.weight" in refusal(folder)
+    last = "model-00003-of-00003.safetensors"
+    assert f"1 tensor is in a file and not listed: model.norm.weight ({last})" in refusal(folder)
     content = json.loads(json.dumps(whole))
-    content["weight_map"]["model.extra"] = "model-00001-of-00003.safetensors"
+    content["weight_map"]["model.extra"] = first
     index.write_text(json.dumps(content))
-    assert "lacks tensor model.extra" in refusal(folder)
+    assert f"1 tensor is listed and in no file: model.extra ({first})" in refusal(folder)
+    content = json.loads(json.dumps(whole))
+    content["weight_map"]["model.norm.weight"] = first
+    index.write_text(json.dumps(content))
+    assert f"in another file than listed: model.norm.weight ({last}, not {first})" in refusal(folder)
     for text in ("[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000):
         index.write_text(text)
         assert "weight_map" in refusal(folder)
@@ -158,14 +242,43 @@ def test_the_same_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=2)
     first = "model-00001-of-00002.safetensors"
     (folder / "model-00002-of-00002.safetensors").write_bytes((folder / first).read_bytes())
-    assert refusal(folder).startswith("model")
+    said = refusal(folder)
+    assert said.startswith("model.safetensors.index.json: 15 tensors are in two files: ")
+    assert "(model-00001-of-00002.safetensors, model-00002-of-00002.safetensors)" in said
+    assert said.count("), ") >= 9 and "and 5 more" in said
 
 
-def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+def test_a_name_that_is_twice_in_one_file_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = data[8 : 8 + size].replace(b"layers.2.mlp.up_proj", b"layers.2.mlp.gate_proj", 1)
+    header = header.rstrip().ljust(size + 16)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
+    name = "model.layers.2.mlp.gate_proj.weight"
+    assert refusal(folder) == f"model.safetensors: 1 tensor is in it twice: {name}"
+
+
+def test_every_shard_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=3)
+    for number, kept in ((1, -1), (3, 40)):
+        path = folder / f"model-0000{number}-of-00003.safetensors"
+        path.write_bytes(path.read_bytes()[:kept])
+    said = refusal(folder)
+    assert "model-00001-of-00003.safetensors: not a sound safetensors file: it is cut short: " in said
+    assert "; model-00003-of-00003.safetensors: not a sound" in said and "00002" not in said
+
+
+def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     checkpoints.write(folder, checkpoints.config())
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "pytorch_model.bin" in refusal(folder) and "not loaded" in refusal(folder)
+    said = refusal(folder)
+    assert "only pickled ones (pytorch_model.bin)" in said and "--trust-remote-code" in said
+    (folder / "pytorch_model.bin").rename(folder / "model.gguf")
+    assert refusal(folder).endswith(
+        "no model.safetensors and no model.safetensors.index.json, only model.gguf"
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,12 +301,73 @@ def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
         ({"rope_theta": -1.0}, "rope_theta"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.3, "head_dim": 10}, "3 of head_dim 10 are rotated"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
 def test_a_config_that_is_not_served_names_its_key(change: dict[str, Any], words: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(checkpoints.config(**change)))
     assert words in refusal(folder)
+
+
+# Sizes that one piece of a copy holds, and that it does not; of whole rows, and of single numbers.
+@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+@pytest.mark.parametrize("stored", [torch.float64, torch.float16, torch.bfloat16])
+def test_ranges_of_rows_and_columns_are_what_slicing_gives(
+    piece: int, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.weights.PIECE", piece)
+    whole = torch.randn(24, 3, 40, generator=torch.Generator().manual_seed(1)).to(stored)
+    line, one = whole[0, 0].clone(), torch.tensor(1.5, dtype=stored)
+    folder = checkpoints.write(
+        tmp_path, {}, {"a": whole, "b": line, "c": one, "d": torch.arange(5), "e": whole[:, 0].contiguous()}
+    )
+    rows, columns = [slice(2, 5), slice(20, 24), slice(0, 1)], [slice(30, 40), slice(7, 8)]
+    with Checkpoint(folder, torch.bfloat16, CPU) as found:
+        taken = found.tensor("a", (24, 3, 40), rows, columns)
+        assert taken.is_contiguous() and found.bytes_made == taken.nbytes
+        expected = torch.cat([whole[some] for some in rows])
+        expected = torch.cat([expected[..., some] for some in columns], -1)
+        assert torch.equal(taken, expected.to(torch.bfloat16))
+        across = found.new((40, 24))
+        found.fill(across.t(), "e", (24, 40))
+        assert torch.equal(across, whole[:, 0].t().to(torch.bfloat16))
+        assert torch.equal(found.tensor("a", (24, 3, 40), dtype=torch.float32), whole.float())
+        assert found.tensor("a", (24, 3, 40), []).shape == (0, 3, 40)
+        assert torch.equal(found.tensor("b", (40,), [slice(1, 40)]), line[1:].to(torch.bfloat16))
+        assert torch.equal(found.tensor("c", ()), one.to(torch.bfloat16))
+        assert torch.equal(found.tensor("d", (5,), dtype=torch.int64), torch.arange(5))
+        found.check_all_used(re.compile(""))
+
+
+def test_tensors_that_are_not_aligned_are_read(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    expected = load(folder).model.weights()
+    for more in (1, 2, 3):
+        path.write_bytes(struct.pack("<Q", size + more) + data[8 : 8 + size] + b" " * more + data[8 + size :])
+        assert all(map(torch.equal, load(folder).model.weights(), expected))
+
+
+def test_a_rank_takes_only_its_part_out_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = checkpoints.config()
+    folder = checkpoints.write(tmp_path, config)
+    copied: list[int] = []
+    copy = Checkpoint._copy_piece
+
+    def count(found: Checkpoint, into: torch.Tensor, piece: torch.Tensor) -> None:
+        copied.append(piece.numel())
+        copy(found, into, piece)
+
+    monkeypatch.setattr(Checkpoint, "_copy_piece", count)
+    whole = recipes.load(config, folder, torch.float32, CPU)
+    assert sum(copied) == whole.parameters == sum(t.numel() for t in whole.weights())
+    for rank in range(2):
+        copied.clear()
+        part = recipes.load(config, folder, torch.float32, CPU, TensorGroup(rank, 2))
+        norms = 64 * (2 * 3 + 1)
+        # The vocabulary, 199 rows, is uneven: rank 1 has a row of zeros in embedding and head.
+        assert sum(copied) == (whole.parameters - norms - 2 * 199 * 64) // 2 + norms + 2 * (100 - rank) * 64
+        assert part.parameters == whole.parameters
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])

@@ -20,7 +20,7 @@ from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
 from penstock.models.decoder import Attention, Decoder, Ends, Experts, FeedForward, LatentAttention, Layer
 from penstock.models.names import Names
 from penstock.parallel import TensorGroup, ranges
-from penstock.weights import Checkpoint
+from penstock.weights import Checkpoint, part_of
 
 # In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
 COMPUTED = r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached|masked_bias)"
@@ -154,15 +154,16 @@ class Loader:
                 (at + names.k, kv_heads * size, kv),
                 (at + names.v, kv_heads * size, kv),
             ]
-        weights, biases = [], []
-        for place, (name, total, begins) in enumerate(found):
-            parts = [range(begin, begin + size) for begin in begins]
-            weight = self.read(name, (total, config.width), rows=parts, transposed=names.transposed)
-            weights.append(self.half_and_half(weight, index) if place < 2 else weight)
-            if config.qkv_bias:
-                bias = self.read(name, (total,), rows=parts, kind="bias")
-                biases.append(self.half_and_half(bias, index) if place < 2 else bias)
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        parts = [
+            (name, total, [range(begin, begin + size) for begin in begins]) for name, total, begins in found
+        ]
+        weight = self.stacked(parts, config.width, names.transposed)
+        bias = self.stacked(parts, None) if config.qkv_bias else None
+        for rows_ in (weight, bias):
+            if rows_ is not None and config.interleaved:
+                q_and_k = rows_[: (len(self.heads) + len(self.kv_heads)) * size]
+                q_and_k.copy_(self.half_and_half(q_and_k, index))
+        return Linear(weight, bias)
 
     def half_and_half(self, rows: Tensor, index: int) -> Tensor:
         """Rows (H D, ...) of heads with the coordinates of each plane brought where `ops.rope` reads them."""
@@ -249,20 +250,14 @@ class Loader:
         mine = self.group.even_share(width, "the feed-forward width (intermediate_size)")
         if gate_up:
             second = range(width + mine.start, width + mine.stop)
-            parts = [(gate_up, 2 * width, [mine, second])]
+            parts = [(at + gate_up, 2 * width, [mine, second])]
         else:
-            parts = [(name, width, [mine]) for name in ([gate, up] if config.gated else [up])]
-        weights = [
-            self.read(at + name, (total, config.width), rows=rows, transposed=transposed)
-            for name, total, rows in parts
-        ]
-        bias = None
-        if config.up_bias:
-            bias = torch.cat(
-                [self.read(at + name, (total,), rows=rows, kind="bias") for name, total, rows in parts]
-            )
+            parts = [(at + name, width, [mine]) for name in ([gate, up] if config.gated else [up])]
         return FeedForward(
-            Linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias),
+            Linear(
+                self.stacked(parts, config.width, transposed),
+                self.stacked(parts, None) if config.up_bias else None,
+            ),
             self.row_parallel(at + down, 1, mine, width, config.width, config.down_bias, transposed),
             self.activation(),
         )
@@ -278,9 +273,8 @@ class Loader:
         assert names is not None
         config, choice = self.config, self.expert_choice
         mine = self.group.share(choice.count)
-        device, dtype = self.checkpoint.device, self.checkpoint.dtype
-        up_XGE = torch.empty((len(mine), 2 * choice.width, config.width), dtype=dtype, device=device)
-        down_XEF = torch.empty((len(mine), config.width, choice.width), dtype=dtype, device=device)
+        up_XGE = self.checkpoint.new((len(mine), 2 * choice.width, config.width))
+        down_XEF = self.checkpoint.new((len(mine), config.width, choice.width))
         inner = (choice.width, config.width)
         for expert in range(choice.count):
             if expert not in mine:
@@ -288,9 +282,10 @@ class Loader:
                     self.checkpoint.expect(f"{at}{name.format(expert)}.weight", shape)
                 continue
             place = expert - mine.start
-            up_XGE[place, : choice.width] = self.read(at + names.gate.format(expert), inner)
-            up_XGE[place, choice.width :] = self.read(at + names.up.format(expert), inner)
-            down_XEF[place] = self.read(at + names.down.format(expert), inner[::-1])
+            gate_GE, up_GE = torch.split(up_XGE[place], choice.width)
+            self.read(at + names.gate.format(expert), inner, into=gate_GE)
+            self.read(at + names.up.format(expert), inner, into=up_GE)
+            self.read(at + names.down.format(expert), inner[::-1], into=down_XEF[place])
         return self.mixture(at, mine.start, up_XGE, None, down_XEF, None)
 
     def mixture(
@@ -382,14 +377,35 @@ class Loader:
         transposed: bool = False,
         kind: str = "weight",
         dtype: torch.dtype | None = None,
+        into: Tensor | None = None,
     ) -> Tensor:
-        """These ranges of the tensor `name`.`kind`, whose shape is `shape`; transposed where it is stored so."""
+        """These ranges of the tensor `name`.`kind`, whose shape is `shape`; transposed where it is stored so.
+
+        In memory of their own, or in `into`.
+        """
         row_slices = None if rows is None else ranges(rows)
         column_slices = None if columns is None else ranges(columns)
+        if into is None:
+            into = self.checkpoint.new(part_of(shape, row_slices, column_slices), dtype)
+        as_stored = into
         if transposed:
-            shape, row_slices, column_slices = shape[::-1], column_slices, row_slices
-        whole = self.checkpoint.tensor(f"{name}.{kind}", shape, row_slices, column_slices, dtype)
-        return whole.t().contiguous() if transposed else whole
+            shape, row_slices, column_slices, as_stored = shape[::-1], column_slices, row_slices, into.t()
+        self.checkpoint.fill(as_stored, f"{name}.{kind}", shape, row_slices, column_slices)
+        return into
+
+    def stacked(
+        self, parts: list[tuple[str, int, list[range]]], width: int | None, transposed: bool = False
+    ) -> Tensor:
+        """Rows of several matrices of `width` columns, below one another in one; width None: of their biases.
+
+        Each part is a name, how many rows the whole has, and which of them are taken.
+        """
+        counts = [sum(map(len, rows)) for _, _, rows in parts]
+        columns, kind = ((), "bias") if width is None else ((width,), "weight")
+        made = self.checkpoint.new((sum(counts), *columns))
+        for (name, total, rows), into in zip(parts, torch.split(made, counts), strict=True):
+            self.read(name, (total, *columns), rows=rows, transposed=transposed, kind=kind, into=into)
+        return made
 
     def filled(self, part: Tensor, rows: int) -> Tensor:
         """Rows of zeros added until there are so many."""

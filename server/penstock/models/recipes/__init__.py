@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from penstock import weights
 from penstock.errors import UnusableModel
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
@@ -34,10 +35,6 @@ def recipe_of(config: dict[str, Any]) -> str:
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """The decoder that config.json describes; needs no weights."""
     read: DecoderConfig = _module(config).read_config(config)
-    if config.get("quantization_config"):
-        raise UnusableModel(
-            "config.json: quantization_config is set, and quantized weights are not supported"
-        )
     for rope in read.ropes:
         if rope.head_dim % 2 or not 0 < rope.head_dim <= max(
             read.head_dim, read.latent.rope_dim if read.latent else 0
@@ -62,12 +59,19 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     group: TensorGroup = ALONE,
+    trusted: bool = False,
 ) -> Decoder:
-    """Reads a rank's part of the model in `folder` with the recipe of its architecture."""
-    with Checkpoint(folder, dtype, device) as checkpoint:
+    """Reads a rank's part of the model in `folder` with the recipe of its architecture.
+
+    `trusted`: the user has agreed to pickled weights.
+    """
+
+    def build(checkpoint: Checkpoint) -> Decoder:
         decoder = load_from(config, checkpoint, group)
         decoder.parameters = checkpoint.parameters
-    return decoder
+        return decoder
+
+    return weights.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
 
 
 def _module(config: dict[str, Any]) -> ModuleType:

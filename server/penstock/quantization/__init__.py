@@ -1,0 +1,86 @@
+"""Which scheme a checkpoint is quantized with, from its configuration and the names of its tensors.
+
+Asked by the download, the doctor and the worker before weights are read. Must not import torch. Schemes that
+are served will have a file each beside this one; so far none is.
+"""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import UnusableModel
+from penstock.model_files import CONFIG, read_json
+
+# Configuration files beside config.json, and the scheme of those that do not say which they are of.
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+# What the names of tensors end with that only a quantized checkpoint has. The first that fits.
+TRACES = (
+    (re.compile("q_scale|q_scale_max|q_groups"), "exl2"),
+    (re.compile("trellis"), "exl3"),
+    (re.compile("SCB|bitsandbytes__.*"), "bitsandbytes"),
+    (re.compile("g_idx"), "gptq"),
+    (re.compile("qweight"), "gptq or awq"),
+    (re.compile("weight_packed"), "compressed-tensors"),
+    (re.compile(".*_proj_blocks"), "mxfp4"),
+    (re.compile("weight_scale_inv|weight_scale|input_scale|activation_scale"), "fp8"),
+    (re.compile("weight_scales"), "eetq"),
+)
+
+
+def scheme_of(config: dict[str, Any], folder: Path, tensors: Collection[str] = ()) -> tuple[str, str] | None:
+    """(scheme, what says so), or None for weights that are plain numbers. Raises UnusableModel."""
+    for outer, key in (
+        (config, "quantization_config"),
+        (config, "compression_config"),
+        (config.get("text_config"), "quantization_config"),
+        (config.get("text_config"), "compression_config"),
+    ):
+        given = outer.get(key) if isinstance(outer, dict) else None
+        if given:
+            scheme = _method(given, "compressed-tensors" if key == "compression_config" else None)
+            if scheme is not None:
+                return scheme, f"{CONFIG}: {key}"
+    for name, usual in BESIDE.items():
+        given = read_json(folder, name)
+        if given is not None:
+            return _method(given, usual) or usual, name
+    endings = {tensor.rpartition(".")[2]: tensor for tensor in tensors}
+    for pattern, scheme in TRACES:
+        for ending, tensor in endings.items():
+            if pattern.fullmatch(ending):
+                return scheme, f"the tensor {tensor}"
+    return None
+
+
+def refuse(config: dict[str, Any], folder: Path, tensors: Collection[str] = ()) -> None:
+    """Raises UnusableModel, naming the scheme, when the weights are quantized."""
+    found = scheme_of(config, folder, tensors)
+    if found is not None:
+        scheme, says = found
+        raise UnusableModel(
+            f"{says}: the weights are quantized ({scheme}), which is not supported yet; serve a checkpoint in "
+            "float32, bfloat16 or float16"
+        )
+
+
+def _method(given: Any, usual: str | None) -> str | None:
+    """The scheme that a quantization config names. None: it switches everything off."""
+    if not isinstance(given, dict):
+        return usual or "unknown"
+    if given.get("is_marlin_format") or given.get("checkpoint_format") == "marlin":
+        return "marlin"
+    inner = given.get("quantization")
+    if isinstance(inner, dict) and inner.get("quant_algo"):  # of NVIDIA's ModelOpt
+        return f"modelopt {str(inner['quant_algo']).lower()}"
+    method = given.get("quant_method") or given.get("quant_type") or given.get("quant_algo")
+    if method:
+        return str(method).lower().replace("_", "-")[:40]
+    loaded = [given[key] for key in ("load_in_8bit", "load_in_4bit") if key in given]
+    if loaded:
+        return "bitsandbytes" if any(loaded) else None
+    return usual or "unknown"
