@@ -24,11 +24,12 @@ def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Writes config.json as it is given, and weights in the layout that transformers saves. Returns the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    causal: Any = AutoModelForCausalLM
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(seed)
     read = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+    model = causal.from_config(read, dtype=torch.float32)
     randomize(model, seed)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2")
-LIMITS = {"max_slots": 20, "max_step_tokens": 2000, "max_sequence_tokens": 160, "blocks": 200}
+LIMITS: dict[str, Any] = {"max_slots": 20, "max_step_tokens": 2000, "max_sequence_tokens": 160, "blocks": 200}
 GREEDY_TOKENS = 24
 
 # The models are so small that a second thread costs more than it does.
