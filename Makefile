@@ -114,6 +114,11 @@ client-environments: $(CLIENT_ENVIRONMENTS)
 test-clients: install client-environments ## tests of client libraries, and the examples of docs/clients.md
 	$(BIN)/python -m pytest integration-tests/test_clients.py
 
+.PHONY: test-all
+test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
+	$(BIN)/python -m pytest server/tests -m tail
+	$(BIN)/python -m pytest integration-tests -m tail
+
 .PHONY: golden
 golden: install client-environments ## record anew what clients send: integration-tests/golden
 	PENSTOCK_WRITE_GOLDEN=1 $(BIN)/python -m pytest integration-tests/test_clients.py -k works_unmodified
