@@ -68,8 +68,9 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
         in_pieces(pair.driver(folder, dtype, **LIMITS), reference, sequences, dtype)
         for mode in MODES:
             found[mode] = f"{found[mode]}, {short}" if mode in found else short
-    greedy(folder, vocabulary)
-    found["greedy text"] = "equal"
+    greedy(Driver(folder, torch.float32, **LIMITS), vocabulary)
+    greedy(Driver(folder, torch.bfloat16, deterministic=True, **LIMITS), vocabulary)
+    found["greedy text"] = "fp32, bf16"
 
 
 def prefill(driver: Any, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
@@ -137,12 +138,10 @@ def ragged(driver: Steps, reference: Reference, sequences: list[list[int]], dtyp
         reference.check(got, sequence, position, dtype)
 
 
-def greedy(folder: Path, vocabulary: int) -> None:
-    """In fp32: the same text alone and cold, after a prefix hit, and in a batch of 16 of mixed lengths."""
+def greedy(driver: Any, vocabulary: int) -> None:
+    """The same text alone and cold, after a prefix hit, and in a batch of 16 of mixed lengths."""
     from client import row
-    from driver import Driver
 
-    driver = Driver(folder, torch.float32, **LIMITS)
     prompts = [ids(vocabulary, 10 + at, 5 + 5 * at) for at in range(16)]
     prompts[7] = ids(vocabulary, 10, 70)[:60]
 

@@ -5,8 +5,9 @@ S sequences with Q queries each over L keys each. Who makes a group decides how 
 Padded keys name a cache row that is never written and holds zeros: a masked key must still be a number,
 since 0 times NaN is NaN.
 
-In float32 on a CPU the sums are taken in float64 and rounded at the end, so that the result does not depend
-on the group: on its padding, or on whether a token came alone or in a piece of a prompt.
+In float32 on a CPU, and wherever the layout is `exact`, the sums are taken in float64 and rounded at the end, so
+that the result does not depend on the group: on its padding, or on whether a token came alone or in a piece of a
+prompt.
 """
 
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class AttentionLayout:
     """
 
     gathered: Tensor
+    exact: bool = False
     decodes: list[DecodeGroup] = field(default_factory=list)
     few: list[FewGroup] = field(default_factory=list)
     chunks: list[ChunkGroup] = field(default_factory=list)
@@ -97,7 +99,7 @@ def paged_attention(
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
-    exact = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu"
+    exact = layout.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
     dtype = torch.float64 if exact else q_THD.dtype
     q_THD = q_THD.to(dtype)
     for decodes in layout.decodes:

@@ -59,11 +59,12 @@ def mix_experts(
     down_XEF: Tensor,
     down_bias_XE: Tensor | None,
     activation: Callable[[Tensor], Tensor],
+    tile: int = 0,
 ) -> Tensor:
     """Sum over a token's experts of weight * down(activation(up(x))): (T, E) to (T, E), summed in fp32.
 
     Holds experts `first` .. first + X - 1 of all; what other ranks hold is theirs to add. up (X, G, E), where
-    G is F, or 2F for a gate and what it opens (`activation` turns G into F); down (X, E, F).
+    G is F, or 2F for a gate and what it opens (`activation` turns G into F); down (X, E, F). `tile` as in `linear`.
     """
     out_TE = torch.zeros(x_TE.shape, dtype=torch.float32, device=x_TE.device)
     for index in range(up_XGE.shape[0]):
@@ -72,7 +73,7 @@ def mix_experts(
             continue
         up_bias = None if up_bias_XG is None else up_bias_XG[index]
         down_bias = None if down_bias_XE is None else down_bias_XE[index]
-        inner = activation(linear(x_TE.index_select(0, tokens), up_XGE[index], up_bias))
-        made = linear(inner, down_XEF[index], down_bias).float()
+        inner = activation(linear(x_TE.index_select(0, tokens), up_XGE[index], up_bias, tile))
+        made = linear(inner, down_XEF[index], down_bias, tile).float()
         out_TE.index_add_(0, tokens, made * weights_TA[tokens, place].unsqueeze(1))
     return out_TE.to(x_TE.dtype)

@@ -4,7 +4,8 @@ In float32 on a CPU a token's result does not depend on how many others are in t
 or three rows in another order than more, so the rows are filled up to a multiple of ROWS. Sequences are then
 the same to the last bit alone, in a crowd and refilled after a crash (attention does its part in `attention`).
 Weights are read once whether for one row or eight, so this costs little. In bf16 nothing is filled up: speed
-is what it is for, and a near-tie may tip.
+is what it is for, and a near-tie may tip. Where a `tile` is asked for, every product is one of so many rows, in
+any dtype on any device: then no library has a choice that depends on the number of tokens.
 """
 
 import torch
@@ -14,21 +15,33 @@ from torch import Tensor
 ROWS = 8
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + b: (T, I) by (O, I) to (T, O), all of one floating dtype."""
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0) -> Tensor:
+    """x W^T + b: (T, I) by (O, I) to (T, O), all of one floating dtype. `tile`: rows of each product; 0: all."""
     tokens = x_TI.shape[0]
-    if tokens % ROWS and x_TI.dtype == torch.float32 and x_TI.device.type == "cpu":
-        return F.linear(F.pad(x_TI, (0, 0, 0, -tokens % ROWS)), weight_OI, bias_O)[:tokens]
-    return F.linear(x_TI, weight_OI, bias_O)
+    rows = tile or _rows(x_TI)
+    if not tokens % rows:
+        if not tile or tokens == tile:
+            return F.linear(x_TI, weight_OI, bias_O)
+    else:
+        x_TI = F.pad(x_TI, (0, 0, 0, -tokens % rows))
+    if not tile:
+        return F.linear(x_TI, weight_OI, bias_O)[:tokens]
+    return torch.cat([F.linear(part, weight_OI, bias_O) for part in x_TI.split(tile)])[:tokens]
 
 
-def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor) -> None:
+def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor, tile: int = 0) -> None:
     """Each head's row times a matrix of its own: (T, H, I) by (H, I, O) into (T, H, O), any strides."""
     tokens = x_THI.shape[0]
-    x_HTI = x_THI.transpose(0, 1)
-    if tokens % ROWS and x_THI.dtype == torch.float32 and x_THI.device.type == "cpu":
-        x_HTI = F.pad(x_HTI, (0, 0, 0, -tokens % ROWS))
-    out_THO.copy_(torch.bmm(x_HTI, weight_HIO)[:, :tokens].transpose(0, 1))
+    rows = tile or _rows(x_THI)
+    x_HTI = F.pad(x_THI.transpose(0, 1), (0, 0, 0, -tokens % rows))
+    parts = x_HTI.split(tile, 1) if tile else (x_HTI,)
+    made_HTO = torch.cat([torch.bmm(part.contiguous(), weight_HIO) for part in parts], 1)
+    out_THO.copy_(made_HTO[:, :tokens].transpose(0, 1))
+
+
+def _rows(x: Tensor) -> int:
+    """What the number of rows has to be a multiple of."""
+    return ROWS if x.dtype == torch.float32 and x.device.type == "cpu" else 1
 
 
 def embedding(ids_T: Tensor, weight_VE: Tensor) -> Tensor:

@@ -133,10 +133,22 @@ def test_linear_is_a_product_and_a_bias() -> None:
     assert_close(ops.embedding(torch.tensor([2, 0, 2]), x), x[[2, 0, 2]])
 
 
+def test_with_a_tile_a_row_does_not_depend_on_how_many_there_are() -> None:
+    x, weight, bias = random(70, 256) / 16, random(96, 256, seed=1), random(96, seed=2)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        whole = ops.linear(x, weight, bias, 16)
+        assert_close(whole, x.double() @ weight.double().T + bias.double())
+        for begin, end in ((0, 1), (3, 20), (5, 69), (16, 32)):
+            assert torch.equal(ops.linear(x[begin:end], weight, bias, 16), whole[begin:end])
+
+
 def test_heads_linear_gives_each_head_its_own_matrix() -> None:
     x, weight = random(3, 2, 4), random(2, 4, 5, seed=1)
     out = torch.empty(3, 2, 5)
     ops.heads_linear(x, weight, out)
+    assert_close(out, torch.einsum("thi,hio->tho", x.double(), weight.double()))
+    ops.heads_linear(x, weight, out, 2)
     assert_close(out, torch.einsum("thi,hio->tho", x.double(), weight.double()))
 
 

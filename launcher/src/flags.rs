@@ -68,6 +68,9 @@ pub struct WorkerArgs {
     /// Shard over several devices; only `false` for now
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub sharded: Option<bool>,
+    /// What a token gets does not depend on what else is in the batch, in bf16 and fp16 too; slower
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub deterministic: bool,
     /// CPU threads that compute [default: one for each core]
     #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub worker_threads: Option<u32>,

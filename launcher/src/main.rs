@@ -193,6 +193,9 @@ fn worker_arguments(cli: &Cli, model: &Model) -> Vec<OsString> {
             arguments.extend([OsString::from(flag), OsString::from(value)]);
         }
     }
+    if cli.worker.deterministic {
+        arguments.push("--deterministic".into());
+    }
     arguments
 }
 

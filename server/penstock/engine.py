@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.errors import UnusableModel
 from penstock.kv_cache import BLOCK_SIZE, KvCache
+from penstock.layers.linear import set_tile
 from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
 from penstock.models import recipes
@@ -30,6 +32,10 @@ if TYPE_CHECKING:  # imports what sends spans, which few servers do
 
 # Prompt positions whose logits exist at once, when their log probabilities are wanted.
 PROMPT_LOGITS_AT_ONCE = 64
+
+# Rows of every product where results may not depend on how many there are: enough to be worth a call for a
+# prompt, and few enough that a lone decode does not pay for many.
+TILE = 16
 
 NOT_NUMBERS = "the model produced logits that are not numbers"
 NOTHING_LEFT = "logit bias and min_tokens forbid every token"
@@ -71,12 +77,21 @@ class Engine:
         device: torch.device,
         group: TensorGroup = ALONE,
         trusted: bool = False,
+        deterministic: bool = False,
     ) -> None:
+        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype."""
         self.dtype = dtype
         self.device = device
         self.group = group
         self.recipe = recipes.recipe_of(config)
         self.model = recipes.load(config, folder, dtype, device, group, trusted)
+        self.deterministic = deterministic
+        if deterministic:
+            if group.size > 2:
+                raise UnusableModel(
+                    f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
+                )
+            set_tile(self.model, TILE)
         self.steps = 0
         self.spans: StepSpans | None = None
         self._prepared = False
@@ -122,6 +137,7 @@ class Engine:
             heads=rows,
             windows=config.windows,
             simple=config.simple_attention,
+            exact=self.deterministic,
             head_dim=size,
             dtype=self.dtype,
             device=self.device,

@@ -46,6 +46,7 @@ class Geometry:
     heads: int  # J: key heads and value heads
     windows: tuple[Window | None, ...]  # the model's, as in DecoderConfig
     simple: bool  # DecoderConfig.simple_attention: decodes may be DecodeGroups
+    exact: bool  # see `ops.paged_attention`
     head_dim: int
     dtype: torch.dtype
     device: torch.device
@@ -73,7 +74,7 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
             attentions.append(everything)
             continue
         make.begin(seen)
-        attention = ops.AttentionLayout(geometry.nothing)
+        attention = ops.AttentionLayout(geometry.nothing, geometry.exact)
         for rows in singles:
             keys = make.keys(rows)
             if not geometry.simple or len(rows) * keys * geometry.heads // 2 <= FEW_HEAD_KEYS:

@@ -36,7 +36,14 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
-    engine = Engine(config, folder, dtype, device, trusted=arguments.trust_remote_code)
+    engine = Engine(
+        config,
+        folder,
+        dtype,
+        device,
+        trusted=arguments.trust_remote_code,
+        deterministic=arguments.deterministic,
+    )
     if arguments.otlp_endpoint:
         from penstock.spans import StepSpans
 

@@ -87,6 +87,9 @@ def _arguments() -> argparse.Namespace:
         "--device", default="auto", help="cpu, cuda or cuda:N [default: cuda where there is one]"
     )
     parser.add_argument(
+        "--deterministic", action="store_true", help="what a token gets does not depend on the batch"
+    )
+    parser.add_argument(
         "--trust-remote-code", action="store_true", help="load pickled weights where there are no others"
     )
     parser.add_argument("--rank", type=int, default=0, help="which shard this is, from 0 [default: 0]")

@@ -29,9 +29,10 @@ class Driver:
         max_sequence_tokens: int = 256,
         blocks: int = 64,
         group: TensorGroup = ALONE,
+        deterministic: bool = False,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.engine = Engine(config, folder, dtype, torch.device(DEVICE), group)
+        self.engine = Engine(config, folder, dtype, torch.device(DEVICE), group, deterministic=deterministic)
         self.engine.allocate(
             Limits(
                 max_slots=max_slots,

@@ -134,10 +134,14 @@ def test_every_variant_matches_whole_and_in_pieces(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the order of sums is the library's")
-def test_in_float32_a_token_is_the_same_to_the_last_bit_however_it_is_computed(tmp_path: Path) -> None:
-    """What makes a text the same alone, in a crowd and refilled after a crash."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """What makes a text the same alone, in a crowd and refilled after a crash: in float32 always, in shorter
+    types with `--deterministic`."""
     folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=64))
-    driver = Driver(folder, max_sequence_tokens=LENGTH)
+    driver = Driver(folder, dtype, max_sequence_tokens=LENGTH, deterministic=dtype != torch.float32)
     whole_TV = driver.all_logits(
         [row(0, PROMPT, 0, blocks_for(LENGTH), start={}, sample=False, targets=[1] * LENGTH)]
     )

@@ -11,19 +11,36 @@ from penstock.parallel import ALONE, TensorGroup
 class Linear:
     """x W^T + b with W (O, I) and b (O,) or None. Where the rows are divided, O is this rank's part."""
 
-    __slots__ = ("bias_O", "weight_OI")
+    __slots__ = ("bias_O", "tile", "weight_OI")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         self.weight_OI = weight_OI
         self.bias_O = bias_O
+        self.tile = 0  # see `set_tile`
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
-        return ops.linear(x_TI, self.weight_OI, self.bias_O)
+        return ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
 
     def tensors(self) -> list[Tensor]:
         """What it holds."""
         return [t for t in (self.weight_OI, self.bias_O) if t is not None]
+
+
+def set_tile(part: object, tile: int) -> None:
+    """Has every product of the model, or of a part of it, done in pieces of `tile` rows (see `ops.linear`).
+
+    Goes through lists and the attributes of the project's own objects, and sets those called `tile`.
+    """
+    if isinstance(part, (list, tuple)):
+        for one in part:
+            set_tile(one, tile)
+    elif type(part).__module__.startswith("penstock."):
+        if hasattr(part, "tile"):
+            part.tile = tile
+        slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+        for name in {*slots, *getattr(part, "__dict__", ())}:
+            set_tile(getattr(part, name, None), tile)
 
 
 class Embedding:

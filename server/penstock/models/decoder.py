@@ -124,6 +124,7 @@ class LatentAttention:
         self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
         self.out = out
         self.terms = terms
+        self.tile = 0  # see `layers.linear.set_tile`
 
     def __call__(self, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
         """What `out` reads: (T, H V). Writes the tokens' latents into the cache."""
@@ -137,7 +138,8 @@ class LatentAttention:
             (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
         ).unsqueeze(1)
         asked_THD = x_TE.new_empty(tokens, heads, sizes.rank + sizes.rope_dim)
-        ops.heads_linear(q_THD[..., : sizes.plain_dim], self.keys_HDR, asked_THD[..., : sizes.rank])
+        plain_THD, asked_THR = q_THD[..., : sizes.plain_dim], asked_THD[..., : sizes.rank]
+        ops.heads_linear(plain_THD, self.keys_HDR, asked_THR, self.tile)
         asked_THD[..., sizes.rank :] = q_THD[..., sizes.plain_dim :]
         if self.rope is not None:
             ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
@@ -147,7 +149,7 @@ class LatentAttention:
         attention = step.attentions[self.window]
         ops.paged_attention(asked_THD, cache_NJD, attention, self.scale, latent_THR, self.terms)
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
-        ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV)
+        ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
         return values_THV.view(tokens, heads * sizes.value_dim)
 
     def tensors(self) -> list[Tensor]:
@@ -203,6 +205,7 @@ class Experts:
         self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
         self.activation = activation
         self.shared, self.shared_gate = shared, shared_gate
+        self.tile = 0  # see `layers.linear.set_tile`
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
@@ -218,6 +221,7 @@ class Experts:
             self.down_XEF,
             self.down_bias_XE,
             self.activation,
+            self.tile,
         )
         if self.shared is None:
             return mixed_TE
