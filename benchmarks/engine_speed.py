@@ -1,10 +1,11 @@
 """Decode speed of the worker's engine alone, beside `transformers` `generate` in the same run.
 
     python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--dtype bfloat16] [--no-peer]
+                                      [--deterministic]
 
 No router, no gRPC: plans are made here, the result of every step is packed as for the wire. Prompts have 32
 tokens; decode speed is batch x (tokens - 1) / (time for all tokens - time for one). Needs PYTHONPATH or an
-installed penstock. Prints one line per batch: median of the repetitions, and their range.
+installed penstock. `--deterministic` adds an engine of that kind, to see what it costs. Prints one line per batch: median of the repetitions, and their range.
 """
 
 import argparse
@@ -38,10 +39,13 @@ def starts(rows: int) -> Starts:
     )  # fmt: skip
 
 
-def penstock(folder: Path, dtype: torch.dtype, tokens: int) -> Callable[[list[list[int]], int], None]:
+def penstock(
+    folder: Path, dtype: torch.dtype, tokens: int, deterministic: bool = False
+) -> Callable[[list[list[int]], int], None]:
     """Generates on an engine with 64 slots."""
     keep_memory()
-    engine = Engine(json.loads((folder / "config.json").read_text()), folder, dtype, torch.device("cpu"))
+    config = json.loads((folder / "config.json").read_text())
+    engine = Engine(config, folder, dtype, torch.device("cpu"), deterministic=deterministic)
     began = time.perf_counter()
     prepared = prepare(
         engine,
@@ -111,14 +115,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
-    ours = penstock(arguments.model, dtype, arguments.tokens)
-    peers = (
-        {"penstock": ours}
-        if arguments.no_peer
-        else {"penstock": ours, "transformers": transformers(arguments.model, dtype)}
-    )
+    peers = {"penstock": penstock(arguments.model, dtype, arguments.tokens)}
+    if not arguments.no_peer:
+        peers["transformers"] = transformers(arguments.model, dtype)
+    if arguments.deterministic:
+        peers["deterministic"] = penstock(arguments.model, dtype, arguments.tokens, deterministic=True)
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     rng = random.Random(0)
 
@@ -142,8 +146,9 @@ def main() -> None:
             print(
                 f"batch {batch:3} {name:13} {medians[name]:9.1f} tok/s  ({min(rates):.1f} .. {max(rates):.1f})"
             )
-        if len(medians) == 2:
-            print(f"batch {batch:3} ratio {medians['penstock'] / medians['transformers']:.2f}")
+        for name, median in medians.items():
+            if name != "penstock":
+                print(f"batch {batch:3} penstock / {name} {medians['penstock'] / median:.2f}")
 
 
 if __name__ == "__main__":
