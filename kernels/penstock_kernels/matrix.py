@@ -26,7 +26,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0
         x_TI = F.pad(x_TI, (0, 0, 0, -tokens % rows))
     if not tile:
         return F.linear(x_TI, weight_OI, bias_O)[:tokens]
-    return torch.cat([F.linear(part, weight_OI, bias_O) for part in x_TI.split(tile)])[:tokens]
+    return torch.cat([F.linear(part, weight_OI, bias_O) for part in torch.split(x_TI, tile)])[:tokens]
 
 
 def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor, tile: int = 0) -> None:
@@ -34,7 +34,7 @@ def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor, tile: int =
     tokens = x_THI.shape[0]
     rows = tile or _rows(x_THI)
     x_HTI = F.pad(x_THI.transpose(0, 1), (0, 0, 0, -tokens % rows))
-    parts = x_HTI.split(tile, 1) if tile else (x_HTI,)
+    parts = torch.split(x_HTI, tile, 1) if tile else (x_HTI,)
     made_HTO = torch.cat([torch.bmm(part.contiguous(), weight_HIO) for part in parts], 1)
     out_THO.copy_(made_HTO[:, :tokens].transpose(0, 1))
 
