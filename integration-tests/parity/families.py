@@ -4,6 +4,8 @@ has it, shrunk.
 
 from typing import Any
 
+from older_families import OLDER
+
 # Names that most families share.
 SHAPE: dict[str, Any] = {
     "vocab_size": 199,
@@ -309,3 +311,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     ),
 }
+
+FAMILIES |= OLDER

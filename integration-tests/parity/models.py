@@ -77,6 +77,8 @@ def logits_of(folder: Path, sequences: list[list[int]], dtype: torch.dtype) -> l
     """Logits (T, V) in fp32 of transformers for each sequence, computed in `dtype`."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    # The eager attention of Falcon adds linear biases twice.
+    attention = "sdpa" if json.loads((folder / "config.json").read_text()).get("alibi") else "eager"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     with torch.inference_mode():
         return [model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]

@@ -5,11 +5,17 @@ Imports nothing: whoever only has to know whether a model is served need not loa
 
 # Architecture to module of `penstock.models.recipes`.
 RECIPES = {
+    "BloomForCausalLM": "bloom",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "DbrxForCausalLM": "dbrx",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "GemmaForCausalLM": "gemma",
@@ -20,13 +26,20 @@ RECIPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MptForCausalLM": "mpt",
+    "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
     "OlmoForCausalLM": "olmo",
+    "PersimmonForCausalLM": "persimmon",
+    "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 
 

@@ -83,6 +83,7 @@ class DecoderConfig:
     softcap: float = 0.0
     slopes: tuple[float, ...] = ()  # ALiBi: of each head
     slopes_rounded: bool = False  # its products with positions are rounded to bf16
+    slopes_scale: float = 1.0  # and then multiplied with this
     sinks: bool = False
     qkv_bias: bool = False
     attention_out_bias: bool = False

@@ -233,7 +233,7 @@ class Loader:
             bias_HN = (slopes_H1.bfloat16() * positions_N.bfloat16()).float()
         else:
             bias_HN = slopes_H1 * positions_N
-        return bias_HN.to(self.checkpoint.device)
+        return (bias_HN * config.slopes_scale).to(self.checkpoint.device)
 
     def feed_forward(self, at: str) -> FeedForward:
         """The dense feed-forward layer below `at`."""

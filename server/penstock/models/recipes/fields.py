@@ -78,6 +78,19 @@ class Fields:
             )
         return heads, kv_heads, self.count("head_dim", default=max(width // heads, 1))
 
+    def part(self, name: str) -> "Fields":
+        """The fields of an object in it; none where it is not there."""
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise UnusableModel(f"config.json: {name} is not an object")
+        return Fields(value or {})
+
+    def head_dim(self, width: int, heads: int) -> int:
+        """The size of a head, where the heads together are as wide as the model."""
+        if width % heads:
+            raise UnusableModel(f"config.json: {heads} attention heads do not divide the width {width}")
+        return width // heads
+
     def norm(self, name: str, default: float, **choices: Any) -> NormConfig:
         """A norm whose eps is the field `name`."""
         eps = self.number(name, default=default)

@@ -1,0 +1,90 @@
+"""Checkpoints of one family under the different names that they have on the hub, and configurations that no
+recipe knows.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES
+from models import ids, make
+from ranks import TESTS  # noqa: F401  (where the driver is)
+
+from penstock.errors import UnusableModel
+from penstock.models.recipes import read_config
+
+# A family, other names for its tensors, and what such checkpoints hold besides.
+RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
+    "GPT-2": (lambda name: name.removeprefix("transformer."), ("h.0.attn.bias", "h.1.attn.masked_bias")),
+    "BLOOM": (lambda name: name.removeprefix("transformer."), ()),
+    "GPT-J": (lambda name: name, ("transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias")),
+    "OPT": (lambda name: name.removeprefix("model."), ()),
+    "Falcon 7B": (lambda name: name, ("lm_head.weight",)),
+    "Pythia, GPT-NeoX": (
+        lambda name: {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_out.weight"}.get(
+            name, name
+        ),
+        (
+            "gpt_neox.layers.0.attention.bias",
+            "gpt_neox.layers.0.attention.masked_bias",
+            "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
+        ),
+    ),
+}
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ("GPT-2", {"add_cross_attention": True}, "add_cross_attention is True"),
+    ("GPT-2", {"n_head": 5}, "5 attention heads do not divide the width 64"),
+    ("Falcon 7B", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2"),
+    ("Falcon 40B", {"parallel_attn": False}, "parallel_attn is False"),
+    ("Falcon 40B", {"num_kv_heads": 3}, "no multiple of num_kv_heads 3"),
+    ("Falcon 7B", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+    ("StarCoder2", {"norm_type": "rms_norm"}, "norm_type is 'rms_norm'"),
+    ("StarCoder2", {"mlp_type": "gated"}, "mlp_type is 'gated'"),
+    ("MPT", {"attn_config": {"alibi": False}}, "alibi is False"),
+    ("MPT", {"attn_config": {"qk_ln": True}}, "qk_ln is True"),
+    ("MPT", {"attn_config": {"prefix_lm": True}}, "prefix_lm is True"),
+    ("MPT", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery_attention'"),
+    ("MPT", {"attn_config": [1]}, "attn_config is not an object"),
+    ("MPT", {"no_bias": False}, "no_bias is False"),
+    ("MPT", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"),
+    ("MPT", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
+    ("Phi 3.5 mini, Phi 3 128k", {"partial_rotary_factor": 0.5}, "is not a list of 4 positive numbers"),
+    ("OPT", {"activation_function": "mish"}, "unsupported activation_function 'mish'"),
+]
+
+
+@pytest.mark.parametrize("family", RENAMED)
+def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from client import row
+    from driver import Driver
+
+    rename, added = RENAMED[family]
+    folder = make(tmp_path, FAMILIES[family])
+    prompt = ids(199, 3, 20)
+
+    def logits() -> torch.Tensor:
+        driver = Driver(folder, torch.float32)
+        driver.step([row(0, prompt, 0, [0, 1], start={})])
+        return driver.last_logits()
+
+    before = logits()
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {rename(name): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys() or added
+    renamed |= {name: torch.ones(1) for name in added}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
+def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
+    family: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnusableModel, match=message):
+        read_config(FAMILIES[family] | changes)

@@ -1,0 +1,31 @@
+"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama with fewer and larger tensors."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipes import llama
+from penstock.models.recipes.fields import Fields
+
+NAMES = replace(
+    llama.NAMES,
+    q="",
+    k="",
+    v="",
+    qkv="self_attn.qkv_proj",
+    gate="",
+    up="",
+    gate_up="mlp.gate_up_proj",
+)
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    fields = Fields(config)
+    read = llama.read_config(config)
+    window = fields.whole("sliding_window", 0)
+    return replace(
+        read,
+        norm=fields.norm("rms_norm_eps", 1e-5),
+        windows=(Window(window) if 0 < window < read.max_positions else None,),
+    )
