@@ -17,13 +17,10 @@ ROWS = 8
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0) -> Tensor:
     """x W^T + b: (T, I) by (O, I) to (T, O), all of one floating dtype. `tile`: rows of each product; 0: all."""
+    if not tile and not (x_TI.dtype == torch.float32 and _fills_up(x_TI)):
+        return F.linear(x_TI, weight_OI, bias_O)
     tokens = x_TI.shape[0]
-    rows = tile or _rows(x_TI)
-    if not tokens % rows:
-        if not tile or tokens == tile:
-            return F.linear(x_TI, weight_OI, bias_O)
-    else:
-        x_TI = F.pad(x_TI, (0, 0, 0, -tokens % rows))
+    x_TI = F.pad(x_TI, (0, 0, 0, -tokens % (tile or ROWS)))
     if not tile:
         return F.linear(x_TI, weight_OI, bias_O)[:tokens]
     return torch.cat([F.linear(part, weight_OI, bias_O) for part in torch.split(x_TI, tile)])[:tokens]
@@ -32,16 +29,17 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0
 def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor, tile: int = 0) -> None:
     """Each head's row times a matrix of its own: (T, H, I) by (H, I, O) into (T, H, O), any strides."""
     tokens = x_THI.shape[0]
-    rows = tile or _rows(x_THI)
-    x_HTI = F.pad(x_THI.transpose(0, 1), (0, 0, 0, -tokens % rows))
+    x_HTI = x_THI.transpose(0, 1)
+    if tile or (x_THI.dtype == torch.float32 and _fills_up(x_THI)):
+        x_HTI = F.pad(x_HTI, (0, 0, 0, -tokens % (tile or ROWS)))
     parts = torch.split(x_HTI, tile, 1) if tile else (x_HTI,)
     made_HTO = torch.cat([torch.bmm(part.contiguous(), weight_HIO) for part in parts], 1)
     out_THO.copy_(made_HTO[:, :tokens].transpose(0, 1))
 
 
-def _rows(x: Tensor) -> int:
-    """What the number of rows has to be a multiple of."""
-    return ROWS if x.dtype == torch.float32 and x.device.type == "cpu" else 1
+def _fills_up(x: Tensor) -> bool:
+    """Whether rows of float32 have to be added."""
+    return x.shape[0] % ROWS != 0 and x.device.type == "cpu"
 
 
 def embedding(ids_T: Tensor, weight_VE: Tensor) -> Tensor:

@@ -72,7 +72,10 @@ class Attention:
                 q_THD.copy_(self.q_norm(q_THD))
                 k_TKD.copy_(self.k_norm(k_TKD))
         if self.rope is not None:
-            ops.rope(heads_TD[:, : heads + kv_heads, : self.rope_dim], *step.ropes[self.rope])
+            turned_TD = heads_TD[:, : heads + kv_heads]
+            if self.rope_dim < self.head_dim:
+                turned_TD = turned_TD[..., : self.rope_dim]
+            ops.rope(turned_TD, *step.ropes[self.rope])
         # All rows write before any row reads: one row's prefix may be what another row computes now.
         ops.write_kv(heads_TD[:, heads:], cache_NJD, step.places_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
@@ -382,7 +385,8 @@ class Decoder:
         """The residual and what a branch gives, once all ranks' parts of it are added."""
         config = self.config
         given_TE = given if isinstance(branch, Experts) else branch.out(given)
-        self.group.add_up(given_TE)
+        if self.group.size > 1:
+            self.group.add_up(given_TE)
         if norm is not None and config.branch_norm:
             given_TE = norm(given_TE)
         if config.residual_scale != 1.0:
