@@ -289,8 +289,10 @@ OLDER: dict[str, dict[str, Any]] = {
         **FALCON,
         "alibi": True,
         "bias": True,
+        "hidden_size": 96,
         "multi_query": False,
-        "num_attention_heads": 8,
+        # With more than 8, slopes are no powers of two, and their rounding shows.
+        "num_attention_heads": 12,
         "parallel_attn": False,
     },
     "BLOOM": BLOOM,
