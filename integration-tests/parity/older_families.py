@@ -332,7 +332,7 @@ OLDER: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
     },
     "Phi 3, sliding window": {**PHI3, "sliding_window": 47},
-    "Phi 3.5 mini, Phi 3 128k": {**PHI3, **longrope(8, 64), "max_position_embeddings": 512},
+    "Phi 3.5 mini, Phi 3 128k": {**PHI3, **longrope(8, 16), "max_position_embeddings": 512},
     "Phi 4": {**PHI3, "num_key_value_heads": 2, "rope_theta": 250000},
     "Phi 4 mini": {
         **PHI3,
