@@ -53,6 +53,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MPT", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"),
     ("MPT", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
     ("Phi 3.5 mini, Phi 3 128k", {"partial_rotary_factor": 0.5}, "is not a list of 4 positive numbers"),
+    ("Phi 4", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn'; of Phi 3 only longrope"),
     ("OPT", {"activation_function": "mish"}, "unsupported activation_function 'mish'"),
 ]
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
@@ -23,6 +24,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
     read = llama.read_config(config)
+    # Some of the first ones said "yarn" and meant longrope.
+    if read.ropes[0].variant not in ("default", "longrope"):
+        raise UnusableModel(
+            f"config.json: rope_scaling has the type {read.ropes[0].variant!r}; of Phi 3 only longrope is served"
+        )
     window = fields.whole("sliding_window", 0)
     return replace(
         read,
