@@ -1,0 +1,68 @@
+"""Windows of a layer, sliding and chunked, against transformers with the mask written out."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoints
+from client import row
+from driver import Driver
+from penstock.models import recipes
+from penstock.models.config import DecoderConfig, Window
+
+LENGTH = 90
+IDS = [(7 * i * i + 3 * i + 5) % 199 for i in range(LENGTH)]
+
+
+@pytest.mark.parametrize(
+    "windows", [(Window(20),), (Window(24, chunked=True),), (None, Window(16, chunked=True))], ids=str
+)
+def test_a_query_sees_the_keys_of_its_window_and_no_others(
+    windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    read = recipes.read_config
+
+    def with_windows(config: dict[str, Any]) -> DecoderConfig:
+        one = read(config)
+        return replace(one, windows=windows, window_of=tuple(i % len(windows) for i in range(one.layers)))
+
+    monkeypatch.setattr(recipes, "read_config", with_windows)
+    driver = Driver(folder)
+    exact = reference(folder, windows)
+    position = 0
+    for count in (1, 13, 30, 26, *[1] * 20):
+        new = list(range(6)) if position == 0 else []
+        start: dict[str, Any] | None = None if position else {}
+        beside = row(1, IDS[:count], 0, [10, 11], start={})
+        driver.step([row(0, IDS[position : position + count], position, new, start=start), beside])
+        position += count
+        for got, at in zip(driver.last_logits(), (position - 1, count - 1), strict=True):
+            torch.testing.assert_close(got, exact[at], atol=2e-4, rtol=2e-4)
+
+
+def reference(folder: Path, windows: tuple[Window | None, ...]) -> torch.Tensor:
+    """Logits (T, V) of transformers, each layer with the mask of its window."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for index, layer in enumerate(model.model.layers):
+        window = windows[index % len(windows)]
+
+        def masked(module: Any, args: Any, kwargs: Any, window: Window | None = window) -> Any:
+            hidden = torch.full((1, 1, LENGTH, LENGTH), -torch.inf)
+            for query in range(LENGTH):
+                first = 0
+                if window is not None:
+                    size = window.size
+                    first = query // size * size if window.chunked else max(0, query + 1 - size)
+                hidden[0, 0, query, first : query + 1] = 0
+            return args, {**kwargs, "attention_mask": hidden}
+
+        layer.self_attn.register_forward_pre_hook(masked, with_kwargs=True)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([IDS])).logits[0].float()
+    return logits
