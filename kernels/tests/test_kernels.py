@@ -309,3 +309,51 @@ def test_a_watermark_adds_delta_to_green_tokens_row_by_row() -> None:
     for row, (size, delta) in enumerate(zip(greens.tolist(), (2.0, 3.0, 0.5), strict=True)):
         green = ops.green_tokens(previous[row : row + 1], 50, size)[0]
         torch.testing.assert_close(marked[row], logits[row] + delta * green)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("term", ["softcap", "bias", "sinks", "latent", "all"])
+def test_paged_attention_with_terms(dtype: torch.dtype, term: str) -> None:
+    """Two decodes of 3 and 7 keys, and a whole prompt of 5."""
+    heads, kv_heads, size, scale = 4, 2, 8, 0.3
+    latent = 6 if term in ("latent", "all") else 0
+    if latent:
+        kv_heads = 1
+    rows = 1 if latent else 2 * kv_heads
+    cache = random(20, rows, size).to(dtype)
+    cache[19] = 0
+    places = [[4, 9, 1], [0, 2, 3, 5, 6, 7, 8], [10, 11, 12, 13, 14]]
+    seen = torch.tensor([[True] * 3 + [False] * 4, [True] * 7])
+    few = ops.FewGroup(
+        begin=0,
+        end=2,
+        keys=7,
+        places_SL=torch.tensor([*places[0], 19, 19, 19, 19, *places[1]]),
+        mask_S11L=torch.where(seen, 0.0, -torch.inf).to(dtype).view(2, 1, 1, 7),
+    )
+    chunk = ops.ChunkGroup(2, 7, 1, 5, 5, torch.tensor(places[2]), None, True, None, None)
+    terms = ops.AttentionTerms(
+        softcap=0.7 if term in ("softcap", "all") else 0.0,
+        bias_HN=random(heads, 40, seed=3) if term in ("bias", "all") else None,
+        sinks_H=random(heads, seed=4) if term in ("sinks", "all") else None,
+        latent=latent,
+    )
+    q = random(7, heads, size, seed=5).to(dtype)
+    out = torch.empty(7, heads, latent or size, dtype=dtype)
+    layout = ops.AttentionLayout(torch.empty(0), few=[few], chunks=[chunk])
+    ops.paged_attention(q, cache, layout, scale, out, terms)
+
+    whose = [places[0], places[1], *(places[2][: at + 1] for at in range(5))]
+    for token, own in enumerate(whose):
+        for head in range(heads):
+            kv_head = head // (heads // kv_heads)
+            keys = cache[own, kv_head].double()
+            values = keys[:, :latent] if latent else cache[own, kv_heads + kv_head].double()
+            scores = scale * keys @ q[token, head].double()
+            if terms.softcap:
+                scores = terms.softcap * (scores / terms.softcap).tanh()
+            if terms.bias_HN is not None:
+                scores = scores + terms.bias_HN[head, : len(own)].double()
+            weights = scores.exp()
+            total = weights.sum() + (0 if terms.sinks_H is None else terms.sinks_H[head].double().exp())
+            assert_close(out[token, head], (weights / total) @ values)
