@@ -228,7 +228,8 @@ class Loader:
         """ALiBi of this rank's heads for every position: (H, N) fp32. One for all layers."""
         config = self.config
         slopes_H1 = torch.tensor(config.slopes)[self.heads.start : self.heads.stop].unsqueeze(1)
-        positions_N = torch.arange(config.max_positions + 64, dtype=torch.float32)
+        # Groups of keys are rounded up, by an eighth or by 31.
+        positions_N = torch.arange(config.max_positions * 9 // 8 + 64, dtype=torch.float32)
         if config.slopes_rounded:
             bias_HN = (slopes_H1.bfloat16() * positions_N.bfloat16()).float()
         else:
