@@ -18,7 +18,8 @@ use crate::tgi;
     name = "penstock",
     version,
     about = "Penstock, a server for large language models",
-    after_help = "Every flag has an environment variable, named in [env: ...]; the flag wins. \
+    after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing.\n\n\
+                  Every flag has an environment variable, named in [env: ...]; the flag wins. \
                   Without --model-id, Penstock serves the tiny model that ships with it.",
     next_help_heading = "Other"
 )]
@@ -51,6 +52,10 @@ pub struct ModelArgs {
     /// A folder that holds the model's files, to use instead of a download
     #[arg(long, env)]
     pub weights_cache_override: Option<PathBuf>,
+    /// Use pickled weights (pytorch_model.bin) where the model has no safetensors files, and let
+    /// transformers run code that comes with the model
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub trust_remote_code: bool,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -129,7 +134,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<
 }
 
 /// TGI's second names of variables, and what container platforms put into the environment by themselves.
-fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refusal> {
+pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refusal> {
     const SECOND_NAMES: [(&str, &str, &str); 2] = [
         ("max_input_tokens", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"),
         ("shutdown_timeout", "SHUTDOWN_TIMEOUT", "GRACEFUL_TERMINATION_TIMEOUT"),

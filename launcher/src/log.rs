@@ -48,6 +48,8 @@ pub enum ChildLine {
         message: String,
         /// It says why the child ends.
         fatal: bool,
+        /// It tells how far something is that takes long.
+        progress: bool,
     },
     Other(String),
 }
@@ -60,6 +62,8 @@ impl ChildLine {
             message: String,
             #[serde(default)]
             fatal: bool,
+            #[serde(default)]
+            progress: bool,
             #[serde(flatten)]
             more: Map<String, Value>,
         }
@@ -86,14 +90,16 @@ impl ChildLine {
                 message = format!("{message} {name}={value}");
             }
         }
-        ChildLine::Event { level, message, fatal: event.fatal }
+        ChildLine::Event { level, message, fatal: event.fatal, progress: event.progress }
     }
 
     /// What a worker tells of itself at level info is for those who debug: the router says the same of the
-    /// whole group.
+    /// whole group. How far loading is, only it knows.
     pub fn log_of_worker(&self) {
         match self {
-            ChildLine::Event { level: Level::INFO, message, .. } => debug!(target: CHILD, "{message}"),
+            ChildLine::Event { level: Level::INFO, message, progress: false, .. } => {
+                debug!(target: CHILD, "{message}")
+            }
             other => other.log(),
         }
     }
@@ -119,8 +125,17 @@ mod tests {
             ChildLine::parse(br#"{"level": "WARNING", "message": "slow", "step": 3, "timestamp": "x"}"#);
         assert_eq!(
             line,
-            ChildLine::Event { level: Level::WARN, message: "slow step=3".into(), fatal: false }
+            ChildLine::Event {
+                level: Level::WARN,
+                message: "slow step=3".into(),
+                fatal: false,
+                progress: false
+            }
         );
+        assert!(matches!(
+            ChildLine::parse(br#"{"level": "INFO", "message": "loading weights: 40%", "progress": true}"#),
+            ChildLine::Event { message, progress: true, .. } if message == "loading weights: 40%"
+        ));
     }
 
     #[test]
@@ -128,7 +143,10 @@ mod tests {
         let line = ChildLine::parse(
             br#"{"level": "error", "message": "broken", "trace": "Traceback ...", "fatal": true}"#,
         );
-        assert_eq!(line, ChildLine::Event { level: Level::ERROR, message: "broken".into(), fatal: true });
+        assert_eq!(
+            line,
+            ChildLine::Event { level: Level::ERROR, message: "broken".into(), fatal: true, progress: false }
+        );
     }
 
     #[test]

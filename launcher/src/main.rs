@@ -3,6 +3,7 @@
 
 mod backoff;
 mod child;
+mod doctor;
 mod errand;
 mod flags;
 mod log;
@@ -44,6 +45,9 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let began = Instant::now();
     let around = Surroundings::read();
+    if std::env::args_os().nth(1).is_some_and(|word| word == "doctor") {
+        return doctor::run(std::env::args_os().skip(1), &around);
+    }
     let (cli, warnings) = match flags::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report()),
@@ -136,7 +140,7 @@ async fn serve(
     }
     let show_progress = around.stderr_is_terminal && !cli.log.json_output;
     let model = tokio::select! {
-        model = model::obtain(named, &cli.model, &interpreter, &nursery, &around, show_progress) => model?,
+        model = model::obtain(named, &cli.model, &cli.worker, &interpreter, &nursery, &around, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
     let cache = cli.model.huggingface_hub_cache.as_deref();
@@ -195,6 +199,9 @@ fn worker_arguments(cli: &Cli, model: &Model) -> Vec<OsString> {
     }
     if cli.worker.deterministic {
         arguments.push("--deterministic".into());
+    }
+    if cli.model.trust_remote_code {
+        arguments.push("--trust-remote-code".into());
     }
     arguments
 }

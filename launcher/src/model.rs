@@ -10,13 +10,15 @@ use tokio::process::Command;
 use tracing::info;
 
 use crate::errand::{self, Ended};
-use crate::flags::ModelArgs;
+use crate::flags::{ModelArgs, WorkerArgs};
 use crate::nursery::Nursery;
 use crate::surroundings::Surroundings;
 use crate::{python, tokenizer};
 
 /// The name of the shipped model in answers.
 const SHIPPED: &str = "penstock-tiny";
+/// What leads to pickled weights: the file, or the index of several.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// What `--model-id` stands for.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,11 +41,11 @@ impl Named {
     pub fn read(args: &ModelArgs) -> Result<Self, String> {
         let Some(id) = args.model_id.as_deref() else { return Ok(Named::Shipped) };
         if let Some(folder) = &args.weights_cache_override {
-            return check(folder).map(|()| Named::Folder(folder.clone()));
+            return check(folder, args.trust_remote_code).map(|()| Named::Folder(folder.clone()));
         }
         let path = Path::new(id);
         if path.is_dir() {
-            return check(path).map(|()| Named::Folder(path.to_owned()));
+            return check(path, args.trust_remote_code).map(|()| Named::Folder(path.to_owned()));
         }
         if path.exists() {
             return Err(format!("--model-id: {id} is not a folder"));
@@ -68,8 +70,8 @@ fn is_hub_id(id: &str) -> bool {
     id.len() <= 96 && id.split('/').count() <= 2 && id.split('/').all(word)
 }
 
-/// Refuses a folder that lacks what every model needs.
-fn check(folder: &Path) -> Result<(), String> {
+/// Refuses a folder that lacks what every model needs. `trusted`: pickled weights are welcome.
+fn check(folder: &Path, trusted: bool) -> Result<(), String> {
     let shown = folder.display();
     let names: Vec<String> = folder
         .read_dir()
@@ -92,10 +94,20 @@ fn check(folder: &Path) -> Result<(), String> {
     if any(".safetensors").is_some() {
         return Ok(());
     }
-    match any(".bin").or(any(".pt")).or(any(".pth")) {
-        Some(pickled) => Err(format!(
-            "--model-id: the folder {shown} has no weights in safetensors files, only {pickled}, \
-             and Penstock does not load pickled weights"
+    let pickled = PICKLED.into_iter().find(|name| has(name));
+    if trusted && pickled.is_some() {
+        return Ok(());
+    }
+    if let Some(pickled) = pickled {
+        return Err(format!(
+            "--model-id: the folder {shown} has no weights in safetensors files, only pickled ones ({pickled}); \
+             with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
+        ));
+    }
+    match [".bin", ".pt", ".pth", ".gguf"].into_iter().find_map(any) {
+        Some(other) => Err(format!(
+            "--model-id: the folder {shown} has no weights in safetensors files, only {other}, \
+             which Penstock does not load"
         )),
         None => Err(format!("--model-id: the folder {shown} has no weights (*.safetensors)")),
     }
@@ -105,6 +117,7 @@ fn check(folder: &Path) -> Result<(), String> {
 pub async fn obtain(
     named: Named,
     args: &ModelArgs,
+    worker: &WorkerArgs,
     interpreter: &Path,
     nursery: &Nursery,
     around: &Surroundings,
@@ -113,7 +126,8 @@ pub async fn obtain(
     match named {
         Named::Shipped => {
             let folder = python::package(interpreter, around)?.join("tiny").join("model");
-            check(&folder).map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
+            check(&folder, false)
+                .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
             Ok(Model { id: SHIPPED.into(), folder, commit: None })
         }
         Named::Folder(folder) => {
@@ -121,7 +135,15 @@ pub async fn obtain(
             let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
             Ok(Model { id, folder, commit: None })
         }
-        Named::Hub(id) => download(id, args, interpreter, nursery, around, show_progress).await,
+        Named::Hub(id) => {
+            let mut command = hub_command(&id, args, worker, interpreter, around);
+            if show_progress {
+                command.arg("--progress-bar").stderr(Stdio::inherit());
+            } else {
+                command.stderr(Stdio::piped());
+            }
+            download(id, command, args.trust_remote_code, interpreter, nursery).await
+        }
     }
 }
 
@@ -133,35 +155,52 @@ enum Outcome {
     Failed(String),
 }
 
-async fn download(
-    id: String,
+/// `python -m penstock.hub`. What it is told of the workers is for the checks that come before a large download.
+fn hub_command(
+    id: &str,
     args: &ModelArgs,
+    worker: &WorkerArgs,
     interpreter: &Path,
-    nursery: &Nursery,
     around: &Surroundings,
-    show_progress: bool,
-) -> Result<Model, String> {
-    let began = Instant::now();
+) -> Command {
     let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.hub", &id]);
+    command.args(["-P", "-m", "penstock.hub", id]);
     if let Some(revision) = &args.revision {
         command.args(["--revision", revision]);
     }
     if let Some(cache) = &args.huggingface_hub_cache {
         command.arg("--cache-dir").arg(cache);
     }
+    if args.trust_remote_code {
+        command.arg("--trust-remote-code");
+    }
+    if let Some(shards) = worker.num_shard {
+        command.args(["--num-shard", &shards.to_string()]);
+    }
+    if let Some(dtype) = worker.dtype {
+        command.args(["--dtype", dtype.name()]);
+    }
+    if let Some(device) = &worker.device {
+        command.args(["--device", device]);
+    }
     if let Some(token) = &around.hf_api_token {
         command.env("HF_TOKEN", token);
     }
-    if show_progress {
-        command.arg("--progress-bar").stderr(Stdio::inherit());
-    } else {
-        command.stderr(Stdio::piped());
-    }
+    command
+}
+
+async fn download(
+    id: String,
+    command: Command,
+    trusted: bool,
+    interpreter: &Path,
+    nursery: &Nursery,
+) -> Result<Model, String> {
+    let began = Instant::now();
     info!("looking up {id} on the hub");
     match errand::run(command, interpreter, nursery).await? {
         Ended::Answered(Outcome::Snapshot { folder, commit }) => {
-            check(&folder).map_err(|error| error.replace("--model-id: ", ""))?;
+            check(&folder, trusted).map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
             Ok(Model { id, folder, commit })
         }
@@ -188,7 +227,21 @@ mod tests {
             revision: None,
             huggingface_hub_cache: None,
             weights_cache_override: None,
+            trust_remote_code: false,
         })
+    }
+
+    #[test]
+    fn pickled_weights_need_consent_and_others_are_named() {
+        let pickled = folder(&["config.json", "tokenizer.json", "pytorch_model.bin.index.json"]);
+        let line = check(pickled.path(), false).unwrap_err();
+        assert!(
+            line.contains("pytorch_model.bin.index.json") && line.contains("--trust-remote-code"),
+            "{line}"
+        );
+        assert_eq!(check(pickled.path(), true), Ok(()));
+        let foreign = folder(&["config.json", "tokenizer.json", "model-q4.gguf"]);
+        assert!(check(foreign.path(), true).unwrap_err().contains("only model-q4.gguf"));
     }
 
     #[test]

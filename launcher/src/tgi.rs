@@ -43,11 +43,6 @@ const FLAGS: &[Flag] = &[
     not_yet("ngrok-authtoken", EMPTY),
     not_yet("ngrok-edge", EMPTY),
     Flag {
-        name: "trust-remote-code",
-        neutral: OFF,
-        fate: Fate::NoEffect("Penstock never runs code from a model's repository"),
-    },
-    Flag {
         name: "disable-grammar-support",
         neutral: OFF,
         fate: Fate::NoEffect("requests with a grammar are refused in any case"),
@@ -136,15 +131,15 @@ mod tests {
     #[test]
     fn what_is_harmless_is_one_warning_each() {
         let warnings =
-            judged(&["--cuda-graphs", "1,2", "--trust-remote-code", "--usage-stats", "on"]).unwrap();
+            judged(&["--cuda-graphs", "1,2", "--disable-custom-kernels", "--usage-stats", "on"]).unwrap();
         assert_eq!(warnings.len(), 3, "{warnings:?}");
-        assert!(warnings.iter().any(|line| line.starts_with("--trust-remote-code has no effect")));
+        assert!(warnings.iter().any(|line| line.starts_with("--disable-custom-kernels has no effect")));
     }
 
     #[test]
     fn a_value_that_asks_for_nothing_passes_in_silence() {
         assert_eq!(
-            judged(&["--speculate", "0", "--quantize", "", "--trust-remote-code", "False"]),
+            judged(&["--speculate", "0", "--quantize", "", "--disable-custom-kernels", "False"]),
             Ok(vec![])
         );
     }

@@ -70,3 +70,12 @@ fn help_and_version_are_exit_code_0_and_show_no_secret() {
     assert!(help.contains("Batching:") && !help.contains("sesame") && help.contains("--api-key"));
     assert_eq!(penstock(&["--version"], &[]).status.code(), Some(0));
 }
+
+#[test]
+fn the_doctor_refuses_what_it_does_not_know_and_says_when_there_is_no_python() {
+    assert_eq!(penstock(&["doctor", "--port", "80"], &[]).status.code(), Some(2));
+    assert_eq!(penstock(&["doctor", "--help"], &[]).status.code(), Some(0));
+    let output = penstock(&["doctor", "--python", "/no/such/python"], &[("REVISION", "")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("/no/such/python"), "{}", said(&output));
+}

@@ -1,9 +1,10 @@
 """Brings a model from the hub to this machine: `python -m penstock.hub owner/name`.
 
 Run by the launcher, before any worker. Knows which files Penstock needs and where the hub's cache keeps
-them; the protocol is `huggingface_hub`'s. Writes JSON lines to standard output: log lines with `level` and
+them; the protocol is `huggingface_hub`'s. Before a large download the doctor looks at what can be known of the
+model without it. Writes JSON lines to standard output: log lines with `level` and
 `message`, and as the last one `{"snapshot": {"folder", "commit"}}` or `{"failed": one line for the user}`.
-Must not import torch.
+Must not import torch, unless there is something large to fetch.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import json
 import logging
 import os
 import shutil
+import struct
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,14 +40,28 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    SafetensorsParsingError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from tqdm import tqdm
 
+from penstock import quantization
+from penstock.errors import UnusableModel
+from penstock.model_files import (
+    CONFIG,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    SINGLE,
+    gigabytes,
+    read_config,
+    read_index,
+)
+from penstock.model_files import choose as choose_weights
 from penstock.tokenizer import SOURCES
 
-REQUIRED = ("config.json",)
+REQUIRED = (CONFIG,)
 TOKENIZER = "tokenizer.json"
 # Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
 OPTIONAL = (
@@ -55,11 +72,12 @@ OPTIONAL = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    *quantization.BESIDE,
 )
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 PARALLEL_FILES = 8
+# From so many bytes on the doctor is asked first, which takes some seconds.
+LARGE = 256 << 20
 PROGRESS_SECONDS = 10.0
 LOOKUP_SECONDS = 20.0
 
@@ -73,7 +91,12 @@ class Request:
     repo: str
     revision: str | None
     cache: Path
-    bar: bool
+    bar: bool = False
+    trusted: bool = False
+    """The user has agreed to pickled weights and to the repository's code."""
+    shards: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
 
     @property
     def storage(self) -> Path:
@@ -89,6 +112,21 @@ class Listing:
     sizes: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A snapshot with all but the weights."""
+
+    listing: Listing
+    folder: Path
+    weights: list[str]
+    pickled: bool
+
+    @property
+    def left(self) -> list[str]:
+        """Weight files that are not there yet."""
+        return [name for name in self.weights if not (self.folder / name).exists()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m penstock.hub", description="Downloads what Penstock needs of a model on the hub."
@@ -97,13 +135,24 @@ def main() -> int:
     parser.add_argument("--revision", help="branch, tag or commit [default: main]")
     parser.add_argument("--cache-dir", type=Path, help="[default: as HF_HUB_CACHE and HF_HOME say]")
     parser.add_argument("--progress-bar", action="store_true", help="draw a bar on standard error")
-    arguments = parser.parse_args()
-    cache = arguments.cache_dir or Path(constants.HF_HUB_CACHE)
-    request = Request(
-        arguments.repo, arguments.revision, cache.expanduser().absolute(), arguments.progress_bar
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="fetch pickled weights and code, too"
     )
-    disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
+    parser.add_argument("--dtype", default="auto", help="the dtype that will be served and")
+    parser.add_argument("--device", default="auto", help="the device")
+    arguments = parser.parse_args()
+    request = Request(
+        arguments.repo,
+        arguments.revision,
+        cache_folder(arguments.cache_dir),
+        arguments.progress_bar,
+        arguments.trust_remote_code,
+        arguments.num_shard,
+        arguments.dtype,
+        arguments.device,
+    )
+    keep_libraries_quiet()
     try:
         folder = obtain(request)
     except Unavailable as failure:
@@ -117,10 +166,24 @@ def write(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def obtain(request: Request) -> Path:
-    """The folder of a complete snapshot. Raises Unavailable."""
+def cache_folder(named: Path | None) -> Path:
+    """Where downloads are kept."""
+    return (named or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
+
+
+def keep_libraries_quiet() -> None:
+    """What they have to say is no line of anybody's protocol."""
+    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def obtain(request: Request, bring: Callable[[Request], Path] | None = None) -> Path:
+    """The folder of a complete snapshot, or what else `bring` makes. Raises Unavailable.
+
+    Where the hub does not answer, it is the snapshot that is in the cache.
+    """
     try:
-        return download(request)
+        return (bring or download)(request)
     except GatedRepoError as error:
         way_out = (
             "the token in use has no access to it"
@@ -151,31 +214,105 @@ def obtain(request: Request) -> Path:
             ) from error
         if is_network_failure(error):
             return cached(request, f"the hub cannot be reached ({type(error).__name__})")
+        if isinstance(error, UnusableModel):
+            raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
         if isinstance(error, OSError):
             raise Unavailable(f"the download of {request.repo} failed: {one_line(error)}") from error
         raise
 
 
 def download(request: Request) -> Path:
+    begun = begin(request)
+    left = begun.left
+    if left:
+        check_room(request, begun.listing, left)
+        total = sum(begun.listing.sizes[name] for name in left)
+        if total >= LARGE and not begun.pickled:
+            ask_the_doctor(request, begun)
+        with progress(request, total):
+            with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+                list(pool.map(lambda name: fetch_resumable(request, begun.listing.commit, name), left))
+            snapshot(request, begun.weights)
+    return begun.folder
+
+
+def begin(request: Request) -> Begun:
+    """Everything but the weights, once nothing speaks against the repository so far."""
     listing = look_up(request)
-    choose(listing.sizes, request.repo)
-    names = [name for name in listing.sizes if is_small(name)]
+    leads, pickled = choose(listing.sizes, request)
+    names = [name for name in listing.sizes if is_small(name) or (request.trusted and is_code(name))]
+    if leads not in (SINGLE, PICKLE, *names):
+        names.append(leads)
     if TOKENIZER not in listing.sizes:
         names += older_tokenizer(listing.sizes)
     check_room(request, listing, names)
     folder = snapshot(request, names)
-    weights = weight_files(folder) if SINGLE not in listing.sizes else [SINGLE]
+    quantization.refuse(read_config(folder), folder)
+    weights = weight_files(folder, leads)
     absent = [name for name in weights if name not in listing.sizes]
     if absent:
-        raise Unavailable(f"{request.repo} has no {absent[0]}, which its {INDEX} names")
-    left = [name for name in weights if not (folder / name).exists()]
-    if left:
-        check_room(request, listing, left)
-        with progress(request, sum(listing.sizes[name] for name in left)):
-            with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-                list(pool.map(lambda name: fetch_resumable(request, listing.commit, name), left))
-            snapshot(request, weights)
-    return folder
+        raise Unavailable(f"{request.repo} has no {absent[0]}, which its {leads} names")
+    return Begun(listing, folder, weights, pickled)
+
+
+def ask_the_doctor(request: Request, begun: Begun) -> None:
+    """Raises Unavailable when the model would not be served: it need not be fetched then."""
+    from penstock import doctor
+
+    write(level="INFO", message=f"looking at the headers of {request.repo}'s weights")
+    with tempfile.TemporaryDirectory() as into:
+        outline(request, begun, Path(into))
+        question = doctor.Question(
+            shards=request.shards, dtype=request.dtype, device=request.device, trusted=request.trusted
+        )
+        problems = doctor.examine(Path(into), question).problems
+    if problems:
+        raise Unavailable(f"the model {request.repo} would not be served: {'; '.join(problems)}")
+
+
+def outline(request: Request, begun: Begun, into: Path) -> None:
+    """Makes `into` look like the snapshot, with files of weights that have their headers, and holes for the rest.
+
+    Takes some kilobytes of the network and of the disk for each file. Of pickled weights nothing is known
+    without them.
+    """
+    hub = HfApi()
+
+    def fetch(name: str) -> None:
+        try:
+            known = hub.parse_safetensors_file_metadata(
+                request.repo, name, revision=begun.listing.commit, timeout=LOOKUP_SECONDS
+            )
+        except SafetensorsParsingError as error:
+            raise Unavailable(
+                f"{name} of {request.repo}: not a sound safetensors file: its header cannot be read"
+            ) from error
+        header = json.dumps(
+            {
+                tensor: {
+                    "dtype": info.dtype,
+                    "shape": info.shape,
+                    "data_offsets": list(info.data_offsets),
+                }
+                for tensor, info in known.tensors.items()
+            }
+        ).encode()
+        end = max((info.data_offsets[1] for info in known.tensors.values()), default=0)
+        if 8 + end > begun.listing.sizes[name]:
+            size = begun.listing.sizes[name]
+            raise Unavailable(f"{name} of {request.repo} is cut short: {size} bytes of {8 + end} or more")
+        with (into / name).open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + end)
+
+    for file in begun.folder.rglob("*"):
+        if file.is_file():
+            link = into / file.relative_to(begun.folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    if not begun.pickled:
+        with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+            list(pool.map(fetch, begun.left))
 
 
 def look_up(request: Request) -> Listing:
@@ -187,17 +324,19 @@ def look_up(request: Request) -> Listing:
     return Listing(info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []})
 
 
-def choose(names: Collection[str], repo: str) -> None:
-    """Refuses a repository that Penstock cannot serve before anything large is fetched."""
+def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
+    """What leads to the weights, and whether they are pickled. Refuses a repository that cannot be served."""
     for name in REQUIRED:
         if name not in names:
-            raise Unavailable(f"the model {repo} has no {name}")
+            raise Unavailable(f"the model {request.repo} has no {name}")
     if TOKENIZER not in names and not older_tokenizer(names):
-        raise Unavailable(f"the model {repo} has no {TOKENIZER}, nor the files that one can be made of")
-    if SINGLE not in names and INDEX not in names:
-        pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-        only = f", only {pickled[0]}, and Penstock does not load pickled weights" if pickled else ""
-        raise Unavailable(f"the model {repo} has no weights in safetensors files ({SINGLE}){only}")
+        raise Unavailable(
+            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"
+        )
+    try:
+        return choose_weights(names, request.trusted)
+    except UnusableModel as error:
+        raise Unavailable(f"the model {request.repo} has {error}") from error
 
 
 def is_small(name: str) -> bool:
@@ -206,22 +345,24 @@ def is_small(name: str) -> bool:
     )
 
 
+def is_code(name: str) -> bool:
+    return name.endswith(".py") and "/" not in name
+
+
 def older_tokenizer(names: Collection[str]) -> list[str]:
     """The files that `penstock.tokenizer` can make a tokenizer.json of; none when something is missing."""
     return next((list(files) for files in SOURCES if all(name in names for name in files)), [])
 
 
-def weight_files(folder: Path) -> list[str]:
-    """The files that hold the weights, by the rule of `penstock.weights`. Needs the index only."""
-    if (folder / SINGLE).exists():
-        return [SINGLE]
+def weight_files(folder: Path, leads: str) -> list[str]:
+    """The files that hold the weights, of which `leads` is the only one or the index."""
+    if leads in (SINGLE, PICKLE):
+        return [leads]
     try:
-        shards = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        if not shards or not all(isinstance(shard, str) and "/" not in shard for shard in shards):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unavailable(f"{INDEX} of the model does not say which files hold its weights") from error
-    return sorted(shards)
+        shards = read_index(folder / leads, ".bin" if leads == PICKLE_INDEX else ".safetensors")
+    except UnusableModel as error:
+        raise Unavailable(f"the model does not say which files hold its weights: {error}") from error
+    return sorted(set(shards.values()))
 
 
 def snapshot(request: Request, names: list[str]) -> Path:
@@ -291,8 +432,11 @@ def cached(request: Request, why: str) -> Path:
         )
     except LocalEntryNotFoundError as error:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
-    weights = weight_files(folder) if (folder / INDEX).exists() else [SINGLE]
     names = {path.name for path in folder.iterdir()}
+    try:
+        weights = weight_files(folder, choose_weights(names, request.trusted)[0])
+    except UnusableModel:
+        weights = [SINGLE]
     tokenizer = older_tokenizer(names) or [TOKENIZER]
     missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
     if missing is not None:
@@ -356,10 +500,6 @@ def progress(request: Request, total: int) -> Iterator[None]:
     finally:
         ended.set()
         shown.join()
-
-
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def is_network_failure(error: BaseException) -> bool:

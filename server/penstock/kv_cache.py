@@ -15,6 +15,7 @@ from penstock.errors import TooLittleMemory
 
 BLOCK_SIZE = 16
 GIB = 1 << 30
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def cpu_room() -> Room:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    for limit, used in _control_group_limits():
+    for limit, used in _control_group_limits():  # files that the system keeps in memory count as free
         total = min(total, limit)
         free = min(free, limit - used)
     return Room(total, max(free, 0))
@@ -42,15 +43,15 @@ def _control_group_limits() -> list[tuple[int, int]]:
     """(limit, used) of every control group above this process that limits memory; versions 2 and 1."""
     found = []
     try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+            root, names = CONTROL_GROUPS, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, names = CONTROL_GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
         inside = root / path.lstrip("/")
@@ -59,10 +60,19 @@ def _control_group_limits() -> list[tuple[int, int]]:
                 break
             try:
                 limit, used = ((folder / name).read_text().strip() for name in names)
-                found.append((int(limit), int(used)))
+                found.append((int(limit), int(used) - _reclaimable(folder)))
             except (OSError, ValueError):  # no such group here, or "max": no limit
                 continue
     return found
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of files that a control group's memory holds, and gives back when it needs them."""
+    kinds = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
+    lines = (group / "memory.stat").read_text().splitlines()
+    sizes = {name: int(size) for name, size in (line.split() for line in lines) if name in kinds}
+    # Version 1 says both what is the group's own and the sums with the groups below it.
+    return sum(sizes[kind] for kind in kinds[2:] if kind in sizes) or sum(sizes.values())
 
 
 def device_room(device: torch.device) -> Room:

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from penstock.engine import Engine
 from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
+from penstock.models.config import DecoderConfig
 from penstock.plan import SAMPLE, START, Plan, Starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
@@ -37,7 +39,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         engine.device,
         request.memory_fraction,
         held=weight_bytes(engine),
-        working=_working_bytes(engine, request.max_slots, request.max_step_tokens, longest),
+        working=working_bytes(config, engine.dtype, request.max_slots, request.max_step_tokens, longest),
     )
     blocks = count_blocks(
         kv_bytes_per_token(engine), request.max_slots, longest, request.max_cache_tokens, available
@@ -70,9 +72,10 @@ def kv_bytes_per_token(engine: Engine) -> int:
     return engine.model.config.layers * rows * size * engine.dtype.itemsize
 
 
-def _working_bytes(engine: Engine, max_slots: int, max_step_tokens: int, longest: int) -> int:
+def working_bytes(
+    config: DecoderConfig, dtype: torch.dtype, max_slots: int, max_step_tokens: int, longest: int
+) -> int:
     """What the largest step needs beside weights and cache, roughly and upwards."""
-    config = engine.model.config
     tokens = min(max_step_tokens, max_slots * longest)
     per_token = (
         3 * config.width
@@ -81,7 +84,7 @@ def _working_bytes(engine: Engine, max_slots: int, max_step_tokens: int, longest
     )
     logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
     keys = min(tokens, 2048) * longest
-    return tokens * per_token * engine.dtype.itemsize + logits + keys * engine.dtype.itemsize
+    return tokens * per_token * dtype.itemsize + logits + keys * dtype.itemsize
 
 
 def _free_bytes(engine: Engine) -> int:

@@ -32,7 +32,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
     config = read_config(folder)
-    dtype, device = _dtype(config, arguments.dtype), _device(arguments.device)
+    dtype, device = dtype_of(config, arguments.dtype), device_of(arguments.device)
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
@@ -81,7 +81,8 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     thread.serve()
 
 
-def _dtype(config: dict[str, Any], wanted: str) -> torch.dtype:
+def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
+    """What --dtype stands for. Raises UnusableModel."""
     if wanted == "auto":
         wanted = str(config.get("dtype") or config.get("torch_dtype") or "float32")
         if wanted not in DTYPES:
@@ -89,7 +90,8 @@ def _dtype(config: dict[str, Any], wanted: str) -> torch.dtype:
     return DTYPES[wanted]
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
+    """What --device stands for. Raises UnusableModel."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -13,7 +13,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from penstock import pickled
 from penstock.errors import UnusableModel
+from penstock.kv_cache import device_room
 from penstock.model_files import (
     Stored,
     catalogue,
@@ -53,6 +56,7 @@ PIECE = 4 << 20
 AHEAD = 256 << 20
 STEP = 128 << 10
 QUIET_SECONDS = 3.0
+COPIERS = 4
 
 M = TypeVar("M")
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -75,6 +79,12 @@ def load(
     """
     with Checkpoint(folder, dtype, META, trusted) as checkpoint:
         build(checkpoint)
+        free = device_room(device).free
+        if checkpoint.bytes_made > free:
+            raise UnusableModel(
+                f"{folder}: this worker's weights take {gigabytes(checkpoint.bytes_made)} of memory, and "
+                f"{gigabytes(free)} are free; more shards (--num-shard) take less each"
+            )
         with checkpoint.reading(device, tells):
             return build(checkpoint)
 
@@ -103,7 +113,8 @@ class Checkpoint:
         self._unusable: list[str] = []
         self._not_numbers: list[str] = []
         self._too_large: list[str] = []
-        self._floats = torch.empty(0, dtype=torch.float32)
+        self._own = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
         self._ahead: _ReadAhead | None = None
         self._progress: _Progress | None = None
 
@@ -122,11 +133,17 @@ class Checkpoint:
         self.device, self.bytes_made = device, 0
         self._progress = _Progress(self._plan.bytes, tells)
         self._ahead = _ReadAhead(self.folder, [] if self._files.pickled else self._plan.ranges)
+        # Threads that wait for each other's pieces asleep: torch's own spin, and on a busy machine that made
+        # loading ten times slower.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
-            yield
+            with ThreadPoolExecutor(min(threads, COPIERS)) as self._pool:
+                yield
         finally:
+            torch.set_num_threads(threads)
             self._ahead.stop()
-            self._ahead = self._progress = None
+            self._ahead = self._progress = self._pool = None
 
     @property
     def stored(self) -> dict[str, Stored]:
@@ -286,26 +303,32 @@ class Checkpoint:
             for into, row in zip(made, source, strict=True):
                 self._copy(into, row, name)
             return
-        rows = max(rows, 1)
-        for begin in range(0, count, rows):
-            into, piece = made[begin : begin + rows], source[begin : begin + rows]
-            self._copy_piece(into, piece)
-            if into.dtype.is_floating_point and not _is_finite(into):
+        begins = range(0, count, max(rows, 1))
+        pieces = [(made[at : at + begins.step], source[at : at + begins.step]) for at in begins]
+        take = partial(self._take, self._stored[name].file)
+        at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
+        for (_, piece), finite in zip(pieces, at_once(take, pieces), strict=True):
+            if not finite:
                 self._note_not_finite(name, piece)
-            self._let_go(self._stored[name].file, piece)
             if self._ahead is not None and self._progress is not None:
                 self._ahead.go_on(piece.nbytes)
                 self._progress.go_on(piece.nbytes)
 
-    def _copy_piece(self, into: Tensor, piece: Tensor) -> None:
-        if {piece.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
+    def _take(self, file: str, piece: tuple[Tensor, Tensor]) -> bool:
+        """Copies and converts one piece: (memory, what of the file goes there). Whether all numbers are finite."""
+        into, source = piece
+        if {source.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
             # By way of float32 it is ten times as fast. Always the same memory: what is taken and given back
             # between weights that stay leaves holes.
-            if self._floats.numel() < piece.numel():
-                self._floats = torch.empty(piece.numel(), dtype=torch.float32)
-            floats = self._floats[: piece.numel()].view(piece.shape)
-            piece = floats.copy_(piece)
-        into.copy_(piece)
+            floats = getattr(self._own, "floats", None)
+            if floats is None or floats.numel() < source.numel():
+                floats = self._own.floats = torch.empty(source.numel(), dtype=torch.float32)
+            into.copy_(floats[: source.numel()].view(source.shape).copy_(source))
+        else:
+            into.copy_(source)
+        finite = not into.dtype.is_floating_point or _is_finite(into)
+        self._let_go(file, source)
+        return finite
 
     def _let_go(self, file: str, piece: Tensor) -> None:
         """Takes the pages that a piece was read from out of this process's memory. They stay in the system's."""

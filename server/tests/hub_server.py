@@ -147,17 +147,18 @@ class Hub:
 
     def _content(self, request: BaseHTTPRequestHandler, name: str, file: str) -> None:
         content = self.repos[name].files[file]
-        start = 0
-        if (wanted := request.headers.get("Range")) is not None:
-            start = int(wanted.removeprefix("bytes=").split("-")[0])
+        begin, end = 0, len(content)
+        wanted = request.headers.get("Range")
         headers = {"ETag": f'"{etag(content)}"', "Accept-Ranges": "bytes"}
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if wanted is not None:
+            first, last = wanted.removeprefix("bytes=").split("-")
+            begin, end = int(first), min(int(last) + 1, end) if last else end
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
         cut = None
         if request.command == "GET" and self.cuts > 0:
             self.cuts -= 1
             cut = self.cut_after
-        self._send(request, 206 if start else 200, content[start:], headers, cut)
+        self._send(request, 200 if wanted is None else 206, content[begin:end], headers, cut)
 
     def _error(self, request: BaseHTTPRequestHandler, status: int, code: str) -> None:
         self._send(request, status, b'{"error": "no"}', {"X-Error-Code": code, "X-Error-Message": code})

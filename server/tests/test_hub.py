@@ -236,6 +236,37 @@ def test_an_unservable_repository_is_refused_before_anything_is_fetched(
     assert machine.hub.bodies() == []
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights_and_code_are_fetched_with_consent_only(machine: Machine, shards: int) -> None:
+    if shards == 1:
+        weights = {"pytorch_model.bin": b"pickle"}
+    else:
+        index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+        weights = {"pytorch_model.bin.index.json": json.dumps(index).encode()}
+        weights |= {"pytorch_model-1.bin": b"one", "pytorch_model-2.bin": b"two"}
+    files = {"config.json": CONFIG, "tokenizer.json": b"{}", "modeling_own.py": b"code", **weights}
+    machine.hub.repos["owner/model"] = Repo({**files, "training_args.bin": b"other", "tests/x.py": b"other"})
+    failure = machine.run("owner/model").failure
+    assert "only pickled ones" in failure and "--trust-remote-code" in failure
+    assert machine.hub.bodies() == []
+    ended = machine.run("owner/model", "--trust-remote-code")
+    assert names_in(ended.folder) == set(files)
+    assert machine.run("owner/model", "--trust-remote-code", HF_HUB_OFFLINE="1").folder == ended.folder
+    # Where there are safetensors files, consent makes no difference to the weights.
+    machine.hub.repos["owner/model"] = Repo({**FILES, "modeling_own.py": b"code"}, commit="d" * 40)
+    assert names_in(machine.run("owner/model", "--trust-remote-code").folder) == {*NEEDED, "modeling_own.py"}
+    assert "modeling_own.py" not in names_in(
+        machine.run("owner/model", "--cache-dir", str(machine.home / "b")).folder
+    )
+
+
+def test_quantized_weights_are_refused_before_they_are_fetched(machine: Machine) -> None:
+    files = machine.hub.repos["owner/model"].files
+    files["quantize_config.json"] = b'{"bits": 4}'
+    assert "the weights are quantized (gptq)" in machine.run("owner/model").failure
+    assert "model.safetensors" not in machine.hub.bodies()
+
+
 def test_without_a_tokenizer_json_the_older_files_are_fetched(machine: Machine) -> None:
     files = machine.hub.repos["owner/model"].files
     files["vocab.json"] = files["merges.txt"] = files["vocab.txt"] = b"older"

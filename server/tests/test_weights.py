@@ -14,6 +14,7 @@ import checkpoints
 from penstock.checks import check_folder
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
+from penstock.kv_cache import Room
 from penstock.models import recipes
 from penstock.models.decoder import Attention
 from penstock.parallel import TensorGroup
@@ -128,6 +129,11 @@ def test_a_contradiction_is_found_before_a_weight_is_read(
         load(folder)
     (folder / "config.json").write_text(json.dumps(checkpoints.config(vocab_size=200)))
     assert "model.embed_tokens.weight is [199, 64], not [200, 64]" in refusal(folder)
+
+
+def test_weights_that_memory_cannot_hold_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.weights.device_room", lambda _: Room(10**6, 4 * 10**5))
+    assert "weights take 0.5 MB of memory, and 0.4 MB are free" in refusal(folder)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
@@ -352,13 +358,13 @@ def test_a_rank_takes_only_its_part_out_of_the_file(tmp_path: Path, monkeypatch:
     config = checkpoints.config()
     folder = checkpoints.write(tmp_path, config)
     copied: list[int] = []
-    copy = Checkpoint._copy_piece
+    take = Checkpoint._take
 
-    def count(found: Checkpoint, into: torch.Tensor, piece: torch.Tensor) -> None:
-        copied.append(piece.numel())
-        copy(found, into, piece)
+    def count(found: Checkpoint, file: str, piece: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        copied.append(piece[1].numel())
+        return take(found, file, piece)
 
-    monkeypatch.setattr(Checkpoint, "_copy_piece", count)
+    monkeypatch.setattr(Checkpoint, "_take", count)
     whole = recipes.load(config, folder, torch.float32, CPU)
     assert sum(copied) == whole.parameters == sum(t.numel() for t in whole.weights())
     for rank in range(2):

@@ -1,0 +1,111 @@
+//! `penstock doctor`: says what would become of a model on this machine, and serves nothing. Finds the Python
+//! that would run the workers and turns into `python -m penstock.doctor`, whose output and exit code it has.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
+use crate::python;
+use crate::surroundings::Surroundings;
+
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "penstock doctor",
+    about = "Says what would become of a model: its architecture, memory, what is missing, what would go wrong",
+    after_help = "Reads configuration files and the headers of the weights, nothing large. \
+                  Exit code 0: it would be served. 1: it would not.",
+    next_help_heading = "Other"
+)]
+struct Doctor {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    worker: WorkerArgs,
+    /// Share of the device's memory that a worker may take
+    #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 0.9, visible_alias = "cuda-memory-fraction")]
+    memory_fraction: f32,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does not return when all is well: this process becomes Python's.
+pub fn run(arguments: impl Iterator<Item = OsString>, around: &Surroundings) -> ExitCode {
+    let outcome = parse(arguments).and_then(|doctor| {
+        let interpreter = python::find(doctor.worker.python.as_deref(), around).map_err(Refusal::Flag)?;
+        let mut command = Command::new(&interpreter);
+        command.args(["-P", "-m", "penstock.doctor"]).args(doctor.arguments());
+        if let Some(token) = &around.hf_api_token {
+            command.env("HF_TOKEN", token);
+        }
+        let error = command.exec();
+        Err::<(), _>(Refusal::Flag(format!("{} cannot be run: {error}", interpreter.display())))
+    });
+    outcome.map_or_else(|refusal| ExitCode::from(refusal.report()), |()| ExitCode::SUCCESS)
+}
+
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Doctor, Refusal> {
+    let command = flags::lenient_environment(Doctor::command())?;
+    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    Doctor::from_arg_matches(&matches).map_err(|error| Refusal::Clap(error.format(&mut command.clone())))
+}
+
+impl Doctor {
+    /// What `penstock.doctor` is called with.
+    fn arguments(&self) -> Vec<OsString> {
+        let (model, worker) = (&self.model, &self.worker);
+        let optional: [(&str, Option<OsString>); 8] = [
+            ("--model-id", model.model_id.as_ref().map(OsString::from)),
+            ("--revision", model.revision.as_ref().map(OsString::from)),
+            ("--cache-dir", model.huggingface_hub_cache.as_ref().map(OsString::from)),
+            ("--folder", model.weights_cache_override.as_ref().map(OsString::from)),
+            ("--dtype", worker.dtype.map(|dtype| dtype.name().into())),
+            ("--device", worker.device.as_ref().map(OsString::from)),
+            ("--num-shard", worker.num_shard.map(|shards| shards.to_string().into())),
+            ("--memory-fraction", Some(self.memory_fraction.to_string().into())),
+        ];
+        let switches = [("--trust-remote-code", model.trust_remote_code), ("--json", self.json)];
+        let given = optional.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten();
+        let on = switches.into_iter().filter(|(_, on)| *on).map(|(flag, _)| flag.into());
+        given.chain(on).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(line: &str) -> Vec<OsString> {
+        parse(line.split_whitespace().map(OsString::from)).unwrap().arguments()
+    }
+
+    #[test]
+    fn what_was_asked_is_passed_on() {
+        Doctor::command().debug_assert();
+        assert_eq!(
+            arguments("doctor --model-id a/b --num-shard 2 --dtype float16 --trust-remote-code --json"),
+            [
+                "--model-id",
+                "a/b",
+                "--dtype",
+                "float16",
+                "--num-shard",
+                "2",
+                "--memory-fraction",
+                "0.9",
+                "--trust-remote-code",
+                "--json"
+            ]
+        );
+        assert_eq!(arguments("doctor"), ["--memory-fraction", "0.9"]);
+    }
+
+    #[test]
+    fn a_flag_of_the_server_only_is_left_to_clap() {
+        let refused = parse(["doctor", "--port", "80"].into_iter().map(OsString::from));
+        assert!(matches!(refused, Err(Refusal::Clap(_))));
+    }
+}

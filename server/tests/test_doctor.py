@@ -1,0 +1,245 @@
+"""`python -m penstock.doctor`: what it finds in folders and on a hub on loopback, and what it fetches for that."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoints
+from hub_server import Hub, Repo
+from penstock import doctor, hub
+from penstock.doctor import SHIPPED, Question, Report, as_json, as_text, examine
+from penstock.kv_cache import Room
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def write(folder: Path, config: dict[str, Any] | None = None, **more: Any) -> Path:
+    """A checkpoint with the shipped model's tokenizer and template."""
+    checkpoints.write(folder, config or checkpoints.config(vocab_size=4096), **more)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(SHIPPED / name, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "model")
+
+
+def problem(folder: Path, **question: Any) -> str:
+    """The only one."""
+    problems = examine(folder, Question(**question)).problems
+    assert len(problems) == 1 and "\n" not in problems[0], problems
+    return problems[0]
+
+
+def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:
+    config = checkpoints.config(vocab_size=4096, torch_dtype="bfloat16")
+    folder = write(tmp_path / "model", config, shards=2)
+    report = examine(folder, Question())
+    assert report.would_serve and not report.warnings
+    weights = checkpoints.tensors(config)
+    parameters = sum(t.numel() for t in weights.values())
+    assert (report.architecture, report.recipe, report.fallback) == ("LlamaForCausalLM", "llama", False)
+    assert report.parameters == parameters and report.weight_bytes_per_shard == [2 * parameters]
+    assert report.stored_dtypes == {"F32": 4 * parameters} and report.dtype == "bfloat16"
+    # 3 layers, keys and values, 2 heads of 16 numbers of two bytes.
+    assert report.kv_bytes_per_token == [3 * 2 * 2 * 16 * 2] and report.context == 512
+    assert report.tokens == 4096 and report.tokenizer == "tokenizer.json"
+    assert report.chat_template == "chat_template.jinja" and report.eos_token_ids == [2]
+    assert [fit.context for fit in report.fits] == [512] and report.fits[0].sequences > 100
+    text = as_text(report)
+    assert text.endswith("would be served") and "LlamaForCausalLM, recipe llama" in text
+
+
+def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "model", checkpoints.config(vocab_size=4096, num_attention_heads=6, head_dim=16)
+    )
+    whole = examine(folder, Question())
+    halves = examine(folder, Question(shards=2))
+    assert halves.would_serve and len(halves.weight_bytes_per_shard) == 2
+    norms = 4 * 64 * 7
+    assert sum(halves.weight_bytes_per_shard) == whole.weight_bytes_per_shard[0] + norms
+    assert halves.kv_bytes_per_token == [whole.kv_bytes_per_token[0] // 2] * 2
+    assert "on each of 2 shards" in as_text(halves)
+    assert "--num-shard 4 does not divide the attention heads" in problem(folder, shards=4)
+
+
+def test_every_problem_is_said_not_only_the_first(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "generation_config.json").write_text("[")
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(vocab_size=5000)))
+    problems = examine(folder, Question(device="cuda:77")).problems
+    assert len(problems) == 4
+    for words in (
+        "cuda:77",
+        "[4096, 64], not [5000, 64]",
+        "tokenizer.json: is not valid",
+        "generation_config",
+    ):
+        assert sum(words in problem for problem in problems) == 1, words
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def break_architecture(folder: Path) -> None:
+    config = checkpoints.config(architectures=["NobodysModel"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def break_quantization(folder: Path) -> None:
+    config = checkpoints.config(vocab_size=4096, quantization_config={"quant_method": "awq"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def break_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def break_pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def break_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (break_config, "no config.json"),
+        (break_architecture, "NobodysModel"),
+        (break_quantization, "quantized (awq)"),
+        (break_weights, "cut short"),
+        (break_pickled, "--trust-remote-code"),
+        (break_tokenizer, "tokenizer.json: missing"),
+    ],
+)
+def test_what_would_not_be_served_is_said(breaks: Any, words: str, folder: Path) -> None:
+    breaks(folder)
+    assert words in problem(folder)
+
+
+def test_missing_shards_are_listed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    report = examine(folder, Question())
+    assert report.missing_files == ["model-00002-of-00003.safetensors"]
+    assert report.problems == [
+        "model.safetensors.index.json: 1 file is missing: model-00002-of-00003.safetensors"
+    ]
+
+
+def test_weights_that_memory_cannot_hold_are_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(2_000_000, 1_500_000))
+    assert "the weights take 2.5 MB of memory, and 1.5 MB are free" in problem(folder, device="cpu")
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(2 << 30, (1 << 30) + (20 << 20)))
+    assert "memory is too small" in problem(folder, device="cpu")
+
+
+def test_pickled_weights_are_looked_at_with_consent(folder: Path) -> None:
+    plain = examine(folder, Question())
+    torch.save(checkpoints.tensors(checkpoints.config(vocab_size=4096)), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    report = examine(folder, Question(trusted=True))
+    assert report.would_serve and report.pickled
+    assert (report.parameters, report.stored_dtypes) == (plain.parameters, plain.stored_dtypes)
+
+
+def test_what_is_no_error_is_a_warning(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(vocab_size=4096, eos_token_id=None)))
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    report = examine(folder, Question())
+    assert report.would_serve
+    assert [line.split(":")[0] for line in report.warnings] == ["no chat template", "no eos_token_id"]
+
+
+def test_every_name_of_the_json_is_documented() -> None:
+    page = PAGE.read_text()
+    for name in as_json(Report()):
+        assert f"| `{name}` |" in page, name
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with Hub({"owner/model": Repo(files)}) as served:
+        yield served
+
+
+def ask(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.doctor", "--model-id", "owner/model", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**inherited, "HOME": str(home / "home"), "HF_ENDPOINT": hub.url},
+    )
+
+
+def test_of_a_model_on_the_hub_only_headers_are_read(served: Hub, folder: Path, tmp_path: Path) -> None:
+    ended = ask(served, tmp_path, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    here = as_json(examine(folder, Question()))
+    for name in (
+        "parameters",
+        "weight_bytes_per_shard",
+        "kv_bytes_per_token",
+        "architecture",
+        "context",
+        "tokens",
+    ):
+        assert found[name] == here[name], name
+    assert found["commit"] == "a" * 40 and found["model"] == "owner/model" and found["would_serve"]
+    asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert asked == ["bytes=0-100000"]
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_a_model_on_the_hub_that_does_not_exist_is_a_problem(served: Hub, tmp_path: Path) -> None:
+    served.repos.clear()
+    ended = ask(served, tmp_path)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert re.search(r"^problem +there is no model owner/model on the hub", ended.stdout, re.MULTILINE)
+    assert ended.stdout.endswith("would not be served\n")
+
+
+def download(served: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.hub", "owner/model", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**inherited, "HOME": str(home / "home"), "HF_ENDPOINT": served.url},
+    )
+
+
+def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path) -> None:
+    repo = served.repos["owner/model"]
+    repo.sizes["model.safetensors"] = hub.LARGE
+    ended = download(served, tmp_path, "--num-shard", "3")
+    assert ended.returncode == 1
+    failed = json.loads(ended.stdout.splitlines()[-1])["failed"]
+    assert failed.startswith("the model owner/model would not be served: --num-shard 3 does not divide")
+    asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert asked == ["bytes=0-100000"]
+    # A small one is fetched at once; the worker finds the same.
+    del repo.sizes["model.safetensors"]
+    assert download(served, tmp_path, "--num-shard", "3").returncode == 0
