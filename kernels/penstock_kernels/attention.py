@@ -16,6 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Scores that exist at once where attention has terms, unless one query has more.
+SCORES_AT_ONCE = 1 << 23
+
 
 @dataclass(slots=True)
 class DecodeGroup:
@@ -205,34 +208,49 @@ def _with_terms(
     kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, rows, size)
     kv_SJLD = kv_SLJD.to(q_THD.dtype).transpose(1, 2)
     values_SKLV = kv_SJLD[..., : terms.latent] if terms.latent else kv_SJLD[:, kv_heads:]
-    # The query heads that share a key head are as many queries of it.
-    shared = heads // kv_heads
-    q_SKGQD = q_THD.reshape(sequences, queries, kv_heads, shared, size).permute(0, 2, 3, 1, 4)
-    q_SKXD = q_SKGQD.reshape(sequences, kv_heads, shared * queries, size) * scale
-    scores_SKXL = q_SKXD @ kv_SJLD[:, :kv_heads].transpose(2, 3)
-    exact = scores_SKXL.dtype == torch.float64
-    scores_SHQL = scores_SKXL.to(torch.float64 if exact else torch.float32).view(
-        sequences, heads, queries, group.keys
-    )
-    if terms.softcap:
-        scores_SHQL = (scores_SHQL / terms.softcap).tanh_() * terms.softcap
-    if terms.bias_HN is not None:
-        scores_SHQL = scores_SHQL + terms.bias_HN[:, : group.keys].unsqueeze(1)
-    if mask_S1QL is not None:
-        scores_SHQL = scores_SHQL + mask_S1QL
-    elif isinstance(group, ChunkGroup):
-        later = torch.ones(queries, group.keys, dtype=torch.bool, device=q_THD.device).triu_(1)
-        scores_SHQL = scores_SHQL.masked_fill(later, -torch.inf)
-    if terms.sinks_H is not None:
-        sinks = terms.sinks_H.to(scores_SHQL.dtype).view(heads, 1, 1).expand(sequences, heads, queries, 1)
-        weights_SHQL = torch.cat((scores_SHQL, sinks), -1).softmax(-1)[..., :-1]
-    else:
-        weights_SHQL = scores_SHQL.softmax(-1)
-    weights_SKXL = weights_SHQL.to(q_THD.dtype).reshape(sequences, kv_heads, shared * queries, group.keys)
-    a_SKXV = weights_SKXL @ values_SKLV
-    width = a_SKXV.shape[-1]
-    a_SKGQV = a_SKXV.view(sequences, kv_heads, shared, queries, width)
-    a_THV = a_SKGQV.permute(0, 3, 1, 2, 4).reshape(sequences * queries, heads, width)
+    keys_SKDL = kv_SJLD[:, :kv_heads].transpose(2, 3)
+    q_SQHD = q_THD.reshape(sequences, queries, heads, size) * scale
+    a_SQHV = q_THD.new_empty(sequences, queries, heads, values_SKLV.shape[-1])
+    at_once = max(SCORES_AT_ONCE // (sequences * heads * group.keys), 1)
+    for first in range(0, queries, at_once):
+        part = slice(first, first + at_once)
+        hidden = None
+        if mask_S1QL is not None:
+            hidden = mask_S1QL[:, :, part]
+        elif isinstance(group, ChunkGroup):
+            shape = (len(range(queries)[part]), group.keys)
+            later = torch.ones(shape, dtype=torch.bool, device=q_THD.device).triu_(1 + first)
+            hidden = torch.zeros(shape, device=q_THD.device).masked_fill_(later, -torch.inf)
+        a_SQHV[:, part] = _attend(q_SQHD[:, part], keys_SKDL, values_SKLV, hidden, terms)
+    a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
         a_THV = a_THV.index_select(0, group.gather_T)
     out_THV.copy_(a_THV)
+
+
+def _attend(
+    q_SQHD: Tensor, keys_SKDL: Tensor, values_SKLV: Tensor, mask: Tensor | None, terms: AttentionTerms
+) -> Tensor:
+    """(S, Q, H, V) of scaled queries; the mask (S or 1, 1, Q, L) or (Q, L) is added to the scores."""
+    sequences, queries, heads, size = q_SQHD.shape
+    kv_heads, keys = keys_SKDL.shape[1], keys_SKDL.shape[3]
+    # The query heads that share a key head are as many queries of it.
+    shared = heads // kv_heads
+    q_SKGQD = q_SQHD.view(sequences, queries, kv_heads, shared, size).permute(0, 2, 3, 1, 4)
+    scores_SKXL = q_SKGQD.reshape(sequences, kv_heads, shared * queries, size) @ keys_SKDL
+    long = torch.float64 if scores_SKXL.dtype == torch.float64 else torch.float32
+    scores_SHQL = scores_SKXL.to(long).view(sequences, heads, queries, keys)
+    if terms.softcap:
+        scores_SHQL = scores_SHQL.div_(terms.softcap).tanh_().mul_(terms.softcap)
+    if terms.bias_HN is not None:
+        scores_SHQL = scores_SHQL.add_(terms.bias_HN[:, :keys].unsqueeze(1))
+    if mask is not None:
+        scores_SHQL = scores_SHQL.add_(mask)
+    if terms.sinks_H is not None:
+        sinks = terms.sinks_H.to(long).view(heads, 1, 1).expand(sequences, heads, queries, 1)
+        weights_SHQL = torch.cat((scores_SHQL, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights_SHQL = scores_SHQL.softmax(-1)
+    weights_SKXL = weights_SHQL.to(q_SQHD.dtype).reshape(sequences, kv_heads, shared * queries, keys)
+    a_SKGQV = (weights_SKXL @ values_SKLV).view(sequences, kv_heads, shared, queries, -1)
+    return a_SKGQV.permute(0, 3, 1, 2, 4).reshape(sequences, queries, heads, -1)

@@ -313,8 +313,12 @@ def test_a_watermark_adds_delta_to_green_tokens_row_by_row() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("term", ["softcap", "bias", "sinks", "latent", "all"])
-def test_paged_attention_with_terms(dtype: torch.dtype, term: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 50, 1 << 23])
+def test_paged_attention_with_terms(
+    at_once: int, dtype: torch.dtype, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two decodes of 3 and 7 keys, and a whole prompt of 5."""
+    monkeypatch.setattr("penstock_kernels.attention.SCORES_AT_ONCE", at_once)
     heads, kv_heads, size, scale = 4, 2, 8, 0.3
     latent = 6 if term in ("latent", "all") else 0
     if latent:

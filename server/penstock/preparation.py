@@ -16,6 +16,7 @@ from penstock.models.config import DecoderConfig
 from penstock.plan import SAMPLE, START, Plan, Starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
+from penstock_kernels.attention import SCORES_AT_ONCE
 
 WARM_UP_SECONDS = 0.25
 
@@ -84,7 +85,9 @@ def working_bytes(
     )
     logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
     keys = min(tokens, 2048) * longest
-    return tokens * per_token * dtype.itemsize + logits + keys * dtype.itemsize
+    # Where attention has terms: scores in fp64 at most, in four steps.
+    scores = 0 if config.simple_attention else min(SCORES_AT_ONCE, tokens * config.heads * longest)
+    return tokens * per_token * dtype.itemsize + logits + keys * dtype.itemsize + 4 * 8 * scores
 
 
 def _free_bytes(engine: Engine) -> int:
