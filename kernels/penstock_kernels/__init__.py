@@ -37,6 +37,12 @@ from penstock_kernels.sampling import (
     penalize,
     uniform,
 )
+from penstock_kernels.two_sided import (
+    Rectangle,
+    bidirectional_attention,
+    rectangle_attention,
+    score_mask,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -46,10 +52,12 @@ __all__ = [
     "ChunkGroup",
     "DecodeGroup",
     "FewGroup",
+    "Rectangle",
     "Routing",
     "add_bias",
     "add_watermark",
     "argmax",
+    "bidirectional_attention",
     "choose",
     "count_tokens",
     "embedding",
@@ -65,9 +73,11 @@ __all__ = [
     "mix_experts",
     "paged_attention",
     "penalize",
+    "rectangle_attention",
     "rms_norm",
     "rope",
     "route",
+    "score_mask",
     "uniform",
     "write_kv",
 ]

@@ -91,6 +91,7 @@ impl Load {
         let salt = self.submitted;
         self.submitted += 1;
         let client = self.scheduler.submit(SequenceSpec {
+            encoder: Vec::new(),
             // A system prompt in common, then something of its own.
             prompt: (0..PROMPT).map(|at| TokenId(if at < 32 { at } else { (at * salt) % 32_000 })).collect(),
             sampling: Sampling::default(),

@@ -75,6 +75,7 @@ impl Drop for Process {
 
 fn spec(salt: u32) -> SequenceSpec {
     SequenceSpec {
+        encoder: Vec::new(),
         prompt: (0..32).map(|at| TokenId((at * 31 + salt * 97) % 32_000)).collect(),
         sampling: Sampling::default(),
         max_new_tokens: 16_000,

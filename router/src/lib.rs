@@ -245,8 +245,10 @@ async fn load(
             limits: PromptLimits {
                 max_input_tokens: limits.max_input_tokens,
                 max_total_tokens: limits.max_total_tokens,
+                max_new_tokens: limits.max_new_tokens,
                 vocab_size: model.vocab_size,
             },
+            decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
             cache_namespace: cache_namespace(config),
             watermark: watermark(args, model.vocab_size),
             users: Default::default(),
@@ -283,10 +285,11 @@ fn starting(health: &HealthSender, what: &str) {
 
 fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<PrepareLimits, FlagError> {
     let max_sequence_tokens = limits::max_sequence_tokens(args, model)?;
+    let max_slots = args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests);
     Ok(PrepareLimits {
-        max_slots: args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests),
-        max_step_tokens: args.max_batch_prefill_tokens.unwrap_or(STEP_TOKENS.min(max_sequence_tokens)),
-        max_sequence_tokens,
+        max_slots,
+        max_step_tokens: limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?,
+        max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
     })

@@ -9,6 +9,8 @@ use crate::worker::proto::ModelDescription;
 pub struct Limits {
     pub max_input_tokens: u32,
     pub max_total_tokens: u32,
+    /// Of an encoder-decoder, what its decoder has positions for.
+    pub max_new_tokens: u32,
     pub max_best_of: u32,
     pub max_stop_sequences: u32,
     pub max_top_n_tokens: u32,
@@ -54,6 +56,10 @@ pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
     Ok(())
 }
 
+/// Input and output together of a model that has no longest input of its own, unless `--max-total-tokens` asks
+/// for more: what its encoder reads in one step takes memory.
+const UNBOUNDED_TOTAL: u32 = 4096;
+
 /// The longest sequence to prepare the workers for: what `--max-total-tokens` asks, or the model's own.
 pub fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
     match args.max_total_tokens {
@@ -67,8 +73,57 @@ pub fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Resul
                 "--max-input-tokens {input} must be less than the {} positions this model was made for",
                 model.max_positions
             ))),
+            _ if model.is_encoder_decoder() && model.max_side_positions == 0 => {
+                Ok(model.max_positions.min(UNBOUNDED_TOTAL))
+            }
             _ => Ok(model.max_positions),
         },
+    }
+}
+
+/// The longest input, where input and output together may have `total` tokens.
+fn max_input_tokens(args: &RouterArgs, model: &ModelDescription, total: u32) -> Result<u32, FlagError> {
+    let side = match model.max_side_positions {
+        0 => u32::MAX,
+        side => side,
+    };
+    let input = args.max_input_tokens.unwrap_or((total - 1).min(side));
+    if input >= total {
+        return Err(FlagError(format!(
+            "--max-input-tokens {input} must be less than the {total} tokens that a whole sequence may have here"
+        )));
+    }
+    if input > side {
+        return Err(FlagError(format!(
+            "--max-input-tokens {input} is more than the {side} positions that this model's encoder has"
+        )));
+    }
+    Ok(input)
+}
+
+/// The most tokens of a step: what `--max-batch-prefill-tokens` asks, or `usual`. An encoder reads an input in one
+/// step, which it shares with the decodes of all other slots.
+pub fn max_step_tokens(
+    args: &RouterArgs,
+    model: &ModelDescription,
+    max_slots: u32,
+    usual: u32,
+) -> Result<u32, FlagError> {
+    let total = max_sequence_tokens(args, model)?;
+    let usual = usual.min(total);
+    if !model.is_encoder_decoder() || total < 2 {
+        return Ok(args.max_batch_prefill_tokens.unwrap_or(usual));
+    }
+    let input = max_input_tokens(args, model, total)?;
+    let least = input.next_multiple_of(model.block_size).saturating_add(max_slots);
+    match args.max_batch_prefill_tokens {
+        Some(asked) if asked < least => Err(FlagError(format!(
+            "--max-batch-prefill-tokens {asked} is less than {least}: the encoder of this model reads an input of up to \
+             {input} tokens in one step, beside {max_slots} decodes. Raise it, or lower --max-input-tokens or \
+             --max-batch-size"
+        ))),
+        Some(asked) => Ok(asked),
+        None => Ok(usual.max(least)),
     }
 }
 
@@ -80,7 +135,7 @@ impl Limits {
         cache_tokens: u64,
     ) -> Result<Limits, FlagError> {
         let longest = max_sequence_tokens(args, model)?;
-        let fits = u32::try_from(cache_tokens).unwrap_or(u32::MAX);
+        let fits = u32::try_from(cache_tokens).unwrap_or(u32::MAX).saturating_sub(model.positions_beside());
         if let Some(total) = args.max_total_tokens
             && total > fits
         {
@@ -96,16 +151,15 @@ impl Limits {
                  --max-batch-total-tokens or --memory-fraction"
             )));
         }
-        let max_input_tokens = args.max_input_tokens.unwrap_or(max_total_tokens - 1);
-        if max_input_tokens >= max_total_tokens {
-            return Err(FlagError(format!(
-                "--max-input-tokens {max_input_tokens} must be less than the {max_total_tokens} tokens that a \
-                 whole sequence may have here"
-            )));
-        }
+        let start = model.decoder_start_ids.len() as u32;
+        let max_new_tokens = match model.max_side_positions {
+            0 => u32::MAX,
+            side => side.saturating_sub(start).max(1),
+        };
         Ok(Limits {
-            max_input_tokens,
+            max_input_tokens: max_input_tokens(args, model, max_total_tokens)?,
             max_total_tokens,
+            max_new_tokens,
             max_best_of: args.max_best_of,
             max_stop_sequences: args.max_stop_sequences,
             max_top_n_tokens: args.max_top_n_tokens.min(model.max_top_tokens),
@@ -615,6 +669,50 @@ mod tests {
             let text = wrong(line, cache);
             assert!(text.starts_with(starts), "{text}");
         }
+    }
+
+    fn encoder_decoder(max_side_positions: u32) -> ModelDescription {
+        let max_positions = if max_side_positions == 0 { 1 << 20 } else { 2 * max_side_positions - 2 };
+        ModelDescription {
+            max_side_positions,
+            decoder_start_ids: vec![2, 0],
+            block_size: 16,
+            ..model(max_positions)
+        }
+    }
+
+    #[test]
+    fn an_encoder_and_a_decoder_have_a_limit_each() {
+        let limits = Limits::derive(&args(&[]), &encoder_decoder(1024), 100_000).expect("no contradiction");
+        assert_eq!(
+            (limits.max_input_tokens, limits.max_total_tokens, limits.max_new_tokens),
+            (1024, 2046, 1022)
+        );
+        let error = Limits::derive(&args(&["--max-input-tokens", "1025"]), &encoder_decoder(1024), 100_000);
+        assert!(error.expect_err("too long").0.contains("1024 positions that this model's encoder has"));
+        // Padding and the decoder's start take room in the cache.
+        let limits = Limits::derive(&args(&[]), &encoder_decoder(1024), 512).expect("no contradiction");
+        assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (494, 495));
+        let limits = Limits::derive(&args(&[]), &encoder_decoder(0), 100_000).expect("no contradiction");
+        assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (4095, 4096));
+        let more = args(&["--max-total-tokens", "9000"]);
+        let limits = Limits::derive(&more, &encoder_decoder(0), 100_000).expect("no contradiction");
+        assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (8999, 9000));
+    }
+
+    #[test]
+    fn a_step_holds_the_longest_input_of_an_encoder_beside_all_decodes() {
+        let of = |line: &[&str], model| max_step_tokens(&args(line), &model, 256, 2048);
+        assert_eq!(of(&[], encoder_decoder(1024)), Ok(2046));
+        assert_eq!(of(&[], encoder_decoder(0)), Ok(4096 + 256));
+        assert_eq!(of(&["--max-input-tokens", "100"], encoder_decoder(0)), Ok(2048));
+        assert_eq!(of(&["--max-batch-prefill-tokens", "1280"], encoder_decoder(1024)), Ok(1280));
+        let error =
+            of(&["--max-batch-prefill-tokens", "1279"], encoder_decoder(1024)).expect_err("too few").0;
+        assert!(error.starts_with("--max-batch-prefill-tokens 1279 is less than 1280"), "{error}");
+        // A decoder's prompts are cut.
+        assert_eq!(of(&["--max-batch-prefill-tokens", "1"], model(4096)), Ok(1));
+        assert_eq!(of(&[], model(4096)), Ok(2048));
     }
 
     #[test]

@@ -37,6 +37,7 @@ from penstock.model_files import (
 from penstock.models import recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
+from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.parallel import TensorGroup
 from penstock.preparation import working_bytes
 from penstock.serving import device_of, dtype_of
@@ -247,8 +248,8 @@ def quantized(config: dict[str, Any], folder: Path, stored: dict[str, Stored] | 
     return None if found is None else found[0]
 
 
-def architecture(config: dict[str, Any], report: Report) -> DecoderConfig | None:
-    """Who serves it, and the shape of the decoder."""
+def architecture(config: dict[str, Any], report: Report) -> DecoderConfig | EncoderDecoderConfig | None:
+    """Who serves it, and the shape of the model."""
     found = architecture_of(config)
     report.architecture = found or next(iter(architectures(config)), None)
     try:
@@ -258,7 +259,7 @@ def architecture(config: dict[str, Any], report: Report) -> DecoderConfig | None
     except UnusableModel as error:
         report.problems.append(str(error))
         return None
-    report.context = decoder.max_positions
+    report.context = longest(decoder)
     return decoder
 
 
@@ -280,11 +281,20 @@ def shards(
         report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
 
 
+def longest(decoder: DecoderConfig | EncoderDecoderConfig) -> int:
+    """Positions of a sequence, where nothing else is asked for."""
+    return decoder.usual_positions if isinstance(decoder, EncoderDecoderConfig) else decoder.max_positions
+
+
 def memory(
-    decoder: DecoderConfig, dtype: torch.dtype, device: torch.device, question: Question, report: Report
+    decoder: DecoderConfig | EncoderDecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    question: Question,
+    report: Report,
 ) -> None:
     """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
-    count = question.shards
+    count, whole_context = question.shards, longest(decoder)
     if device.type == "cuda":
         room = device_room(device)
         if count > torch.cuda.device_count():
@@ -304,12 +314,12 @@ def memory(
         )
         return
     left = Room(room.total, room.free - held)
-    working = working_bytes(decoder, dtype, SLOTS, STEP_TOKENS, decoder.max_positions)
+    working = working_bytes(decoder, dtype, SLOTS, STEP_TOKENS, whole_context)
     report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
     blocks = report.cache_bytes_per_shard // (max(report.kv_bytes_per_token) * BLOCK_SIZE) - 1
-    contexts = {decoder.max_positions}
+    contexts = {whole_context}
     context = SHORTEST_CONTEXT
-    while context < decoder.max_positions:
+    while context < whole_context:
         contexts.add(context)
         context *= 2
     report.fits = [Fit(size, max(0, blocks // -(-size // BLOCK_SIZE))) for size in sorted(contexts)]
@@ -320,7 +330,7 @@ def memory(
         )
     elif report.fits[-1].sequences == 0:
         report.warnings.append(
-            f"a sequence of the whole context ({decoder.max_positions} tokens) does not fit into memory; longer "
+            f"a sequence of the whole context ({whole_context} tokens) does not fit into memory; longer "
             "ones than the table says are refused"
         )
 

@@ -20,7 +20,10 @@ from penstock.layers.linear import set_tile
 from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
 from penstock.models import recipes
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Step
+from penstock.models.encoder_decoder import EncoderDecoder
+from penstock.models.encoder_decoder_layout import TwoSidedLayout, TwoSidedSteps
 from penstock.parallel import ALONE, TensorGroup
 from penstock.plan import I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
@@ -56,7 +59,7 @@ class Launched:
     """A step whose work has been given to the device."""
 
     plan: Plan
-    layout: Layout | None
+    layout: Layout | TwoSidedLayout | None
     sampled: Sampled | None
     prompt: PromptAnswers | None
     done: "torch.cuda.Event | None"
@@ -111,26 +114,41 @@ class Engine:
                 return line.partition(":")[2].strip()
         return "cpu"
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether every sequence begins with what an encoder reads."""
+        return isinstance(self.model, EncoderDecoder)
+
     def allocate(self, limits: Limits) -> None:
         """Makes cache, slots and tables for these limits."""
         self.limits = limits
-        config = self.model.config
         rows, size = self.model.cache_shape
-        self.cache = KvCache(config.layers, rows, size, self.dtype, self.device, limits.blocks)
+        layers = self.model.config.layers
+        self.cache = KvCache(layers, rows, size, self.dtype, self.device, limits.blocks)
         self.slots = SlotTable(limits)
         self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
-        # A row in flight may run one token past the longest sequence.
-        positions = self.slots.width * BLOCK_SIZE
-        self.ropes = [
-            RopeTable(rope, limits.max_sequence_tokens, positions, self.dtype, self.device)
-            for rope in config.ropes
-        ]
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
         most = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
         self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
         self._gathered = torch.empty(0, dtype=self.dtype, device=self.device)
         self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
         self._steady: tuple[Layout, Plan] | None = None
+        self._two_sided: TwoSidedSteps | None = None
+        if isinstance(self.model, EncoderDecoder):
+            self._two_sided = TwoSidedSteps(
+                self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic
+            )
+        else:
+            self._allocate_decoder(self.model.config, rows, size)
+        self._prepared = True
+
+    def _allocate_decoder(self, config: DecoderConfig, rows: int, size: int) -> None:
+        # A row in flight may run one token past the longest sequence.
+        positions = self.slots.width * BLOCK_SIZE
+        self.ropes = [
+            RopeTable(rope, self.limits.max_sequence_tokens, positions, self.dtype, self.device)
+            for rope in config.ropes
+        ]
         self._geometry = Geometry(
             block_size=BLOCK_SIZE,
             zero_row=self.cache.zero_row,
@@ -143,7 +161,6 @@ class Engine:
             device=self.device,
             nothing=self._gathered,
         )
-        self._prepared = True
 
     @property
     def prepared(self) -> bool:
@@ -174,8 +191,7 @@ class Engine:
         if len(plan.slots) == 0:
             self._steady = None
             return Launched(plan, None, None, None, None, time.perf_counter_ns() - began, 0, 0)
-        layout = self._layout(plan)
-        step = self._tensors(plan, layout)
+        layout, step = self._step(plan)
         prepared = time.perf_counter_ns()
         hidden_TE = self.model.forward(step, self.cache.layers_NJD)
         forwarded = time.perf_counter_ns()
@@ -247,6 +263,13 @@ class Engine:
         if int(torch.arange(4, device=self.device).sum()) != 6:
             raise RuntimeError("the device cannot add")
 
+    def _step(self, plan: Plan) -> tuple[Layout | TwoSidedLayout, Any]:
+        """What the model's forward pass reads, and which of its tokens are looked at."""
+        if self._two_sided is not None:
+            return self._two_sided.make(plan, self.last_sampled)
+        layout = self._layout(plan)
+        return layout, self._tensors(plan, layout)
+
     def _layout(self, plan: Plan) -> Layout:
         """The plan's layout. On a CPU, where a step is over before the next begins, made from the last one's."""
         steady = self.device.type == "cpu" and is_steady(plan)
@@ -278,7 +301,9 @@ class Engine:
             layout.attentions,
         )
 
-    def _sample(self, plan: Plan, layout: Layout, ids_T: Tensor, hidden_TE: Tensor) -> Sampled | None:
+    def _sample(
+        self, plan: Plan, layout: Layout | TwoSidedLayout, ids_T: Tensor, hidden_TE: Tensor
+    ) -> Sampled | None:
         rows = layout.sample_rows
         tokens_S = to_device(layout.sample_tokens, self.device)
         chosen_SE = hidden_TE.index_select(0, tokens_S)
@@ -292,7 +317,9 @@ class Engine:
         self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.follow(chosen_S))
         return sampled
 
-    def _prompt_logprobs(self, plan: Plan, layout: Layout, hidden_TE: Tensor) -> PromptAnswers | None:
+    def _prompt_logprobs(
+        self, plan: Plan, layout: Layout | TwoSidedLayout, hidden_TE: Tensor
+    ) -> PromptAnswers | None:
         targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
         targets_T = to_device(targets, self.device)
         tokens_T = to_device(layout.prompt_tokens, self.device)

@@ -55,6 +55,7 @@ class Starts:
     end_tokens: U32
     watermark_deltas: F32
     watermark_greens: U32
+    encoder_counts: U32  # one for each START row of an encoder-decoder; none of a decoder's
 
 
 @dataclass(slots=True)
@@ -172,6 +173,7 @@ def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
             "end_tokens",
             "watermark_deltas",
             "watermark_greens",
+            "encoder_counts",
         )
     }
     for column in columns.values():
@@ -206,5 +208,6 @@ def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
         end_tokens=u32("end_tokens"),
         watermark_deltas=f32("watermark_deltas"),
         watermark_greens=u32("watermark_greens"),
+        encoder_counts=u32("encoder_counts"),
     )
     return digest, starts

@@ -13,6 +13,7 @@ import torch
 from penstock.engine import Engine
 from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
 from penstock.models.config import DecoderConfig
+from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.plan import SAMPLE, START, Plan, Starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
@@ -24,14 +25,21 @@ WARM_UP_SECONDS = 0.25
 def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     """Allocates for the request's limits. Raises ValueError naming the field, or TooLittleMemory."""
     config = engine.model.config
-    longest = request.max_sequence_tokens or config.max_positions
+    # Padding and the decoder's start take positions beside those of input and output.
+    most = config.max_positions + (2 * BLOCK_SIZE if engine.has_encoder else 0)
+    longest = request.max_sequence_tokens or most
     for name in ("max_slots", "max_step_tokens"):
         if getattr(request, name) < 1:
             raise ValueError(f"{name} is 0")
-    if longest > config.max_positions:
+    if longest > most:
         raise ValueError(
             f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
             "(--max-total-tokens)"
+        )
+    if engine.has_encoder and min(request.max_step_tokens, longest) <= BLOCK_SIZE:
+        raise ValueError(
+            f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "
+            f"shortest input takes {BLOCK_SIZE} beside the decoder's start"
         )
     if not 0 < request.memory_fraction <= 1:
         raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
@@ -53,6 +61,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             blocks=blocks,
             block_size=BLOCK_SIZE,
             vocab_size=config.vocab_size,
+            has_encoder=engine.has_encoder,
+            max_side_positions=config.max_side_positions if isinstance(config, EncoderDecoderConfig) else 0,
         )
     )
     cost = _fit(_measure(engine))
@@ -74,7 +84,11 @@ def kv_bytes_per_token(engine: Engine) -> int:
 
 
 def working_bytes(
-    config: DecoderConfig, dtype: torch.dtype, max_slots: int, max_step_tokens: int, longest: int
+    config: DecoderConfig | EncoderDecoderConfig,
+    dtype: torch.dtype,
+    max_slots: int,
+    max_step_tokens: int,
+    longest: int,
 ) -> int:
     """What the largest step needs beside weights and cache, roughly and upwards."""
     tokens = min(max_step_tokens, max_slots * longest)
@@ -117,12 +131,38 @@ def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
     )
 
 
+def _read_by_encoders(limits: Limits) -> Iterator[tuple[int, int, int]]:
+    """The same where a sequence begins with what an encoder reads: (rows, positions fed, positions before them)."""
+    for rows, fed, cached in _shapes(limits):
+        shape = (
+            (rows, 1, max(cached, BLOCK_SIZE))
+            if cached
+            else (rows, -(-fed // BLOCK_SIZE) * BLOCK_SIZE + 1, 0)
+        )
+        read = _encoder_tokens(*shape[1:])
+        side = limits.max_side_positions or limits.max_sequence_tokens
+        end = shape[1] + shape[2]
+        if (
+            rows * shape[1] <= limits.max_step_tokens
+            and end <= min(limits.max_sequence_tokens, limits.blocks * BLOCK_SIZE)
+            and max(read, end - read) <= side
+        ):
+            yield shape
+
+
+def _encoder_tokens(fed: int, cached: int) -> int:
+    """What the encoder of a made-up sequence reads: all but the first of the decoder, or half of what is cached."""
+    return fed - 1 if cached == 0 else max(cached // (2 * BLOCK_SIZE), 1) * BLOCK_SIZE
+
+
 def _measure(engine: Engine) -> list[tuple[int, int, float]]:
     """(tokens fed, tokens attended to, nanoseconds) of steps, as many as the budget allows."""
     measured: list[tuple[int, int, float]] = []
     deadline = time.perf_counter() + WARM_UP_SECONDS
-    _run(engine, 1, 1, 0)  # the first step pays for what is set up once
-    for rows, fed, cached in _shapes(engine.limits):
+    shapes = _read_by_encoders(engine.limits) if engine.has_encoder else _shapes(engine.limits)
+    for rows, fed, cached in shapes:
+        if not measured:
+            _run(engine, rows, fed, cached)  # the first step pays for what is set up once
         slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
         # More tokens in a step cost less each; the guess is for both runs of the shape.
         if len(measured) >= 3 and time.perf_counter() + slowest * 2e-9 / 8 > deadline:
@@ -174,6 +214,9 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
             end_tokens=none,
             watermark_deltas=column * 0,
             watermark_greens=nothing,
+            encoder_counts=np.full(rows, _encoder_tokens(fed, cached), np.uint32)
+            if engine.has_encoder
+            else none,
         ),
     )
     began = time.perf_counter_ns()

@@ -13,6 +13,7 @@ import grpc
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import BadPlan, OutOfStep, TooLittleMemory
+from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.preparation import kv_bytes_per_token, prepare, weight_bytes
 from penstock.proto import penstock_pb2 as pb
 from penstock.proto.contract import CONTRACT
@@ -97,11 +98,17 @@ class WorkerService:
 
 
 def description_of(
-    engine: Engine, config: dict[str, Any], eos_ids: list[int], rank: int, world: int
+    engine: Engine,
+    config: dict[str, Any],
+    eos_ids: list[int],
+    decoder_start_ids: list[int],
+    rank: int,
+    world: int,
 ) -> pb.ModelDescription:
     """What Describe answers."""
     shape = engine.model.config
     held = weight_bytes(engine)
+    side = shape.max_side_positions if isinstance(shape, EncoderDecoderConfig) else 0
     return pb.ModelDescription(
         model_type=str(config.get("model_type", "")),
         recipe=engine.recipe,
@@ -111,7 +118,8 @@ def description_of(
         device=str(engine.device),
         device_name=engine.device_name,
         block_size=16,
-        max_positions=shape.max_positions,
+        # The decoder's start is beside input and output.
+        max_positions=shape.max_positions - (len(decoder_start_ids) if side else 0),
         parameters=engine.model.parameters,
         weight_bytes=held,
         kv_bytes_per_token=kv_bytes_per_token(engine),
@@ -119,6 +127,8 @@ def description_of(
         world_size=world,
         max_top_tokens=min(MAX_TOP_TOKENS, shape.vocab_size),
         contract=CONTRACT,
+        decoder_start_ids=decoder_start_ids,
+        max_side_positions=side,
     )
 
 

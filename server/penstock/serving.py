@@ -20,6 +20,7 @@ from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import UnusableModel
 from penstock.model_files import GENERATION, eos_ids, read_config, read_json
+from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.rpc import handlers
 from penstock.service import WorkerService, description_of
 from penstock.telemetry import log
@@ -52,10 +53,12 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     gc.freeze()
     gc.enable()
     loaded = time.perf_counter()
+    generation = read_json(folder, GENERATION)
     description = description_of(
         engine,
         config,
-        eos_ids(config, read_json(folder, GENERATION)),
+        eos_ids(config, generation),
+        decoder_start_ids(config, generation, engine),
         arguments.rank,
         arguments.world_size,
     )
@@ -79,6 +82,36 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         device=description.device,
     )
     thread.serve()
+
+
+def decoder_start_ids(config: dict[str, Any], generation: dict[str, Any] | None, engine: Engine) -> list[int]:
+    """What the decoder of an encoder-decoder begins with: its start and, where one is forced, its first token.
+
+    generation_config.json, where it is there, says it before config.json. Raises UnusableModel.
+    """
+    shape = engine.model.config
+    if not isinstance(shape, EncoderDecoderConfig):
+        return []
+
+    def token(name: str, default: int | None) -> int | None:
+        for file, source in ((GENERATION, generation or {}), ("config.json", config)):
+            value = source.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < shape.vocab_size:
+                raise UnusableModel(f"{file}: {name} is {value!r}, not a token below {shape.vocab_size}")
+            return value
+        return default
+
+    start = token("decoder_start_token_id", shape.default_start)
+    if start is None:
+        start = token("bos_token_id", None)
+    if start is None:
+        raise UnusableModel(
+            "generation_config.json: no decoder_start_token_id, which says what the decoder begins with"
+        )
+    forced = token("forced_bos_token_id", None)
+    return [start] if forced is None else [start, forced]
 
 
 def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:

@@ -37,6 +37,8 @@ class Limits:
     blocks: int
     block_size: int
     vocab_size: int
+    has_encoder: bool = False  # every sequence begins with what an encoder reads
+    max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
 
 
 class SlotTable:
@@ -50,6 +52,7 @@ class SlotTable:
         self.has_sampled: Bools = np.zeros(limits.max_slots, np.bool_)
         self.filled: I64 = np.zeros(limits.max_slots, np.int64)  # tokens in the cache
         self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
+        self.encoder_counts: I64 = np.zeros(limits.max_slots, np.int64)  # tokens that its encoder reads
         self.blocks: npt.NDArray[np.int64] = np.zeros((limits.max_slots, self.width), np.int64)
 
     def clear(self) -> None:
@@ -93,6 +96,7 @@ class SlotTable:
             self.has_sampled[starts] = False
             self.filled[starts] = positions[starting]
             self.block_counts[starts] = 0
+            self._start_encoders(plan, starts)
         if not self.alive[slots].all():
             slot = slots[~self.alive[slots]][0]
             raise BadPlan(f"slots: slot {slot} holds no sequence, and its row does not start one")
@@ -135,8 +139,40 @@ class SlotTable:
                 f"new_blocks: row {row} ends at {ends[row]}, but slot {slots[row]} has "
                 f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
             )
+        self._check_whole(plan, ends)
         self.filled[slots] = ends
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
+
+    def _start_encoders(self, plan: Plan, starts: I64) -> None:
+        counts = plan.starts.encoder_counts if plan.starts is not None else ()
+        wanted = len(starts) if self.limits.has_encoder else 0
+        if len(counts) != wanted:
+            what = "an encoder-decoder" if self.limits.has_encoder else "a decoder"
+            raise BadPlan(
+                f"starts.encoder_counts: {len(counts)} entries, but {len(starts)} rows of {what} start"
+            )
+        self.encoder_counts[starts] = counts if wanted else 0
+        if wanted and int(self.encoder_counts[starts].min()) < 1:
+            raise BadPlan("starts.encoder_counts: an encoder reads no token")
+
+    def _check_whole(self, plan: Plan, ends: I64) -> None:
+        """What an encoder reads, and its padding, is fed by one row."""
+        if not self.limits.has_encoder:
+            return
+        size, slots = self.limits.block_size, plan.slots
+        needed = -(-self.encoder_counts[slots] // size) * size
+        cut = (plan.positions < needed) & ((plan.positions > 0) | (ends < needed))
+        if cut.any():
+            row = int(np.argmax(cut))
+            raise BadPlan(
+                f"positions: row {row} feeds {plan.positions[row]} to {ends[row]}, a part of the "
+                f"{needed[row]} positions that its encoder reads at once"
+            )
+        most = self.limits.max_side_positions
+        if most and (int(self.encoder_counts[slots].max()) > most or int((ends - needed).max()) > most):
+            raise BadPlan(f"positions: a row ends behind the {most} of encoder or decoder")
+        if (plan.flags & PROMPT_LOGPROBS).any():
+            raise BadPlan("flags: an encoder-decoder answers no PROMPT_LOGPROBS")
 
     def _append_blocks(self, plan: Plan) -> None:
         added, slots = plan.new_block_counts, plan.slots

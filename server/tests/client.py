@@ -106,6 +106,8 @@ def make_plan(rows: list[dict[str, Any]], released: list[int] | None = None) -> 
         ends = [s.get("ends", []) for s in starting]
         plan.starts.end_counts = u32([len(e) for e in ends])
         plan.starts.end_tokens = u32([t for e in ends for t in e])
+        if any("encoder" in s for s in starting):
+            plan.starts.encoder_counts = u32([s["encoder"] for s in starting])
     return plan
 
 

@@ -41,6 +41,7 @@ class Driver:
                 blocks=blocks,
                 block_size=BLOCK_SIZE,
                 vocab_size=self.engine.model.config.vocab_size,
+                has_encoder=self.engine.has_encoder,
             )
         )
         self.begin()

@@ -41,7 +41,9 @@ def refusal(folder: Path, *, trusted: bool = True) -> str:
 
 
 def read(folder: Path, *, trusted: bool = True) -> Decoder:
-    return recipes.load(check_folder(folder, trusted), folder, torch.float32, CPU, trusted=trusted)
+    model = recipes.load(check_folder(folder, trusted), folder, torch.float32, CPU, trusted=trusted)
+    assert isinstance(model, Decoder)
+    return model
 
 
 @pytest.mark.parametrize(("shards", "older"), [(1, False), (1, True), (3, False)])

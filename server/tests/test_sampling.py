@@ -47,6 +47,7 @@ def starts(*rows: dict[str, Any]) -> Starts:
         end_tokens=np.array([t for e in ends for t in e], np.uint32),
         watermark_deltas=f32("delta", 0),
         watermark_greens=np.array([row.get("greens", VOCABULARY // 2) for row in rows], np.uint32),
+        encoder_counts=np.zeros(0, np.uint32),
     )
 
 

@@ -28,6 +28,7 @@ def test_a_query_sees_the_keys_of_its_window_and_no_others(
 
     def with_windows(config: dict[str, Any]) -> DecoderConfig:
         one = read(config)
+        assert isinstance(one, DecoderConfig)
         return replace(one, windows=windows, window_of=tuple(i % len(windows) for i in range(one.layers)))
 
     monkeypatch.setattr(recipes, "read_config", with_windows)

@@ -26,6 +26,8 @@ use crate::telemetry::metrics::Tokens;
 pub struct PromptLimits {
     pub max_input_tokens: u32,
     pub max_total_tokens: u32,
+    /// Of an encoder-decoder, what its decoder has positions for.
+    pub max_new_tokens: u32,
     /// The model's; token ids below it are valid.
     pub vocab_size: u32,
 }
@@ -36,6 +38,8 @@ pub struct Serving {
     pub prompt: Arc<Prompt>,
     pub scheduler: Handle,
     pub limits: PromptLimits,
+    /// What the decoder of an encoder-decoder begins with, while its encoder reads the prompt; empty for a decoder.
+    pub decoder_start: Vec<TokenId>,
     /// Of the model and its revision.
     pub cache_namespace: u64,
     /// What a request that asks for a watermark gets.
@@ -73,18 +77,30 @@ pub async fn start(
     }
 
     let vocabulary = serving.prompt.vocabulary().clone();
+    let has_encoder = !serving.decoder_start.is_empty();
+    // An encoder reads; it says nothing of how likely its tokens were.
+    let prompt_logprobs = request.prompt_logprobs && !has_encoder;
+    let read = if request.prompt_logprobs && has_encoder { &prompt[..] } else { &[] };
+    let without = |&id| PromptToken { token: alone(&vocabulary, id, None), top: Vec::new() };
+    let prefill = read.iter().map(without).collect();
+    let before = if has_encoder { &serving.decoder_start } else { &prompt };
     let story = Story {
-        writer: Writer::new(vocabulary.clone(), &prompt, &request.stop, request.stop_text, min_new_tokens),
+        writer: Writer::new(vocabulary.clone(), before, &request.stop, request.stop_text, min_new_tokens),
         vocabulary,
         prompt_tokens: prompt.len() as u32,
-        prompt: if request.prompt_logprobs { prompt.clone() } else { Vec::new() },
-        prefill: Vec::new(),
+        prompt: if prompt_logprobs { prompt.clone() } else { Vec::new() },
+        prefill,
         seed: request.reported_seed,
         arrival: caller.arrival,
         progress: Arc::new(Progress::new(prompt.len() as u32, max_new_tokens)),
         counted: Tokens::default(),
     };
+    let (encoder, prompt) = match has_encoder {
+        true => (prompt, serving.decoder_start.clone()),
+        false => (Vec::new(), prompt),
+    };
     let submitted = serving.scheduler.submit(SequenceSpec {
+        encoder,
         prompt,
         sampling: Sampling {
             min_new_tokens,
@@ -95,7 +111,7 @@ pub async fn start(
         ignore_eos: request.ignore_eos,
         stop_token_ids: request.stop_token_ids,
         top_tokens: request.top_tokens,
-        prompt_logprobs: request.prompt_logprobs,
+        prompt_logprobs,
         cache_namespace: serving.cache_namespace,
         party: serving.party(caller, request.user.as_deref()),
         deadline: caller.deadline,
@@ -115,7 +131,7 @@ impl Serving {
 
     /// Restarted workers may have less memory than those that the limits were derived from.
     fn limits_now(&self) -> PromptLimits {
-        let max_total_tokens = self.limits.max_total_tokens.min(self.scheduler.max_sequence_tokens());
+        let max_total_tokens = self.limits.max_total_tokens.min(self.scheduler.max_request_tokens());
         PromptLimits { max_total_tokens, ..self.limits }
     }
 
@@ -138,7 +154,7 @@ impl PromptLimits {
     /// How many tokens may be generated: as many as asked for, or as fit.
     fn check(&self, prompt: &[TokenId], asked: Option<u32>) -> Result<u32, GenerationFailure> {
         let invalid = |text: String| Err(GenerationFailure::Invalid(text));
-        let Self { max_total_tokens, vocab_size, .. } = *self;
+        let Self { max_total_tokens, max_new_tokens, vocab_size, .. } = *self;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if prompt.is_empty() {
             return invalid("`inputs` must have at least 1 token. Given: 0".into());
@@ -152,6 +168,14 @@ impl PromptLimits {
             return invalid("`max_new_tokens` must be >= 1. Given: 0".into());
         }
         let most = self.most_input();
+        if let Some(new) = asked
+            && new > max_new_tokens
+        {
+            let message = format!(
+                "`max_new_tokens` must be <= {max_new_tokens}, the positions of the model's decoder. Given: {new}"
+            );
+            return Err(GenerationFailure::TooManyNew(message));
+        }
         if let Some(new) = asked
             && length.saturating_add(new) > max_total_tokens
         {
@@ -168,7 +192,7 @@ impl PromptLimits {
         if length > most {
             return invalid(format!("`inputs` must have <= {most} tokens. Given: {length}"));
         }
-        Ok(asked.unwrap_or(max_total_tokens - length))
+        Ok(asked.unwrap_or(max_new_tokens.min(max_total_tokens - length)))
     }
 }
 
@@ -560,7 +584,12 @@ mod tests {
 
     #[test]
     fn lengths_are_checked_against_limits_that_the_message_names() {
-        let limits = PromptLimits { max_input_tokens: 8, max_total_tokens: 10, vocab_size: 100 };
+        let limits = PromptLimits {
+            max_input_tokens: 8,
+            max_total_tokens: 10,
+            max_new_tokens: u32::MAX,
+            vocab_size: 100,
+        };
         let check = |length: u32, asked| limits.check(&vec![TokenId(1); length as usize], asked);
         let message = |length, asked| check(length, asked).unwrap_err().to_string();
         assert_eq!(check(4, Some(6)), Ok(6));
@@ -583,5 +612,13 @@ mod tests {
         let shrunk = PromptLimits { max_total_tokens: 6, ..limits };
         assert_eq!(shrunk.check(&[TokenId(1); 5], None), Ok(1));
         assert!(shrunk.check(&[TokenId(1); 6], None).is_err());
+        // A decoder beside an encoder has positions of its own.
+        let short = PromptLimits { max_new_tokens: 3, ..limits };
+        assert_eq!(
+            (short.check(&[TokenId(1); 4], None), short.check(&[TokenId(1); 8], None)),
+            (Ok(3), Ok(2))
+        );
+        let message = short.check(&[TokenId(1); 4], Some(4)).unwrap_err().to_string();
+        assert_eq!(message, "`max_new_tokens` must be <= 3, the positions of the model's decoder. Given: 4");
     }
 }

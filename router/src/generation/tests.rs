@@ -19,7 +19,8 @@ use crate::worker::{Group, PrepareLimits};
 /// Nothing here should take longer.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-const LIMITS: PromptLimits = PromptLimits { max_input_tokens: 200, max_total_tokens: 300, vocab_size: 264 };
+const LIMITS: PromptLimits =
+    PromptLimits { max_input_tokens: 200, max_total_tokens: 300, max_new_tokens: 300, vocab_size: 264 };
 
 struct Server {
     serving: Serving,
@@ -29,6 +30,11 @@ struct Server {
 }
 
 async fn serve(max_live: u32) -> Server {
+    serve_with(max_live, &[], LIMITS).await
+}
+
+/// With an encoder, if there is something that the decoder beside it begins with.
+async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) -> Server {
     let [sockets, model] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     samples::byte_level().save(model.path().join("tokenizer.json"), false).unwrap();
     // `<|end|>`, the sample's last token, ends sequences.
@@ -36,17 +42,20 @@ async fn serve(max_live: u32) -> Server {
         vocab_size: LIMITS.vocab_size,
         eos_ids: vec![LIMITS.vocab_size - 1],
         eos_one_in: 40,
+        decoder_start_ids: decoder_start.to_vec(),
         ..MockConfig::default()
     };
     let source = Arc::new(MockSource::new(config.clone(), sockets.path().into()));
-    let limits = PrepareLimits {
-        max_slots: 16,
-        max_step_tokens: 64,
-        max_sequence_tokens: LIMITS.max_total_tokens,
-        max_cache_tokens: 0,
-        memory_fraction: 0.9,
-    };
-    let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
+    let group = Group::start(&*source, |model| {
+        Ok(PrepareLimits {
+            max_slots: 16,
+            max_step_tokens: if model.is_encoder_decoder() { 256 } else { 64 },
+            max_sequence_tokens: limits.max_total_tokens + model.positions_beside(),
+            max_cache_tokens: 0,
+            memory_fraction: 0.9,
+        })
+    });
+    let group = group.await.unwrap();
     let settings = Settings {
         max_live,
         target_itl: None,
@@ -58,7 +67,8 @@ async fn serve(max_live: u32) -> Server {
     let serving = Serving {
         prompt: Arc::new(Prompt::load(model.path(), None, None, 2).unwrap()),
         scheduler: crate::scheduler::spawn(group, source.clone(), settings, health).await,
-        limits: LIMITS,
+        limits,
+        decoder_start: decoder_start.iter().copied().map(TokenId).collect(),
         cache_namespace: 1,
         watermark: Watermark { greens: 100, delta: 2.0 },
         users: Default::default(),
@@ -97,7 +107,12 @@ impl Server {
     async fn expected(&self, request: &GenerationRequest) -> (SequenceSpec, Vec<TokenId>) {
         let prompt = self.serving.encode(request.input.clone(), request.truncate).await.unwrap();
         let most = LIMITS.max_total_tokens - prompt.len() as u32;
+        let (encoder, prompt) = match &self.serving.decoder_start[..] {
+            [] => (Vec::new(), prompt),
+            start => (prompt, start.to_vec()),
+        };
         let spec = SequenceSpec {
+            encoder,
             sampling: Sampling { min_new_tokens: request.min_new_tokens, ..request.sampling.clone() },
             max_new_tokens: request.max_new_tokens.unwrap_or(most),
             ignore_eos: request.ignore_eos,
@@ -141,6 +156,33 @@ async fn a_request_becomes_the_text_of_its_tokens() {
         let ended = tokens.last() == Some(&TokenId(LIMITS.vocab_size - 1));
         assert_eq!(done.finish_reason, if ended { FinishReason::EosToken } else { FinishReason::Length });
     }
+}
+
+#[tokio::test]
+async fn an_encoder_reads_the_prompt_and_the_text_begins_after_the_start_of_the_decoder() {
+    let limits = PromptLimits { max_new_tokens: 90, ..LIMITS };
+    let server = serve_with(8, &[5, 6], limits).await;
+    for text in ["hello", "a prompt of some length, longer than one block of the cache"] {
+        let request = GenerationRequest {
+            max_new_tokens: Some(30),
+            prompt_logprobs: true,
+            top_tokens: 2,
+            ..request(text)
+        };
+        let (spec, tokens) = server.expected(&request).await;
+        let (events, done) = collect(server.start(request).await.unwrap()).await.unwrap();
+        assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), tokens);
+        assert_eq!(done.text, server.serving.prompt.decode(&tokens));
+        assert_eq!(done.prompt_tokens as usize, spec.encoder.len());
+        let prefill = &events[0].prefill;
+        assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.encoder);
+        assert!(prefill.iter().all(|entry| entry.token.logprob.is_none() && entry.top.is_empty()));
+    }
+    let request = |new| GenerationRequest { max_new_tokens: new, ignore_eos: true, ..request("hello") };
+    let (tokens, _) = collect(server.start(request(None)).await.unwrap()).await.unwrap();
+    assert_eq!(tokens.len(), 90);
+    let refused = server.start(request(Some(91))).await.err().expect("more than the decoder has").to_string();
+    assert!(refused.starts_with("`max_new_tokens` must be <= 90"), "{refused}");
 }
 
 #[tokio::test]

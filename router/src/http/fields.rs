@@ -419,6 +419,7 @@ pub mod tests {
     pub fn limits() -> Limits {
         Limits {
             max_input_tokens: 1023,
+            max_new_tokens: u32::MAX,
             max_total_tokens: 1024,
             max_best_of: 2,
             max_stop_sequences: 4,

@@ -3,6 +3,7 @@
 //! `planning` builds plans, `results` applies what came back, `loss` starts over.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -71,6 +72,8 @@ pub(super) struct Core {
     pub(super) last_result: Option<Instant>,
     pub(super) counters: Counters,
     pub(super) completions: Completions,
+    /// Digests what encoders read.
+    encoders: RandomState,
 }
 
 /// A head of the queue that found no room, and when: it is not tried again before something changed.
@@ -124,6 +127,7 @@ impl Core {
             last_result: None,
             counters: Counters::default(),
             completions: Completions::default(),
+            encoders: RandomState::new(),
         }
     }
 
@@ -141,7 +145,13 @@ impl Core {
 
     pub fn submit(&mut self, arrival: Arrival, now: Instant) {
         let account = self.waiting.enter(arrival.spec.party);
-        let live = Live::new(arrival, account);
+        let mut live = Live::new(arrival, account, self.capacity.block_size);
+        if live.encoder.tokens > 0 {
+            // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
+            // encoders read the same, all of it.
+            let read = &live.tokens[..live.encoder.tokens as usize];
+            live.namespace = self.encoders.hash_one((live.namespace, read));
+        }
         if let Some(why) = self.refusal(&live, now) {
             self.waiting.leave(account);
             live.tell(SequenceEvent::Failed(why));

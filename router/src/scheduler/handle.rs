@@ -60,7 +60,7 @@ pub struct Handle {
 
 impl Handle {
     /// Queues a sequence. Never waits. The caller has checked that prompt and `max_new_tokens` together
-    /// are at most `max_sequence_tokens`, that the prompt is not empty, that `max_new_tokens` is not 0 and
+    /// are at most `max_request_tokens`, that the prompt is not empty, that `max_new_tokens` is not 0 and
     /// that every token is in the vocabulary.
     pub fn submit(&self, spec: SequenceSpec) -> Result<Submitted, Refused> {
         let permit = Permit::acquire(&self.shared, spec.party)?;
@@ -78,10 +78,10 @@ impl Handle {
         }
     }
 
-    /// Longest sequence, prompt and output together, that can be served: of the model, the limits and the
-    /// KV cache. May shrink when restarted workers have less memory.
-    pub fn max_sequence_tokens(&self) -> u32 {
-        self.shared.max_sequence_tokens.load(Ordering::Relaxed)
+    /// Most tokens that a request's input and output may have together: of the model, the limits and the KV
+    /// cache. May shrink when restarted workers have less memory.
+    pub fn max_request_tokens(&self) -> u32 {
+        self.shared.max_request_tokens.load(Ordering::Relaxed)
     }
 
     pub fn stats(&self) -> Stats {
@@ -131,7 +131,7 @@ pub(super) struct Shared {
     pub places: Places,
     pub next_id: AtomicU64,
     pub closed: AtomicBool,
-    pub max_sequence_tokens: AtomicU32,
+    pub max_request_tokens: AtomicU32,
     /// Expected time until a refused client finds a place, in milliseconds.
     pub retry_after_ms: AtomicU64,
     /// Written once per step by the task; never held across anything but a copy.

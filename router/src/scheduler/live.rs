@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
+use super::plan::Encoder;
 use super::sequence::{PromptLogprob, Sampling, SequenceEvent};
 use crate::ids::{BlockId, SequenceId, SlotId, SpanRef, TokenId};
 
@@ -16,8 +17,11 @@ pub(super) struct Live {
     /// Its place among `max_live`; given back when the sequence is dropped.
     _permit: Option<Permit>,
 
-    /// The prompt and every token that was sampled and delivered.
+    /// What its encoder reads and the padding behind it, if it has one; the prompt; and every token that was
+    /// sampled and delivered.
     pub tokens: Vec<TokenId>,
+    pub encoder: Encoder,
+    /// Of all before the output.
     pub prompt_len: u32,
     pub max_new_tokens: u32,
     pub sampling: Sampling,
@@ -83,14 +87,20 @@ pub(super) struct Suspicion {
 }
 
 impl Live {
-    pub fn new(arrival: Arrival, account: AccountId) -> Self {
+    pub fn new(arrival: Arrival, account: AccountId, block_size: u32) -> Self {
         let Arrival { id, spec, events, permit } = arrival;
+        let encoder = Encoder::new(spec.encoder.len() as u32, block_size);
+        let mut tokens = spec.encoder;
+        // The decoder's tokens begin with a block of their own, so that all of the encoder's can be shared.
+        tokens.resize(encoder.positions as usize, TokenId(0));
+        tokens.extend(spec.prompt);
         Self {
             id,
             events,
             _permit: permit,
-            prompt_len: spec.prompt.len() as u32,
-            tokens: spec.prompt,
+            prompt_len: tokens.len() as u32,
+            tokens,
+            encoder,
             max_new_tokens: spec.max_new_tokens,
             sampling: spec.sampling,
             ignore_eos: spec.ignore_eos,
@@ -146,6 +156,19 @@ impl Live {
     /// Its next row feeds what its slot sampled last.
     pub fn continues(&self) -> bool {
         self.slot_sampled == Some(self.planned)
+    }
+
+    /// Tokens of its client's prompt that came from the prefix cache, when it is placed.
+    pub fn cached_tokens(&self) -> u32 {
+        match self.encoder.tokens {
+            0 => self.planned,
+            tokens => self.planned.min(tokens),
+        }
+    }
+
+    /// Positions that its next row has to feed at least: an encoder reads all of its tokens at once.
+    pub fn whole(&self) -> u32 {
+        self.encoder.positions.saturating_sub(self.planned)
     }
 
     /// Blocks that cover `tokens` tokens, without those it holds.

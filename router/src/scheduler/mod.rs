@@ -57,7 +57,7 @@ pub async fn spawn(
         places: places::Places::new(settings.max_live),
         next_id: AtomicU64::new(1),
         closed: AtomicBool::new(false),
-        max_sequence_tokens: AtomicU32::new(group.max_sequence_tokens()),
+        max_request_tokens: AtomicU32::new(group.max_request_tokens()),
         retry_after_ms: AtomicU64::new(1000),
         stats: Mutex::new(Stats::default()),
     });

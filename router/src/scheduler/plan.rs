@@ -43,8 +43,24 @@ pub(super) struct Start<'a> {
     /// All of the sequence so far.
     pub tokens: &'a [TokenId],
     pub prompt_len: u32,
+    pub encoder: Encoder,
     /// What ends a sequence, of this server and of this one.
     pub ends: [&'a [TokenId]; 2],
+}
+
+/// The part of a sequence that an encoder reads; nothing of a decoder's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Encoder {
+    /// Its tokens, at least 1.
+    pub tokens: u32,
+    /// Positions that they take with the padding behind them: whole blocks.
+    pub positions: u32,
+}
+
+impl Encoder {
+    pub fn new(tokens: u32, block_size: u32) -> Self {
+        Self { tokens, positions: tokens.next_multiple_of(block_size) }
+    }
 }
 
 #[derive(Default)]
@@ -93,6 +109,8 @@ struct StartColumns {
     end_tokens: Vec<u32>,
     watermark_deltas: Vec<f32>,
     watermark_greens: Vec<u32>,
+    /// Stays empty where no sequence has an encoder.
+    encoder_counts: Vec<u32>,
 }
 
 impl PlanBuilder {
@@ -167,7 +185,7 @@ impl PlanBuilder {
 
 impl StartColumns {
     fn push(&mut self, start: &Start<'_>) {
-        let Start { sampling, top_tokens, tokens, prompt_len, ends } = *start;
+        let Start { sampling, top_tokens, tokens, prompt_len, encoder, ends } = *start;
         self.seeds.push(sampling.seed);
         self.temperatures.push(sampling.temperature);
         self.top_ks.push(sampling.top_k);
@@ -182,9 +200,11 @@ impl StartColumns {
             || sampling.frequency_penalty != 0.0
             || sampling.presence_penalty != 0.0;
         if penalised {
-            self.history_counts.push(tokens.len() as u32);
+            // What an encoder read is not repeated by a decoder that says it.
+            let history = &tokens[encoder.positions as usize..];
+            self.history_counts.push(history.len() as u32);
             self.history_outputs.push(tokens.len() as u32 - prompt_len);
-            self.history.extend_from_slice(bytemuck::cast_slice(tokens));
+            self.history.extend_from_slice(bytemuck::cast_slice(history));
         } else {
             self.history_counts.push(0);
             self.history_outputs.push(0);
@@ -203,6 +223,9 @@ impl StartColumns {
         self.end_tokens.extend(held_back.into_iter().flatten().map(|token| token.0));
         self.watermark_deltas.push(sampling.watermark.map_or(0.0, |watermark| watermark.delta));
         self.watermark_greens.push(sampling.watermark.map_or(0, |watermark| watermark.greens));
+        if encoder.tokens > 0 {
+            self.encoder_counts.push(encoder.tokens);
+        }
     }
 
     fn finish(&mut self, digest: &mut crc32fast::Hasher) -> Option<Starts> {
@@ -231,6 +254,7 @@ impl StartColumns {
             end_tokens: column(digest, &mut self.end_tokens),
             watermark_deltas: column(digest, &mut self.watermark_deltas),
             watermark_greens: column(digest, &mut self.watermark_greens),
+            encoder_counts: column(digest, &mut self.encoder_counts),
         })
     }
 }
@@ -283,6 +307,7 @@ mod tests {
                 top_tokens: 2,
                 tokens: &all,
                 prompt_len: 2,
+                encoder: Encoder::default(),
                 ends: [&eos, &stop],
             }),
             trace: Some(SpanRef { trace: [7; 16], span: [9; 8] }),
@@ -319,6 +344,36 @@ mod tests {
         assert_eq!((u32s(&starts.end_counts), u32s(&starts.end_tokens)), (vec![3], vec![2, 8, 9]));
         assert_eq!(starts.watermark_deltas.as_ref(), 2f32.to_le_bytes());
         assert_eq!(u32s(&starts.watermark_greens), [50]);
+        assert!(starts.encoder_counts.is_empty());
+    }
+
+    #[test]
+    fn a_history_has_nothing_of_what_an_encoder_read() {
+        let mut builder = PlanBuilder::default();
+        let sampling = Sampling { repetition_penalty: 1.2, min_new_tokens: 2, ..Default::default() };
+        // Three tokens for the encoder, padded to a block of four; the decoder's start; one of output.
+        let all = tokens(&[10, 11, 12, 0, 1, 30]);
+        builder.row(Row {
+            slot: SlotId(0),
+            position: 0,
+            feed: Feed::Tokens(&all),
+            new_blocks: &[],
+            sample: true,
+            prompt_targets: None,
+            start: Some(Start {
+                sampling: &sampling,
+                top_tokens: 0,
+                tokens: &all,
+                prompt_len: 5,
+                encoder: Encoder::new(3, 4),
+                ends: [&tokens(&[2]), &[]],
+            }),
+            trace: None,
+        });
+        let starts = builder.finish().starts.expect("there is a START row");
+        assert_eq!(u32s(&starts.encoder_counts), [3]);
+        assert_eq!((u32s(&starts.history), u32s(&starts.history_outputs)), (vec![1, 30], vec![1]));
+        assert_eq!(u32s(&starts.first_ends), [7]);
     }
 
     #[test]
@@ -340,6 +395,7 @@ mod tests {
                     top_tokens: 0,
                     tokens: &all,
                     prompt_len: 3,
+                    encoder: Encoder::default(),
                     ends: [&eos, &[]],
                 }),
                 trace: None,

@@ -171,6 +171,7 @@ impl Core {
         room.is_there = true;
         let had = live.blocks.len();
         let cached = live.planned;
+        let cached_tokens = live.cached_tokens();
         let first_time = live.preemptions == 0;
         self.place(key);
         let live = &mut self.sequences[key];
@@ -178,7 +179,7 @@ impl Core {
         live.charged = live.charged.max(cached);
         if !live.was_admitted {
             live.was_admitted = true;
-            live.tell(SequenceEvent::Admitted { cached_tokens: cached });
+            live.tell(SequenceEvent::Admitted { cached_tokens });
         }
         let rows = draft.rows.len();
         self.plan_row(key, draft);
@@ -219,7 +220,7 @@ impl Core {
                 let live = &mut self.sequences[key];
                 if !live.was_admitted {
                     live.was_admitted = true;
-                    live.tell(SequenceEvent::Admitted { cached_tokens: live.planned });
+                    live.tell(SequenceEvent::Admitted { cached_tokens: live.cached_tokens() });
                 }
                 key
             }
@@ -285,6 +286,7 @@ impl Core {
             top_tokens: live.top_tokens,
             tokens,
             prompt_len: live.prompt_len,
+            encoder: live.encoder,
             ends: [&self.rules.eos, &live.stop_token_ids],
         });
         self.builder.row(Row {
@@ -340,13 +342,22 @@ impl Core {
         let live = &self.sequences[key];
         debug_assert_eq!(live.samples_in_flight, 0, "what a slot sampled is fed by continuing");
         let remaining = live.tokens.len() as u32 - live.planned;
-        let most = draft.budget.chunk(&self.cost, live.planned, block_size);
+        let (whole, budget) = (live.whole(), &draft.budget);
+        let mut most = budget.chunk(&self.cost, live.planned, block_size);
+        if whole > most {
+            // What cannot be cut may break the target as the first of a step, or it would wait for ever. The step's
+            // limit leaves room for it beside all decodes.
+            if budget.work.prompts || whole > budget.tokens {
+                return 0;
+            }
+            most = whole;
+        }
         align(live.planned, most, remaining, block_size, draft.budget.work.prompts)
     }
 
     /// Continues a block table with what the prefix cache knows of its next tokens. The last token is
     /// always left to compute, for its logits, and with it its whole block: a shared block is never
-    /// written.
+    /// written. Of what an encoder read all is there or nothing counts.
     fn reuse_cached(&mut self, key: usize) {
         let block_size = self.pool.block_size();
         let live = &mut self.sequences[key];
@@ -355,6 +366,9 @@ impl Core {
         }
         let limit = (live.tokens.len() as u32 - 1) / block_size;
         self.pool.extend_from_cache(live.namespace, &live.tokens, limit, &mut live.blocks);
+        if (live.blocks.len() as u32 * block_size) < live.encoder.positions {
+            self.pool.release(&mut live.blocks);
+        }
         live.planned = live.blocks.len() as u32 * block_size;
         live.registered = live.registered.max(live.blocks.len());
     }

@@ -74,7 +74,7 @@ impl Task {
         };
         self.worker_restarts += 1;
         self.core.renew(Capacity::of(group));
-        self.shared.max_sequence_tokens.store(group.max_sequence_tokens(), Ordering::Relaxed);
+        self.shared.max_request_tokens.store(group.max_request_tokens(), Ordering::Relaxed);
         self.health.send_if_modified(|health| {
             let recovering = matches!(health, Health::Recovering(_));
             if recovering {

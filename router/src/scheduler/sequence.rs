@@ -59,6 +59,9 @@ impl Default for Sampling {
 /// Everything the scheduler needs to run a sequence to its end.
 #[derive(Clone, Debug)]
 pub struct SequenceSpec {
+    /// What the encoder of an encoder-decoder reads; empty for a decoder.
+    pub encoder: Vec<TokenId>,
+    /// What the output follows.
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
     /// Exact upper bound of generated tokens, at least 1.

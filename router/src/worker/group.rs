@@ -176,10 +176,15 @@ impl Group {
     pub fn max_sequence_tokens(&self) -> u32 {
         let cache = u64::from(self.prepared.blocks) * u64::from(self.description.block_size);
         let asked = match self.limits.max_sequence_tokens {
-            0 => self.description.max_positions,
+            0 => self.description.max_positions.saturating_add(self.description.positions_beside()),
             limit => limit,
         };
         asked.min(u32::try_from(cache).unwrap_or(u32::MAX))
+    }
+
+    /// Most tokens that input and output of a request may have together.
+    pub fn max_request_tokens(&self) -> u32 {
+        self.max_sequence_tokens().saturating_sub(self.description.positions_beside())
     }
 }
 
@@ -302,9 +307,10 @@ async fn prepare(ranks: &mut [WorkerClient<Channel>], limits: &PrepareLimits) ->
 
 /// What must be the same on every rank and after every restart.
 fn identity(model: &ModelDescription) -> impl PartialEq {
-    let ModelDescription { model_type, eos_ids, dtype, .. } = model.clone();
+    let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, .. } = model.clone();
     let ModelDescription { vocab_size, block_size, max_positions, parameters, world_size, .. } = *model;
-    (model_type, eos_ids, dtype, vocab_size, block_size, max_positions, parameters, world_size)
+    let names = (model_type, eos_ids, dtype, decoder_start_ids);
+    (names, vocab_size, block_size, max_positions, parameters, world_size)
 }
 
 fn refused(why: String) -> Unready {

@@ -19,4 +19,18 @@ pub mod proto {
         Ok(contract) => contract,
         Err(_) => panic!("build.rs writes a number"),
     };
+
+    impl ModelDescription {
+        pub fn is_encoder_decoder(&self) -> bool {
+            !self.decoder_start_ids.is_empty()
+        }
+
+        /// Positions that a sequence may take beside those of its request's input and output.
+        pub fn positions_beside(&self) -> u32 {
+            match self.is_encoder_decoder() {
+                true => self.decoder_start_ids.len() as u32 + self.block_size - 1,
+                false => 0,
+            }
+        }
+    }
 }

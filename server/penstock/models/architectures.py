@@ -5,6 +5,7 @@ Imports nothing: whoever only has to know whether a model is served need not loa
 
 # Architecture to module of `penstock.models.recipes`.
 RECIPES = {
+    "BartForConditionalGeneration": "bart",
     "BloomForCausalLM": "bloom",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
@@ -24,6 +25,8 @@ RECIPES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "MBartForConditionalGeneration": "bart",
+    "MT5ForConditionalGeneration": "t5",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
@@ -40,6 +43,7 @@ RECIPES = {
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "T5ForConditionalGeneration": "t5",
 }
 
 

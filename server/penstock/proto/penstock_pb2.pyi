@@ -25,7 +25,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract")
+    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions")
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class ModelDescription(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    DECODER_START_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIDE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     recipe: str
     vocab_size: int
@@ -58,7 +60,9 @@ class ModelDescription(_message.Message):
     world_size: int
     max_top_tokens: int
     contract: int
-    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ...) -> None: ...
+    decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_side_positions: int
+    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("max_slots", "max_step_tokens", "max_sequence_tokens", "max_cache_tokens", "memory_fraction")
@@ -127,7 +131,7 @@ class StepPlan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_blocks: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
-    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens")
+    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts")
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_KS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +153,7 @@ class Starts(_message.Message):
     END_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_DELTAS_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_GREENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_COUNTS_FIELD_NUMBER: _ClassVar[int]
     seeds: bytes
     temperatures: bytes
     top_ks: bytes
@@ -170,7 +175,8 @@ class Starts(_message.Message):
     end_tokens: bytes
     watermark_deltas: bytes
     watermark_greens: bytes
-    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ...) -> None: ...
+    encoder_counts: bytes
+    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns")

@@ -36,6 +36,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
 
 pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
     SequenceSpec {
+        encoder: Vec::new(),
         prompt: prompt.iter().copied().map(TokenId).collect(),
         sampling: Sampling::default(),
         max_new_tokens,

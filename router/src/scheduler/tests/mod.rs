@@ -3,6 +3,7 @@
 
 mod blocks;
 mod core;
+mod encoder;
 mod fair;
 mod harness;
 mod random;

@@ -18,6 +18,8 @@ enum Op {
     Crash,
 }
 
+const START: [TokenId; 2] = [TokenId(1), TokenId(3)];
+
 /// Prompts are few and alike, so that prefixes are shared in all ways.
 fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
     (0u32..3, 1usize..70).prop_map(|(family, len)| {
@@ -30,15 +32,23 @@ fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
     })
 }
 
-fn specs() -> impl Strategy<Value = SequenceSpec> {
+/// Of an encoder-decoder, if it has an `encoder`: then its prompt is what the decoder begins with.
+fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
-    (prompts(), 1u32..96, sampling, options).prop_map(|(prompt, new, sampling, options)| {
+    (prompts(), 1u32..96, sampling, options).prop_map(move |(prompt, new, sampling, options)| {
         let (seed, samples, penalty, bias) = sampling;
         let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, party) = options;
-        let max_new_tokens = new.min(96 - prompt.len() as u32);
+        let (encoder, prompt) = match encoder {
+            true => (prompt, START.to_vec()),
+            false => (Vec::new(), prompt),
+        };
+        let before = encoder.len().next_multiple_of(4) + prompt.len();
+        let max_new_tokens = new.min(96 - before as u32);
         SequenceSpec {
+            prompt_logprobs: prompt_logprobs && encoder.is_empty(),
+            encoder,
             prompt,
             sampling: Sampling {
                 temperature: if samples { 0.7 } else { 0.0 },
@@ -53,7 +63,6 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
             ignore_eos,
             stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
             top_tokens,
-            prompt_logprobs,
             cache_namespace,
             party: Party::Key(party),
             deadline: None,
@@ -63,9 +72,9 @@ fn specs() -> impl Strategy<Value = SequenceSpec> {
     })
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => specs().prop_map(|spec| Op::Submit(Box::new(spec))),
+        6 => specs(encoder).prop_map(|spec| Op::Submit(Box::new(spec))),
         2 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Cancelled)),
         1 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Stopped)),
         6 => (1u8..20).prop_map(Op::Steps),
@@ -76,8 +85,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..60)
 }
 
-fn run(ops: Vec<Op>, blocks: u32, slots: u32, budget: u32, eos_one_in: u64) {
-    let config = MockConfig { blocks, eos_one_in, ..tiny() };
+fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
+    let blocks = config.blocks;
     let mut harness = Harness::new(config, slots, budget);
     let mut ids: Vec<SequenceId> = Vec::new();
     for op in ops {
@@ -133,13 +142,27 @@ proptest! {
 
     #[test]
     fn every_client_gets_what_it_would_have_got_alone(
-        ops in ops(),
+        ops in ops(false),
         blocks in 24u32..60,
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
     ) {
         // Every running sequence must be able to decode in one step.
-        run(ops, blocks, slots.min(budget), budget, eos_one_in);
+        run(ops, MockConfig { blocks, eos_one_in, ..tiny() }, slots.min(budget), budget);
+    }
+
+    #[test]
+    fn every_client_of_an_encoder_decoder_gets_what_it_would_have_got_alone(
+        ops in ops(true),
+        blocks in 24u32..60,
+        slots in 1u32..7,
+        over in 0u32..40,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        // The longest input, padded, and all decodes fit into one step.
+        let budget = 72 + slots + over;
+        let decoder_start_ids = START.map(|token| token.0).to_vec();
+        run(ops, MockConfig { blocks, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget);
     }
 }

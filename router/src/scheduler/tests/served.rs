@@ -316,7 +316,7 @@ async fn when_the_source_gives_up_everyone_is_told() {
 #[tokio::test]
 async fn fewer_blocks_after_a_restart_lower_the_limit() {
     let served = serve(slow(), never()).await;
-    assert_eq!(served.handle.max_sequence_tokens(), 4096);
+    assert_eq!(served.handle.max_request_tokens(), 4096);
     let spec = &many(1, 100)[0];
     let mut submitted = served.submit(spec);
     let first = next_token(&mut submitted).await;
@@ -325,7 +325,7 @@ async fn fewer_blocks_after_a_restart_lower_the_limit() {
     let mut tokens = vec![first];
     tokens.extend(collect(submitted).await.0);
     assert_eq!(tokens, served.reference(spec));
-    assert_eq!(served.handle.max_sequence_tokens(), 256);
+    assert_eq!(served.handle.max_request_tokens(), 256);
     assert_eq!(served.handle.stats().blocks, 16);
 }
 

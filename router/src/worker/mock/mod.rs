@@ -24,6 +24,8 @@ pub struct MockConfig {
     pub blocks: u32,
     pub block_size: u32,
     pub max_positions: u32,
+    /// Of an encoder-decoder; empty: it is a decoder.
+    pub decoder_start_ids: Vec<u32>,
     pub world_size: u32,
     pub step_fixed: Duration,
     pub step_per_token: Duration,
@@ -51,6 +53,7 @@ impl Default for MockConfig {
             blocks: 256,
             block_size: 16,
             max_positions: 4096,
+            decoder_start_ids: Vec::new(),
             world_size: 1,
             step_fixed: Duration::ZERO,
             step_per_token: Duration::ZERO,

@@ -1,7 +1,8 @@
 //! Executes plans as a model would, with a hash in the place of keys and values: what is stored for a
 //! position depends on its token and on what is stored for the position before it, found through the block
 //! table. What is sampled depends on what is stored for the last position. So a block that is wrong, stale,
-//! shared too early or written twice changes the tokens, and mostly is noticed at once.
+//! shared too early or written twice changes the tokens, and mostly is noticed at once. What is stored for a
+//! token that an encoder reads depends on all that it reads.
 
 use bytes::Bytes;
 
@@ -36,6 +37,7 @@ struct Stored {
 
 struct Slot {
     table: Vec<u32>,
+    encoder: Encoder,
     /// Positions that it has, fed or found in filled blocks.
     len: u32,
     sampled: Option<(u32, u32)>,
@@ -63,6 +65,13 @@ struct Sampled {
     top: Vec<(u32, f32)>,
 }
 
+/// The part of a sequence that an encoder reads: its tokens, and the positions that they fill with padding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Encoder {
+    tokens: u32,
+    positions: u32,
+}
+
 const ROOT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// splitmix64's finalizer (Steele, Lea, Flood 2014), over a running value.
@@ -75,6 +84,11 @@ fn mix(a: u64, b: u64) -> u64 {
 
 fn extend(chain: u64, token: u32, position: u32) -> u64 {
     mix(mix(chain, u64::from(token)), u64::from(position))
+}
+
+/// What stands for all that an encoder has read.
+fn read(tokens: impl Iterator<Item = u32>) -> u64 {
+    tokens.fold(mix(ROOT, 17), |chain, token| mix(chain, u64::from(token)))
 }
 
 macro_rules! require {
@@ -104,11 +118,18 @@ impl MockModel {
         let ends: Vec<u32> =
             config.eos_ids.iter().copied().chain(spec.stop_token_ids.iter().map(|id| id.0)).collect();
         if spec.sampling.min_new_tokens > 0 {
-            key.held_back = (ends, spec.prompt.len() as u32 + spec.sampling.min_new_tokens);
+            let from = spec.prompt.len() as u32
+                + Encoder::new(spec.encoder.len() as u32, config.block_size).positions;
+            key.held_back = (ends, from + spec.sampling.min_new_tokens);
         }
-        let mut chain = ROOT;
+        let encoder = Encoder::new(spec.encoder.len() as u32, config.block_size);
+        let mut chain = match encoder.positions {
+            0 => ROOT,
+            positions => mix(read(spec.encoder.iter().map(|token| token.0)), u64::from(positions - 1)),
+        };
         let prompt = spec.prompt.iter().map(|token| token.0);
-        for (token, position) in prompt.clone().zip(0..) {
+        let before = encoder.positions + spec.prompt.len() as u32;
+        for (token, position) in prompt.clone().zip(encoder.positions..) {
             chain = extend(chain, token, position);
         }
         if let Some((history, _)) = &mut key.history {
@@ -116,7 +137,7 @@ impl MockModel {
         }
         let mut output = Vec::new();
         while output.len() < spec.max_new_tokens as usize {
-            let position = spec.prompt.len() as u32 + output.len() as u32;
+            let position = before + output.len() as u32;
             let sampled = key.sample(config, chain, position, 0).token;
             output.push(sampled);
             let eos = config.eos_ids.contains(&sampled) && !spec.ignore_eos;
@@ -221,7 +242,7 @@ impl MockModel {
             for column in [&s.first_ends, &s.end_counts, &s.end_tokens] {
                 digest.update(column);
             }
-            for column in [&s.watermark_deltas, &s.watermark_greens] {
+            for column in [&s.watermark_deltas, &s.watermark_greens, &s.encoder_counts] {
                 digest.update(column);
             }
         }
@@ -239,7 +260,7 @@ impl MockModel {
             if let Some(old) = self.slots[slot as usize].take() {
                 self.let_go(&old.table);
             }
-            self.slots[slot as usize] = Some(cursor.start(rows)?);
+            self.slots[slot as usize] = Some(cursor.start(rows, &self.config)?);
         }
         let mut state = self.slots[slot as usize]
             .take()
@@ -271,8 +292,12 @@ impl MockModel {
         } else {
             require!(position == state.len, "row {at} feeds {position}, its slot is at {}", state.len);
         }
+        let encoder = state.encoder;
+        let cut = position < encoder.positions && (position > 0 || end < encoder.positions);
+        require!(!cut, "row {at} feeds {position} to {end}, a part of its encoder's {}", encoder.positions);
         if let Some((history, _)) = &state.key.history {
-            let known = (position as usize..end as usize).zip(&fed).all(|(p, t)| history.get(p) == Some(t));
+            let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
+            let known = fed.all(|(p, t)| history.get((p - encoder.positions) as usize) == Some(t));
             require!(known, "row {at}: its history is not what it feeds");
         }
         let mut chain = match position.checked_sub(1) {
@@ -282,12 +307,16 @@ impl MockModel {
                 None => return Err(format!("row {at}: position {before} is empty")),
             },
         };
+        let read = read(fed.iter().copied().take(encoder.tokens as usize));
         for (&token, position) in fed.iter().zip(position..) {
             require!(token < self.config.vocab_size, "row {at} feeds token {token}");
             let block = state.table[(position / size) as usize];
             let holders = self.holders[block as usize];
             require!(holders == 1, "row {at} writes block {block}, which {holders} slots hold");
-            chain = extend(chain, token, position);
+            chain = match position < encoder.positions {
+                true => mix(read, u64::from(position)),
+                false => extend(chain, token, position),
+            };
             self.kv[(block * size + position % size) as usize] = Some(Stored { token, position, chain });
         }
         self.fed.extend_from_slice(&fed);
@@ -307,12 +336,17 @@ impl MockModel {
         let slot = rows.slots[at] as usize;
         let mut state = self.slots[slot].take().expect("written before");
         if self.config.verify == Verify::All {
+            let Encoder { tokens, positions } = state.encoder;
+            let read = read((0..tokens).filter_map(|p| self.stored(&state.table, p)).map(|s| s.token));
             let mut chain = ROOT;
             for position in 0..state.len {
                 let stored = self.stored(&state.table, position);
                 let stored =
                     stored.ok_or_else(|| format!("row {at}: position {position} was overwritten"))?;
-                chain = extend(chain, stored.token, position);
+                chain = match position < positions {
+                    true => mix(read, u64::from(position)),
+                    false => extend(chain, stored.token, position),
+                };
                 require!(chain == stored.chain, "row {at}: position {position} follows another sequence");
             }
         }
@@ -334,7 +368,7 @@ impl MockModel {
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
             let chain = self.stored(&state.table, state.len - 1).map_or(0, |stored| stored.chain);
             if let Some((history, _)) = &state.key.history {
-                let (has, needs) = (history.len(), state.len);
+                let (has, needs) = (history.len(), state.len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
             let sampled = state.key.sample(&self.config, chain, state.len, state.top_tokens);
@@ -362,6 +396,12 @@ impl MockModel {
         let size = self.config.block_size;
         let block = *table.get((position / size) as usize)?;
         self.kv[(block * size + position % size) as usize].filter(|stored| stored.position == position)
+    }
+}
+
+impl Encoder {
+    fn new(tokens: u32, block_size: u32) -> Self {
+        Self { tokens, positions: tokens.next_multiple_of(block_size) }
     }
 }
 
@@ -455,6 +495,7 @@ struct StartRows {
     end_counts: Vec<u32>,
     end_tokens: Vec<u32>,
     watermarks: Vec<(f32, u32)>,
+    encoder_counts: Vec<u32>,
 }
 
 impl Rows {
@@ -502,6 +543,7 @@ impl StartRows {
                 .into_iter()
                 .zip(u32s(&starts.watermark_greens))
                 .collect(),
+            encoder_counts: u32s(&starts.encoder_counts),
         };
         let m = rows.seeds.len();
         let truncations = [&starts.top_ks, &starts.top_ps, &starts.typical_ps, &starts.min_ps];
@@ -514,6 +556,8 @@ impl StartRows {
         require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
         let named = rows.first_ends.iter().zip(&rows.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
         require!(named, "tokens are held back from no position, or none below one");
+        let encoders = rows.encoder_counts.len();
+        require!(encoders == 0 || encoders == m, "{encoders} encoder counts of {m} starts");
         require!(rows.bias_tokens.len() == rows.biases.len(), "biases without tokens");
         Ok(rows)
     }
@@ -547,7 +591,7 @@ impl Cursor {
             .ok_or("the blocks are too few".into())
     }
 
-    fn start(&mut self, rows: &Rows) -> Result<Slot, String> {
+    fn start(&mut self, rows: &Rows, config: &MockConfig) -> Result<Slot, String> {
         let (m, starts) = (self.starts_read, &rows.starts);
         self.starts_read += 1;
         require!(m < starts.seeds.len(), "{m} starts are too few");
@@ -561,8 +605,12 @@ impl Cursor {
         require!(penalised != history.is_empty(), "a history is sent exactly with a penalty");
         let bias_tokens = starts.bias_tokens.get(biases..self.biases_read).ok_or("the biases are too few")?;
         let bias = bias_tokens.iter().zip(&starts.biases[biases..]);
+        let encoder = starts.encoder_counts.get(m).copied().unwrap_or(0);
+        let reads = !config.decoder_start_ids.is_empty();
+        require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
         Ok(Slot {
             table: Vec::new(),
+            encoder: Encoder::new(encoder, config.block_size),
             len: 0,
             sampled: None,
             key: SamplingKey {

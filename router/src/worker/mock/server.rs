@@ -137,6 +137,8 @@ impl Worker for Calls {
             world_size: config.world_size,
             max_top_tokens: 20,
             contract: config.contract,
+            decoder_start_ids: config.decoder_start_ids.clone(),
+            max_side_positions: 0,
         }))
     }
 

@@ -16,6 +16,7 @@ from penstock.errors import UnusableModel
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
+from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from penstock.models.loading import Loader
 from penstock.parallel import ALONE, TensorGroup
 from penstock.weights import Checkpoint
@@ -32,9 +33,11 @@ def recipe_of(config: dict[str, Any]) -> str:
     return name
 
 
-def read_config(config: dict[str, Any]) -> DecoderConfig:
-    """The decoder that config.json describes; needs no weights."""
-    read: DecoderConfig = _module(config).read_config(config)
+def read_config(config: dict[str, Any]) -> DecoderConfig | EncoderDecoderConfig:
+    """The model that config.json describes; needs no weights."""
+    read: DecoderConfig | EncoderDecoderConfig = _module(config).read_config(config)
+    if isinstance(read, EncoderDecoderConfig):
+        return read
     for rope in read.ropes:
         if rope.head_dim % 2 or not 0 < rope.head_dim <= max(
             read.head_dim, read.latent.rope_dim if read.latent else 0
@@ -45,12 +48,15 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return read
 
 
-def load_from(config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup = ALONE) -> Decoder:
+def load_from(
+    config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup = ALONE
+) -> Decoder | EncoderDecoder:
     """Takes a rank's part of the model from a checkpoint."""
     module = _module(config)
     names = module.names(config) if hasattr(module, "names") else module.NAMES
-    loader: type[Loader] = getattr(module, "LOADER", Loader)
-    return loader(read_config(config), names, checkpoint, group).decoder()
+    loader: Any = getattr(module, "LOADER", Loader)  # of the configuration that the recipe reads
+    decoder: Decoder | EncoderDecoder = loader(read_config(config), names, checkpoint, group).decoder()
+    return decoder
 
 
 def load(
@@ -60,13 +66,13 @@ def load(
     device: torch.device,
     group: TensorGroup = ALONE,
     trusted: bool = False,
-) -> Decoder:
+) -> Decoder | EncoderDecoder:
     """Reads a rank's part of the model in `folder` with the recipe of its architecture.
 
     `trusted`: the user has agreed to pickled weights.
     """
 
-    def build(checkpoint: Checkpoint) -> Decoder:
+    def build(checkpoint: Checkpoint) -> Decoder | EncoderDecoder:
         decoder = load_from(config, checkpoint, group)
         decoder.parameters = checkpoint.parameters
         return decoder

@@ -1,0 +1,238 @@
+"""Encoder-decoders, served: texts are those of `generate`, alone and in a crowd, streamed, and across a crash.
+
+A T5 with a tokenizer of pieces and a BART with one of bytes, small and with random weights, made on the spot.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import small_tokenizers
+import wire
+from launched import Launched
+from load import Ask, ask, ask_all, generate
+
+WIDTH = 64
+# Tied tables with random weights say the same word for ever.
+PENALTY = 1.5
+TEXTS = [
+    "summarize: the quick brown fox jumps over the lazy dog, and again!",
+    "translate: ça va très bien",
+    "it's 1234567890",
+]
+TOKENS = 60
+
+
+def t5(folder: Path) -> Any:
+    """As T5 1.1 and Flan-T5 are: gated, with a head of its own."""
+    small_tokenizers.t5(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    choices: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "d_model": WIDTH,
+        "d_kv": 16,
+        "d_ff": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "decoder_start_token_id": 0,
+    }
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(**choices))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(len(tokenizer), WIDTH))
+    return model
+
+
+def bart(folder: Path) -> Any:
+    """Ends are held down, so that its texts are long."""
+    tokenizer = small_tokenizers.byte_level(folder, pre_tokenizers.ByteLevel(add_prefix_space=False))
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.add_special_tokens(names)
+    ids = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ids)
+    fast: Any = small_tokenizers.FAST(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        **dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), names, strict=True)),
+    )
+    fast.save_pretrained(folder)
+    choices: dict[str, Any] = {
+        "vocab_size": len(fast),
+        "d_model": WIDTH,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "max_position_embeddings": 256,
+        "init_std": 0.3,
+        "bos_token_id": fast.bos_token_id,
+        "pad_token_id": fast.pad_token_id,
+        "eos_token_id": fast.eos_token_id,
+        "decoder_start_token_id": fast.eos_token_id,
+        "forced_eos_token_id": None,
+    }
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(BartConfig(**choices))
+    with torch.no_grad():
+        model.final_logits_bias[0, fast.all_special_ids] = -1000.0
+    model.generation_config.forced_bos_token_id = fast.bos_token_id
+    return model
+
+
+@dataclass
+class Served:
+    launched: Launched
+    model: Any
+    tokenizer: Any
+
+    @property
+    def address(self) -> wire.Address:
+        return self.launched.address
+
+    def expected(self, text: str, tokens: int) -> tuple[list[int], str]:
+        """What transformers generates after what the decoder begins with, and its text."""
+        config = self.model.generation_config
+        begun = 1 if config.forced_bos_token_id is None else 2
+        ids: list[int] = self.model.generate(
+            self.tokenizer(text, return_tensors="pt").input_ids,
+            max_new_tokens=tokens + begun - 1,
+            do_sample=False,
+            repetition_penalty=PENALTY,
+        )[0].tolist()
+        said: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return ids[begun:], said
+
+
+@pytest.fixture(scope="module", params=[t5, bart])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("encoder-decoder")
+    folder = root / "model"
+    folder.mkdir()
+    model = request.param(folder).eval()
+    model.save_pretrained(folder)
+    with Launched(root / "run", "--model-id", str(folder), "--dtype", "float32") as launched:
+        yield Served(launched.wait_ready(), model, AutoTokenizer.from_pretrained(folder))
+
+
+def test_greedy_text_is_that_of_generate(served: Served) -> None:
+    for text in TEXTS:
+        ids, said = served.expected(text, TOKENS)
+        assert len(set(ids)) > 10
+        asked = {"max_new_tokens": TOKENS, "repetition_penalty": PENALTY, "decoder_input_details": True}
+        for parameters, begin in (({}, ""), ({"return_full_text": True}, text)):
+            body = {"inputs": text, "parameters": {**asked, **parameters}}
+            reply = wire.post(served.address, "/generate", body)
+            assert reply.status == 200, reply.text
+            answer = reply.json()
+            details = answer["details"]
+            assert [token["id"] for token in details["tokens"]] == ids
+            assert answer["generated_text"] == begin + said
+            assert [token["id"] for token in details["prefill"]] == served.tokenizer(text).input_ids
+            assert all(token["logprob"] is None for token in details["prefill"])
+        stream = ask(served.address, generate(text, TOKENS, repetition_penalty=PENALTY))
+        assert (stream.pieces, stream.text) == (ids, said)
+
+
+def crowd() -> list[Ask]:
+    """Greedy and sampled, of lengths from a block to several."""
+    return [
+        generate(
+            TEXTS[n % 3] * (1 + n % 4),
+            40,
+            repetition_penalty=PENALTY,
+            **({"do_sample": True, "seed": n} if n % 2 else {}),
+        )
+        for n in range(8)
+    ]
+
+
+def test_eight_at_once_get_what_each_gets_alone(served: Served) -> None:
+    requests = crowd()
+    alone = [ask(served.address, request) for request in requests]
+    for _ in range(2):  # the second time their inputs are cached
+        for one, other in zip(alone, ask_all(served.address, requests), strict=True):
+            assert other.error is None and one.same_as(other)
+
+
+def test_streams_go_on_when_the_worker_is_killed(served: Served) -> None:
+    requests = [generate(text, 250, repetition_penalty=PENALTY) for text in TEXTS]
+    undisturbed = [ask(served.address, request) for request in requests]
+    assert all(len(answer.pieces) > 40 for answer in undisturbed)
+    worker = served.launched.worker()
+    once = threading.Lock()
+
+    def seen() -> None:
+        """The first token of all is the worker's last."""
+        if once.acquire(blocking=False):
+            worker.signal(signal.SIGKILL)
+
+    answers: list[Any] = [None] * len(requests)
+
+    def run(number: int) -> None:
+        answers[number] = ask(served.address, requests[number], seen)
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(wire.TIMEOUT)
+    for one, other in zip(undisturbed, answers, strict=True):
+        assert other is not None and other.error is None and one.same_as(other)
+    assert served.launched.wait_ready().worker().pid != worker.pid
+    recovered = [line for line in served.launched.log().splitlines() if "streams go on" in line]
+    assert recovered and "sequences=0" not in recovered[-1], recovered
+
+
+def test_what_does_not_fit_is_refused_by_name(served: Served) -> None:
+    def refused(text: str, tokens: int) -> str:
+        reply = wire.post(
+            served.address, "/generate", {"inputs": text, "parameters": {"max_new_tokens": tokens}}
+        )
+        assert reply.status == 422, reply.text
+        return str(reply.json()["error"])
+
+    longest = wire.get(served.address, "/info").json()["max_input_tokens"]
+    if served.model.config.model_type == "t5":
+        assert longest == 4095
+        assert "must be <= 4096" in refused("x1 " * longest, 1)
+        return
+    assert longest == 256
+    assert "`inputs` must have <= 256 tokens" in refused("x " * 200, 1)
+    assert "`max_new_tokens` must be <= 254" in refused("x", 255)
+    fits = {"inputs": "x", "parameters": {"max_new_tokens": 254, "repetition_penalty": PENALTY}}
+    assert wire.post(served.address, "/generate", fits).status == 200
+
+
+def test_what_contradicts_itself_ends_the_start_with_one_line(served: Served, tmp_path: Path) -> None:
+    if served.model.config.model_type != "t5":
+        pytest.skip("one family is enough")
+    folder = served.launched.folder.parent / "model"
+    for flags, names in (
+        (["--max-batch-prefill-tokens", "100"], "--max-batch-prefill-tokens 100 is less than"),
+        (["--num-shard", "2"], "--num-shard"),
+    ):
+        launched = Launched(tmp_path / flags[0], "--model-id", str(folder), "--dtype", "float32", *flags)
+        assert launched.wait_ended(120) != 0
+        assert names in launched.log()
+        launched.assert_no_orphan()

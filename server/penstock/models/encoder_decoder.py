@@ -1,0 +1,305 @@
+"""Encoder-decoders: T5 and BART and alike, by a few named choices.
+
+Made by `penstock.models.two_sided_loading` after a recipe, run by the engine. An encoder reads a whole input, and
+what each layer of the decoder attends to of it is computed once and kept in the cache, at the positions of the
+encoder's tokens; the decoder then goes on token by token, as any decoder does. Letters: X tokens that encoders read
+in this step, T tokens of decoders, H heads, J = 2 H cache rows of a token, D head size, E model width, F
+feed-forward width, V vocabulary, N cache rows or distances, B buckets.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.layers.linear import Embedding, Linear
+from penstock.layers.norm import Norm
+from penstock.models.config import NormConfig
+from penstock.models.encoder_decoder_layout import Reading, TwoSidedStep
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """Scores depend on how far a key is from its query, by buckets (Raffel et al., "T5", 2020, section 2.1)."""
+
+    buckets: int
+    furthest: int  # what is further away is in the last bucket
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """The shape of an encoder-decoder and the choices its family made."""
+
+    vocab_size: int
+    width: int  # E
+    head_dim: int
+    encoder_layers: int
+    encoder_heads: int
+    encoder_feed_forward: int
+    layers: int  # of the decoder
+    heads: int  # of the decoder
+    feed_forward: int  # of the decoder
+    norm: NormConfig
+    activation: str  # a name in penstock_kernels.ACTIVATIONS
+    max_side_positions: int  # tokens that encoder and decoder may have each; 0: as many as fit
+    default_start: int | None  # what the decoder begins with where no configuration says it
+    gated: bool = False
+    bias: bool = False  # of all matrices but the head
+    scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    relative: RelativeBias | None = None
+    position_offset: int = 0  # row of the learned positions for position 0; used where there are such
+    pre_norm: bool = True  # what a branch reads is normalised; else its sum with what it read
+    embedding_norm: bool = False
+    final_norm: bool = True
+    embedding_scale: float = 1.0
+    hidden_scale: float = 1.0  # of what the head reads
+    wide_residual: bool = False  # in fp16, the sum of the branches, and what they add last, are fp32
+
+    @property
+    def max_positions(self) -> int:
+        """The most tokens of both sides together."""
+        return 2 * self.max_side_positions or UNBOUNDED
+
+    @property
+    def usual_positions(self) -> int:
+        """The same where nothing else is asked for: see `limits.rs` of the router."""
+        return self.max_positions if self.max_side_positions else 4096
+
+    @property
+    def simple_attention(self) -> bool:
+        """Scores are never all in memory at once."""
+        return True
+
+    @property
+    def kv_heads(self) -> int:
+        """Every head has keys of its own."""
+        return self.heads
+
+
+# Positions of a model that has no longest input: what fits is the limit.
+UNBOUNDED = 1 << 20
+
+
+@dataclass(slots=True)
+class SelfAttention:
+    """Attention of tokens among themselves. The rows of `qkv` are query, key and value heads."""
+
+    norm: Norm
+    qkv: Linear
+    out: Linear
+
+
+@dataclass(slots=True)
+class CrossAttention:
+    """Attention to what the encoder made. The rows of `kv` are key and value heads."""
+
+    norm: Norm
+    q: Linear
+    kv: Linear
+    out: Linear
+
+
+@dataclass(slots=True)
+class FeedForward:
+    """The rows of `up` are those of the gate, if there is one, and up."""
+
+    norm: Norm
+    up: Linear
+    down: Linear
+
+
+@dataclass(slots=True)
+class EncoderLayer:
+    """Weights of a layer of the encoder."""
+
+    attention: SelfAttention
+    feed_forward: FeedForward
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """Weights of a layer of the decoder."""
+
+    attention: SelfAttention
+    across: CrossAttention
+    feed_forward: FeedForward
+
+
+@dataclass(slots=True)
+class Side:
+    """What encoder and decoder have each, beside their layers."""
+
+    positions: Embedding | None
+    embedding_norm: Norm | None
+    final_norm: Norm | None
+    bias_HN: Tensor | None  # added to the scores, by the distance between query and key; see `by_distance`
+
+
+class EncoderDecoder:
+    """Token ids to hidden states of the decoder, and those to logits."""
+
+    def __init__(
+        self,
+        config: EncoderDecoderConfig,
+        embedding: Embedding,
+        encoder: Side,
+        encoder_layers: list[EncoderLayer],
+        decoder: Side,
+        layers: list[DecoderLayer],
+        head: Linear,
+        logits_bias_V: Tensor | None,
+    ) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.encoder, self.encoder_layers = encoder, encoder_layers
+        self.decoder, self.layers = decoder, layers
+        self.head = head
+        self.logits_bias_V = logits_bias_V
+        self.dtype = embedding.weight_VE.dtype
+        self.residual_dtype = torch.float32 if is_wide(config, self.dtype) else self.dtype
+        self.activation: Callable[[Tensor], Tensor] = ops.ACTIVATIONS[config.activation]
+        self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        self.parameters = sum(t.numel() for t in self.weights())
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """(J, D) of what the cache holds for a token and a layer."""
+        return 2 * self.config.heads, self.config.head_dim
+
+    def forward(self, step: TwoSidedStep, caches_NJD: list[Tensor]) -> Tensor:
+        """Hidden states (T, E) of the decoder's tokens; writes what later steps attend to into the caches."""
+        # All inputs are read before any token is decoded: one row's input may be what another row reads now.
+        if step.reading is not None:
+            self._read(step.reading, caches_NJD)
+        return self._decode(step, caches_NJD)
+
+    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+        """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
+        norm = self.decoder.final_norm
+        normed_SE = (hidden_SE if norm is None else norm(hidden_SE)).to(self.dtype)
+        if self.config.hidden_scale != 1:
+            normed_SE = normed_SE * self.config.hidden_scale
+        out_SV.copy_(self.head(normed_SE))
+        return out_SV if self.logits_bias_V is None else out_SV.add_(self.logits_bias_V)
+
+    def weights(self) -> list[Tensor]:
+        """Every tensor of the model, each once."""
+        found = [self.embedding.weight_VE, *self.head.tensors()]
+        for side in (self.encoder, self.decoder):
+            found += [] if side.positions is None else [side.positions.weight_VE]
+            for norm in (side.embedding_norm, side.final_norm):
+                found += [] if norm is None else norm.tensors()
+            found += [] if side.bias_HN is None else [side.bias_HN]
+        layers: list[EncoderLayer | DecoderLayer] = [*self.encoder_layers, *self.layers]
+        for layer in layers:
+            attention, feed_forward = layer.attention, layer.feed_forward
+            parts: list[Norm | Linear] = [attention.norm, attention.qkv, attention.out]
+            if isinstance(layer, DecoderLayer):
+                parts += [layer.across.norm, layer.across.q, layer.across.kv, layer.across.out]
+            parts += [feed_forward.norm, feed_forward.up, feed_forward.down]
+            found += [t for part in parts for t in part.tensors()]
+        found += [] if self.logits_bias_V is None else [self.logits_bias_V]
+        return list({id(t): t for t in found}.values())
+
+    def _read(self, reading: Reading, caches_NJD: list[Tensor]) -> None:
+        config, tokens = self.config, len(reading.ids_X)
+        bias_HN = None
+        if self.encoder.bias_HN is not None and config.relative is not None:
+            longest, furthest = max(reading.counts), config.relative.furthest
+            offsets = torch.arange(1 - longest, longest, device=reading.ids_X.device)
+            bias_HN = self.encoder.bias_HN.index_select(1, offsets.clamp(-furthest, furthest) + furthest)
+        x_XE = self._embed(self.encoder, reading.ids_X, reading.positions_X)
+        for layer in self.encoder_layers:
+            own = layer.attention
+            qkv_XJD = own.qkv(self._input(own.norm, x_XE)).view(tokens, 3 * config.encoder_heads, -1)
+            attended_XHD = qkv_XJD.new_empty(tokens, config.encoder_heads, qkv_XJD.shape[2])
+            ops.bidirectional_attention(qkv_XJD, reading.counts, self.scale, bias_HN, attended_XHD)
+            x_XE = self._sum(own.norm, x_XE, own.out(attended_XHD.flatten(1)))
+            x_XE = self._feed_forward(layer.feed_forward, x_XE)
+        norm = self.encoder.final_norm
+        encoded_XE = (x_XE if norm is None else norm(x_XE)).to(self.dtype)
+        for decoding, cache_NJD in zip(self.layers, caches_NJD, strict=True):
+            kv_XJD = decoding.across.kv(encoded_XE).view(tokens, *self.cache_shape)
+            ops.write_kv(kv_XJD, cache_NJD, reading.places_X)
+
+    def _decode(self, step: TwoSidedStep, caches_NJD: list[Tensor]) -> Tensor:
+        heads, tokens = self.config.heads, len(step.ids_T)
+        x_TE = self._embed(self.decoder, step.ids_T, step.positions_T)
+        if tokens == 0:
+            return x_TE
+        own = [(some, ops.score_mask(some, self.decoder.bias_HN)) for some in step.own]
+        across = [(some, ops.score_mask(some, None)) for some in step.across]
+
+        def attend(
+            q_THD: Tensor, cache_NJD: Tensor, groups: list[tuple[ops.Rectangle, Tensor | None]]
+        ) -> Tensor:
+            attended_THD = q_THD.new_empty(q_THD.shape)
+            for rectangle, mask_SHQL in groups:
+                ops.rectangle_attention(q_THD, cache_NJD, rectangle, mask_SHQL, self.scale, attended_THD)
+            return attended_THD.flatten(1)
+
+        for layer, cache_NJD in zip(self.layers, caches_NJD, strict=True):
+            among = layer.attention
+            qkv_TJD = among.qkv(self._input(among.norm, x_TE)).view(tokens, 3 * heads, -1)
+            ops.write_kv(qkv_TJD[:, heads:], cache_NJD, step.places_T)
+            x_TE = self._sum(among.norm, x_TE, among.out(attend(qkv_TJD[:, :heads], cache_NJD, own)))
+            to = layer.across
+            q_THD = to.q(self._input(to.norm, x_TE)).view(tokens, heads, -1)
+            x_TE = self._sum(to.norm, x_TE, to.out(attend(q_THD, cache_NJD, across)))
+            x_TE = self._feed_forward(layer.feed_forward, x_TE)
+        return x_TE
+
+    def _embed(self, side: Side, ids: Tensor, positions: Tensor) -> Tensor:
+        x_TE = self.embedding(ids)
+        if self.config.embedding_scale != 1:
+            x_TE = x_TE * self.config.embedding_scale
+        if side.positions is not None:
+            x_TE = x_TE + side.positions(positions + self.config.position_offset)
+        if side.embedding_norm is not None:
+            x_TE = side.embedding_norm(x_TE)
+        return x_TE.to(self.residual_dtype)
+
+    def _input(self, norm: Norm, x_TE: Tensor) -> Tensor:
+        """What a branch reads."""
+        return (norm(x_TE) if self.config.pre_norm else x_TE).to(self.dtype)
+
+    def _sum(self, norm: Norm, x_TE: Tensor, branch_TE: Tensor) -> Tensor:
+        """The hidden state with what a branch gave, in its memory or not."""
+        x_TE = x_TE.add_(branch_TE)
+        return x_TE if self.config.pre_norm else norm(x_TE)
+
+    def _feed_forward(self, layer: FeedForward, x_TE: Tensor) -> Tensor:
+        up_TF = layer.up(self._input(layer.norm, x_TE))
+        up_TF = ops.gated(up_TF, self.activation) if self.config.gated else self.activation(up_TF)
+        return self._sum(layer.norm, x_TE, layer.down(up_TF.to(layer.down.weight_OI.dtype)))
+
+
+def is_wide(config: EncoderDecoderConfig, dtype: torch.dtype) -> bool:
+    """Whether the sum of the branches is kept in fp32, since it leaves the range of fp16 in this family."""
+    return config.wide_residual and dtype == torch.float16
+
+
+def by_distance(table_BH: Tensor, relative: RelativeBias, *, two_sided: bool) -> Tensor:
+    """The bias (H, N) by the distance between query and key, from that of each bucket.
+
+    Two-sided, N = 2 furthest + 1, and the entry of a key o places behind its query is furthest + o. One-sided,
+    N = furthest + 1, and the entry of a key n places before its query is n. Raffel et al., 2020, section 2.1: half
+    of the buckets are for a distance each, the others grow with its logarithm; two-sided, each side has half.
+    """
+    furthest = relative.furthest
+    offsets_N = torch.arange(-furthest if two_sided else 0, furthest + 1)
+    buckets = relative.buckets // 2 if two_sided else relative.buckets
+    exact = buckets // 2
+    distances_N = offsets_N.abs()
+    # In fp32, as the models were trained: the edges of buckets are where rounding puts them.
+    grown_N = (
+        torch.log(distances_N.clamp(min=1).float() / exact) / math.log(furthest / exact) * (buckets - exact)
+    )
+    far_N = (exact + grown_N.long()).clamp(max=buckets - 1)
+    bucket_N = torch.where(distances_N < exact, distances_N, far_N)
+    if two_sided:
+        bucket_N += (offsets_N > 0) * buckets
+    return table_BH.index_select(0, bucket_N.to(table_BH.device)).t().contiguous()

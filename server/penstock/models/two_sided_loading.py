@@ -1,0 +1,200 @@
+"""From a checkpoint to an encoder-decoder: what the families call their tensors, and how they are read."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UnusableModel
+from penstock.layers.linear import Embedding, Linear
+from penstock.layers.norm import LayerNorm, Norm, RmsNorm
+from penstock.models.encoder_decoder import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    EncoderLayer,
+    FeedForward,
+    SelfAttention,
+    Side,
+    by_distance,
+    is_wide,
+)
+from penstock.parallel import TensorGroup
+from penstock.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class SideNames:
+    """Of an encoder or a decoder: modules, to which `.weight` and `.bias` are added. An empty name: there is none."""
+
+    layer: str  # with {} for its number; what follows is named below it
+    attention: str  # what q, k, v and out are below
+    attention_norm: str
+    up: tuple[str, ...]  # the gate first, if there is one
+    down: str
+    feed_forward_norm: str
+    across: str = ""
+    across_norm: str = ""
+    positions: str = ""
+    embedding_norm: str = ""
+    final_norm: str = ""
+    relative: str = ""
+
+
+@dataclass(frozen=True)
+class TwoSidedNames:
+    """What a family calls its tensors."""
+
+    embeddings: tuple[str, ...]  # the one table, under the first of these names that is there
+    encoder: SideNames
+    decoder: SideNames
+    qkv: tuple[str, str, str]
+    out: str
+    prefixes: tuple[str, ...] = ("",)  # the base model's names may be below one of these; the head's never
+    own_head: bool = True  # `lm_head` is a table of its own, where it is there
+    logits_bias: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+class TwoSidedLoader:
+    """Reads one model. It is not divided over ranks."""
+
+    def __init__(
+        self,
+        config: EncoderDecoderConfig,
+        names: TwoSidedNames,
+        checkpoint: Checkpoint,
+        group: TensorGroup,
+    ) -> None:
+        if group.size > 1:
+            raise UnusableModel(
+                f"an encoder-decoder is not divided over processes: --num-shard is {group.size}, use --num-shard 1"
+            )
+        self.config, self.names, self.checkpoint = config, names, checkpoint
+        self.wide = is_wide(config, checkpoint.dtype)
+        places = [(prefix, name) for prefix in names.prefixes for name in names.embeddings]
+        self.prefix, self.embedding = next(
+            (place for place in places if checkpoint.has(f"{place[0]}{place[1]}.weight")), places[0]
+        )
+
+    def decoder(self) -> EncoderDecoder:
+        """The whole model. Raises UnusableModel where checkpoint and config.json contradict each other."""
+        config, names = self.config, self.names
+        shape = (config.vocab_size, config.width)
+        embedding = Embedding(self._tensor(f"{self.prefix}{self.embedding}.weight", shape))
+        head = Linear(embedding.weight_VE)
+        if names.own_head and self.checkpoint.has("lm_head.weight"):
+            head = Linear(self._tensor("lm_head.weight", shape))
+        bias_V = None
+        if names.logits_bias and self.checkpoint.has(names.logits_bias):
+            bias_V = self._tensor(names.logits_bias, (1, config.vocab_size), torch.float32)[0]
+        model = EncoderDecoder(
+            config,
+            embedding,
+            self._side(names.encoder, two_sided=True),
+            [self._encoder_layer(index) for index in range(config.encoder_layers)],
+            self._side(names.decoder, two_sided=False),
+            [self._decoder_layer(index) for index in range(config.layers)],
+            head,
+            bias_V,
+        )
+        copies = [rf"{re.escape(prefix)}{re.escape(name)}\.weight" for prefix, name in self._copies()]
+        ignored = [*copies, r"lm_head\.weight", *names.ignored]
+        self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
+        return model
+
+    def _copies(self) -> list[tuple[str, str]]:
+        """Other names under which a checkpoint may hold the embedding once more."""
+        return [(self.prefix, name) for name in self.names.embeddings]
+
+    def _side(self, names: SideNames, *, two_sided: bool) -> Side:
+        config = self.config
+        positions = bias_HN = None
+        if names.positions:
+            rows = config.max_side_positions + config.position_offset
+            positions = Embedding(
+                self._tensor(f"{self.prefix}{names.positions}.weight", (rows, config.width))
+            )
+        if config.relative is not None:
+            heads = config.encoder_heads if two_sided else config.heads
+            name = f"{self.prefix}{names.relative}.weight"
+            table_BH = self._tensor(name, (config.relative.buckets, heads))
+            bias_HN = by_distance(table_BH, config.relative, two_sided=two_sided)
+
+        def norm(name: str, wanted: bool) -> Norm | None:
+            return self._norm(self.prefix + name) if wanted else None
+
+        return Side(
+            positions=positions,
+            embedding_norm=norm(names.embedding_norm, config.embedding_norm),
+            final_norm=norm(names.final_norm, config.final_norm),
+            bias_HN=bias_HN,
+        )
+
+    def _encoder_layer(self, index: int) -> EncoderLayer:
+        config, names = self.config, self.names.encoder
+        at = self.prefix + names.layer.format(index)
+        return EncoderLayer(
+            attention=self._attention(at, names, config.encoder_heads),
+            feed_forward=self._feed_forward(at, names, config.encoder_feed_forward),
+        )
+
+    def _decoder_layer(self, index: int) -> DecoderLayer:
+        config, names = self.config, self.names.decoder
+        at = self.prefix + names.layer.format(index)
+        inner = config.heads * config.head_dim
+        q, k, v = self.names.qkv
+        return DecoderLayer(
+            attention=self._attention(at, names, config.heads),
+            across=CrossAttention(
+                norm=self._norm(at + names.across_norm),
+                q=self._linear(at + names.across, (q,), inner, config.width),
+                kv=self._linear(at + names.across, (k, v), inner, config.width),
+                out=self._linear(at + names.across, (self.names.out,), config.width, inner),
+            ),
+            feed_forward=self._feed_forward(at, names, config.feed_forward),
+        )
+
+    def _attention(self, at: str, names: SideNames, heads: int) -> SelfAttention:
+        inner, width = heads * self.config.head_dim, self.config.width
+        return SelfAttention(
+            norm=self._norm(at + names.attention_norm),
+            qkv=self._linear(at + names.attention, self.names.qkv, inner, width),
+            out=self._linear(at + names.attention, (self.names.out,), width, inner),
+        )
+
+    def _feed_forward(self, at: str, names: SideNames, inner: int) -> FeedForward:
+        width = self.config.width
+        return FeedForward(
+            norm=self._norm(at + names.feed_forward_norm),
+            up=self._linear(at, names.up, inner, width),
+            down=self._linear(at, (names.down,), width, inner, torch.float32 if self.wide else None),
+        )
+
+    def _linear(
+        self, at: str, parts: tuple[str, ...], rows: int, columns: int, dtype: torch.dtype | None = None
+    ) -> Linear:
+        """One matrix of several, each (rows, columns), one below the other."""
+        weight = self._stacked([f"{at}{part}.weight" for part in parts], (rows, columns), dtype)
+        if not self.config.bias:
+            return Linear(weight)
+        return Linear(weight, self._stacked([f"{at}{part}.bias" for part in parts], (rows,), dtype))
+
+    def _stacked(self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        """Tensors of one shape, below one another in one."""
+        made = self.checkpoint.new((len(names) * shape[0], *shape[1:]), dtype)
+        for name, into in zip(names, torch.split(made, shape[0]), strict=True):
+            self.checkpoint.fill(into, name, shape)
+        return made
+
+    def _norm(self, name: str) -> Norm:
+        shape, choice = (self.config.width,), self.config.norm
+        weight = self._tensor(f"{name}.weight", shape, torch.float32 if self.wide else None)
+        if not choice.layer:
+            return RmsNorm(weight, choice.eps)
+        return LayerNorm(weight, self._tensor(f"{name}.bias", shape) if choice.bias else None, choice.eps)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self.checkpoint.tensor(name, shape, dtype=dtype)
