@@ -96,6 +96,7 @@ class NullService:
             block_size=BLOCK_SIZE,
             max_positions=1 << 20,
             world_size=1,
+            stages=1,
             max_top_tokens=20,
             contract=CONTRACT,
         )

@@ -106,9 +106,11 @@ class Launched:
     def workers(self) -> list[Process]:
         return [process for process in self.processes() if process.is_worker]
 
-    def worker(self) -> Process:
-        """The one process that holds the model."""
-        (worker,) = wait_for(lambda: self.workers()[:1], "a worker process")
+    def worker(self, rank: int = 0) -> Process:
+        """The process that holds the model, or the part of it that is this rank's."""
+        (worker,) = wait_for(
+            lambda: [worker for worker in self.workers() if worker.rank == rank][:1], f"worker {rank}"
+        )
         return worker
 
     def metrics(self) -> Exposition:

@@ -30,6 +30,12 @@ class Process:
     def is_worker(self) -> bool:
         return "penstock.worker" in self.command
 
+    @property
+    def rank(self) -> int:
+        """Of a worker."""
+        words = self.command.split()
+        return int(words[words.index("--rank") + 1])
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 

@@ -163,7 +163,7 @@ def wait_ready_again(launched: Launched, old: Process) -> None:
         return health is not None and health.status == 200
 
     wait_for(ready, "the server to be ready again", 60)
-    assert launched.worker().pid != old.pid
+    assert launched.worker(old.rank).pid != old.pid
 
 
 def not_ready(launched: Launched) -> wire.Reply | None:

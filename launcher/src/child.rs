@@ -4,6 +4,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -22,9 +23,13 @@ pub struct Watched {
     _stdin: Option<ChildStdin>,
 }
 
+/// What a worker exits with whose connection to another one broke (`_Ending` in server/penstock/serving.py).
+const BEREFT: i32 = 3;
+
 /// How a child ended.
 #[derive(Clone, Debug)]
 pub struct Exit {
+    pub at: Instant,
     status: ExitStatus,
     words: LastWords,
 }
@@ -39,19 +44,20 @@ struct LastWords {
 }
 
 impl Watched {
-    /// Takes over a child whose standard streams are pipes.
-    pub fn new(mut child: Child) -> std::io::Result<Self> {
+    /// Takes over a child whose standard streams are pipes. Its lines are logged with its rank, where it has others.
+    pub fn new(mut child: Child, rank: Option<u32>) -> std::io::Result<Self> {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = Pid::from_raw(id.ok_or_else(|| std::io::Error::other("it ended at once"))?);
         let stdin = child.stdin.take();
         let words = Arc::new(Mutex::new(LastWords::default()));
         let streams = [
-            child.stdout.take().map(|pipe| relay(pipe, words.clone())),
-            child.stderr.take().map(|pipe| relay(pipe, words.clone())),
+            child.stdout.take().map(|pipe| relay(pipe, words.clone(), rank)),
+            child.stderr.take().map(|pipe| relay(pipe, words.clone(), rank)),
         ];
         let (tell, exit) = watch::channel(None);
         tokio::spawn(async move {
             let status = child.wait().await;
+            let at = Instant::now();
             // What it wrote before its end is still in the pipes. A grandchild may hold them open for ever,
             // so that waiting has a limit.
             for stream in streams.into_iter().flatten() {
@@ -59,7 +65,7 @@ impl Watched {
             }
             let words = words.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let status = status.unwrap_or_else(|_| ExitStatus::from_raw(-1));
-            let _ = tell.send(Some(Exit { status, words }));
+            let _ = tell.send(Some(Exit { at, status, words }));
         });
         Ok(Self { group, exit, _stdin: stdin })
     }
@@ -74,6 +80,13 @@ impl Watched {
         let _ = killpg(self.group, Signal::SIGKILL);
     }
 
+    /// Whether a signal has stopped it: it lives and does nothing.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.group)).unwrap_or_default();
+        // The name in parentheses may hold anything; the state follows the last one.
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    }
+
     pub fn exited(&self) -> Option<Exit> {
         self.exit.borrow().clone()
     }
@@ -84,7 +97,7 @@ impl Watched {
         match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
             Ok(Some(exit)) => exit,
             // The watching task ends only after it has told.
-            _ => Exit { status: ExitStatus::from_raw(-1), words: LastWords::default() },
+            _ => Exit { at: Instant::now(), status: ExitStatus::from_raw(-1), words: LastWords::default() },
         }
     }
 }
@@ -98,6 +111,11 @@ impl Drop for Watched {
 }
 
 impl Exit {
+    /// It ended since another worker had.
+    pub fn is_consequence(&self) -> bool {
+        self.status.code() == Some(BEREFT)
+    }
+
     /// The child ended by itself and said why.
     pub fn explained(&self) -> bool {
         self.status.code().is_some() && self.words.fatal.is_some()
@@ -153,15 +171,19 @@ fn first_line(text: &str) -> String {
 }
 
 /// Logs every line of `pipe`, whole, until it closes.
-fn relay(pipe: impl AsyncRead + Send + Unpin + 'static, words: Arc<Mutex<LastWords>>) -> JoinHandle<()> {
+fn relay(
+    pipe: impl AsyncRead + Send + Unpin + 'static,
+    words: Arc<Mutex<LastWords>>,
+    rank: Option<u32>,
+) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut pipe = BufReader::with_capacity(64 << 10, pipe);
         let mut line = Vec::new();
         while matches!(pipe.read_until(b'\n', &mut line).await, Ok(read) if read > 0) {
             let parsed = ChildLine::parse(&line);
             line.clear();
-            parsed.log_of_worker();
             words.lock().unwrap_or_else(PoisonError::into_inner).hear(&parsed);
+            parsed.log_of_worker(rank);
         }
     })
 }

@@ -67,16 +67,26 @@ pub struct WorkerArgs {
     /// Where the model runs: cpu, cuda or cuda:N [default: cuda if there is a GPU, else cpu]
     #[arg(long, env, value_parser = parse_device)]
     pub device: Option<String>,
-    /// Shards of the model; only 1 for now
-    #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Shards of the model, each a process and a device [default: one for each device that CUDA_VISIBLE_DEVICES
+    /// or NVIDIA_VISIBLE_DEVICES shows, else 1]
+    #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub num_shard: Option<u32>,
-    /// Shard over several devices; only `false` for now
+    /// Stages that the layers are divided over, each of --num-shard processes
+    #[arg(long, env, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub pipeline_parallel: u32,
+    /// `true`: a shard for each visible device; `false`: one shard
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub sharded: Option<bool>,
+    /// Host at which the shards find each other [default: none is needed; localhost beside a port]
+    #[arg(long, env)]
+    pub master_addr: Option<String>,
+    /// Port at which the shards find each other [default: none is needed; 29500 beside a host]
+    #[arg(long, env, value_parser = clap::value_parser!(u16).range(1..))]
+    pub master_port: Option<u16>,
     /// What a token gets does not depend on what else is in the batch, in bf16 and fp16 too; slower
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub deterministic: bool,
-    /// CPU threads that compute [default: one for each core]
+    /// CPU threads that compute, in each worker [default: the cores, divided among the workers]
     #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub worker_threads: Option<u32>,
     /// The Python that runs the workers [default: the one beside this program]
@@ -180,11 +190,26 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
         Some(true) if worker.num_shard == Some(1) => {
             return Err("--sharded true needs a --num-shard above 1".into());
         }
-        Some(true) => return Err("--sharded true is not supported yet: Penstock serves one shard".into()),
-        _ if shards > 1 => {
-            return Err(format!("--num-shard {shards} is not supported yet: Penstock serves one shard"));
-        }
         _ => {}
+    }
+    let (parts, asked) = match worker.pipeline_parallel {
+        1 => (shards, format!("--num-shard {shards}")),
+        stages => (shards.saturating_mul(stages), format!("--pipeline-parallel {stages}")),
+    };
+    if let Some(device) = worker.device.as_deref().filter(|device| device.starts_with("cuda:") && parts > 1) {
+        return Err(format!("--device {device} is one device, and {asked} needs {parts}: say cuda"));
+    }
+    for (flag, given) in
+        [("--master-addr", worker.master_addr.is_some()), ("--master-port", worker.master_port.is_some())]
+    {
+        if given && worker.num_shard == Some(1) && parts == 1 {
+            warnings.push(format!("{flag} has no effect: one worker has no other to find"));
+        }
+    }
+    if let Some(host) = &worker.master_addr
+        && (host.is_empty() || host.contains(['/', ' ']))
+    {
+        return Err(format!("--master-addr: '{host}' is no host"));
     }
 
     check_flags(router).map_err(|error| error.to_string())?;
@@ -285,9 +310,10 @@ mod tests {
     #[test]
     fn wrong_combinations_are_refused_with_the_name_of_the_flag() {
         for (arguments, names) in [
-            ("--num-shard 2", "--num-shard"),
-            ("--sharded true", "--sharded"),
             ("--sharded false --num-shard 2", "--sharded"),
+            ("--num-shard 2 --device cuda:1", "--device"),
+            ("--pipeline-parallel 2 --device cuda:1", "--pipeline-parallel"),
+            ("--num-shard 2 --master-addr a/b", "--master-addr"),
             ("--sharded true --num-shard 1", "--num-shard"),
             ("--max-input-tokens 100 --max-total-tokens 100", "--max-input-tokens"),
             ("--max-input-length 100 --max-total-tokens 50", "--max-input-tokens"),
@@ -312,6 +338,8 @@ mod tests {
             "--no-such-flag",
             "--port 70000",
             "--num-shard 0",
+            "--pipeline-parallel 0",
+            "--master-port 0",
             "--dtype int8",
             "--device tpu",
             "--memory-fraction nan",

@@ -95,13 +95,16 @@ impl ChildLine {
 
     /// What a worker tells of itself at level info is for those who debug: the router says the same of the
     /// whole group. How far loading is, only it knows.
-    pub fn log_of_worker(&self) {
-        match self {
-            ChildLine::Event { level: Level::INFO, message, progress: false, .. } => {
-                debug!(target: CHILD, "{message}")
+    pub fn log_of_worker(self, rank: Option<u32>) {
+        let who = rank.map(|rank| format!("worker {rank}: ")).unwrap_or_default();
+        let named = match self {
+            ChildLine::Event { level, message, fatal, progress } => {
+                let level = if level == Level::INFO && !progress { Level::DEBUG } else { level };
+                ChildLine::Event { level, message: who + &message, fatal, progress }
             }
-            other => other.log(),
-        }
+            ChildLine::Other(text) => ChildLine::Other(who + &text),
+        };
+        named.log();
     }
 
     pub fn log(&self) {

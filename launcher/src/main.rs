@@ -11,6 +11,7 @@ mod model;
 mod nursery;
 mod python;
 mod report;
+mod shards;
 mod sockets;
 mod surroundings;
 mod tgi;
@@ -33,6 +34,7 @@ use tracing::{error, info, warn};
 use crate::flags::Cli;
 use crate::model::{Model, Named};
 use crate::nursery::Nursery;
+use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
 use crate::surroundings::Surroundings;
 use crate::workers::{WorkerCommand, Workers};
@@ -130,11 +132,17 @@ async fn serve(
     drain: CancellationToken,
 ) -> Result<(), String> {
     let named = Named::read(&cli.model)?;
+    let (num_shard, counted) = shards::count(&cli.worker, &around.devices, report::gpus()).await?;
+    let stages = cli.worker.pipeline_parallel;
+    let world_size = num_shard.saturating_mul(stages);
     allow_open_files(cli.router.max_connections);
     let port = penstock_router::bind(&cli.router).map_err(|error| error.to_string())?;
     let interpreter = python::find(cli.worker.python.as_deref(), &around)?;
     let nursery = Nursery::open().map_err(|error| format!("the system gives no threads: {error}"))?;
     info!("Penstock {}", env!("CARGO_PKG_VERSION"));
+    if let Some(variable) = counted {
+        info!("--num-shard {num_shard}, from the devices that {variable} shows");
+    }
     if cli.env {
         report::environment(&interpreter).await;
     }
@@ -151,9 +159,14 @@ async fn serve(
     info!("loading {} from {}", model.id, model.folder.display());
 
     let sockets = SocketFolder::make(&around.runtime_dir)?;
-    let world_size = cli.worker.num_shard.unwrap_or(1);
-    let command =
-        WorkerCommand { python: interpreter, arguments: worker_arguments(&cli, &model), world_size };
+    let command = WorkerCommand {
+        python: interpreter,
+        arguments: worker_arguments(&cli, &model, world_size),
+        world_size,
+        stages,
+        rendezvous: Rendezvous::of(&cli.worker),
+        names_interface: around.names_interface,
+    };
     let workers = Arc::new(Workers::start(command, nursery, sockets).await?);
 
     let config = Config {
@@ -163,7 +176,8 @@ async fn serve(
         model_sha: model.commit,
         model_dir: model.folder,
         tokenizer_file: tokenizer,
-        num_shard: world_size,
+        num_shard,
+        pipeline_parallel: stages,
     };
     let (health, mut seen) = watch::channel(Health::Starting("starting".into()));
     let mut running = std::pin::pin!(penstock_router::run(port, config, workers.clone(), health, drain));
@@ -180,12 +194,15 @@ async fn serve(
     outcome.map_err(|error| error.to_string())
 }
 
-fn worker_arguments(cli: &Cli, model: &Model) -> Vec<OsString> {
+fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> {
+    // Workers on one machine share its cores; a single one counts them itself.
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+    let share = (world_size > 1).then_some((cores / world_size).max(1));
     let mut arguments: Vec<OsString> = vec!["--model-dir".into(), model.folder.clone().into()];
     let optional = [
         ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
         ("--device", cli.worker.device.clone()),
-        ("--threads", cli.worker.worker_threads.map(|threads| threads.to_string())),
+        ("--threads", cli.worker.worker_threads.or(share).map(|threads| threads.to_string())),
         ("--otlp-endpoint", cli.router.otlp_endpoint.clone()),
         (
             "--otlp-service-name",

@@ -90,6 +90,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::surroundings::VisibleDevices;
 
     fn around() -> Surroundings {
         Surroundings {
@@ -100,6 +101,8 @@ mod tests {
             python_path: vec![],
             runtime_dir: std::env::temp_dir(),
             hf_api_token: None,
+            devices: VisibleDevices::Unsaid,
+            names_interface: false,
             stderr_is_terminal: false,
             stdout_is_terminal: false,
             no_color: false,

@@ -30,6 +30,12 @@ pub async fn environment(python: &Path) {
     }
 }
 
+/// How many GPUs the driver shows; 0 without one.
+pub async fn gpus() -> u32 {
+    let list = output(Command::new("nvidia-smi").arg("--list-gpus")).await;
+    list.map_or(0, |list| list.lines().filter(|line| !line.trim().is_empty()).count() as u32)
+}
+
 async fn output(command: &mut Command) -> Option<String> {
     let finished = tokio::time::timeout(Duration::from_secs(10), command.kill_on_drop(true).output());
     let output = finished.await.ok()?.ok().filter(|output| output.status.success())?;

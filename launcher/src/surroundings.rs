@@ -19,10 +19,49 @@ pub struct Surroundings {
     pub runtime_dir: PathBuf,
     /// TGI's third name for the hub's token, which `huggingface_hub` does not know.
     pub hf_api_token: Option<OsString>,
+    /// What the environment says of the devices that may be used.
+    pub devices: VisibleDevices,
+    /// The network interface of the shards' own connections is chosen already.
+    pub names_interface: bool,
     pub stderr_is_terminal: bool,
     pub stdout_is_terminal: bool,
     /// https://no-color.org
     pub no_color: bool,
+}
+
+/// How many GPUs the environment shows, in the variables that TGI reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VisibleDevices {
+    Unsaid,
+    Named {
+        variable: &'static str,
+        devices: u32,
+    },
+    /// As many as there are.
+    All {
+        variable: &'static str,
+    },
+}
+
+impl VisibleDevices {
+    fn read(value: impl Fn(&str) -> Option<String>) -> Self {
+        const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+        const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
+        // For CUDA an empty list shows nothing, and an entry that is no device ends the list.
+        let seen = |list: &str| {
+            let devices = list.split(',').map(str::trim);
+            devices.take_while(|device| !device.is_empty() && !device.starts_with('-')).count() as u32
+        };
+        if let Some(list) = value(CUDA) {
+            return Self::Named { variable: CUDA, devices: seen(&list) };
+        }
+        match value(NVIDIA).as_deref().map(str::trim) {
+            None | Some("") => Self::Unsaid,
+            Some("all" | "void") => Self::All { variable: NVIDIA },
+            Some("none") => Self::Named { variable: NVIDIA, devices: 0 },
+            Some(list) => Self::Named { variable: NVIDIA, devices: seen(list) },
+        }
+    }
 }
 
 impl Surroundings {
@@ -43,9 +82,35 @@ impl Surroundings {
                 .unwrap_or(temporary),
             hf_api_token: set("HF_API_TOKEN")
                 .filter(|_| set("HF_TOKEN").or(set("HUGGING_FACE_HUB_TOKEN")).is_none()),
+            devices: VisibleDevices::read(|name| std::env::var(name).ok()),
+            names_interface: set("GLOO_SOCKET_IFNAME").is_some(),
             stderr_is_terminal: std::io::stderr().is_terminal(),
             stdout_is_terminal: std::io::stdout().is_terminal(),
             no_color: set("NO_COLOR").is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_counted_in_the_first_variable_that_names_some() {
+        let named = |variable, devices| VisibleDevices::Named { variable, devices };
+        let (cuda, nvidia) = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES");
+        for (first, second, expected) in [
+            (None, None, VisibleDevices::Unsaid),
+            (Some("0,1,2"), Some("all"), named(cuda, 3)),
+            (Some(""), Some("all"), named(cuda, 0)),
+            (Some("0,-1,2"), None, named(cuda, 1)),
+            (None, Some("GPU-a,GPU-b"), named(nvidia, 2)),
+            (None, Some("all"), VisibleDevices::All { variable: nvidia }),
+            (None, Some("none"), named(nvidia, 0)),
+            (None, Some(""), VisibleDevices::Unsaid),
+        ] {
+            let value = |name: &str| if name == cuda { first } else { second }.map(str::to_owned);
+            assert_eq!(VisibleDevices::read(value), expected, "{first:?} {second:?}");
         }
     }
 }

@@ -62,8 +62,6 @@ const FLAGS: &[Flag] = &[
     no_effect("cuda-graphs", "Penstock decides by itself what it records"),
     no_effect("prometheus-port", "metrics are at /metrics on --port"),
     no_effect("shard-uds-path", "sockets are made in a private folder"),
-    no_effect("master-addr", "workers find each other without it"),
-    no_effect("master-port", "workers find each other without it"),
     Flag {
         name: "usage-stats",
         neutral: &["", "off"],

@@ -16,12 +16,16 @@ use tracing::{debug, info, warn};
 use crate::backoff::{End, Record, Verdict};
 use crate::child::{Exit, Watched};
 use crate::nursery::Nursery;
+use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
 
 /// How often a starting worker's socket is tried. A try is one system call.
 const SOCKET_POLL: Duration = Duration::from_millis(3);
 /// A sign of life while a large model loads.
 const STILL_LOADING: Duration = Duration::from_secs(15);
+/// A worker whose stream has just broken may not have been reaped yet; nor the one that it has lost.
+const REAPED: Duration = Duration::from_millis(30);
+const OTHER_REAPED: Duration = Duration::from_millis(500);
 /// A killed process ends at once, unless the kernel itself is stuck in it (a driver, a dead disk).
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -29,9 +33,14 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct WorkerCommand {
     pub python: PathBuf,
-    /// All arguments but `--socket`, `--rank` and `--world-size`.
+    /// All arguments but `--socket`, `--rank`, `--world-size`, `--stages` and `--rendezvous`.
     pub arguments: Vec<OsString>,
+    /// Processes, over all stages.
     pub world_size: u32,
+    pub stages: u32,
+    pub rendezvous: Rendezvous,
+    /// The environment says by which network interface the ranks speak; else it is the loopback.
+    pub names_interface: bool,
 }
 
 pub struct Workers {
@@ -51,6 +60,8 @@ struct State {
 
 struct Group {
     ranks: Vec<Rank>,
+    /// By which the ranks find each other.
+    meeting: PathBuf,
     started: Instant,
     answered: Option<Instant>,
 }
@@ -86,6 +97,16 @@ impl Workers {
     async fn start_group(&self, state: &mut State) -> std::io::Result<()> {
         state.groups += 1;
         let started = Instant::now();
+        // A group never meets what an earlier one has left: neither its file nor, at an address, its names.
+        let meeting = self.sockets.path().join(format!("{}.ranks", state.groups));
+        let rendezvous = match &self.command.rendezvous {
+            Rendezvous::Folder => format!("file://{}", meeting.display()),
+            Rendezvous::Address(address) => {
+                let run = self.sockets.path().file_name().unwrap_or_default().to_string_lossy();
+                format!("tcp://{address}/{run}-{}", state.groups)
+            }
+        };
+        let several = self.command.world_size > 1;
         let mut ranks = Vec::new();
         for number in 0..self.command.world_size {
             let socket = self.sockets.path().join(format!("{}-{number}.sock", state.groups));
@@ -99,15 +120,22 @@ impl Workers {
                 "--world-size",
                 &self.command.world_size.to_string(),
             ]);
+            if several {
+                command.args(["--rendezvous", &rendezvous, "--stages", &self.command.stages.to_string()]);
+                // All are on this machine, and nobody else is to hear them.
+                if !self.command.names_interface {
+                    command.env("GLOO_SOCKET_IFNAME", "lo");
+                }
+            }
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
             // A worker reads local files only; it gets no secrets that it does not need.
             for secret in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"] {
                 command.env_remove(secret);
             }
-            let process = Watched::new(self.nursery.start(command).await?)?;
+            let process = Watched::new(self.nursery.start(command).await?, several.then_some(number))?;
             ranks.push(Rank { number, socket, process });
         }
-        state.group = Some(Group { ranks, started, answered: None });
+        state.group = Some(Group { ranks, meeting, started, answered: None });
         Ok(())
     }
 
@@ -116,16 +144,21 @@ impl Workers {
     }
 }
 
+/// What had become of a worker when its group was ended.
+enum Fate {
+    Ended(Exit),
+    Stopped,
+}
+
 impl Group {
-    /// Waits until every rank takes connections, which it does once its part of the model is loaded.
-    async fn answers(&mut self) -> Result<(), (u32, Exit)> {
+    /// Waits until every rank takes connections, which it does once its part of the model is loaded. `false`
+    /// when one has ended instead.
+    async fn answers(&mut self) -> bool {
         let mut next_sign = Instant::now() + STILL_LOADING;
         for rank in &self.ranks {
             while UnixStream::connect(&rank.socket).await.is_err() {
-                for other in &self.ranks {
-                    if let Some(exit) = other.process.exited() {
-                        return Err((other.number, exit));
-                    }
+                if self.ranks.iter().any(|rank| rank.process.exited().is_some()) {
+                    return false;
                 }
                 if Instant::now() >= next_sign {
                     info!("still loading after {:.0} s", self.started.elapsed().as_secs_f64());
@@ -135,19 +168,34 @@ impl Group {
             }
         }
         self.answered = Some(Instant::now());
-        Ok(())
+        true
     }
 
-    /// Kills what is left and waits until it is gone. Returns the rank that had ended by itself, if any.
-    async fn end(self) -> Option<(u32, Exit)> {
-        // A worker whose stream has just broken may not have been reaped yet.
-        let mut first = None;
-        for rank in &self.ranks {
-            if let Ok(exit) = tokio::time::timeout(Duration::from_millis(30), rank.process.exit()).await {
-                first = Some((rank.number, exit));
-                break;
+    /// The rank whose end explains that of the others, if any has ended.
+    async fn culprit(&self) -> Option<(u32, Exit)> {
+        let begun = Instant::now();
+        loop {
+            let ended = self.ranks.iter().filter_map(|rank| Some((rank.number, rank.process.exited()?)));
+            let first = ended.min_by_key(|(_, exit)| (exit.is_consequence(), exit.at));
+            let patience = match &first {
+                Some((_, exit)) if !exit.is_consequence() => return first,
+                Some(_) => OTHER_REAPED,
+                None => REAPED,
+            };
+            if begun.elapsed() >= patience {
+                return first;
             }
+            tokio::time::sleep(SOCKET_POLL).await;
         }
+    }
+
+    /// Kills what is left and waits until it is gone. Returns what became of it before.
+    async fn end(self) -> Option<(u32, Fate)> {
+        let stopped = |rank: &Rank| rank.process.is_stopped().then_some((rank.number, Fate::Stopped));
+        let fate = match self.culprit().await {
+            Some((rank, exit)) => Some((rank, Fate::Ended(exit))),
+            None => self.ranks.iter().find_map(stopped),
+        };
         for rank in &self.ranks {
             rank.process.kill();
         }
@@ -161,7 +209,8 @@ impl Group {
             }
             let _ = std::fs::remove_file(&rank.socket);
         }
-        first
+        let _ = std::fs::remove_file(&self.meeting);
+        fate
     }
 }
 
@@ -174,7 +223,10 @@ impl WorkerSource for Workers {
             // Left over is nothing when the last call was dropped half way.
             if let Some(group) = state.group.take() {
                 match group.end().await {
-                    Some((rank, exit)) => warn!("{loss}; worker {rank} {}", exit.describe()),
+                    Some((rank, Fate::Ended(exit))) => warn!("{loss}; worker {rank} {}", exit.describe()),
+                    Some((rank, Fate::Stopped)) => {
+                        warn!("{loss}; worker {rank} was stopped by a signal, and was ended");
+                    }
                     None => warn!("{loss}; its process was ended"),
                 }
             }
@@ -188,16 +240,12 @@ impl WorkerSource for Workers {
                 self.start_group(&mut state).await.map_err(|error| GiveUp(self.cannot_start(&error)))?;
             }
             let Some(group) = state.group.as_mut() else { continue };
-            let (rank, exit) = match group.answers().await {
-                Ok(()) => {
-                    debug!("every worker answers after {:.2} s", group.started.elapsed().as_secs_f64());
-                    return Ok(group.ranks.iter().map(|rank| rank.socket.clone()).collect());
-                }
-                Err(early) => early,
-            };
-            if let Some(group) = state.group.take() {
-                group.end().await;
+            if group.answers().await {
+                debug!("every worker answers after {:.2} s", group.started.elapsed().as_secs_f64());
+                return Ok(group.ranks.iter().map(|rank| rank.socket.clone()).collect());
             }
+            let Some(group) = state.group.take() else { continue };
+            let Some((rank, Fate::Ended(exit))) = group.end().await else { continue };
             match state.record.judge(End::AtStart { explained: exit.explained() }) {
                 Verdict::StartAfter(delay) => {
                     warn!("worker {rank} {} before it was ready", exit.describe());
@@ -229,19 +277,26 @@ mod tests {
 
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
+    use penstock_router::worker::LossKind;
     use tempfile::TempDir;
 
     use super::*;
 
     /// Stands in for the interpreter: takes a worker's arguments and behaves as the file `how` beside it
-    /// says. Writes the process id to the file `pid` once it listens.
+    /// says. Writes the process id to the file `pid` once it listens, and how ranks meet to a file for each.
     const STAND_IN: &str = r#"#!/usr/bin/env python3
 import json, os, pathlib, signal, socket, sys, time
 here = pathlib.Path(sys.argv[0]).parent
 how = (here / "how").read_text()
 with open(here / "starts", "a") as starts:
     starts.write("x")
-if how == "explains":
+rank = sys.argv[sys.argv.index("--rank") + 1]
+if "--rendezvous" in sys.argv:
+    meeting = sys.argv[sys.argv.index("--rendezvous") + 1]
+    (here / f"meeting-{rank}").write_text(meeting + " " + os.environ.get("GLOO_SOCKET_IFNAME", ""))
+if how == "rank 1 explains" and rank == "0":
+    sys.exit(3)
+if how in ("explains", "rank 1 explains"):
     print(json.dumps({"level": "ERROR", "message": "no such dtype", "fatal": True}), file=sys.stderr)
     sys.exit(1)
 if how == "raises":
@@ -280,10 +335,17 @@ time.sleep(600)
         }
 
         async fn start(&self) -> Workers {
+            self.start_ranks(1, Rendezvous::Folder).await
+        }
+
+        async fn start_ranks(&self, world_size: u32, rendezvous: Rendezvous) -> Workers {
             let command = WorkerCommand {
                 python: self.path("python"),
                 arguments: vec!["--model-dir".into()],
-                world_size: 1,
+                world_size,
+                stages: 1,
+                rendezvous,
+                names_interface: false,
             };
             let sockets = SocketFolder::make(self.folder.path()).unwrap();
             Workers::start(command, Nursery::open().unwrap(), sockets).await.unwrap()
@@ -323,7 +385,7 @@ time.sleep(600)
         let (mut pid, mut socket) = ready(&bench, &workers, None).await;
         for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
             kill(pid, signal).unwrap();
-            let loss = Loss::Died("its stream broke".into());
+            let loss = Loss::of(0, LossKind::Died, "its stream broke");
             let (new_pid, new_socket) = ready(&bench, &workers, Some(&loss)).await;
             assert!(is_dead(pid) && new_pid != pid);
             assert!(!socket.exists() && new_socket != socket);
@@ -346,6 +408,34 @@ time.sleep(600)
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn the_worker_that_says_why_is_heard_and_not_those_that_lost_it() {
+        let bench = Bench::new("rank 1 explains");
+        let workers = bench.start_ranks(3, Rendezvous::Folder).await;
+        assert_eq!(workers.fresh(None).await.unwrap_err().to_string(), "no such dtype");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn all_ranks_of_a_group_meet_in_one_place_and_another_group_elsewhere() {
+        for rendezvous in [Rendezvous::Folder, Rendezvous::Address("localhost:4000".into())] {
+            let bench = Bench::new("serves");
+            let workers = bench.start_ranks(2, rendezvous.clone()).await;
+            let mut meetings = Vec::new();
+            for lost in [None, Some(Loss::unnamed(LossKind::Died, "its stream broke"))] {
+                assert_eq!(workers.fresh(lost.as_ref()).await.unwrap().len(), 2);
+                let [first, second] =
+                    ["meeting-0", "meeting-1"].map(|name| std::fs::read_to_string(bench.path(name)).unwrap());
+                assert_eq!(first, second);
+                assert!(first.ends_with(" lo"), "{first}");
+                meetings.push(first);
+            }
+            assert_ne!(meetings[0], meetings[1]);
+            let expected =
+                if rendezvous == Rendezvous::Folder { "file:///" } else { "tcp://localhost:4000/" };
+            assert!(meetings[0].starts_with(expected), "{meetings:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_worker_that_dies_at_start_is_tried_again_and_given_up_with_the_reason() {
         for (how, reason) in [("raises", "SomeError: by surprise"), ("killed", "SIGKILL")] {
             let bench = Bench::new(how);
@@ -364,7 +454,7 @@ time.sleep(600)
         kill(pid, Signal::SIGKILL).unwrap();
         let waiting = tokio::spawn({
             let workers = workers.clone();
-            async move { workers.fresh(Some(&Loss::Hung("no answer".into()))).await }
+            async move { workers.fresh(Some(&Loss::of(0, LossKind::Hung, "no answer"))).await }
         });
         while bench.starts() < 3 {
             tokio::task::yield_now().await;

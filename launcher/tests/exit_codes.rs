@@ -26,12 +26,14 @@ fn a_flag_that_does_not_exist_or_parse_is_exit_code_2() {
 #[test]
 fn everything_else_is_exit_code_1_and_one_line() {
     for (arguments, environment, names) in [
-        (&["--num-shard", "2"][..], &[][..], "--num-shard"),
+        (&["--sharded", "true"][..], &[][..], "--sharded true"),
+        (&["--num-shard", "2", "--device", "cuda:0"], &[], "--num-shard"),
         (&["--ngrok-authtoken", "sesame"], &[], "--ngrok-authtoken is not supported yet"),
         (&[], &[("NGROK_AUTHTOKEN", "sesame")], "NGROK_AUTHTOKEN is not supported yet"),
         (&["--api-key-file", "/no/such/file"], &[], "--api-key-file /no/such/file"),
         (&[], &[("QUANTIZE", "fp8")], "QUANTIZE"),
-        (&[], &[("NUM_SHARD", "2")], "--num-shard"),
+        (&[], &[("NUM_SHARD", "2"), ("SHARDED", "false")], "--num-shard"),
+        (&["--sharded", "true"], &[("CUDA_VISIBLE_DEVICES", "3")], "CUDA_VISIBLE_DEVICES shows 1"),
         (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
         (&["--max-total-tokens", "5"], &[("MAX_INPUT_LENGTH", "5")], "--max-input-tokens"),
         (&["--model-id", "/no/such/folder"], &[], "/no/such/folder"),

@@ -163,7 +163,10 @@ pub struct Config {
     pub model_dir: PathBuf,
     /// A tokenizer.json that was made for a model without one.
     pub tokenizer_file: Option<PathBuf>,
+    /// Of each stage.
     pub num_shard: u32,
+    /// Stages.
+    pub pipeline_parallel: u32,
 }
 
 impl Config {

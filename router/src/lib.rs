@@ -228,7 +228,12 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
-    metrics::install(limits.max_input_tokens, limits.max_total_tokens, args.max_concurrent_requests);
+    metrics::install(
+        limits.max_input_tokens,
+        limits.max_total_tokens,
+        args.max_concurrent_requests,
+        config.num_shard * config.pipeline_parallel,
+    );
 
     let settings = Settings {
         max_live: args.max_concurrent_requests,
@@ -256,7 +261,7 @@ async fn load(
         compute_type: args
             .compute_type
             .clone()
-            .unwrap_or_else(|| compute_type(config.num_shard, &model.device_name)),
+            .unwrap_or_else(|| compute_type(config.num_shard * config.pipeline_parallel, &model.device_name)),
         limits,
         model,
         prepared,
@@ -314,8 +319,8 @@ fn cache_namespace(config: &Config) -> u64 {
 }
 
 /// Such as `1-nvidia-l4`.
-fn compute_type(num_shard: u32, device_name: &str) -> HeaderValue {
+fn compute_type(devices: u32, device_name: &str) -> HeaderValue {
     let words = device_name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let name = words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-");
-    HeaderValue::from_str(&format!("{num_shard}-{name}")).expect("digits, letters and dashes")
+    HeaderValue::from_str(&format!("{devices}-{name}")).expect("digits, letters and dashes")
 }

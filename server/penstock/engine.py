@@ -6,6 +6,8 @@ before the host has seen this one's result; what a slot sampled last stays on th
 """
 
 import time
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +23,11 @@ from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
 from penstock.models import recipes
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Step
+from penstock.models.decoder import Decoder, Step
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.models.encoder_decoder_layout import TwoSidedLayout, TwoSidedSteps
 from penstock.parallel import ALONE, TensorGroup
-from penstock.plan import I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
+from penstock.plan import CONTINUE, I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.sampling import Sampled, Sampler, most_likely
 from penstock.slots import Limits, SlotTable
@@ -95,9 +97,12 @@ class Engine:
                     f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
                 )
             set_tile(self.model, TILE)
+        if group.pipeline is not None and not isinstance(self.model, Decoder):
+            raise UnusableModel(f"--pipeline-parallel: {self.recipe} runs in one stage only")
         self.steps = 0
         self.spans: StepSpans | None = None
         self._prepared = False
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def depth(self) -> int:
@@ -123,7 +128,7 @@ class Engine:
         """Makes cache, slots and tables for these limits."""
         self.limits = limits
         rows, size = self.model.cache_shape
-        layers = self.model.config.layers
+        layers = len(self.group.layers(self.model.config.layers))
         self.cache = KvCache(layers, rows, size, self.dtype, self.device, limits.blocks)
         self.slots = SlotTable(limits)
         self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
@@ -132,6 +137,8 @@ class Engine:
         self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
         self._gathered = torch.empty(0, dtype=self.dtype, device=self.device)
         self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
+        # Of each step whose samples the last stage has not sent back yet, the slots that sampled. First stage only.
+        self._awaited: deque[I64] = deque()
         self._steady: tuple[Layout, Plan] | None = None
         self._two_sided: TwoSidedSteps | None = None
         if isinstance(self.model, EncoderDecoder):
@@ -169,6 +176,7 @@ class Engine:
 
     def clear(self) -> None:
         """Forgets all slots: a new Run begins."""
+        self._receive_back(len(self._awaited))
         self._steady = None
         self.slots.clear()
         self.sampler.clear()
@@ -191,16 +199,21 @@ class Engine:
         if len(plan.slots) == 0:
             self._steady = None
             return Launched(plan, None, None, None, None, time.perf_counter_ns() - began, 0, 0)
+        if self._awaited:
+            self._receive_back(self._due(plan))
         layout, step = self._step(plan)
         prepared = time.perf_counter_ns()
-        hidden_TE = self.model.forward(step, self.cache.layers_NJD)
+        hidden_TE = self._forward(step)
         forwarded = time.perf_counter_ns()
-        # Every rank computes logits and learns what was sampled; rank 0 alone samples and answers.
+        # Every rank of the last stage computes logits and learns what was sampled; its rank 0 samples and answers.
         sampled = prompt = None
-        if len(layout.sample_rows):
-            sampled = self._sample(plan, layout, step.ids_T, hidden_TE)
-        if len(layout.prompt_tokens):
-            prompt = self._prompt_logprobs(plan, layout, hidden_TE)
+        if self.group.is_last_stage:
+            if len(layout.sample_rows):
+                sampled = self._sample(plan, layout, step.ids_T, hidden_TE)
+            if len(layout.prompt_tokens):
+                prompt = self._prompt_logprobs(plan, layout, hidden_TE)
+        elif self.group.is_first_stage and len(layout.sample_rows):
+            self._awaited.append(plan.slots[layout.sample_rows])
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -259,9 +272,13 @@ class Engine:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """A tiny computation on the device. Raises when it gives a wrong answer."""
-        if int(torch.arange(4, device=self.device).sum()) != 6:
-            raise RuntimeError("the device cannot add")
+        """A tiny computation on the device. Raises when it gives a wrong answer.
+
+        On a GPU it does not queue up behind a step, which may be waiting for another rank.
+        """
+        with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
+            if int(torch.arange(4, device=self.device).sum()) != 6:
+                raise RuntimeError("the device cannot add")
 
     def _step(self, plan: Plan) -> tuple[Layout | TwoSidedLayout, Any]:
         """What the model's forward pass reads, and which of its tokens are looked at."""
@@ -315,7 +332,41 @@ class Engine:
             sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
         chosen_S = torch.empty_like(tokens_S) if sampled is None else sampled.tokens_S
         self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.follow(chosen_S))
+        if self.group.pipeline is not None:
+            self.group.pipeline.send_back(chosen_S)
         return sampled
+
+    def _forward(self, step: Any) -> Tensor:
+        """This stage's layers, between the stage before and the next one."""
+        pipeline = self.group.pipeline
+        if pipeline is None or not isinstance(self.model, Decoder):
+            return self.model.forward(step, self.cache.layers_NJD)
+        given_TE = None
+        if not self.group.is_first_stage:
+            shape = (len(step.ids_T), self.model.config.width)
+            given_TE = pipeline.receive(torch.empty(shape, dtype=self.dtype, device=self.device))
+        hidden_TE = self.model.forward(step, self.cache.layers_NJD, given_TE)
+        if not self.group.is_last_stage:
+            pipeline.send_on(hidden_TE)
+        return hidden_TE
+
+    def _due(self, plan: Plan) -> int:
+        """How many of the steps whose samples are awaited to receive now: up to the last one that this plan continues.
+        No more, for the last stage may not have come to the next one; but those that it must have done.
+        """
+        assert self.group.pipeline is not None, "nothing is awaited without one"
+        done = max(len(self._awaited) - self.group.pipeline.in_flight, 0)
+        slots = plan.slots[(plan.flags & CONTINUE) != 0]
+        continued = (count for count, sampled in enumerate(self._awaited, 1) if np.isin(sampled, slots).any())
+        return max((done, *continued))
+
+    def _receive_back(self, steps: int) -> None:
+        """The first stage learns what the last one sampled in so many steps."""
+        for _ in range(steps):
+            slots = self._awaited.popleft()
+            assert self.group.pipeline is not None, "nothing is awaited without one"
+            sampled_S = self.group.pipeline.receive_back(len(slots)).to(self.device)
+            self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled_S)
 
     def _prompt_logprobs(
         self, plan: Plan, layout: Layout | TwoSidedLayout, hidden_TE: Tensor

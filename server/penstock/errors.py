@@ -13,5 +13,18 @@ class BadPlan(Exception):
     """A plan contradicts itself, the slots or the limits: names the field. For the router."""
 
 
+class LostPeer(Exception):
+    """The connection to another rank broke, which has ended or is about to be. For the operator."""
+
+
 class TooLittleMemory(Exception):
     """The limits ask for more than the device has: names the flags. For the operator."""
+
+
+# What a worker exits with that ends only since it lost a peer. The launcher knows it, too (launcher/src/child.rs).
+LOST_PEER = 3
+
+
+def one_line(error: Exception) -> str:
+    """What it says, without line breaks, as far as a line should be long."""
+    return " ".join(str(error).split())[:500]

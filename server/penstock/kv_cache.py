@@ -83,12 +83,18 @@ def device_room(device: torch.device) -> Room:
     return cpu_room()
 
 
-def spare(room: Room, device: torch.device, memory_fraction: float, held: int, working: int) -> int:
-    """Bytes that the cache may take of `room`, when the process holds `held` and a step needs `working`."""
-    share = int(room.total * memory_fraction) - held
-    left = room.free
+def spare(
+    room: Room, device: torch.device, memory_fraction: float, held: int, working: int, neighbours: int = 1
+) -> int:
+    """Bytes that the cache may take of `room`, when the process holds `held` and a step needs `working`.
+
+    `neighbours` ranks, this one included, share a machine's memory, and each takes as much of it.
+    """
+    share, left = int(room.total * memory_fraction), room.free
     if device.type == "cpu":
-        left -= max(GIB, room.total // 10)
+        share //= neighbours
+        left = (left - max(GIB, room.total // 10)) // neighbours
+    share -= held
     return max(min(share, left) - working, 0)
 
 

@@ -1,17 +1,19 @@
 """The ranks that hold one model together: which part of it is whose, and what they tell each other.
 
 Used by the layers and the engine. A rank alone is a group of one, in which nothing is sent. How the ranks find
-each other is for `penstock.serving` to say.
+each other is for `penstock.rendezvous` to say.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.errors import UnusableModel
+from penstock.errors import LostPeer, UnusableModel
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,39 @@ class TensorGroup:
     rank: int = 0
     size: int = 1
     process_group: dist.ProcessGroup | None = None
+    neighbours: int = 1  # ranks on this one's machine, itself included: they share its memory
+    pipeline: "Pipeline | None" = None  # None: this group holds all layers
+
+    @property
+    def everyone(self) -> "TensorGroup":
+        """All ranks that hold the model, over all stages."""
+        return self if self.pipeline is None else self.pipeline.everyone
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether token ids come in here."""
+        return self.pipeline is None or self.pipeline.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether tokens are sampled here."""
+        return self.pipeline is None or self.pipeline.stage == self.pipeline.stages - 1
+
+    def layers(self, count: int) -> range:
+        """Those that this rank has a part of. Raises UnusableModel when there are fewer than stages."""
+        if self.pipeline is None:
+            return range(count)
+        if count < self.pipeline.stages:
+            raise UnusableModel(
+                f"--pipeline-parallel {self.pipeline.stages} is more than the model's layers ({count})"
+            )
+        return even_part(count, self.pipeline.stage, self.pipeline.stages)
 
     def add_up(self, part: Tensor) -> Tensor:
         """The sum of every rank's tensor, in its memory."""
         if self.size > 1:
-            dist.all_reduce(part, group=self.process_group)
+            with _exchange():
+                dist.all_reduce(part, group=self.process_group)
         return part
 
     def join(self, part_SV: Tensor) -> Tensor:
@@ -33,20 +63,33 @@ class TensorGroup:
         if self.size == 1:
             return part_SV
         parts = [torch.empty_like(part_SV) for _ in range(self.size)]
-        dist.all_gather(parts, part_SV.contiguous(), group=self.process_group)
+        with _exchange():
+            dist.all_gather(parts, part_SV.contiguous(), group=self.process_group)
         return torch.cat(parts, -1)
 
     def follow(self, value: Tensor) -> Tensor:
         """Rank 0's tensor, in the memory of everyone's."""
         if self.size > 1:
-            dist.broadcast(value, group_src=0, group=self.process_group)
+            with _exchange():
+                dist.broadcast(value, group_src=0, group=self.process_group)
         return value
+
+    def least(self, number: int) -> int:
+        """The smallest of every rank's numbers."""
+        if self.size == 1:
+            return number
+        value = torch.tensor([number])
+        with _exchange():
+            dist.all_reduce(value, dist.ReduceOp.MIN, group=self.process_group)
+        return int(value)
+
+    def first_says(self, decision: bool) -> bool:
+        """Rank 0's decision, where each rank by itself might come to another."""
+        return decision if self.size == 1 else bool(self.follow(torch.tensor([decision])))
 
     def share(self, count: int) -> range:
         """This rank's part of `count` things, as even as can be; the first ranks have one more."""
-        least, more = divmod(count, self.size)
-        begin = self.rank * least + min(self.rank, more)
-        return range(begin, begin + least + (self.rank < more))
+        return even_part(count, self.rank, self.size)
 
     def even_share(self, count: int, what: str) -> range:
         """The same where every rank must have as many. Raises UnusableModel, naming `what`."""
@@ -67,6 +110,77 @@ class TensorGroup:
 
 
 ALONE = TensorGroup()
+
+
+class Pipeline:
+    """Stages that each hold some of the layers, and what goes from one to another: hidden states onwards, and what
+    the last one sampled back to the first, which feeds it.
+
+    Each is a tensor group; shard r of a stage speaks with shard r of another. What is sent is not waited for,
+    so that a stage goes on with its next step while the next stage computes this one.
+    """
+
+    def __init__(self, stage: int, stages: int, everyone: TensorGroup) -> None:
+        self.stage, self.stages, self.everyone = stage, stages, everyone
+        self._shards = everyone.size // stages
+        self._shard = everyone.rank % self._shards
+        # Plans that may be in flight: what was sampled in an older step has been sent, and may be received at once.
+        self.in_flight = stages + 1
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def send_on(self, hidden_TE: Tensor) -> None:
+        """To the next stage. The tensor must not be written any more."""
+        self._send(hidden_TE.contiguous(), self.stage + 1, HIDDEN)
+
+    def receive(self, hidden_TE: Tensor) -> Tensor:
+        """What the stage before sent, in this memory."""
+        return self._receive(hidden_TE, self.stage - 1, HIDDEN)
+
+    def send_back(self, sampled_S: Tensor) -> None:
+        """From the last stage to the first."""
+        self._send(sampled_S.cpu(), 0, SAMPLED)
+
+    def receive_back(self, count: int) -> Tensor:
+        """What the last stage sampled in the oldest step that was not received yet: (S,) int64, on the host."""
+        return self._receive(torch.empty(count, dtype=torch.int64), self.stages - 1, SAMPLED)
+
+    def _send(self, tensor: Tensor, stage: int, tag: int) -> None:
+        with _exchange():
+            while self._sent and (len(self._sent) > self.in_flight or self._sent[0][0].is_completed()):
+                self._sent.popleft()[0].wait()
+            work = dist.isend(
+                tensor, group=self.everyone.process_group, group_dst=self._rank_in(stage), tag=tag
+            )
+            if work is not None:
+                self._sent.append((work, tensor))  # its memory is read until then
+
+    def _receive(self, tensor: Tensor, stage: int, tag: int) -> Tensor:
+        with _exchange():
+            dist.recv(tensor, group=self.everyone.process_group, group_src=self._rank_in(stage), tag=tag)
+        return tensor
+
+    def _rank_in(self, stage: int) -> int:
+        return stage * self._shards + self._shard
+
+
+# Tags that keep the two kinds of messages between two ranks apart.
+HIDDEN, SAMPLED = 1, 2
+
+
+def even_part(count: int, place: int, places: int) -> range:
+    """One of `places` parts of `count` things, as even as can be; the first have one more."""
+    least, more = divmod(count, places)
+    begin = place * least + min(place, more)
+    return range(begin, begin + least + (place < more))
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Gives what libraries raise when another rank is gone one name."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostPeer(str(error)) from error
 
 
 def ranges(parts: Sequence[range]) -> list[slice]:

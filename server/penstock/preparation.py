@@ -5,15 +5,17 @@ budget, so that a small model is ready at once and a large one is still measured
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from penstock.engine import Engine
+from penstock.errors import TooLittleMemory
 from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.parallel import TensorGroup
 from penstock.plan import SAMPLE, START, Plan, Starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
@@ -49,9 +51,13 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         request.memory_fraction,
         held=weight_bytes(engine),
         working=working_bytes(config, engine.dtype, request.max_slots, request.max_step_tokens, longest),
+        neighbours=engine.group.neighbours,
     )
-    blocks = count_blocks(
-        kv_bytes_per_token(engine), request.max_slots, longest, request.max_cache_tokens, available
+    blocks = _agreed_blocks(
+        engine.group.everyone,
+        lambda: count_blocks(
+            kv_bytes_per_token(engine), request.max_slots, longest, request.max_cache_tokens, available
+        ),
     )
     engine.allocate(
         Limits(
@@ -72,6 +78,22 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     )
 
 
+def _agreed_blocks(group: TensorGroup, count: Callable[[], int]) -> int:
+    """The fewest blocks that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
+    try:
+        blocks, refusal = count(), None
+    except TooLittleMemory as error:
+        blocks, refusal = 0, error
+    blocks = group.least(blocks)
+    if refusal is not None:
+        raise refusal
+    if blocks == 0:
+        raise TooLittleMemory(
+            "another shard has too little memory for its KV cache; lower --max-total-tokens"
+        )
+    return blocks
+
+
 def weight_bytes(engine: Engine) -> int:
     """Bytes of the weights, each counted once."""
     return sum(t.numel() * t.element_size() for t in engine.model.weights())
@@ -80,7 +102,7 @@ def weight_bytes(engine: Engine) -> int:
 def kv_bytes_per_token(engine: Engine) -> int:
     """Bytes that this rank's cache holds for one token."""
     rows, size = engine.model.cache_shape
-    return engine.model.config.layers * rows * size * engine.dtype.itemsize
+    return len(engine.group.layers(engine.model.config.layers)) * rows * size * engine.dtype.itemsize
 
 
 def working_bytes(
@@ -165,7 +187,9 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
             _run(engine, rows, fed, cached)  # the first step pays for what is set up once
         slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
         # More tokens in a step cost less each; the guess is for both runs of the shape.
-        if len(measured) >= 3 and time.perf_counter() + slowest * 2e-9 / 8 > deadline:
+        is_late = time.perf_counter() + slowest * 2e-9 / 8 > deadline
+        # Every rank runs every step, or none does.
+        if len(measured) >= 3 and engine.group.everyone.first_says(is_late):
             break
         _run(engine, rows, fed, cached)
         # Each token attends to itself and all before it.
@@ -219,6 +243,8 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
             else none,
         ),
     )
+    # All begin together: what the last stage of a pipeline measures is then the whole step.
+    engine.group.everyone.least(0)
     began = time.perf_counter_ns()
     engine.step(plan)
     return float(time.perf_counter_ns() - began)

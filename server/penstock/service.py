@@ -12,7 +12,7 @@ import grpc
 
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
-from penstock.errors import BadPlan, OutOfStep, TooLittleMemory
+from penstock.errors import BadPlan, LostPeer, OutOfStep, TooLittleMemory, one_line
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.preparation import kv_bytes_per_token, prepare, weight_bytes
 from penstock.proto import penstock_pb2 as pb
@@ -30,7 +30,7 @@ class WorkerService:
         engine: Engine,
         thread: EngineThread,
         description: pb.ModelDescription,
-        on_failure: Callable[[str, threading.Event], None],
+        on_failure: Callable[[Exception, threading.Event], None],
     ) -> None:
         self._engine = engine
         self._thread = thread
@@ -75,7 +75,7 @@ class WorkerService:
         except BadPlan as error:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Superseded:
-            _abort(context, grpc.StatusCode.ABORTED, "a newer Run began")
+            _abort(context, grpc.StatusCode.CANCELLED, "a newer Run began")
         except Exception as error:
             self._fail(context, error)
 
@@ -89,12 +89,13 @@ class WorkerService:
 
     def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         """Ends the call and the process: what the device holds is not to be trusted any more."""
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         answered = threading.Event()
         if not context.add_callback(answered.set):
             answered.set()
-        self._on_failure(cause, answered)
-        _abort(context, grpc.StatusCode.INTERNAL, cause)
+        self._on_failure(error, answered)
+        # The router blames the rank that was lost, not the one that says so.
+        code = grpc.StatusCode.ABORTED if isinstance(error, LostPeer) else grpc.StatusCode.INTERNAL
+        _abort(context, code, f"{type(error).__name__}: {one_line(error)}")
 
 
 def description_of(
@@ -104,6 +105,7 @@ def description_of(
     decoder_start_ids: list[int],
     rank: int,
     world: int,
+    stages: int,
 ) -> pb.ModelDescription:
     """What Describe answers."""
     shape = engine.model.config
@@ -125,6 +127,7 @@ def description_of(
         kv_bytes_per_token=kv_bytes_per_token(engine),
         rank=rank,
         world_size=world,
+        stages=stages,
         max_top_tokens=min(MAX_TOP_TOKENS, shape.vocab_size),
         contract=CONTRACT,
         decoder_start_ids=decoder_start_ids,

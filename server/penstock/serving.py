@@ -18,9 +18,10 @@ import torch
 
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
-from penstock.errors import UnusableModel
+from penstock.errors import LOST_PEER, LostPeer, UnusableModel, one_line
 from penstock.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.rendezvous import meet
 from penstock.rpc import handlers
 from penstock.service import WorkerService, description_of
 from penstock.telemetry import log
@@ -33,15 +34,18 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
     config = read_config(folder)
-    dtype, device = dtype_of(config, arguments.dtype), device_of(arguments.device)
+    dtype = dtype_of(config, arguments.dtype)
+    device = device_of(arguments.device, arguments.rank)
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    group = meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device)
     engine = Engine(
         config,
         folder,
         dtype,
         device,
+        group,
         trusted=arguments.trust_remote_code,
         deterministic=arguments.deterministic,
     )
@@ -61,6 +65,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         decoder_start_ids(config, generation, engine),
         arguments.rank,
         arguments.world_size,
+        arguments.stages,
     )
     thread = EngineThread()
     service = WorkerService(engine, thread, description, _Ending())
@@ -123,8 +128,8 @@ def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
     return DTYPES[wanted]
 
 
-def device_of(wanted: str) -> torch.device:
-    """What --device stands for. Raises UnusableModel."""
+def device_of(wanted: str, rank: int = 0) -> torch.device:
+    """What --device stands for: rank r takes the r-th of the visible GPUs unless one is named. Raises UnusableModel."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -132,8 +137,13 @@ def device_of(wanted: str) -> torch.device:
     except RuntimeError as error:
         raise UnusableModel(f"--device: {wanted!r} is not cpu, cuda or cuda:N") from error
     if device.type == "cuda":
-        index = device.index or 0
-        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        index = rank if device.index is None else device.index
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device.index is None and 0 < count <= index:
+            raise UnusableModel(
+                f"--num-shard, --pipeline-parallel: each part needs a GPU, and {count} are visible here"
+            )
+        if index >= count:
             raise UnusableModel(f"--device: there is no {wanted} on this machine")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
@@ -148,14 +158,18 @@ class _Ending:
     """
 
     def __init__(self) -> None:
-        self._failures: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+        self._failures: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
         threading.Thread(target=self._wait, name="ending", daemon=True).start()
 
-    def __call__(self, cause: str, answered: threading.Event) -> None:
+    def __call__(self, error: Exception, answered: threading.Event) -> None:
         """Logs the cause, lets the answer out, and exits."""
-        log("ERROR", cause, fatal=True)
-        self._failures.put(answered)
+        if isinstance(error, LostPeer):
+            log("WARN", f"lost another rank: {one_line(error)}")
+        else:
+            log("ERROR", f"{type(error).__name__}: {one_line(error)}", fatal=True)
+        self._failures.put((LOST_PEER if isinstance(error, LostPeer) else 1, answered))
 
     def _wait(self) -> None:
-        self._failures.get().wait(1.0)
-        os._exit(1)
+        status, answered = self._failures.get()
+        answered.wait(1.0)
+        os._exit(status)

@@ -32,7 +32,7 @@ def main() -> None:
     gc.disable()
 
     from penstock.checks import check_folder
-    from penstock.errors import UnusableModel
+    from penstock.errors import LOST_PEER, LostPeer, UnusableModel, one_line
     from penstock.telemetry import log
 
     try:
@@ -44,12 +44,14 @@ def main() -> None:
     except _Stopped:
         log("INFO", "stopped")
         _leave(0)
+    except LostPeer as error:
+        log("WARN", f"lost another rank: {one_line(error)}")
+        _leave(LOST_PEER)
     except (UnusableModel, OSError, MemoryError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        log("ERROR", message, fatal=True)
+        log("ERROR", one_line(error) or type(error).__name__, fatal=True)
         _leave(1)
     except Exception as error:
-        log("ERROR", f"{type(error).__name__}: {' '.join(str(error).split())}", fatal=True)
+        log("ERROR", f"{type(error).__name__}: {one_line(error)}", fatal=True)
         _leave(1)
 
 
@@ -92,9 +94,25 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="load pickled weights where there are no others"
     )
-    parser.add_argument("--rank", type=int, default=0, help="which shard this is, from 0 [default: 0]")
     parser.add_argument(
-        "--world-size", type=int, default=1, help="number of shards; only 1 for now [default: 1]"
+        "--rank", type=int, default=0, help="which part of the model this is, from 0 [default: 0]"
+    )
+    parser.add_argument(
+        "--world-size", type=int, default=1, help="number of ranks, over all stages [default: 1]"
+    )
+    parser.add_argument(
+        "--stages",
+        type=int,
+        default=1,
+        help="of a pipeline, each of which holds some of the layers; rank = stage * shards of each + shard "
+        "[default: 1]",
+    )
+    parser.add_argument(
+        "--rendezvous",
+        default="",
+        help="where the shards find each other: file:///PATH, a file that does not exist yet, or "
+        "tcp://HOST:PORT/NAME, where rank 0 listens. On CPUs they speak over the interface that the variable "
+        "GLOO_SOCKET_IFNAME names",
     )
     parser.add_argument(
         "--threads", type=int, default=0, help="threads that compute on a CPU [default: the cores it may use]"
@@ -106,8 +124,12 @@ def _arguments() -> argparse.Namespace:
         "--otlp-service-name", default="text-generation-inference.server", help="what those spans call this"
     )
     arguments = parser.parse_args()
-    if arguments.world_size != 1 or arguments.rank != 0:
-        parser.error("--world-size other than 1 is not supported yet")
+    if not 0 <= arguments.rank < arguments.world_size:
+        parser.error(f"--rank {arguments.rank} is none of --world-size {arguments.world_size}")
+    if arguments.stages < 1 or arguments.world_size % arguments.stages:
+        parser.error(f"--world-size {arguments.world_size} is no multiple of --stages {arguments.stages}")
+    if arguments.world_size > 1 and not arguments.rendezvous:
+        parser.error("--world-size above 1 needs --rendezvous")
     if arguments.threads < 0:
         parser.error("--threads must not be negative")
     return arguments

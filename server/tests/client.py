@@ -202,7 +202,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
         )
         self._ready = threading.Event()
         threading.Thread(target=self._read_log, daemon=True).start()

@@ -288,7 +288,7 @@ def test_it_prepares_for_any_limits_and_says_what_it_is(family: str, tmp_path: P
         )
         prepared = prepare(engine, request)
         assert prepared.blocks == 64 and prepared.cost.fixed_ns > 0
-    told = description_of(engine, config, [1], [2, 0], 0, 1)
+    told = description_of(engine, config, [1], [2, 0], 0, 1, 1)
     assert list(told.decoder_start_ids) == [2, 0]
     side = {"T5": 0, "BART": 128}[family]
     assert told.max_side_positions == side

@@ -51,7 +51,8 @@ def test_pickled_weights_are_loaded_with_consent(shards: int, older: bool, tmp_p
     weights = pickle(tmp_path, shards, older=older)
     assert "only pickled ones (pytorch_model.bin" in refusal(tmp_path, trusted=False)
     decoder = read(tmp_path)
-    assert torch.equal(decoder.ends.head.weight_OI, weights["lm_head.weight"])
+    head = decoder.ends.head
+    assert head is not None and torch.equal(head.weight_OI, weights["lm_head.weight"])
     down = weights["model.layers.2.mlp.down_proj.weight"]
     assert any(torch.equal(tensor, down) for tensor in decoder.layers[2].feed_forward.tensors())
 

@@ -309,7 +309,7 @@ def test_a_new_run_ends_the_former_and_starts_without_slots(worker: Worker) -> N
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as caught:
         former.receive()
-    assert caught.value.code() == grpc.StatusCode.ABORTED
+    assert caught.value.code() == grpc.StatusCode.CANCELLED
 
 
 def test_a_client_that_goes_away_leaves_the_worker_usable(worker: Worker) -> None:

@@ -270,13 +270,20 @@ fn operators() -> Schemas {
         ["model_id", "model_pipeline_tag", "model_type", "model_dtype", "model_device_type", "device"]
             .into_iter()
             .chain(["device_name", "router", "version"]);
-    let counts = ["parameters", "vocab_size", "num_shard", "max_concurrent_requests", "max_best_of"]
-        .into_iter()
-        .chain(["max_stop_sequences", "max_top_n_tokens", "max_input_tokens", "max_total_tokens"])
-        .chain(["max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size"])
-        .chain(["max_client_batch_size", "validation_workers", "kv_block_size", "kv_blocks"])
-        .chain(["kv_blocks_used", "kv_blocks_cached", "kv_blocks_free", "requests_running"])
-        .chain(["requests_waiting", "generated_tokens", "worker_restarts"]);
+    let counts = [
+        "parameters",
+        "vocab_size",
+        "num_shard",
+        "pipeline_parallel",
+        "max_concurrent_requests",
+        "max_best_of",
+    ]
+    .into_iter()
+    .chain(["max_stop_sequences", "max_top_n_tokens", "max_input_tokens", "max_total_tokens"])
+    .chain(["max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size"])
+    .chain(["max_client_batch_size", "validation_workers", "kv_block_size", "kv_blocks"])
+    .chain(["kv_blocks_used", "kv_blocks_cached", "kv_blocks_free", "requests_running"])
+    .chain(["requests_waiting", "generated_tokens", "worker_restarts"]);
     let unknown = ["model_sha", "sha", "docker_label"].into_iter();
     let mut info = object([], []);
     for (name, schema) in strings

@@ -27,6 +27,8 @@ pub(super) struct Capacity {
     pub max_slots: u32,
     pub max_step_tokens: u32,
     pub max_sequence_tokens: u32,
+    /// Of a pipeline, each of which computes a plan of its own at a time.
+    pub stages: u32,
     pub vocab_size: u32,
     pub cost: CostModel,
 }
@@ -352,7 +354,7 @@ impl Core {
         slots.sort();
         slots.dedup();
         assert_eq!(slots.len() as u32, self.capacity.max_slots, "a slot is free or has one sequence");
-        assert!(self.in_flight.len() <= super::policy::PLANS_IN_FLIGHT);
+        assert!(self.in_flight.len() <= super::policy::plans_in_flight(self.capacity.stages));
         for (key, live) in &self.sequences {
             let rows = self.in_flight.iter().flat_map(|step| &step.rows);
             let own: Vec<_> = rows.filter(|row| row.key == key && row.id == live.id).collect();

@@ -52,6 +52,8 @@ pub(super) struct Live {
     pub registered: usize,
     /// Positions whose keys and values are in `blocks` once all plans built so far have run.
     pub planned: u32,
+    /// Number of the plan that has its latest row.
+    pub last_plan: u64,
     /// Position of the token that its slot sampled last, once all plans built so far have run.
     pub slot_sampled: Option<u32>,
 
@@ -123,6 +125,7 @@ impl Live {
             sent_blocks: 0,
             registered: 0,
             planned: 0,
+            last_plan: 0,
             slot_sampled: None,
             answered: 0,
             rows_in_flight: 0,

@@ -36,6 +36,7 @@ impl Offline {
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
             max_sequence_tokens: model.max_positions,
+            stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
         };

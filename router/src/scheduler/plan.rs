@@ -156,6 +156,11 @@ impl PlanBuilder {
         columns.new_blocks.extend_from_slice(bytemuck::cast_slice(row.new_blocks));
     }
 
+    /// The number of the plan that is being built.
+    pub fn number(&self) -> u64 {
+        self.number + 1
+    }
+
     /// The plan of all rows since the last one, numbered and with its digest.
     pub fn finish(&mut self) -> StepPlan {
         self.number += 1;

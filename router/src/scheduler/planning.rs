@@ -11,9 +11,9 @@ use std::time::Instant;
 use super::core::{Blocked, Core};
 use super::cost::Work;
 use super::fairness::cost;
-use super::live::{InFlight, PromptLogprobs, RowRecord};
+use super::live::{InFlight, Live, PromptLogprobs, RowRecord};
 use super::plan::{Feed, PromptTargets, Row, Start};
-use super::policy::{PLANS_IN_FLIGHT, PromptBudget, align, growth, lookahead};
+use super::policy::{PromptBudget, Turns, align, growth, lookahead, plans_in_flight};
 use super::sequence::{SequenceEvent, SequenceFailure};
 use crate::ids::SequenceId;
 use crate::worker::proto::StepPlan;
@@ -38,7 +38,7 @@ struct Room {
 impl Core {
     /// The next plan, to be sent at once; `None` when there is nothing to do, or enough in flight.
     pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
-        if self.in_flight.len() >= PLANS_IN_FLIGHT {
+        if self.in_flight.len() >= plans_in_flight(self.capacity.stages) {
             return None;
         }
         let mut draft = Draft {
@@ -78,11 +78,15 @@ impl Core {
     }
 
     fn plan_decodes(&mut self, draft: &mut Draft) {
+        let decodes = |live: &Live| live.continues() && !live.is_planned_out();
+        let decoding = self.running.iter().filter(|&&key| decodes(&self.sequences[key])).count() as u32;
+        let last = self.in_flight.back().map_or(0, |step| step.number);
+        let turns = Turns::new(self.capacity.stages, decoding, last);
         // Decodes come out of the budget first: a prompt must not keep them waiting.
         let budget = &mut draft.budget;
         for &key in &self.running {
             let live = &self.sequences[key];
-            if live.continues() && !live.is_planned_out() {
+            if budget.work.tokens < turns.share && decodes(live) && turns.has(live) {
                 budget.work.add(live.planned, 1);
             }
         }
@@ -95,8 +99,10 @@ impl Core {
         }
         let mut at = 0;
         while let Some(&key) = self.running.get(at) {
+            let live = &self.sequences[key];
             // The oldest may have its row already.
-            if self.sequences[key].continues() && draft.rows.first().is_none_or(|row| row.key != key) {
+            let is_next = live.continues() && draft.rows.first().is_none_or(|row| row.key != key);
+            if is_next && turns.has(live) && (draft.rows.len() as u32) < turns.share {
                 self.plan_row(key, draft);
             }
             at += 1;
@@ -313,6 +319,7 @@ impl Core {
             draft.budget.take(position, count);
         }
         live.started = true;
+        live.last_plan = self.builder.number();
         live.start_due = false;
         live.sent_blocks = live.blocks.len();
         live.planned = end;

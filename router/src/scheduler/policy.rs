@@ -6,9 +6,36 @@ use std::time::Duration;
 use super::cost::{StepCost, Work};
 use super::live::Live;
 
-/// Plans sent and not answered. With two, the work of router and wire hides behind the workers' own; a
-/// third would only delay admissions and waste more rows at a sequence's end.
-pub(super) const PLANS_IN_FLIGHT: usize = 2;
+/// Plans sent and not answered: one for each stage of the pipeline, and one more, so that the work of router and
+/// wire hides behind the workers' own. Yet another would only delay admissions and waste more rows at a
+/// sequence's end.
+pub(super) fn plans_in_flight(stages: u32) -> usize {
+    stages.max(1) as usize + 1
+}
+
+/// Which sequences that decode may have a row in the next plan.
+///
+/// A sequence's next token needs its last one, which the last stage of a pipeline samples. So that all stages
+/// have work, the sequences that decode are divided over as many plans as there are stages, and one that is in the
+/// latest of those waits for its turn. None is two tokens ahead of what is known of it.
+pub(super) struct Turns {
+    /// Most decodes in one plan.
+    pub share: u32,
+    /// Who samples in a plan of this number or a later one has had its turn.
+    pub since: u64,
+}
+
+impl Turns {
+    /// For `decoding` sequences, when `last` is the number of the latest plan in flight.
+    pub fn new(stages: u32, decoding: u32, last: u64) -> Self {
+        let groups = stages.min(decoding).max(1);
+        Self { share: decoding.div_ceil(groups), since: (last + 2).saturating_sub(u64::from(groups)) }
+    }
+
+    pub fn has(&self, live: &Live) -> bool {
+        live.samples_in_flight == 0 || (live.samples_in_flight == 1 && live.last_plan < self.since)
+    }
+}
 
 /// A step may take this many times its expected time, and `step_timeout`, before its worker counts as hung.
 pub(super) const HUNG_FACTOR: u32 = 20;

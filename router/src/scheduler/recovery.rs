@@ -35,7 +35,7 @@ impl Task {
         let lost_at = Instant::now();
         let (steps, waited) = self.core.waiting_for(lost_at);
         let detection = waited.min(lost_at.saturating_duration_since(self.last_sign));
-        self.set_health(Health::Recovering(loss.kind().into()));
+        self.set_health(Health::Recovering(loss.summary()));
         tracing::error!(
             loss = %loss,
             detection_s = detection.as_secs_f64(),

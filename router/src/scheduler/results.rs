@@ -8,8 +8,8 @@ use super::core::Core;
 use super::live::{InFlight, Live, PromptLogprobs, RowRecord, Suspicion};
 use super::sequence::{Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure};
 use crate::ids::TokenId;
-use crate::worker::Loss;
 use crate::worker::proto::StepResult;
+use crate::worker::{Loss, LossKind};
 
 /// What a step was, for the metrics.
 #[derive(Clone, Debug)]
@@ -57,9 +57,10 @@ struct PromptAnswer<'a> {
 
 impl Core {
     pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<Stepped, Loss> {
-        let step = self.in_flight.pop_front().ok_or_else(|| {
-            Loss::OutOfStep(format!("it answered plan {}, and none was open", result.number))
-        })?;
+        let step = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| out_of_step(format!("it answered plan {}, and none was open", result.number)))?;
         let answers = match Answers::read(&step, &result, self.capacity.vocab_size) {
             Ok(answers) => answers,
             Err(loss) => {
@@ -172,7 +173,7 @@ impl Answers {
     fn read(step: &InFlight, result: &StepResult, vocab_size: u32) -> Result<Self, Loss> {
         if result.number != step.number {
             let (got, expected) = (result.number, step.number);
-            return Err(Loss::OutOfStep(format!("it answered plan {got} instead of {expected}")));
+            return Err(out_of_step(format!("it answered plan {got} instead of {expected}")));
         }
         let sum =
             |count: fn(&RowRecord) -> u32| step.rows.iter().map(|row| count(row) as usize).sum::<usize>();
@@ -191,7 +192,7 @@ impl Answers {
         };
         let rows = step.rows.len();
         if let Some(error) = result.errors.iter().find(|error| error.row as usize >= rows) {
-            return Err(Loss::OutOfStep(format!("it answered an error for row {} of {rows}", error.row)));
+            return Err(out_of_step(format!("it answered an error for row {} of {rows}", error.row)));
         }
         let mut sampled = answers.sampled.iter();
         for (at, row) in step.rows.iter().enumerate().filter(|(_, row)| row.sample) {
@@ -201,7 +202,7 @@ impl Answers {
             if token >= vocab_size && !is_error() {
                 tracing::error!(plan = step.number, row = at, key, token, "sampled outside the vocabulary");
                 let why = format!("it sampled token {token}, and the vocabulary has {vocab_size}");
-                return Err(Loss::OutOfStep(why));
+                return Err(out_of_step(why));
             }
         }
         Ok(answers)
@@ -261,6 +262,11 @@ fn take<'a, T>(from: &mut &'a [T], count: u32) -> &'a [T] {
     taken
 }
 
+/// Of the rank that returned the result, which the task knows.
+fn out_of_step(why: String) -> Loss {
+    Loss::unnamed(LossKind::OutOfStep, why)
+}
+
 /// Copied out, since a received column need not be aligned.
 fn column<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
     name: &str,
@@ -270,7 +276,7 @@ fn column<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
     let expected = count * size_of::<T>();
     if bytes.len() != expected {
         let got = bytes.len();
-        return Err(Loss::OutOfStep(format!("its column {name} has {got} bytes instead of {expected}")));
+        return Err(out_of_step(format!("its column {name} has {got} bytes instead of {expected}")));
     }
     Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
 }

@@ -147,7 +147,7 @@ impl Task {
                 biased;
                 result = run.next() => {
                     if let Err(loss) = self.take(result) {
-                        return Left::Lost(loss);
+                        return Left::Lost(loss.or_of(run.speaker()));
                     }
                 }
                 message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
@@ -167,9 +167,9 @@ impl Task {
                 () = &mut timer, if !checking => match overdue {
                     Some(_) => match timeout(LAST_LOOK, run.next()).await {
                         Ok(result) => if let Err(loss) = self.take(result) {
-                            return Left::Lost(loss);
+                            return Left::Lost(loss.or_of(run.speaker()));
                         },
-                        Err(_) => return Left::Lost(self.overdue()),
+                        Err(_) => return Left::Lost(self.overdue(&run).await),
                     },
                     None => {
                         checking = true;
@@ -194,9 +194,9 @@ impl Task {
         Ok(())
     }
 
-    fn overdue(&self) -> Loss {
+    async fn overdue(&self, run: &Run) -> Loss {
         let (steps, waited) = self.core.waiting_for(Instant::now());
-        Loss::Hung(format!("no result for {waited:.1?}, with {steps} steps in flight"))
+        run.who_hangs(format!("no result for {waited:.1?}, with {steps} steps in flight")).await
     }
 
     pub fn handle(&mut self, message: Message) -> Then {
@@ -258,6 +258,7 @@ impl Capacity {
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
             max_sequence_tokens: group.max_sequence_tokens(),
+            stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
         }

@@ -21,7 +21,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Records from now on; what came before is not counted. The counters of requests stand at 0 from the first
 /// scrape, so that a rate over them has a beginning. The lengths bound the buckets of the histograms of tokens.
-pub fn install(max_input_tokens: u32, max_total_tokens: u32, max_concurrent_requests: u32) {
+pub fn install(max_input_tokens: u32, max_total_tokens: u32, max_concurrent_requests: u32, workers: u32) {
     RECORDER.get_or_init(|| {
         let recorder = recorder(max_input_tokens, max_total_tokens);
         let handle = recorder.handle();
@@ -31,6 +31,7 @@ pub fn install(max_input_tokens: u32, max_total_tokens: u32, max_concurrent_requ
         describe();
         begin();
         gauge!("penstock_requests_limit").set(max_concurrent_requests);
+        gauge!("penstock_workers").set(workers);
         handle
     });
 }
@@ -262,6 +263,7 @@ fn describe() {
     describe_counter!("penstock_http_requests", "Answers on all routes, by route and status");
     describe_counter!("penstock_trace_spans", "Spans of traces, sent to the collector or lost");
     describe_gauge!("penstock_ready", "1 while new requests are served, else 0");
+    describe_gauge!("penstock_workers", "Worker processes that hold the model together");
     describe_gauge!("penstock_build_info", "Always 1; the label is Penstock's version");
     describe_gauge!("tgi_queue_size", "Sequences that wait to be scheduled");
     describe_histogram!("tgi_batch_next_size", "Sequences admitted together");

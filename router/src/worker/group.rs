@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use futures::future::try_join_all;
+use futures::stream::FuturesUnordered;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -12,7 +14,7 @@ use tonic::{Code, Status};
 
 use super::proto::worker_client::WorkerClient;
 use super::proto::{CONTRACT, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
-use super::source::{GiveUp, Loss, WorkerSource};
+use super::source::{GiveUp, Loss, LossKind, WorkerSource};
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,7 +102,7 @@ impl Group {
                 }
                 let limits = chosen.clone().expect("chosen when the first group was described");
                 let begun = Instant::now();
-                let prepared = prepare(&mut ranks, &limits).await?;
+                let prepared = prepare(&mut ranks, &limits, speaker(&description)).await?;
                 bring_up.prepare = begun.elapsed();
                 Ok(Self { sockets, limits, description, prepared, bring_up })
             };
@@ -145,7 +147,8 @@ impl Group {
             return Err(Unready::Final(StartError::Refused(why)));
         }
         let begun = Instant::now();
-        let prepared = in_time("Prepare", self.bring_up.prepare, prepare(&mut ranks, &self.limits)).await?;
+        let preparing = prepare(&mut ranks, &self.limits, self.speaker());
+        let prepared = in_time("Prepare", self.bring_up.prepare, preparing).await?;
         let bring_up = BringUp { process, load, prepare: begun.elapsed() };
         Ok(Self { sockets, limits: self.limits.clone(), description, prepared, bring_up })
     }
@@ -155,7 +158,13 @@ impl Group {
         &self.description
     }
 
-    /// The fewest blocks of any rank, and otherwise rank 0's.
+    /// The rank that answers plans: the first of the last stage.
+    pub fn speaker(&self) -> u32 {
+        speaker(&self.description)
+    }
+
+    /// The fewest blocks of any rank, and otherwise what the one that answers plans says, which measures whole
+    /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
     }
@@ -206,8 +215,8 @@ impl From<StartError> for Unready {
     }
 }
 
-impl From<Status> for Unready {
-    fn from(status: Status) -> Self {
+impl Unready {
+    fn of(rank: u32, status: &Status) -> Self {
         match status.code() {
             // The worker is well and says no: the next one will say the same.
             Code::FailedPrecondition
@@ -215,9 +224,21 @@ impl From<Status> for Unready {
             | Code::ResourceExhausted
             | Code::OutOfRange
             | Code::Unimplemented => Self::Final(StartError::Refused(status.message().into())),
-            _ => Self::Lost(Loss::Died(describe_status(&status))),
+            _ => Self::Lost(loss(rank, status)),
         }
     }
+}
+
+/// What a call's failure says of the rank that was called.
+pub(super) fn loss(rank: u32, status: &Status) -> Loss {
+    let kind = match status.code() {
+        // Its answer to a plan that is not the one it expects, or not one at all.
+        Code::FailedPrecondition | Code::InvalidArgument => LossKind::OutOfStep,
+        Code::DeadlineExceeded => LossKind::Hung,
+        Code::Aborted => LossKind::Bereft,
+        _ => LossKind::Died,
+    };
+    Loss::of(rank, kind, describe_status(status))
 }
 
 /// For the operator. What a broken connection looks like from inside HTTP/2 helps neither.
@@ -233,7 +254,7 @@ pub(super) fn describe_status(status: &Status) -> String {
 
 /// A client for every rank.
 pub(super) async fn connect(sockets: &[PathBuf]) -> Result<Vec<WorkerClient<Channel>>, Loss> {
-    let dial = sockets.iter().map(|socket| async move {
+    let dial = sockets.iter().zip(0..).map(|(socket, rank)| async move {
         let path = socket.clone();
         let connector = tower::service_fn(move |_: Uri| {
             let path = path.clone();
@@ -249,8 +270,14 @@ pub(super) async fn connect(sockets: &[PathBuf]) -> Result<Vec<WorkerClient<Chan
                 let client = WorkerClient::new(channel);
                 Ok(client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX))
             }
-            Ok(Err(error)) => Err(Loss::Died(format!("cannot connect to {}: {error}", socket.display()))),
-            Err(_) => Err(Loss::Hung(format!("{} takes no connection", socket.display()))),
+            Ok(Err(error)) => Err(Loss::of(
+                rank,
+                LossKind::Died,
+                format!("cannot connect to {}: {error}", socket.display()),
+            )),
+            Err(_) => {
+                Err(Loss::of(rank, LossKind::Hung, format!("{} takes no connection", socket.display())))
+            }
         }
     });
     try_join_all(dial).await
@@ -261,9 +288,7 @@ const WINDOW: u32 = 16 << 20;
 
 async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescription, Unready> {
     let world_size = ranks.len() as u32;
-    let calls = ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}));
-    let descriptions: Vec<_> =
-        try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner).collect();
+    let descriptions = every(ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}))).await?;
     if descriptions.iter().any(|description| description.contract != CONTRACT) {
         let why = "it is of another version than this router: install binary and Python package together";
         return Err(refused(why.into()));
@@ -280,6 +305,9 @@ async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescriptio
     if first.block_size == 0 || first.vocab_size == 0 || first.max_positions == 0 {
         return Err(refused("its block size, vocabulary or context length is 0".into()));
     }
+    if first.stages == 0 || !world_size.is_multiple_of(first.stages) {
+        return Err(refused(format!("{world_size} ranks are no {} stages", first.stages)));
+    }
     for (rank, other) in (1..).zip(descriptions) {
         if !in_place(&other, rank) || identity(&other) != identity(&first) {
             return Err(refused(format!("rank {rank} and rank 0 do not hold the same model")));
@@ -288,7 +316,11 @@ async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescriptio
     Ok(first)
 }
 
-async fn prepare(ranks: &mut [WorkerClient<Channel>], limits: &PrepareLimits) -> Result<Prepared, Unready> {
+async fn prepare(
+    ranks: &mut [WorkerClient<Channel>],
+    limits: &PrepareLimits,
+    speaker: u32,
+) -> Result<Prepared, Unready> {
     let request = PrepareRequest {
         max_slots: limits.max_slots,
         max_step_tokens: limits.max_step_tokens,
@@ -296,21 +328,58 @@ async fn prepare(ranks: &mut [WorkerClient<Channel>], limits: &PrepareLimits) ->
         max_cache_tokens: limits.max_cache_tokens,
         memory_fraction: limits.memory_fraction,
     };
-    let calls = ranks.iter_mut().map(|rank| rank.prepare(request));
-    let answers: Vec<_> = try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner).collect();
+    let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
     let blocks = answers.iter().map(|prepared| prepared.blocks).min().unwrap_or(0);
     if blocks == 0 {
         return Err(refused("no memory is left for the KV cache".into()));
     }
-    Ok(Prepared { blocks, ..answers[0] })
+    Ok(Prepared { blocks, ..answers[speaker as usize] })
+}
+
+/// How long a rank that lost another one waits for that one's own failure to be seen, before it is blamed itself.
+pub(super) const BLAME: Duration = Duration::from_secs(1);
+
+/// The answers of all ranks, in their order. Of several failures, the one that is no other one's consequence.
+async fn every<T>(
+    calls: impl Iterator<Item = impl Future<Output = Result<tonic::Response<T>, Status>>>,
+) -> Result<Vec<T>, Unready> {
+    let numbered = (0..).zip(calls).map(|(rank, call)| async move { (rank, call.await) });
+    let mut calls: FuturesUnordered<_> = numbered.collect();
+    let mut answers = Vec::new();
+    let mut bereft = None;
+    loop {
+        let next = match bereft {
+            None => calls.next().await,
+            Some(_) => tokio::time::timeout(BLAME, calls.next()).await.unwrap_or(None),
+        };
+        match next {
+            Some((rank, Ok(answer))) => answers.push((rank, answer.into_inner())),
+            Some((rank, Err(status))) => match Unready::of(rank, &status) {
+                Unready::Lost(loss) if loss.kind == LossKind::Bereft => bereft = Some(loss),
+                blamed => return Err(blamed),
+            },
+            None => break,
+        }
+    }
+    if let Some(loss) = bereft {
+        return Err(Unready::Lost(loss));
+    }
+    answers.sort_by_key(|(rank, _)| *rank);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
 /// What must be the same on every rank and after every restart.
 fn identity(model: &ModelDescription) -> impl PartialEq {
     let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, .. } = model.clone();
-    let ModelDescription { vocab_size, block_size, max_positions, parameters, world_size, .. } = *model;
+    let ModelDescription { vocab_size, block_size, max_positions, parameters, .. } = *model;
+    let ModelDescription { world_size, stages, .. } = *model;
     let names = (model_type, eos_ids, dtype, decoder_start_ids);
-    (names, vocab_size, block_size, max_positions, parameters, world_size)
+    let sizes = (vocab_size, block_size, max_positions, parameters, world_size, stages);
+    (names, sizes)
+}
+
+fn speaker(model: &ModelDescription) -> u32 {
+    model.world_size - model.world_size / model.stages.max(1)
 }
 
 fn refused(why: String) -> Unready {
@@ -325,6 +394,9 @@ async fn in_time<T>(
     let limit = first_took * SLOWER + SLACK;
     match tokio::time::timeout(limit, answer).await {
         Ok(result) => result,
-        Err(_) => Err(Unready::Lost(Loss::Hung(format!("no answer to {call} in {limit:.0?}")))),
+        Err(_) => {
+            let why = format!("no answer to {call} in {limit:.0?}");
+            Err(Unready::Lost(Loss::unnamed(LossKind::Hung, why)))
+        }
     }
 }

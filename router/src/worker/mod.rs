@@ -6,7 +6,7 @@ pub mod source;
 mod stream;
 
 pub use group::{Group, PrepareLimits, StartError};
-pub use source::{GiveUp, Loss, WorkerSource};
+pub use source::{GiveUp, Loss, LossKind, WorkerSource};
 pub use stream::Run;
 
 /// Generated from proto/penstock.proto.

@@ -5,28 +5,53 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-/// Why a group of workers is not used any more.
+/// Why a group of workers is not used any more. The text is for the operator.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Loss {
+#[error("{kind}: {cause}", kind = self.summary())]
+pub struct Loss {
+    pub kind: LossKind,
+    /// Whose fault it is, as far as that is known.
+    pub rank: Option<u32>,
+    pub cause: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKind {
     /// A stream broke or a process ended.
-    #[error("{kind}: {0}", kind = self.kind())]
-    Died(String),
+    Died,
     /// Work was issued, or a check was asked for, and nothing came back in time.
-    #[error("{kind}: {0}", kind = self.kind())]
-    Hung(String),
-    /// A rank refused a plan, or answered nonsense.
-    #[error("{kind}: {0}", kind = self.kind())]
-    OutOfStep(String),
+    Hung,
+    /// It refused a plan, or answered nonsense.
+    OutOfStep,
+    /// Its connection to another rank broke, which is the one to blame if it can be found.
+    Bereft,
 }
 
 impl Loss {
+    pub fn of(rank: u32, kind: LossKind, cause: impl Into<String>) -> Self {
+        Self { kind, rank: Some(rank), cause: cause.into() }
+    }
+
+    /// Nobody knows whose.
+    pub fn unnamed(kind: LossKind, cause: impl Into<String>) -> Self {
+        Self { kind, rank: None, cause: cause.into() }
+    }
+
+    /// This one's fault, unless somebody's already.
+    pub fn or_of(self, rank: u32) -> Self {
+        Self { rank: self.rank.or(Some(rank)), ..self }
+    }
+
     /// For clients: without the worker's own words, which may be a library's.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Loss::Died(_) => "a worker died",
-            Loss::Hung(_) => "a worker stopped answering",
-            Loss::OutOfStep(_) => "a worker is out of step",
-        }
+    pub fn summary(&self) -> String {
+        let who = self.rank.map_or_else(|| "a worker".into(), |rank| format!("worker {rank}"));
+        let what = match self.kind {
+            LossKind::Died => "died",
+            LossKind::Hung => "stopped answering",
+            LossKind::OutOfStep => "is out of step",
+            LossKind::Bereft => "lost its connection to another worker",
+        };
+        format!("{who} {what}")
     }
 }
 

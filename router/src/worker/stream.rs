@@ -1,25 +1,34 @@
-//! The hot path to a group: one bidirectional stream per rank. The same plan goes to every rank, rank 0's
-//! results come back, and the other ranks' numbers are checked. Used by the scheduler's task alone.
+//! The hot path to a group: one bidirectional stream per rank. The same plan goes to every rank, the results of
+//! one come back, and the other ranks' numbers are checked. Used by the scheduler's task alone.
 
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, try_join_all};
+use futures::future::{BoxFuture, FutureExt, join_all, try_join_all};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::{Status, Streaming};
 
-use super::group::{CONNECT_TIMEOUT, Group, connect, describe_status};
+use super::group::{BLAME, CONNECT_TIMEOUT, Group, connect, loss};
 use super::proto::worker_client::WorkerClient;
 use super::proto::{CheckRequest, StepPlan, StepResult};
-use super::source::Loss;
+use super::source::{Loss, LossKind};
+
+/// How long a living rank may take to answer `Check` when it is asked who hangs.
+const LIVELY: Duration = Duration::from_secs(2);
 
 /// An open `Run` on every rank.
 pub struct Run {
     ranks: Vec<WorkerClient<Channel>>,
     plans: Vec<mpsc::UnboundedSender<StepPlan>>,
-    /// Of rank 0.
+    /// Whose results count.
+    speaker: u32,
     results: Streaming<StepResult>,
+    /// The speaker has said its last.
+    ended: bool,
+    /// A rank that lost another one, and how long that one's own end is waited for.
+    bereft: Option<(Loss, Instant)>,
     /// What went wrong on another rank.
     others: mpsc::UnboundedReceiver<Loss>,
     /// Reads the other ranks' results; ends with the run.
@@ -37,18 +46,31 @@ impl Run {
             plans.push(sender);
             calls.push(rank.run(UnboundedReceiverStream::new(receiver)));
         }
-        let opened = tokio::time::timeout(CONNECT_TIMEOUT, try_join_all(calls))
-            .await
-            .map_err(|_| Loss::Hung("Run was not opened in time".into()))?
-            .map_err(|status| loss(0, &status))?;
-        let mut streams = opened.into_iter().map(tonic::Response::into_inner);
-        let results = streams.next().ok_or_else(|| Loss::Died("there are no workers".into()))?;
+        let calls = (0..).zip(calls).map(|(rank, call)| async move {
+            match timeout(CONNECT_TIMEOUT, call).await {
+                Ok(opened) => opened.map_err(|status| loss(rank, &status)),
+                Err(_) => Err(Loss::of(rank, LossKind::Hung, "Run was not opened in time")),
+            }
+        });
+        let streams = try_join_all(calls).await?.into_iter().map(tonic::Response::into_inner);
         let (report, others) = mpsc::unbounded_channel();
         let mut readers = tokio::task::JoinSet::new();
-        for (rank, stream) in (1..).zip(streams) {
-            readers.spawn(watch(rank, stream, report.clone()));
+        let speaker = group.speaker();
+        let mut results = None;
+        for (rank, stream) in (0..).zip(streams) {
+            if rank == speaker {
+                results = Some(stream);
+            } else {
+                readers.spawn(watch(rank, stream, report.clone()));
+            }
         }
-        Ok(Self { ranks, plans, results, others, _readers: readers })
+        let results = results.ok_or_else(|| Loss::unnamed(LossKind::Died, "there are no workers"))?;
+        Ok(Self { ranks, plans, speaker, results, ended: false, bereft: None, others, _readers: readers })
+    }
+
+    /// The rank whose results `next` returns.
+    pub fn speaker(&self) -> u32 {
+        self.speaker
     }
 
     /// Never waits. A rank that is gone is noticed by `next`.
@@ -61,28 +83,76 @@ impl Run {
         }
     }
 
-    /// Rank 0's next result, or the end of any rank. Loses nothing when dropped half-way.
+    /// The speaker's next result, or the end of any rank. Loses nothing when dropped half-way.
+    ///
+    /// When a rank dies, those that were waiting for its part of a step fail, too, and may be heard first.
     pub async fn next(&mut self) -> Result<StepResult, Loss> {
-        tokio::select! {
-            biased;
-            Some(loss) = self.others.recv() => Err(loss),
-            result = self.results.message() => read(0, result),
+        loop {
+            let patience = self.bereft.as_ref().map(|(_, until)| *until);
+            let loss = tokio::select! {
+                biased;
+                Some(loss) = self.others.recv() => loss,
+                result = self.results.message(), if !self.ended => match read(self.speaker, result) {
+                    Ok(result) => return Ok(result),
+                    Err(loss) => {
+                        self.ended = true;
+                        loss
+                    }
+                },
+                () = sleep_until(patience.unwrap_or_else(Instant::now)), if patience.is_some() => {
+                    let (loss, _) = self.bereft.take().expect("there is no patience without it");
+                    return Err(loss);
+                }
+                // Every rank has ended, and the last was not to blame; nothing more will come.
+                else => std::future::pending().await,
+            };
+            if loss.kind != LossKind::Bereft {
+                return Err(loss);
+            }
+            self.bereft.get_or_insert((loss, Instant::now() + BLAME));
         }
     }
 
     /// Whether every rank still computes.
     pub fn check(&self, within: Duration) -> BoxFuture<'static, Result<(), Loss>> {
-        let ranks = self.ranks.clone();
-        async move {
-            let calls = ranks.into_iter().zip(0..).map(|(mut rank, number)| async move {
-                rank.check(CheckRequest {}).await.map_err(|status| loss(number, &status))
-            });
-            match tokio::time::timeout(within, try_join_all(calls)).await {
-                Ok(result) => result.map(drop),
-                Err(_) => Err(Loss::Hung(format!("no answer to Check in {within:.1?}"))),
-            }
+        let calls = self.checks(within);
+        async move { try_join_all(calls).await.map(drop) }.boxed()
+    }
+
+    /// The rank because of which nothing comes back. Those that wait for it in a step still answer `Check`.
+    pub async fn who_hangs(&self, why: String) -> Loss {
+        if self.ranks.len() == 1 {
+            return Loss::of(0, LossKind::Hung, why);
         }
-        .boxed()
+        let answers = join_all(self.checks(LIVELY)).await;
+        if let Some(silent) = answers.iter().find_map(|answer| answer.as_ref().err()) {
+            let cause = format!("{why}, and {}", silent.cause);
+            return Loss { cause, ..silent.clone() };
+        }
+        let steps: Vec<u64> = answers.into_iter().flatten().collect();
+        let (least, most) = (steps.iter().min(), steps.iter().max());
+        let cause = format!("{why}, and every worker answers Check; steps begun: {steps:?}");
+        match (0..).zip(&steps).find(|(_, count)| least != most && Some(*count) == least) {
+            Some((behind, _)) => Loss::of(behind, LossKind::Hung, cause),
+            None => Loss::unnamed(LossKind::Hung, cause),
+        }
+    }
+
+    /// For each rank, the steps it has begun, or that it does not answer.
+    fn checks(&self, within: Duration) -> Vec<BoxFuture<'static, Result<u64, Loss>>> {
+        let check = |(rank, mut client): (u32, WorkerClient<Channel>)| {
+            async move {
+                match timeout(within, client.check(CheckRequest {})).await {
+                    Ok(Ok(reply)) => Ok(reply.into_inner().steps),
+                    Ok(Err(status)) => Err(loss(rank, &status)),
+                    Err(_) => {
+                        Err(Loss::of(rank, LossKind::Hung, format!("no answer to Check in {within:.1?}")))
+                    }
+                }
+            }
+            .boxed()
+        };
+        (0..).zip(self.ranks.iter().cloned()).map(check).collect()
     }
 }
 
@@ -94,7 +164,8 @@ async fn watch(rank: u32, mut stream: Streaming<StepResult>, report: mpsc::Unbou
             Ok(result) if result.number == expected => expected += 1,
             Ok(result) => {
                 let got = result.number;
-                break Loss::OutOfStep(format!("rank {rank} answered plan {got} instead of {expected}"));
+                let why = format!("it answered plan {got} instead of {expected}");
+                break Loss::of(rank, LossKind::OutOfStep, why);
             }
             Err(loss) => break loss,
         }
@@ -105,17 +176,7 @@ async fn watch(rank: u32, mut stream: Streaming<StepResult>, report: mpsc::Unbou
 fn read(rank: u32, result: Result<Option<StepResult>, Status>) -> Result<StepResult, Loss> {
     match result {
         Ok(Some(result)) => Ok(result),
-        Ok(None) => Err(Loss::Died(format!("rank {rank} ended its stream"))),
+        Ok(None) => Err(Loss::of(rank, LossKind::Died, "it ended its stream")),
         Err(status) => Err(loss(rank, &status)),
-    }
-}
-
-fn loss(rank: u32, status: &Status) -> Loss {
-    let why = format!("rank {rank}: {}", describe_status(status));
-    match status.code() {
-        // Its answer to a plan that is not the one it expects, or not one at all.
-        Code::FailedPrecondition | Code::InvalidArgument => Loss::OutOfStep(why),
-        Code::DeadlineExceeded => Loss::Hung(why),
-        _ => Loss::Died(why),
     }
 }

@@ -273,11 +273,14 @@ class Layer:
 
 @dataclass(slots=True)
 class Ends:
-    """What comes before the first layer and after the last."""
+    """What comes before the first layer and after the last. Where a pipeline divides the layers, only the first
+    stage has an embedding, and only the last one a head.
+    """
 
-    embedding: Embedding
+    embedding: Embedding | None
     norm: Norm | None
-    head: Linear  # its rows are this rank's part of the vocabulary, filled up to be as many on every rank
+    # Its rows are this rank's part of the vocabulary, filled up to be as many on every rank.
+    head: Linear | None
     positions: Embedding | None = None
     embedding_norm: Norm | None = None
     project_in: Linear | None = None
@@ -297,9 +300,11 @@ class Decoder:
         self.cache_shape = config.cache_shape(group)
         self.parameters = 0  # of the whole model, over all ranks; set by who loads it
 
-    def forward(self, step: Step, caches_NJD: list[Tensor]) -> Tensor:
-        """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
-        x_TE = self._embed(step)
+    def forward(self, step: Step, caches_NJD: list[Tensor], given_TE: Tensor | None = None) -> Tensor:
+        """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
+        caches. `given_TE` is what the stage before gave.
+        """
+        x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
         for layer, cache_NJD in zip(self.layers, caches_NJD, strict=True):
             x_TE = run(layer, x_TE, step, cache_NJD)
@@ -312,6 +317,7 @@ class Decoder:
             hidden_SE = ends.norm(hidden_SE)
         if ends.project_out is not None:
             hidden_SE = ends.project_out(hidden_SE)
+        assert ends.head is not None, "asked of the last stage only"
         logits_SV = self.group.join(ends.head(hidden_SE))
         out_SV.copy_(logits_SV[:, : config.vocab_size])
         if config.logit_scale != 1.0:
@@ -323,10 +329,9 @@ class Decoder:
     def weights(self) -> list[Tensor]:
         """Every tensor of this rank's part of the model, each once."""
         ends = self.ends
-        found = [ends.embedding.weight_VE, *ends.head.tensors()]
-        if ends.positions is not None:
-            found.append(ends.positions.weight_VE)
-        for part in (ends.norm, ends.embedding_norm, ends.project_in, ends.project_out):
+        tables = (ends.embedding, ends.positions)
+        found = [table.weight_VE for table in tables if table is not None]
+        for part in (ends.head, ends.norm, ends.embedding_norm, ends.project_in, ends.project_out):
             if part is not None:
                 found += part.tensors()
         for layer in self.layers:
@@ -335,6 +340,7 @@ class Decoder:
 
     def _embed(self, step: Step) -> Tensor:
         config, ends = self.config, self.ends
+        assert ends.embedding is not None, "asked of the first stage only"
         x_TE = ends.embedding(step.ids_T)
         if config.embedding_scale != 1.0:
             # The factor is rounded to the activations' dtype first, as the families that have one do.

@@ -42,9 +42,12 @@ class Loader:
 
     def decoder(self) -> Decoder:
         """The whole model. Raises UnusableModel where checkpoint and config.json contradict each other."""
-        layers = [self.layer(index) for index in range(self.config.layers)]
+        mine = self.group.layers(self.config.layers)
+        layers = [self.layer(index) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
         ignored = [COMPUTED, *self.names.ignored]
+        if self.group.pipeline is not None:
+            ignored += self.of_other_stages(mine)
         if self.config.tied_head:
             ignored.append(re.escape(self.names.head) + r"\.weight")
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
@@ -57,33 +60,45 @@ class Loader:
         width = config.embedding_width or config.width
         part = -(-vocab // self.group.size)  # rows on every rank; the last may hold fewer real ones
         rows = range(min(self.group.rank * part, vocab), min((self.group.rank + 1) * part, vocab))
-        table_VE = self.filled(self.read(self.prefix + names.embedding, (vocab, width), rows=[rows]), part)
-        embedding = Embedding(table_VE, rows, self.group)
-        if config.tied_head:
-            head = Linear(table_VE)
-        else:
-            head = Linear(self.filled(self.read(names.head, (vocab, width), rows=[rows]), part))
-        if config.head_bias:
-            head.bias_O = self.filled(self.read(names.head, (vocab,), rows=[rows], kind="bias"), part)
-        positions = None
-        if config.learned_positions:
-            shape = (config.learned_positions, config.width)
-            positions = Embedding(self.read(self.prefix + names.positions, shape))
-        project_in = project_out = None
-        if width != config.width:
-            project_in = Linear(self.read(self.prefix + names.project_in, (config.width, width)))
-            project_out = Linear(self.read(self.prefix + names.project_out, (width, config.width)))
-        return Ends(
-            embedding=embedding,
-            norm=self.norm(self.prefix + names.norm, config.width) if config.final_norm else None,
-            head=head,
-            positions=positions,
-            embedding_norm=self.norm(self.prefix + names.embedding_norm, config.width)
-            if config.embedding_norm
-            else None,
-            project_in=project_in,
-            project_out=project_out,
-        )
+        ends = Ends(embedding=None, norm=None, head=None)
+
+        def table(name: str) -> Tensor:
+            return self.filled(self.read(name, (vocab, width), rows=[rows]), part)
+
+        if self.group.is_first_stage:
+            ends.embedding = Embedding(table(self.prefix + names.embedding), rows, self.group)
+            if config.learned_positions:
+                shape = (config.learned_positions, config.width)
+                ends.positions = Embedding(self.read(self.prefix + names.positions, shape))
+            if width != config.width:
+                ends.project_in = Linear(self.read(self.prefix + names.project_in, (config.width, width)))
+            if config.embedding_norm:
+                ends.embedding_norm = self.norm(self.prefix + names.embedding_norm, config.width)
+        if self.group.is_last_stage:
+            if not config.tied_head:
+                ends.head = Linear(table(names.head))
+            elif ends.embedding is not None:
+                ends.head = Linear(ends.embedding.weight_VE)
+            else:
+                ends.head = Linear(table(self.prefix + names.embedding))
+            if config.head_bias:
+                bias = self.read(names.head, (vocab,), rows=[rows], kind="bias")
+                ends.head.bias_O = self.filled(bias, part)
+            if config.final_norm:
+                ends.norm = self.norm(self.prefix + names.norm, config.width)
+            if width != config.width:
+                ends.project_out = Linear(self.read(self.prefix + names.project_out, (width, config.width)))
+        return ends
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """Patterns of what other stages of the pipeline read."""
+        names = self.names
+        layers = [names.layer.format(index) for index in range(self.config.layers) if index not in mine]
+        ends = [names.embedding, names.positions, names.embedding_norm, names.project_in]
+        ends += [names.norm, names.project_out]
+        others = [self.prefix + layer for layer in layers]
+        others += [f"{self.prefix}{end}." for end in ends if end] + [f"{names.head}."]
+        return [re.escape(other) + ".*" for other in others]
 
     def layer(self, index: int) -> Layer:
         """One layer."""

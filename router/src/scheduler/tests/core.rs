@@ -64,6 +64,35 @@ fn two_plans_are_in_flight_and_no_more() {
 }
 
 #[test]
+fn sequences_take_turns_so_that_every_stage_has_a_plan() {
+    for (stages, sequences) in [(2, 2), (2, 7), (3, 8), (4, 3), (3, 1)] {
+        let config = MockConfig { stages, world_size: stages, ..roomy() };
+        let mut harness = Harness::new(config, 16, 256);
+        for salt in 0..sequences {
+            harness.submit(spec(&prompt(10, salt), 60));
+        }
+        for step in 0..150 {
+            harness.plan();
+            let latest = harness.plans.iter().rev().take(stages.min(sequences) as usize);
+            let rows: Vec<u32> =
+                latest.flat_map(|plan| bytemuck::pod_collect_to_vec::<u8, u32>(&plan.slots)).collect();
+            // At first all prompts are in one plan, and they have to be told apart.
+            if (10..40).contains(&step) {
+                let groups = stages.min(sequences);
+                assert!(harness.plans.len() as u32 > groups.min(stages - 1), "{stages} {sequences}");
+                assert_eq!(rows.len() as u32, sequences, "each once in {groups} plans: {rows:?}");
+                assert_eq!(rows.iter().collect::<std::collections::BTreeSet<_>>().len(), rows.len());
+            }
+            if harness.step().is_none() {
+                break;
+            }
+        }
+        harness.run_to_end();
+        harness.check_against_reference();
+    }
+}
+
+#[test]
 fn identical_prompts_submitted_together_compute_the_prompt_once() {
     for (len, budget) in [(200, 1024), (200, 64), (192, 1024), (193, 50)] {
         let mut harness = Harness::new(roomy(), 16, budget);
@@ -430,7 +459,7 @@ fn wrong_results_are_a_loss_and_leave_the_sequences_whole() {
         let mut result = harness.model.execute(&plan).unwrap();
         spoil(&mut result);
         let loss = harness.core.apply(result, harness.now).unwrap_err();
-        assert!(matches!(loss, crate::worker::Loss::OutOfStep(_)));
+        assert!(loss.kind == crate::worker::LossKind::OutOfStep);
         harness.crash();
         harness.run_to_end();
         assert_eq!(harness.client(id).tokens.len(), 10);

@@ -29,6 +29,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         max_slots,
         max_step_tokens,
         max_sequence_tokens: config.max_positions.min(config.blocks * config.block_size),
+        stages: config.stages,
         vocab_size: config.vocab_size,
         cost: config.cost,
     }

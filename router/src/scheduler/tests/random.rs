@@ -143,13 +143,14 @@ proptest! {
     #[test]
     fn every_client_gets_what_it_would_have_got_alone(
         ops in ops(false),
+        stages in prop_oneof![3 => Just(1u32), 1 => Just(2), 1 => Just(4)],
         blocks in 24u32..60,
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
     ) {
         // Every running sequence must be able to decode in one step.
-        run(ops, MockConfig { blocks, eos_one_in, ..tiny() }, slots.min(budget), budget);
+        run(ops, MockConfig { blocks, eos_one_in, stages, ..tiny() }, slots.min(budget), budget);
     }
 
     #[test]

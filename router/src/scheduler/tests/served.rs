@@ -13,7 +13,7 @@ use crate::scheduler::{
     Finish, Handle, Refused, SequenceEvent, SequenceFailure, SequenceSpec, Settings, Submitted,
 };
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
-use crate::worker::{Group, Loss, PrepareLimits, WorkerSource};
+use crate::worker::{Group, Loss, LossKind, PrepareLimits, WorkerSource};
 
 /// Nothing here should take longer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -141,9 +141,11 @@ async fn sequences_run_side_by_side_and_get_their_own_tokens() {
 
 #[tokio::test]
 async fn two_ranks_execute_the_same_plans() {
-    let served = serve(MockConfig { world_size: 2, ..MockConfig::default() }, never()).await;
-    for spec in many(3, 20) {
-        assert_eq!(served.finish(&spec).await, served.reference(&spec));
+    for stages in [1, 2] {
+        let served = serve(MockConfig { world_size: 2, stages, ..MockConfig::default() }, never()).await;
+        for spec in many(3, 20) {
+            assert_eq!(served.finish(&spec).await, served.reference(&spec));
+        }
     }
 }
 
@@ -158,8 +160,62 @@ async fn a_fault_of_any_rank_is_a_loss_of_all() {
         let spec = &many(1, 60)[0];
         assert_eq!(served.finish(spec).await, served.reference(spec), "{fault:?}");
         let losses = served.source.losses();
-        assert!(matches!(&losses[..], [loss] if loss.to_string().contains("rank 1")), "{losses:?}");
+        assert!(
+            matches!(&losses[..], [loss] if loss.rank == Some(1) && loss.to_string().contains("worker 1")),
+            "{losses:?}"
+        );
     }
+}
+
+/// Serves one request with two ranks while `faults` happen, each once, and returns how the group was lost.
+async fn lost_with_two_ranks(settings: Settings, mut faults: Vec<(u32, u64, Fault)>) -> Loss {
+    let script: Script = Box::new(move |step| {
+        let now = |(rank, number, _): &(u32, u64, Fault)| (*rank, *number) == (step.rank, step.number);
+        faults.iter().position(now).map(|at| faults.swap_remove(at).2)
+    });
+    let served = serve_with(MockConfig { world_size: 2, ..slow() }, script, settings).await;
+    let spec = &many(1, 60)[0];
+    assert_eq!(served.finish(spec).await, served.reference(spec));
+    let mut losses = served.source.losses();
+    assert_eq!(losses.len(), 1, "{losses:?}");
+    losses.remove(0)
+}
+
+#[tokio::test]
+async fn the_last_stage_answers_plans_and_any_stage_may_be_lost() {
+    for (rank, fault) in [(1, Fault::ShortColumn), (1, Fault::Die), (0, Fault::Die), (0, Fault::WrongNumber)]
+    {
+        let mut wanted = Some(fault.clone());
+        let script: Script =
+            Box::new(move |step| if (step.rank, step.number) == (rank, 9) { wanted.take() } else { None });
+        let served = serve(MockConfig { world_size: 2, stages: 2, ..slow() }, script).await;
+        let specs = many(5, 40);
+        let submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
+        for (spec, submitted) in specs.iter().zip(submitted) {
+            assert_eq!(collect(submitted).await.0, served.reference(spec), "{rank} {fault:?}");
+        }
+        let losses = served.source.losses();
+        assert!(matches!(&losses[..], [loss] if loss.rank == Some(rank)), "{rank} {fault:?}: {losses:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rank_that_lost_another_one_is_blamed_only_when_there_is_no_other() {
+    let loss =
+        lost_with_two_ranks(settings(&slow()), vec![(0, 9, Fault::LosePeer), (1, 10, Fault::Die)]).await;
+    assert_eq!((loss.kind, loss.rank), (LossKind::Died, Some(1)), "{loss}");
+    let loss =
+        lost_with_two_ranks(settings(&slow()), vec![(1, 9, Fault::LosePeer), (0, 10, Fault::Die)]).await;
+    assert_eq!((loss.kind, loss.rank), (LossKind::Died, Some(0)), "{loss}");
+    let loss = lost_with_two_ranks(settings(&slow()), vec![(0, 9, Fault::LosePeer)]).await;
+    assert_eq!((loss.kind, loss.rank), (LossKind::Bereft, Some(0)), "{loss}");
+}
+
+#[tokio::test]
+async fn of_two_ranks_in_an_overdue_step_the_frozen_one_is_named() {
+    let settings = Settings { step_timeout: Duration::from_millis(300), ..settings(&slow()) };
+    let loss = lost_with_two_ranks(settings, vec![(0, 9, Fault::Wait), (1, 9, Fault::Hang)]).await;
+    assert_eq!((loss.kind, loss.rank), (LossKind::Hung, Some(1)), "{loss}");
 }
 
 #[tokio::test]
@@ -204,7 +260,7 @@ async fn every_kind_of_fault_is_survived() {
         }
         let losses = served.source.losses();
         assert_eq!(losses.len(), 1, "{fault:?}");
-        assert_eq!(matches!(losses[0], Loss::Died(_)), fault == Fault::Die, "{:?}", losses[0]);
+        assert_eq!(losses[0].kind == LossKind::Died, fault == Fault::Die, "{:?}", losses[0]);
     }
 }
 
@@ -217,7 +273,7 @@ async fn a_worker_that_hangs_in_a_step_is_replaced() {
     let served = serve_with(config, script, settings).await;
     let spec = &many(1, 30)[0];
     assert_eq!(served.finish(spec).await, served.reference(spec));
-    assert!(matches!(served.source.losses()[..], [Loss::Hung(_)]));
+    assert!(matches!(served.source.losses()[..], [Loss { kind: LossKind::Hung, rank: Some(0), .. }]));
 }
 
 #[tokio::test]
@@ -244,7 +300,7 @@ async fn an_idle_worker_that_dies_is_noticed_at_once() {
     served.source.kill();
     let health = served.health(|health| matches!(health, Health::Recovering(_))).await;
     // Without the worker's own words.
-    assert_eq!(health.refusal().unwrap(), "the workers are being restarted: a worker died");
+    assert_eq!(health.refusal().unwrap(), "the workers are being restarted: worker 0 died");
     served.source.release();
     served.health(|health| *health == Health::Ready).await;
 }

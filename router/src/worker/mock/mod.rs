@@ -27,6 +27,7 @@ pub struct MockConfig {
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
     pub world_size: u32,
+    pub stages: u32,
     pub step_fixed: Duration,
     pub step_per_token: Duration,
     pub cost: CostModel,
@@ -55,6 +56,7 @@ impl Default for MockConfig {
             max_positions: 4096,
             decoder_start_ids: Vec::new(),
             world_size: 1,
+            stages: 1,
             step_fixed: Duration::ZERO,
             step_per_token: Duration::ZERO,
             cost: CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 1.0 },
@@ -71,6 +73,10 @@ pub enum Fault {
     Die,
     /// It never answers again, to `Check` neither.
     Hang,
+    /// It waits for another rank and never ends the step, but answers `Check`.
+    Wait,
+    /// It says that its connection to another rank broke.
+    LosePeer,
     /// It says that the plan is out of step.
     Refuse,
     /// This row's logits are not numbers.

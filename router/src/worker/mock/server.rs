@@ -135,6 +135,7 @@ impl Worker for Calls {
             kv_bytes_per_token: 1,
             rank: self.birth.rank,
             world_size: config.world_size,
+            stages: config.stages,
             max_top_tokens: 20,
             contract: config.contract,
             decoder_start_ids: config.decoder_start_ids.clone(),
@@ -241,6 +242,8 @@ impl Session {
                 self.frozen.store(true, Ordering::SeqCst);
                 return None;
             }
+            Some(Fault::Wait) => return None,
+            Some(Fault::LosePeer) => return Some(Err(Status::aborted("another rank closed its connection"))),
             Some(Fault::Refuse) => return Some(Err(Status::failed_precondition("out of step, as told"))),
             Some(Fault::RowError(row)) => result.errors.push(super::super::proto::RowError {
                 row,

@@ -77,7 +77,19 @@ def load(
         decoder.parameters = checkpoint.parameters
         return decoder
 
-    return weights.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
+    decoder = weights.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
+    if group.pipeline is not None and isinstance(decoder, Decoder):
+        decoder.parameters = _over_stages(decoder, decoder.parameters)
+    return decoder
+
+
+def _over_stages(decoder: Decoder, parameters: int) -> int:
+    """Those of the whole model, where each stage of a pipeline has asked for its own tensors."""
+    group, config = decoder.group, decoder.config
+    if config.tied_head and group.is_last_stage:
+        # The first stage has it, too.
+        parameters -= config.vocab_size * (config.embedding_width or config.width)
+    return int(group.everyone.add_up(torch.tensor([parameters]))) // group.size
 
 
 def _module(config: dict[str, Any]) -> ModuleType:
