@@ -70,7 +70,9 @@ def make(folder: Path, shards: int, dtype: str) -> None:
             metadata={"format": "pt"},
         )
         where |= dict.fromkeys(mine, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def memory(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -388,6 +389,26 @@ def misshape_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.norm.weight"] = torch.ones(7)
 
 
+def add_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.99.mlp.up_proj.weight"] = torch.ones(7)
+
+
+def spoil_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = torch.nan
+
+
+def whole_numbers(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+
+
+def lose_a_shard(folder: Path) -> None:
+    names = list(load_file(folder / WEIGHTS))
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
+    index["weight_map"][names[0]] = "model-00002-of-00002.safetensors"
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def only_pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"model.norm.weight": torch.ones(32)}, folder / "pytorch_model.bin")
@@ -409,7 +430,8 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
         ("Mamba",),
     ),
     "no weights": (remove(WEIGHTS), ("safetensors",)),
-    "only pickled weights": (only_pickled, ("safetensors",)),
+    "only pickled weights": (only_pickled, ("pytorch_model.bin", "--trust-remote-code")),
+    "quantized": (edit_config(quantization_config={"quant_method": "gptq"}), ("quantized (gptq)",)),
     "no tokenizer": (remove("tokenizer.json"), ("tokenizer.json",)),
     "tokenizer is broken": (write("tokenizer.json", b'{"version": 1}'), ("tokenizer.json",)),
     "truncated weights": (truncate_weights, (WEIGHTS,)),
@@ -422,6 +444,10 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "offsets run backwards": (edit_header(backwards), (WEIGHTS,)),
     "a tensor is missing": (edit_tensors(lose_a_tensor), ("model.layers.0.mlp.up_proj.weight",)),
     "a tensor has another shape": (edit_tensors(misshape_a_tensor), ("model.norm.weight",)),
+    "a tensor too many": (edit_tensors(add_a_tensor), ("model.layers.99.mlp.up_proj.weight",)),
+    "a tensor of whole numbers": (edit_tensors(whole_numbers), ("model.norm.weight (I8)",)),
+    "a number that is none": (edit_tensors(spoil_a_tensor), ("NaN", "model.layers.0.mlp.up_proj.weight")),
+    "a shard is missing": (lose_a_shard, ("1 file is missing: model-00002-of-00002.safetensors",)),
 }
 
 
@@ -431,6 +457,32 @@ def test_a_broken_checkpoint_is_one_clear_error(launch: Launch, tmp_path: Path, 
     folder = checkpoint(tmp_path / "broken-model")
     break_it(folder)
     fails(launch("--model-id", str(folder)), 1, *mentions)
+
+
+def test_pickled_weights_are_served_with_consent(launch: Launch, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "pickled")
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    launched = launch("--model-id", str(folder), "--trust-remote-code").wait_ready()
+    answer = wire.post(launched.address, "/generate", {"inputs": "x", "parameters": {"max_new_tokens": 2}})
+    assert answer.status == 200
+
+
+def test_the_doctor_says_what_serving_would(tmp_path: Path) -> None:
+    def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        command = [str(BINARY), "doctor", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=inherited)
+
+    shipped = asked()
+    assert shipped.returncode == 0 and shipped.stdout.endswith("would be served\n"), shipped.stderr
+    folder = checkpoint(tmp_path / "model")
+    assert json.loads(asked("--model-id", str(folder), "--json").stdout)["would_serve"] is True
+    edit_tensors(lose_a_tensor)(folder)
+    ended = asked("--model-id", str(folder), "--json")
+    assert ended.returncode == 1
+    (problem,) = json.loads(ended.stdout)["problems"]
+    assert "lacks 1 tensor: model.layers.0.mlp.up_proj.weight" in problem
 
 
 def test_a_chat_template_that_does_not_compile_is_a_warning_and_a_422(launch: Launch, tmp_path: Path) -> None:

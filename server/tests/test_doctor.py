@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import checkpoints
+import encoder_decoders
 from hub_server import Hub, Repo
 from penstock import doctor, hub
 from penstock.doctor import SHIPPED, Question, Report, as_json, as_text, examine
@@ -73,6 +74,15 @@ def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Pat
     assert halves.kv_bytes_per_token == [whole.kv_bytes_per_token[0] // 2] * 2
     assert "on each of 2 shards" in as_text(halves)
     assert "--num-shard 4 does not divide the attention heads" in problem(folder, shards=4)
+
+
+@pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
+def test_an_encoder_decoder_is_described(family: str, tmp_path: Path) -> None:
+    folder = encoder_decoders.write(tmp_path / "model", family)
+    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    report = examine(folder, Question())
+    assert report.would_serve, report.problems
+    assert report.recipe in ("t5", "bart") and report.fits[-1].sequences > 10
 
 
 def test_every_problem_is_said_not_only_the_first(folder: Path) -> None:
