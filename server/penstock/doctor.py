@@ -40,7 +40,7 @@ from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.parallel import TensorGroup
 from penstock.preparation import working_bytes
-from penstock.serving import device_of, dtype_of
+from penstock.serving import decoder_start_ids, device_of, dtype_of
 from penstock.tokenizer import sources_of
 from penstock.weights import META, Checkpoint
 
@@ -212,7 +212,7 @@ def examine(folder: Path, question: Question) -> Report:
     except UnusableModel as error:
         report.problems.append(str(error))
     if config is not None:
-        decoder = architecture(config, report)
+        decoder = architecture(config, folder, report)
         sound = stored is not None and report.quantization is None
         if decoder is not None and dtype is not None and sound:
             shards(config, folder, dtype, question, report)
@@ -248,7 +248,9 @@ def quantized(config: dict[str, Any], folder: Path, stored: dict[str, Stored] | 
     return None if found is None else found[0]
 
 
-def architecture(config: dict[str, Any], report: Report) -> DecoderConfig | EncoderDecoderConfig | None:
+def architecture(
+    config: dict[str, Any], folder: Path, report: Report
+) -> DecoderConfig | EncoderDecoderConfig | None:
     """Who serves it, and the shape of the model."""
     found = architecture_of(config)
     report.architecture = found or next(iter(architectures(config)), None)
@@ -260,6 +262,11 @@ def architecture(config: dict[str, Any], report: Report) -> DecoderConfig | Enco
         report.problems.append(str(error))
         return None
     report.context = longest(decoder)
+    try:
+        if isinstance(decoder, EncoderDecoderConfig):
+            decoder_start_ids(config, read_json(folder, GENERATION), decoder)
+    except UnusableModel as error:
+        report.problems.append(str(error))
     return decoder
 
 

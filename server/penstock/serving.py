@@ -20,6 +20,7 @@ from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import LOST_PEER, LostPeer, UnusableModel, one_line
 from penstock.model_files import GENERATION, eos_ids, read_config, read_json
+from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.rendezvous import meet
 from penstock.rpc import handlers
@@ -62,7 +63,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         engine,
         config,
         eos_ids(config, generation),
-        decoder_start_ids(config, generation, engine),
+        decoder_start_ids(config, generation, engine.model.config),
         arguments.rank,
         arguments.world_size,
         arguments.stages,
@@ -89,12 +90,15 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     thread.serve()
 
 
-def decoder_start_ids(config: dict[str, Any], generation: dict[str, Any] | None, engine: Engine) -> list[int]:
+def decoder_start_ids(
+    config: dict[str, Any],
+    generation: dict[str, Any] | None,
+    shape: DecoderConfig | EncoderDecoderConfig,
+) -> list[int]:
     """What the decoder of an encoder-decoder begins with: its start and, where one is forced, its first token.
 
     generation_config.json, where it is there, says it before config.json. Raises UnusableModel.
     """
-    shape = engine.model.config
     if not isinstance(shape, EncoderDecoderConfig):
         return []
 

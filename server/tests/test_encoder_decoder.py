@@ -214,15 +214,15 @@ def test_a_config_that_cannot_be_is_refused_by_name(
 
 
 def test_what_the_decoder_begins_with_is_what_the_configuration_says(tmp_path: Path) -> None:
-    engine = Driver(write(tmp_path / "t5", "T5")).engine
+    shape = Driver(write(tmp_path / "t5", "T5")).engine.model.config
     of = decoder_start_ids
-    assert of({"decoder_start_token_id": 5}, None, engine) == [5]
-    assert of({"decoder_start_token_id": 5, "forced_bos_token_id": 7}, None, engine) == [5, 7]
-    assert of({"decoder_start_token_id": 5}, {"decoder_start_token_id": 6}, engine) == [6]
-    assert of({}, None, engine) == [0]
+    assert of({"decoder_start_token_id": 5}, None, shape) == [5]
+    assert of({"decoder_start_token_id": 5, "forced_bos_token_id": 7}, None, shape) == [5, 7]
+    assert of({"decoder_start_token_id": 5}, {"decoder_start_token_id": 6}, shape) == [6]
+    assert of({}, None, shape) == [0]
     with pytest.raises(UnusableModel, match="forced_bos_token_id is 199, not a token below 199"):
-        of({}, {"forced_bos_token_id": 199}, engine)
-    mbart = Driver(write(tmp_path / "mbart", "mBART")).engine
+        of({}, {"forced_bos_token_id": 199}, shape)
+    mbart = Driver(write(tmp_path / "mbart", "mBART")).engine.model.config
     assert of({"bos_token_id": 3}, None, mbart) == [3]
     with pytest.raises(UnusableModel, match="no decoder_start_token_id"):
         of({}, None, mbart)
