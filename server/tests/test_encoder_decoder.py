@@ -15,7 +15,7 @@ from penstock.engine import Engine
 from penstock.errors import BadPlan, UnusableModel
 from penstock.models.architectures import RECIPES
 from penstock.models.recipes import load
-from penstock.parallel import TensorGroup
+from penstock.parallel import Pipeline, TensorGroup
 from penstock.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.service import description_of
@@ -250,6 +250,9 @@ def test_it_is_not_divided_over_processes(tmp_path: Path) -> None:
     config = json.loads((write(tmp_path, "T5") / "config.json").read_text())
     with pytest.raises(UnusableModel, match=r"an encoder-decoder is not divided .* use --num-shard 1"):
         load(config, tmp_path, torch.float32, torch.device("cpu"), TensorGroup(0, 2, None))
+    stage = TensorGroup(pipeline=Pipeline(0, 2, TensorGroup(0, 2)))
+    with pytest.raises(UnusableModel, match="use --pipeline-parallel 1"):
+        load(config, tmp_path, torch.float32, torch.device("cpu"), stage)
 
 
 def test_the_page_says_what_was_seen() -> None:

@@ -68,6 +68,11 @@ class TwoSidedLoader:
         checkpoint: Checkpoint,
         group: TensorGroup,
     ) -> None:
+        if group.pipeline is not None:
+            raise UnusableModel(
+                f"an encoder-decoder is not divided over processes: --pipeline-parallel is {group.pipeline.stages}, "
+                "use --pipeline-parallel 1"
+            )
         if group.size > 1:
             raise UnusableModel(
                 f"an encoder-decoder is not divided over processes: --num-shard is {group.size}, use --num-shard 1"
