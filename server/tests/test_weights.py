@@ -290,7 +290,7 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
+        ({"architectures": ["NobodysModelForCausalLM"]}, "NobodysModelForCausalLM"),
         ({"architectures": None}, "unsupported architecture none"),
         ({"hidden_act": "relu6"}, "relu6"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),
