@@ -74,12 +74,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(folder, config, weights, shards=3)
 
 
+# Pieces on their way, stacks and arenas of the copying threads: as much for a large model as for a small one.
+FIXED = 32e6
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_memory_never_holds_more_than_the_weights_and_a_tenth(large: Path, dtype: str) -> None:
     peak, weights, lines = measured(large, dtype)
     assert weights > 190e6
     assert lines == []  # a short load says nothing
-    assert peak < 1.1 * weights, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB"
+    assert peak < 1.1 * weights + FIXED, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB"
 
 
 def test_progress_is_told_in_percent_and_gigabytes(large: Path) -> None:
