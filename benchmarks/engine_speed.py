@@ -35,7 +35,7 @@ def starts(rows: int) -> Starts:
     none, nothing = np.zeros(0, np.uint32), np.zeros(rows, np.uint32)
     return Starts(
         np.zeros(rows, np.uint64), zeros, nothing, ones, ones, zeros, ones, zeros, zeros, nothing, nothing, nothing,
-        none, nothing, none, np.zeros(0, np.float32), nothing, nothing, none, zeros, nothing,
+        none, nothing, none, np.zeros(0, np.float32), nothing, nothing, none, zeros, nothing, none,
     )  # fmt: skip
 
 
