@@ -115,7 +115,7 @@ test-clients: install client-environments ## tests of client libraries, and the 
 	$(BIN)/python -m pytest integration-tests/test_clients.py
 
 .PHONY: test-all
-test-all: test ## the long tail as well: every family served over HTTP
+test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
 	$(BIN)/python -m pytest integration-tests -m tail
 
 .PHONY: golden

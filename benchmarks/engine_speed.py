@@ -1,11 +1,13 @@
 """Decode speed of the worker's engine alone, beside `transformers` `generate` in the same run.
 
-    python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--dtype bfloat16] [--no-peer]
-                                      [--deterministic]
+    python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--dtype bfloat16]
+        [--peers penstock,fallback,deterministic,transformers]
+
+`penstock` is the model's recipe, `fallback` the same engine with the model run by transformers' classes.
 
 No router, no gRPC: plans are made here, the result of every step is packed as for the wire. Prompts have 32
 tokens; decode speed is batch x (tokens - 1) / (time for all tokens - time for one). Needs PYTHONPATH or an
-installed penstock. `--deterministic` adds an engine of that kind, to see what it costs. Prints one line per batch: median of the repetitions, and their range.
+installed penstock. Prints one line per batch: median of the repetitions, and their range.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 
 from penstock.engine import Engine
-from penstock.plan import CONTINUE, SAMPLE, START, Plan, Starts
+from penstock.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
 from penstock.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import keep_memory
@@ -29,23 +31,13 @@ from penstock.worker import keep_memory
 PROMPT = 32
 
 
-def starts(rows: int) -> Starts:
-    """Greedy."""
-    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    none, nothing = np.zeros(0, np.uint32), np.zeros(rows, np.uint32)
-    return Starts(
-        np.zeros(rows, np.uint64), zeros, nothing, ones, ones, zeros, ones, zeros, zeros, nothing, nothing, nothing,
-        none, nothing, none, np.zeros(0, np.float32), nothing, nothing, none, zeros, nothing, none,
-    )  # fmt: skip
-
-
 def penstock(
-    folder: Path, dtype: torch.dtype, tokens: int, deterministic: bool = False
+    folder: Path, dtype: torch.dtype, tokens: int, **options: Any
 ) -> Callable[[list[list[int]], int], None]:
     """Generates on an engine with 64 slots."""
     keep_memory()
     config = json.loads((folder / "config.json").read_text())
-    engine = Engine(config, folder, dtype, torch.device("cpu"), deterministic=deterministic)
+    engine = Engine(config, folder, dtype, torch.device("cpu"), **options)
     began = time.perf_counter()
     prepared = prepare(
         engine,
@@ -69,7 +61,7 @@ def penstock(
         engine.step(
             Plan(1, none, slots, np.full(rows, START | SAMPLE, np.uint8), np.zeros(rows, np.int64),
                  np.full(rows, length), np.array(prompts, np.uint32).reshape(-1), np.full(rows, each),
-                 np.arange(rows * each, dtype=np.uint32), none, starts(rows))
+                 np.arange(rows * each, dtype=np.uint32), none, greedy_starts(rows))
         )  # fmt: skip
         flags, ones, zeros = (
             np.full(rows, CONTINUE | SAMPLE, np.uint8),
@@ -114,15 +106,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--peers", default="penstock,transformers")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
-    peers = {"penstock": penstock(arguments.model, dtype, arguments.tokens)}
-    if not arguments.no_peer:
-        peers["transformers"] = transformers(arguments.model, dtype)
-    if arguments.deterministic:
-        peers["deterministic"] = penstock(arguments.model, dtype, arguments.tokens, deterministic=True)
+    made: dict[str, Callable[[], Callable[[list[list[int]], int], None]]] = {
+        "penstock": lambda: penstock(arguments.model, dtype, arguments.tokens, implementation="penstock"),
+        "fallback": lambda: penstock(arguments.model, dtype, arguments.tokens, implementation="transformers"),
+        "deterministic": lambda: penstock(arguments.model, dtype, arguments.tokens, deterministic=True),
+        "transformers": lambda: transformers(arguments.model, dtype),
+    }
+    peers = {name: made[name]() for name in arguments.peers.split(",")}
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     rng = random.Random(0)
 
@@ -146,9 +139,9 @@ def main() -> None:
             print(
                 f"batch {batch:3} {name:13} {medians[name]:9.1f} tok/s  ({min(rates):.1f} .. {max(rates):.1f})"
             )
-        for name, median in medians.items():
-            if name != "penstock":
-                print(f"batch {batch:3} penstock / {name} {medians['penstock'] / median:.2f}")
+        first, *others = medians
+        for other in others:
+            print(f"batch {batch:3} {first} is {medians[first] / medians[other]:.2f} times {other}")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,10 @@ pub struct WorkerArgs {
     /// Type of weights and activations [default: the checkpoint's]
     #[arg(long, env)]
     pub dtype: Option<Dtype>,
+    /// What runs the model: a recipe (penstock), or Hugging Face transformers with Penstock's cache
+    /// [default: a recipe where there is one]
+    #[arg(long, env)]
+    pub model_impl: Option<ModelImpl>,
     /// Where the model runs: cpu, cuda or cuda:N [default: cuda if there is a GPU, else cpu]
     #[arg(long, env, value_parser = parse_device)]
     pub device: Option<String>,
@@ -103,6 +107,23 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace, or a filter such as `info,penstock_router=debug`
     #[arg(long, env, default_value = "info")]
     pub log_level: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelImpl {
+    Auto,
+    Penstock,
+    Transformers,
+}
+
+impl ModelImpl {
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelImpl::Auto => "auto",
+            ModelImpl::Penstock => "penstock",
+            ModelImpl::Transformers => "transformers",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

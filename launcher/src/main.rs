@@ -201,6 +201,7 @@ fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> 
     let mut arguments: Vec<OsString> = vec!["--model-dir".into(), model.folder.clone().into()];
     let optional = [
         ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
+        ("--model-impl", cli.worker.model_impl.map(|wanted| wanted.name().to_owned())),
         ("--device", cli.worker.device.clone()),
         ("--threads", cli.worker.worker_threads.or(share).map(|threads| threads.to_string())),
         ("--otlp-endpoint", cli.router.otlp_endpoint.clone()),

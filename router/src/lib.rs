@@ -208,8 +208,13 @@ async fn load(
     let group = async {
         let group = Group::start(source.as_ref(), |model| {
             info!(
-                "the model is {}: {} parameters, {} on {} ({})",
-                model.model_type, model.parameters, model.dtype, model.device, model.device_name
+                "the model is {}, served by {}: {} parameters, {} on {} ({})",
+                model.model_type,
+                model.recipe,
+                model.parameters,
+                model.dtype,
+                model.device,
+                model.device_name
             );
             starting(health, "warming up");
             prepare_limits(args, model).map_err(|error| error.0)

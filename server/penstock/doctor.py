@@ -34,10 +34,11 @@ from penstock.model_files import (
     read_json,
     weight_files,
 )
-from penstock.models import recipes
+from penstock.models import fallback, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.models.fallback import FallbackConfig
 from penstock.parallel import TensorGroup
 from penstock.preparation import working_bytes
 from penstock.serving import decoder_start_ids, device_of, dtype_of
@@ -212,10 +213,15 @@ def examine(folder: Path, question: Question) -> Report:
     except UnusableModel as error:
         report.problems.append(str(error))
     if config is not None:
-        decoder = architecture(config, folder, report)
+        decoder: DecoderConfig | EncoderDecoderConfig | FallbackConfig | None
+        if architecture_of(config) is None:
+            decoder = fallback_shape(config, folder, dtype, question, report)
+        else:
+            decoder = architecture(config, folder, report)
         sound = stored is not None and report.quantization is None
         if decoder is not None and dtype is not None and sound:
-            shards(config, folder, dtype, question, report)
+            if not report.fallback:
+                shards(config, folder, dtype, question, report)
             if device is not None and len(report.weight_bytes_per_shard) == question.shards:
                 memory(decoder, dtype, device, question, report)
     text(folder, config or {}, report)
@@ -270,6 +276,33 @@ def architecture(
     return decoder
 
 
+def fallback_shape(
+    config: dict[str, Any], folder: Path, dtype: torch.dtype | None, question: Question, report: Report
+) -> FallbackConfig | None:
+    """What a model without a recipe is made of, and whether it can be served through transformers."""
+    report.architecture, report.fallback = next(iter(architectures(config)), None), True
+    if report.quantization is not None:
+        return None
+    try:
+        examined = fallback.examine(config, folder, question.trusted)
+        fallback.refuse_shards(config, question.shards)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        return None
+    report.parameters = examined.parameters
+    shape = examined.config
+    if shape is None:
+        report.warnings.append(
+            "whether it can be served through transformers is known once its weights are loaded"
+        )
+    elif dtype is not None:
+        report.context = shape.max_positions
+        report.weight_bytes_per_shard = [examined.parameters * dtype.itemsize]
+        numbers = shape.layers * 2 * shape.kv_heads * shape.head_dim
+        report.kv_bytes_per_token = [numbers * dtype.itemsize]
+    return shape
+
+
 def shards(
     config: dict[str, Any], folder: Path, dtype: torch.dtype, question: Question, report: Report
 ) -> None:
@@ -288,13 +321,13 @@ def shards(
         report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
 
 
-def longest(decoder: DecoderConfig | EncoderDecoderConfig) -> int:
+def longest(decoder: DecoderConfig | EncoderDecoderConfig | FallbackConfig) -> int:
     """Positions of a sequence, where nothing else is asked for."""
     return decoder.usual_positions if isinstance(decoder, EncoderDecoderConfig) else decoder.max_positions
 
 
 def memory(
-    decoder: DecoderConfig | EncoderDecoderConfig,
+    decoder: DecoderConfig | EncoderDecoderConfig | FallbackConfig,
     dtype: torch.dtype,
     device: torch.device,
     question: Question,
@@ -417,7 +450,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     """What is known, in the order in which it is read."""
     yield "model", report.model + (f" at {report.commit}" if report.commit else "")
     if report.architecture is not None:
-        by = f"recipe {report.recipe}" if report.recipe else "no recipe"
+        by = f"recipe {report.recipe}" if report.recipe else "no recipe: through transformers"
         yield "architecture", f"{report.architecture}, {by}"
     if report.quantization is not None:
         yield "quantized", report.quantization

@@ -21,11 +21,12 @@ from penstock.kv_cache import BLOCK_SIZE, KvCache
 from penstock.layers.linear import set_tile
 from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
-from penstock.models import recipes
+from penstock.models import choice
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder, Step
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.models.encoder_decoder_layout import TwoSidedLayout, TwoSidedSteps
+from penstock.models.fallback import Fallback, FallbackConfig
 from penstock.parallel import ALONE, TensorGroup
 from penstock.plan import CONTINUE, I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
@@ -83,15 +84,19 @@ class Engine:
         group: TensorGroup = ALONE,
         trusted: bool = False,
         deterministic: bool = False,
+        implementation: str = "auto",
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype."""
         self.dtype = dtype
         self.device = device
         self.group = group
-        self.recipe = recipes.recipe_of(config)
-        self.model = recipes.load(config, folder, dtype, device, group, trusted)
+        self.recipe, self.model = choice.load(config, folder, dtype, device, group, trusted, implementation)
         self.deterministic = deterministic
         if deterministic:
+            if isinstance(self.model, Fallback):
+                raise UnusableModel(
+                    f"--deterministic: {self.model.name} runs through transformers, whose sums depend on the batch"
+                )
             if group.size > 2:
                 raise UnusableModel(
                     f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
@@ -149,13 +154,15 @@ class Engine:
             self._allocate_decoder(self.model.config, rows, size)
         self._prepared = True
 
-    def _allocate_decoder(self, config: DecoderConfig, rows: int, size: int) -> None:
+    def _allocate_decoder(self, config: DecoderConfig | FallbackConfig, rows: int, size: int) -> None:
         # A row in flight may run one token past the longest sequence.
         positions = self.slots.width * BLOCK_SIZE
         self.ropes = [
             RopeTable(rope, self.limits.max_sequence_tokens, positions, self.dtype, self.device)
             for rope in config.ropes
         ]
+        if isinstance(self.model, Fallback):
+            self.model.serve_up_to(self.limits.max_sequence_tokens)
         self._geometry = Geometry(
             block_size=BLOCK_SIZE,
             zero_row=self.cache.zero_row,
@@ -168,6 +175,12 @@ class Engine:
             device=self.device,
             nothing=self._gathered,
         )
+
+    def release(self) -> None:
+        """Gives back what `allocate` made."""
+        self.clear()
+        del self.cache, self.slots, self.sampler
+        self._prepared = False
 
     @property
     def prepared(self) -> bool:

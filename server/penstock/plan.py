@@ -58,6 +58,36 @@ class Starts:
     encoder_counts: U32  # one for each START row of an encoder-decoder; none of a decoder's
 
 
+def greedy_starts(rows: int) -> Starts:
+    """Of so many rows that take the likeliest token: for plans that the worker makes itself."""
+    off, one = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    nothing, none = np.zeros(rows, np.uint32), np.zeros(0, np.uint32)
+    return Starts(
+        seeds=np.zeros(rows, np.uint64),
+        temperatures=off,
+        top_ks=nothing,
+        top_ps=one,
+        typical_ps=one,
+        min_ps=off,
+        repetition_penalties=one,
+        frequency_penalties=off,
+        presence_penalties=off,
+        top_tokens=nothing,
+        history_counts=nothing,
+        history_outputs=nothing,
+        history=none,
+        bias_counts=nothing,
+        bias_tokens=none,
+        biases=np.zeros(0, np.float32),
+        first_ends=nothing,
+        end_counts=nothing,
+        end_tokens=none,
+        watermark_deltas=off,
+        watermark_greens=nothing,
+        encoder_counts=none,
+    )
+
+
 @dataclass(slots=True)
 class Plan:
     """One step: columns of the message of the same name."""

@@ -4,6 +4,7 @@ Called once by the service, before Run. Times real steps of made-up sequences, c
 budget, so that a small model is ready at once and a large one is still measured.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,8 +16,9 @@ from penstock.errors import TooLittleMemory
 from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.models.fallback import FallbackConfig
 from penstock.parallel import TensorGroup
-from penstock.plan import SAMPLE, START, Plan, Starts
+from penstock.plan import SAMPLE, START, Plan, greedy_starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
 from penstock_kernels.attention import SCORES_AT_ONCE
@@ -106,7 +108,7 @@ def kv_bytes_per_token(engine: Engine) -> int:
 
 
 def working_bytes(
-    config: DecoderConfig | EncoderDecoderConfig,
+    config: DecoderConfig | EncoderDecoderConfig | FallbackConfig,
     dtype: torch.dtype,
     max_slots: int,
     max_step_tokens: int,
@@ -201,10 +203,12 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
 def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
     """Times one step of made-up sequences. All share blocks: what they hold does not matter."""
     blocks = -(-(fed + cached) // BLOCK_SIZE)
-    column = np.ones(rows, np.float32)
-    nothing = np.zeros(rows, np.uint32)
     none = np.zeros(0, np.uint32)
     shared = np.arange(blocks, dtype=np.uint32)
+    starts = greedy_starts(rows)
+    if engine.has_encoder:
+        read = np.full(rows, _encoder_tokens(fed, cached), np.uint32)
+        starts = dataclasses.replace(starts, encoder_counts=read)
     plan = Plan(
         number=1,
         released=none,
@@ -216,32 +220,7 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
         new_block_counts=np.full(rows, blocks),
         new_blocks=np.tile(shared, rows),
         prompt_targets=none,
-        starts=Starts(
-            seeds=np.zeros(rows, np.uint64),
-            temperatures=column * 0,
-            top_ks=nothing,
-            top_ps=column,
-            typical_ps=column,
-            min_ps=column * 0,
-            repetition_penalties=column,
-            frequency_penalties=column * 0,
-            presence_penalties=column * 0,
-            top_tokens=nothing,
-            history_counts=nothing,
-            history_outputs=nothing,
-            history=none,
-            bias_counts=nothing,
-            bias_tokens=none,
-            biases=np.zeros(0, np.float32),
-            first_ends=nothing,
-            end_counts=nothing,
-            end_tokens=none,
-            watermark_deltas=column * 0,
-            watermark_greens=nothing,
-            encoder_counts=np.full(rows, _encoder_tokens(fed, cached), np.uint32)
-            if engine.has_encoder
-            else none,
-        ),
+        starts=starts,
     )
     # All begin together: what the last stage of a pipeline measures is then the whole step.
     engine.group.everyone.least(0)

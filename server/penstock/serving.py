@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 import grpc
 import torch
 
+from penstock import self_check
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import LOST_PEER, LostPeer, UnusableModel, one_line
 from penstock.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.models.fallback import Fallback, FallbackConfig
 from penstock.rendezvous import meet
 from penstock.rpc import handlers
 from penstock.service import WorkerService, description_of
@@ -49,7 +51,12 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         group,
         trusted=arguments.trust_remote_code,
         deterministic=arguments.deterministic,
+        implementation=arguments.model_impl,
     )
+    if isinstance(engine.model, Fallback):
+        loaded = time.perf_counter()
+        self_check.check(engine, engine.model)
+        log("INFO", "checked against transformers", seconds=round(time.perf_counter() - loaded, 3))
     if arguments.otlp_endpoint:
         from penstock.spans import StepSpans
 
@@ -93,7 +100,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
 def decoder_start_ids(
     config: dict[str, Any],
     generation: dict[str, Any] | None,
-    shape: DecoderConfig | EncoderDecoderConfig,
+    shape: DecoderConfig | EncoderDecoderConfig | FallbackConfig,
 ) -> list[int]:
     """What the decoder of an encoder-decoder begins with: its start and, where one is forced, its first token.
 

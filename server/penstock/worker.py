@@ -92,7 +92,16 @@ def _arguments() -> argparse.Namespace:
         "--deterministic", action="store_true", help="what a token gets does not depend on the batch"
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="load pickled weights where there are no others"
+        "--trust-remote-code",
+        action="store_true",
+        help="load pickled weights where there are no others, and run a model's own code where nothing else can",
+    )
+    parser.add_argument(
+        "--model-impl",
+        choices=["auto", "penstock", "transformers"],
+        default="auto",
+        help="what runs the model: a recipe (penstock), or transformers with our paged attention [default: a "
+        "recipe where there is one]",
     )
     parser.add_argument(
         "--rank", type=int, default=0, help="which part of the model this is, from 0 [default: 0]"

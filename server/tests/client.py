@@ -220,7 +220,7 @@ class Worker:
         self._ready.set()
 
     def __enter__(self) -> Self:
-        assert self._ready.wait(60)
+        assert self._ready.wait(240)
         assert self.process.poll() is None, self.log
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         return self

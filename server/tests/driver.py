@@ -30,9 +30,18 @@ class Driver:
         blocks: int = 64,
         group: TensorGroup = ALONE,
         deterministic: bool = False,
+        implementation: str = "auto",
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.engine = Engine(config, folder, dtype, torch.device(DEVICE), group, deterministic=deterministic)
+        self.engine = Engine(
+            config,
+            folder,
+            dtype,
+            torch.device(DEVICE),
+            group,
+            deterministic=deterministic,
+            implementation=implementation,
+        )
         self.engine.allocate(
             Limits(
                 max_slots=max_slots,

@@ -16,7 +16,7 @@ from penstock.engine import Engine
 from penstock.errors import UnusableModel
 from penstock.kv_cache import Room
 from penstock.models import recipes
-from penstock.models.decoder import Attention
+from penstock.models.decoder import Attention, Decoder
 from penstock.parallel import TensorGroup
 from penstock.weights import Checkpoint
 
@@ -381,6 +381,7 @@ def test_weights_are_converted_to_the_dtype_served(stored: torch.dtype, folder: 
     config = checkpoints.config()
     weights = checkpoints.tensors(config, dtype=stored)
     engine = load(checkpoints.write(folder, config, weights), torch.bfloat16)
+    assert isinstance(engine.model, Decoder)
     attention = engine.model.layers[1].attention
     assert isinstance(attention, Attention)
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]

@@ -269,7 +269,7 @@ fn operators() -> Schemas {
     let strings =
         ["model_id", "model_pipeline_tag", "model_type", "model_dtype", "model_device_type", "device"]
             .into_iter()
-            .chain(["device_name", "router", "version"]);
+            .chain(["device_name", "recipe", "router", "version"]);
     let counts = [
         "parameters",
         "vocab_size",

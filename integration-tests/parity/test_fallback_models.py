@@ -1,0 +1,192 @@
+"""Models that no recipe serves, through transformers with our paged attention: the families' tests, on them.
+
+A few run always. All that transformers knows are the long tail, `pytest -m tail`; what was seen then is the table of
+docs/models-fallback.md.
+"""
+
+import os
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import Reference, ids, make
+from small import NotMade, check_size, small_config
+from test_families import DTYPES, LIMITS, greedy, in_pieces, prefill, prefix_hit, ragged
+from torch import Tensor
+
+from penstock.errors import UnusableModel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import wire
+from checkpoints import SHIPPED
+from launched import Launched
+
+# Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
+# and keys, experts.
+FEW = ("apertus", "gemma4_text", "llama4_text", "vaultgemma", "youtu")
+MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch")
+
+PAGE = Path(__file__).parents[2] / "docs" / "models-fallback.md"
+BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
+
+NOT_TRIED = "not tried: no small model could be made"
+# What is said of a configuration that transformers itself does nothing with.
+BROKEN = ("cannot be made from its config.json", "has a config.json", "cannot be run")
+
+# model_type to the row of the table.
+seen: dict[str, str] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The long tail is listed only when it is asked for: to list it, transformers is imported."""
+    if "any_model" in metafunc.fixturenames:
+        metafunc.parametrize("any_model", all_models() if metafunc.config.option.markexpr == "tail" else [])
+
+
+def all_models() -> list[str]:
+    """Every model_type that transformers has a causal language model for."""
+    transformers: Any = import_module("transformers")
+    return sorted(transformers.MODEL_FOR_CAUSAL_LM_MAPPING._model_mapping)
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_a_model_without_a_recipe_computes_what_transformers_computes(
+    model_type: str, tmp_path: Path
+) -> None:
+    row = row_of(model_type, tmp_path)
+    assert "| served |" in row, row
+    assert row in PAGE.read_text().splitlines(), (
+        "PENSTOCK_WRITE_DOCS=1 pytest -m tail writes docs/models-fallback.md"
+    )
+
+
+@pytest.mark.tail
+def test_whatever_transformers_knows_is_right_or_refused(any_model: str, tmp_path: Path) -> None:
+    seen[any_model] = row_of(any_model, tmp_path)
+
+
+@pytest.mark.tail
+def test_the_page_says_what_was_seen_of_the_fallback() -> None:
+    if len(seen) < len(all_models()):
+        pytest.skip("not every model was run, or one failed")
+    before, rest = PAGE.read_text().split(BEGIN)
+    head = "| model_type | class | verdict | " + " | ".join(MODES) + " | greedy text |"
+    table = "\n".join((head, "|---" * (4 + len(MODES)) + "|", *seen.values()))
+    text = f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    if os.environ.get("PENSTOCK_WRITE_DOCS"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text, "PENSTOCK_WRITE_DOCS=1 writes docs/models-fallback.md anew"
+
+
+def row_of(model_type: str, folder: Path) -> str:
+    """Tries a model; fails where it is served and its numbers are not those of transformers."""
+    try:
+        config = small_config(model_type)
+        refusal = refusal_of(config, folder)
+        if refusal is None:
+            check_size(config)
+    except NotMade:
+        return f"| {model_type} | | {NOT_TRIED} | | | | | | |"
+    name = config["architectures"][0]
+    if refusal is None:
+        try:
+            make(folder, config)
+        except Exception:
+            return f"| {model_type} | `{name}` | {NOT_TRIED} | | | | | | |"
+        refusal = measure(folder, config)
+    if refusal is not None and refusal.startswith(BROKEN):
+        return f"| {model_type} | `{name}` | {NOT_TRIED} | | | | | | |"
+    if refusal is not None:
+        return f"| {model_type} | `{name}` | refused: {refusal} | | | | | | |"
+    cells = ["fp32, bf16"] * len(MODES)
+    return f"| {model_type} | `{name}` | served | " + " | ".join(cells) + " | equal |"
+
+
+class Median(Reference):
+    """For mixtures of experts, which in a short type choose others in a near-tie: the median of all tokens counts."""
+
+    def __init__(self, folder: Path, sequences: list[list[int]]) -> None:
+        super().__init__(folder, sequences)
+        self.errors: list[tuple[float, float]] = []  # of ours, and of transformers in the same place
+
+    def check(self, ours_V: Tensor, sequence: int, position: int, dtype: torch.dtype) -> None:
+        """Fails at once in fp32; else keeps the error for `settle`."""
+        if dtype == torch.float32:
+            super().check(ours_V, sequence, position, dtype)
+        exact_V = self.exact[sequence][position]
+        pair = (ours_V, self.rounded[sequence][position])
+        ours, theirs = (float((rounded_V - exact_V).norm() / exact_V.norm()) for rounded_V in pair)
+        self.errors.append((ours, theirs))
+
+    def settle(self) -> None:
+        """Fails where our tokens are further off than those of transformers."""
+        ours, theirs = torch.tensor(self.errors).median(0).values.tolist()
+        assert ours <= 1.5 * theirs + 1e-6, f"relative error {ours:.4f}, of transformers {theirs:.4f}"
+        self.errors.clear()
+
+
+def refusal_of(config: dict[str, Any], folder: Path) -> str | None:
+    """Why config.json alone is enough to refuse the model."""
+    from penstock.models.fallback import fallback_verdict
+
+    verdict = fallback_verdict(config, folder)
+    return None if verdict is None else verdict.rpartition("transformers: it ")[2]
+
+
+def measure(folder: Path, config: dict[str, Any]) -> str | None:
+    """Runs the families' tests on the model. Returns why it is refused, if it is."""
+    from driver import Driver
+    from penstock.models.fallback import Fallback
+    from penstock.self_check import check
+
+    vocabulary = config["vocab_size"]
+    sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
+    reference: Reference | None = None
+    kind = Median if any("expert" in key for key in config) else Reference
+    for dtype in DTYPES.values():
+        try:
+            driver = Driver(folder, dtype, **LIMITS, implementation="transformers")
+            model = driver.engine.model
+            assert isinstance(model, Fallback)
+            check(driver.engine, model)
+        except UnusableModel as error:
+            return str(error).rpartition("transformers: ")[2].removeprefix("it ")
+        driver = Driver(folder, dtype, **LIMITS, implementation="transformers")
+        reference = reference or kind(folder, sequences)
+        prefill(driver, reference, sequences, dtype)
+        in_pieces(driver, reference, sequences, dtype)
+        prefix_hit(driver, reference, sequences, dtype)
+        ragged(driver, reference, sequences, dtype)
+        if isinstance(reference, Median):
+            reference.settle()
+    greedy(Driver(folder, torch.float32, **LIMITS, implementation="transformers"), vocabulary)
+    return None
+
+
+def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
+    """By the real `penstock`, which says what runs it; its greedy text is that of transformers."""
+    config = {**small_config("apertus"), "vocab_size": 4096}
+    folder = make(tmp_path / "model", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+    limits = ("--max-total-tokens", "128", "--max-input-tokens", "64")
+    with Launched(tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits) as launched:
+        launched.wait_ready()
+        assert wire.get(launched.address, "/info").json()["recipe"] == "transformers"
+        parameters = {"max_new_tokens": 16, "details": True, "decoder_input_details": True}
+        reply = wire.post(
+            launched.address, "/generate", {"inputs": "A penstock is", "parameters": parameters}
+        )
+        assert reply.status == 200, reply.text
+        details = reply.json()["details"]
+    transformers: Any = import_module("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids_1T = torch.tensor([[token["id"] for token in details["prefill"]]])
+    theirs = model.generate(ids_1T, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    ours = [token["id"] for token in details["tokens"]]
+    assert ours == theirs[0, ids_1T.shape[1] :].tolist()

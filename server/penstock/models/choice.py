@@ -1,0 +1,39 @@
+"""Which implementation runs a model: a recipe of ours where there is one, else the fallback."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.models import fallback, recipes
+from penstock.models.architectures import architecture_of
+from penstock.models.decoder import Decoder
+from penstock.models.encoder_decoder import EncoderDecoder
+from penstock.models.fallback import Fallback
+from penstock.parallel import TensorGroup
+
+
+def uses_fallback(config: dict[str, Any], implementation: str) -> bool:
+    """Whether a model runs through transformers, by its config.json and --model-impl."""
+    if implementation == "auto":
+        return architecture_of(config) is None
+    return implementation == "transformers"
+
+
+def load(
+    config: dict[str, Any],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup,
+    trusted: bool,
+    implementation: str,
+) -> tuple[str, Decoder | EncoderDecoder | Fallback]:
+    """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
+
+    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code).
+    """
+    if uses_fallback(config, implementation):
+        model = fallback.load(config, folder, dtype, device, group, trusted)
+        return fallback.RECIPE, model
+    return recipes.recipe_of(config), recipes.load(config, folder, dtype, device, group, trusted)

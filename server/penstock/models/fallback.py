@@ -1,0 +1,465 @@
+"""Models that no recipe serves, run by Hugging Face transformers with our paged attention in place of its own.
+
+The classes are theirs, the cache, the batching and the checks are ours: a model is refused, in one sentence, unless
+all of its attention goes through the interface that `bridge` fills. Whether the numbers are right is not taken
+on trust either: `penstock.self_check` compares them, at each start, with what transformers computes by itself.
+Imports transformers only when something is to be examined or loaded.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock import quantization
+from penstock.errors import UnusableModel
+from penstock.layers.rope import RopeConfig
+from penstock.models.architectures import architecture_of, architectures
+from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
+from penstock.models.config import Window
+from penstock.models.decoder import Step
+from penstock.parallel import TensorGroup
+from penstock_kernels.matrix import ROWS
+
+RECIPE = "transformers"  # what such a model says its recipe is
+
+# Layers that keep nothing but keys and values.
+ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
+TRACED_TOKENS = 3
+CHECKED_TOKENS = 24
+NAMED = 10  # of the tensors that are missing or have no place
+
+
+@dataclass(frozen=True)
+class FallbackConfig:
+    """What the engine needs to know of the shape: a part of DecoderConfig's fields, with their meaning."""
+
+    vocab_size: int
+    width: int
+    feed_forward: int
+    layers: int  # caches
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    windows: tuple[Window | None, ...]
+    simple_attention: bool
+    ropes: tuple[RopeConfig, ...] = ()  # the model has its own
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the model computes by itself, without our cache."""
+
+    ids_T: Tensor
+    logits_TV: Tensor  # fp32
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What config.json tells about a model of the fallback, without its weights."""
+
+    parameters: int
+    config: FallbackConfig | None  # None: only the weights can tell
+
+
+class Fallback:
+    """A model of transformers, cut in two: the body makes hidden states, the head logits of those that count."""
+
+    def __init__(
+        self, model: Any, bridge: Bridge, config: FallbackConfig, reference: Reference | None, traced: Any
+    ) -> None:
+        self.name = type(model).__name__
+        self.config = config
+        self.reference = reference  # for who checks the model
+        self.cache_shape = (2 * config.kv_heads, config.head_dim)
+        self._weights = list({id(p): p.detach() for p in model.parameters()}.values())
+        self.parameters = sum(p.numel() for p in self._weights)
+        self._bridge = bridge
+        name = _body_name(model)
+        self._body = getattr(model, name)
+        self._ropes = _Ropes(self._body)
+        self._given = _Given(type(traced))
+        setattr(model, name, self._given)
+        self._head = model
+
+    def serve_up_to(self, longest: int) -> None:
+        """Sequences will have at most so many tokens: rotary frequencies that depend on it are fixed."""
+        self._ropes.fix(longest)
+
+    def forward(self, step: Step, caches_NJD: list[Tensor]) -> Tensor:
+        """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
+        tokens = step.ids_T.shape[0]
+        fill = _fill(step.ids_T, self._weights[0].dtype)
+        ids_1T = F.pad(step.ids_T, (0, fill)).unsqueeze(0)
+        positions_1T = F.pad(step.positions_T, (0, fill)).unsqueeze(0)
+        with self._bridge.serving(step, caches_NJD):
+            output = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
+        hidden_TE: Tensor = output.last_hidden_state[0, :tokens]
+        return hidden_TE
+
+    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+        """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
+        rows = hidden_SE.shape[0]
+        fill = _fill(hidden_SE, hidden_SE.dtype)
+        self._given.hidden_1SE = F.pad(hidden_SE, (0, 0, 0, fill)).unsqueeze(0)
+        ids_1S = torch.zeros((1, rows + fill), dtype=torch.int64, device=hidden_SE.device)
+        output = self._head(input_ids=ids_1S, use_cache=False)
+        return out_SV.copy_(output.logits[0, :rows])
+
+    def try_head(self, hidden_SE: Tensor) -> None:
+        """Raises Unfit unless the head runs without its body."""
+        out_SV = torch.empty(len(hidden_SE), self.config.vocab_size, device=hidden_SE.device)
+        try:
+            with _runs(hidden_SE.device):
+                self.logits(hidden_SE, out_SV)
+        except Unfit as reason:
+            raise Unfit("has a head that needs more of its body than hidden states") from reason
+
+    def weights(self) -> list[Tensor]:
+        """Every tensor of the model, each once."""
+        return self._weights
+
+
+class _Given(nn.Module):
+    """Stands where the model's body was, and gives the head the hidden states that it shall read."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.hidden_1SE = torch.empty(0)
+        self.kind = kind  # of what the body returns
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """What the body would have returned."""
+        return self.kind(last_hidden_state=self.hidden_1SE)
+
+
+class _Ropes:
+    """Rotary tables of the model whose frequencies depend on the longest sequence (dynamic, longrope).
+
+    transformers chooses them anew in each forward pass, by the longest of the batch. Keys are cached and shared, so
+    that all must be rotated alike, as in `penstock.layers.rope`.
+    """
+
+    def __init__(self, body: nn.Module) -> None:
+        self._found = [
+            (module, module.rope_type)
+            for module in body.modules()
+            if hasattr(module, "rope_type") and any(map(_changes, _types(module.rope_type)))
+        ]
+
+    def fix(self, longest: int) -> None:
+        """Computes the frequencies for sequences of up to so many tokens, and keeps them."""
+        for module, kind in self._found:
+            changing: Any = module
+            changing.rope_type = kind
+            for layer in kind if isinstance(kind, dict) else (None,):
+                prefix = "" if layer is None else f"{layer}_"
+                original = getattr(changing, f"{prefix}original_inv_freq")
+                frequencies = getattr(changing, f"{prefix}inv_freq")
+                frequencies.data = original.to(frequencies.device).clone()
+                setattr(changing, f"{prefix}max_seq_len_cached", changing.original_max_seq_len)
+                position = torch.tensor([[longest - 1]], device=frequencies.device)
+                options = {} if layer is None else {"layer_type": layer}
+                changing(torch.zeros(1, device=frequencies.device), position, **options)
+            changing.rope_type = {layer: "default" for layer in kind} if isinstance(kind, dict) else "default"
+
+
+def _types(kind: Any) -> list[str]:
+    return [str(one) for one in (kind.values() if isinstance(kind, dict) else [kind])]
+
+
+def _changes(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _fill(rows: Tensor, dtype: torch.dtype) -> int:
+    """Rows that are missing to a multiple of ROWS, where that matters (see `penstock_kernels.matrix`)."""
+    exact = dtype == torch.float32 and rows.device.type == "cpu"
+    return -rows.shape[0] % ROWS if exact else 0
+
+
+def fallback_verdict(config: dict[str, Any], folder: Path, trusted: bool = False) -> str | None:
+    """Why the fallback cannot serve the model, in one sentence; None where nothing is known against it.
+
+    Reads config.json and, with consent, code of the repository; needs no weights.
+    """
+    try:
+        examine(config, folder, trusted)
+    except UnusableModel as error:
+        return str(error)
+    return None
+
+
+def examine(config: dict[str, Any], folder: Path, trusted: bool = False) -> Examined:
+    """Builds the model without weights and traces it. Raises UnusableModel."""
+    with _quiet(), _named(config):
+        kind, theirs = _class_of(config, folder, trusted)
+        theirs._attn_implementation = "eager"
+        try:
+            with torch.device("meta"):
+                model = kind(theirs).eval()
+        except Exception as error:
+            raise Unfit(f"cannot be made from its config.json: {_one_line(error)}") from error
+        parameters = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+        try:
+            return Examined(parameters, _cut(model, torch.device("meta"), None).config)
+        except Undecided:
+            return Examined(parameters, None)
+
+
+def refuse_shards(config: dict[str, Any], count: int) -> None:
+    """Raises UnusableModel unless there is one."""
+    if count > 1:
+        shown = ", ".join(architectures(config)) or config.get("model_type")
+        raise UnusableModel(
+            f"--num-shard {count}: {shown} runs through transformers, and such a model cannot be divided; use 1"
+        )
+
+
+def load(
+    config: dict[str, Any],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup,
+    trusted: bool = False,
+) -> Fallback:
+    """Loads the model in `folder` and takes its own logits of a few tokens. Raises UnusableModel."""
+    refuse_shards(config, group.everyone.size)
+    with _quiet(), _named(config):
+        kind, theirs = _class_of(config, folder, trusted)
+        model = _read(kind, theirs, folder, dtype, trusted).to(device).eval()
+        with torch.inference_mode():
+            reference = _reference(model, device)
+            return _cut(model, device, reference)
+
+
+def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any, Any]:
+    """The class that transformers runs the model with, and its configuration. Raises Unfit."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    transformers: Any = import_module("transformers")
+    kind: Any
+    model_type = str(config.get("model_type"))
+    if not architectures(config):
+        raise UnusableModel("config.json: unsupported architecture none; it names none in architectures")
+    quantization.refuse(config, folder)
+    if model_type in transformers.CONFIG_MAPPING:
+        read = transformers.CONFIG_MAPPING[model_type]
+        kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None)
+        if getattr(kind, "_is_stateful", False):
+            raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
+        try:
+            theirs = read.from_dict(config)
+        except Exception as error:
+            raise Unfit(f"has a config.json that transformers does not accept: {_one_line(error)}") from error
+        if theirs.is_encoder_decoder:
+            raise Unfit("has an encoder")
+        if kind is None:
+            raise Unfit(f"is no causal language model in transformers {transformers.__version__}")
+    elif "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        if not trusted:
+            raise Unfit("comes with code of its own, which is run only with --trust-remote-code")
+        try:
+            theirs = transformers.AutoConfig.from_pretrained(
+                folder, trust_remote_code=True, local_files_only=True
+            )
+            name = config["auto_map"]["AutoModelForCausalLM"]
+            kind = get_class_from_dynamic_module(name, str(folder), local_files_only=True)
+        except Exception as error:
+            raise Unfit(f"comes with code that cannot be used: {_one_line(error)}") from error
+    else:
+        raise Unfit(
+            f"has a model_type ({model_type}) that transformers {transformers.__version__} does not know"
+        )
+    _check_kind(config, kind, theirs)
+    return kind, theirs
+
+
+def _check_kind(config: dict[str, Any], kind: Any, theirs: Any) -> None:
+    """Refuses what is known not to work, with its reason. What is not known fails the trace or the self-check."""
+    names = architectures(config)
+    if not any(name == kind.__name__ or name.endswith(CAUSAL_NAMES) for name in names):
+        raise Unfit("is no causal language model")
+    for part in ("vision_config", "audio_config", "image_config"):
+        if getattr(theirs, part, None) is not None:
+            raise Unfit(f"takes more than text ({part} in config.json)")
+    text = theirs.get_text_config()
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS)
+    if others:
+        raise Unfit(f"has layers of the type {others[0]}, and the cache holds keys and values only")
+
+
+def _read(kind: Any, theirs: Any, folder: Path, dtype: torch.dtype, trusted: bool) -> Any:
+    """The model with its weights, in transformers' own attention."""
+    pickled = trusted and not list(folder.glob("*.safetensors"))
+    try:
+        model, told = kind.from_pretrained(
+            folder,
+            config=theirs,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=not pickled,
+            weights_only=True,
+            trust_remote_code=trusted,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+        raise Unfit(f"cannot be loaded: {_one_line(error)}") from error
+    for key, meaning in (
+        ("missing_keys", "lacks tensor"),
+        ("unexpected_keys", "has tensors with no place in the model that config.json describes:"),
+        ("mismatched_keys", "has tensors of other shapes than config.json asks for:"),
+        ("error_msgs", "cannot be read:"),
+    ):
+        found = sorted(map(_shown, told.get(key) or ()))
+        if found:
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            raise UnusableModel(f"{folder}: the checkpoint {meaning} {', '.join(found[:NAMED])}{more}")
+    return model
+
+
+def _shown(entry: Any) -> str:
+    if isinstance(entry, (tuple, list)):
+        name, *shapes = entry
+        return f"{name} ({', not '.join(str(list(shape)) for shape in shapes)})"
+    return str(entry)
+
+
+def _reference(model: Any, device: torch.device) -> Reference:
+    """The model's own logits of a few tokens, more than a block of the cache holds. It counts positions itself."""
+    text = model.config.get_text_config()
+    # The first ids often mean something to the model itself, such as that there is no token.
+    ids = [3 + (31 * i * i + 17 * i + 5) % max(int(text.vocab_size) - 3, 1) for i in range(CHECKED_TOKENS)]
+    ids_T = torch.tensor(ids, device=device)
+    with _runs(device):
+        output = model(input_ids=ids_T.unsqueeze(0), use_cache=False)
+    logits_TV = output.logits[0].float()
+    if not bool(logits_TV.isfinite().all()):
+        raise Unfit(
+            "computes logits that are not numbers; its weights may be damaged, or --dtype too short for it"
+        )
+    return Reference(ids_T, logits_TV)
+
+
+def _cut(model: Any, device: torch.device, reference: Reference | None) -> Fallback:
+    """Puts our attention in the place of the model's, and tries body and head. Raises Unfit and Undecided."""
+    bridge = Bridge()
+    bridge.attach(model)
+    model.config._attn_implementation = NAME  # which a model looks up at each call
+    traced = _trace(model, bridge, device)
+    served = Fallback(model, bridge, _shape(model, bridge), reference, traced)
+    served.try_head(traced.last_hidden_state[0])
+    return served
+
+
+def _body_name(model: Any) -> str:
+    """The attribute of the part that makes hidden states."""
+    from transformers import PreTrainedModel
+
+    if hasattr(model, model.base_model_prefix):
+        return str(model.base_model_prefix)
+    names = [name for name, child in model.named_children() if isinstance(child, PreTrainedModel)]
+    if len(names) != 1:
+        raise Unfit("is not made of a body and a head")
+    return str(names[0])
+
+
+def _trace(model: Any, bridge: Bridge, device: torch.device) -> Any:
+    """Has the bridge write down a forward pass. Returns what the body does."""
+    body = getattr(model, _body_name(model))
+    ids_1T = torch.arange(1, 1 + TRACED_TOKENS, device=device).unsqueeze(0)
+    # A mask of ones: that no two sequences are in it would be read from positions, which a model without
+    # weights does not have.
+    given = {"attention_mask": torch.ones_like(ids_1T)} if device.type == "meta" else {}
+    with _runs(device), bridge.tracing():
+        output = body(input_ids=ids_1T, position_ids=ids_1T - 1, use_cache=False, **given)
+    if not isinstance(getattr(output, "last_hidden_state", None), Tensor):
+        raise Unfit("has a body that returns no hidden states")
+    return output
+
+
+def _shape(model: Any, bridge: Bridge) -> FallbackConfig:
+    text = model.config.get_text_config()
+    width = int(text.hidden_size)
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
+        raise Unfit(
+            "has a config.json that does not say how long a sequence may be (max_position_embeddings)"
+        )
+    forward = getattr(text, "intermediate_size", None)
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    return FallbackConfig(
+        vocab_size=int(text.vocab_size) if head is None else head.shape[0],
+        width=width,
+        feed_forward=forward if isinstance(forward, int) else 4 * width,
+        layers=bridge.caches,
+        heads=max(call.heads for call in bridge.calls),
+        kv_heads=bridge.kv_heads,
+        head_dim=bridge.size,
+        max_positions=longest,
+        windows=tuple(bridge.windows),
+        simple_attention=bridge.simple,
+    )
+
+
+@contextmanager
+def _named(config: dict[str, Any]) -> Iterator[None]:
+    """Makes a sentence of Unfit."""
+    try:
+        yield
+    except Unfit as reason:
+        shown = ", ".join(architectures(config)) or f"model_type {config.get('model_type')}"
+        said = f"{shown} cannot be served through transformers: it {reason}"
+        if architecture_of(config) is None:
+            said = f"unsupported architecture: no recipe serves it, and {said}"
+        raise UnusableModel(f"config.json: {said}") from reason
+
+
+@contextmanager
+def _runs(device: torch.device) -> Iterator[None]:
+    """Makes Unfit of what the model's code raises: on the way to a verdict, any exception is one.
+
+    Without weights something may need numbers that are not there, such as which experts are called.
+    """
+    try:
+        yield
+    except (Unfit, Undecided):
+        raise
+    except Exception as error:
+        if device.type == "meta" and isinstance(error, RuntimeError):  # NotImplementedError is one
+            raise Undecided from error
+        raise Unfit(f"cannot be run: {type(error).__name__}: {_one_line(error)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings and progress of transformers are not lines of our log."""
+    from transformers.utils import logging as theirs
+
+    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,392 @@
+"""Models through transformers: refused in one sentence, or computed with our cache as by themselves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import checkpoints
+from client import Worker, row
+from driver import Driver
+from penstock import self_check
+from penstock.doctor import Question, examine
+from penstock.engine import Engine
+from penstock.errors import UnusableModel
+from penstock.models import fallback
+from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
+from penstock.models.config import Window
+from penstock.models.decoder import Step
+from penstock.models.fallback import Fallback, fallback_verdict
+from penstock.parallel import TensorGroup
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+LONGROPE = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}
+
+
+def made(folder: Path, model_type: str, **changes: Any) -> Path:
+    """A model of transformers, with random weights, in a folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    kind: Any = AutoModelForCausalLM
+    model = kind.from_config(AutoConfig.for_model(model_type, **SMALL, **changes))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def engine_of(folder: Path, **options: Any) -> Engine:
+    """Loads as the worker does, and checks as it does."""
+    config = json.loads((folder / "config.json").read_text())
+    engine = Engine(config, folder, torch.float32, CPU, **options)
+    assert isinstance(engine.model, Fallback)
+    self_check.check(engine, engine.model)
+    return engine
+
+
+def refusal(folder: Path, **options: Any) -> str:
+    """Why the folder is not served."""
+    with pytest.raises(UnusableModel) as caught:
+        engine_of(folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def greedy(driver: Driver, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens."""
+    blocks = list(range(-(-(len(prompt) + count) // 16)))
+    rows, found = [row(0, prompt, 0, blocks, start={})], []
+    for turn in range(count):
+        found.append(int.from_bytes(driver.step(rows).sampled, "little"))
+        rows = [row(0, None, len(prompt) + turn)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 64},
+        {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 64, **LONGROPE}},
+        {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 256, **LONGROPE}},
+    ],
+    ids=["plain", "dynamic", "longrope long", "longrope short"],
+)
+def test_recipe_and_fallback_give_the_same_text(rope: dict[str, Any], tmp_path: Path) -> None:
+    """Frequencies that depend on the length of a sequence are, in both, those of the longest that is served."""
+    folder = checkpoints.write(tmp_path, checkpoints.config(**rope))
+    longest = 64 if rope.get("max_position_embeddings") == 64 else 100
+    prompt = [(7 * i * i + 3 * i + 5) % 199 for i in range(20)]
+    drivers = [
+        Driver(folder, max_sequence_tokens=longest, implementation=name)
+        for name in ("penstock", "transformers")
+    ]
+    assert [driver.engine.recipe for driver in drivers] == ["LlamaForCausalLM", "transformers"]
+    ours, theirs = (greedy(driver, prompt, longest - 20) for driver in drivers)
+    assert ours == theirs
+    for driver in drivers:
+        driver.begin()
+        driver.step([row(0, prompt, 0, [0, 1], start={})])
+    torch.testing.assert_close(drivers[0].last_logits(), drivers[1].last_logits(), atol=2e-4, rtol=2e-4)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "recurrent": ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent state"),
+    "convolution": (
+        {
+            "model_type": "lfm2",
+            "architectures": ["Lfm2ForCausalLM"],
+            "layer_types": ["conv", "full_attention"],
+            "num_key_value_heads": 2,
+        },
+        "layers of the type conv",
+    ),
+    "encoder": (
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+        "has an encoder",
+    ),
+    "of no causal class": (
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        "BertForMaskedLM cannot be served through transformers: it is no causal",
+    ),
+    "sees what comes": (
+        {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
+        "lets a token see those after it",
+    ),
+    "mask of its own": (
+        {"model_type": "doge", "architectures": ["DogeForCausalLM"], "num_key_value_heads": 2},
+        "changes the attention mask",
+    ),
+    "attention of its own": (
+        {"model_type": "rembert", "architectures": ["RemBertForCausalLM"], "is_decoder": True},
+        "does not call attention",
+    ),
+    "takes images": (
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
+        "Gemma3ForConditionalGeneration cannot be served",
+    ),
+    "unknown": ({"model_type": "wonder", "architectures": ["WonderForCausalLM"]}, "does not know"),
+    "code of its own": (
+        {
+            "model_type": "wonder",
+            "architectures": ["WonderForCausalLM"],
+            "auto_map": {"AutoModelForCausalLM": "modeling.WonderForCausalLM"},
+        },
+        "only with --trust-remote-code",
+    ),
+    "quantized": (
+        {
+            "model_type": "apertus",
+            "architectures": ["ApertusForCausalLM"],
+            "quantization_config": {"quant_method": "gptq"},
+        },
+        "gptq",
+    ),
+    "nonsense": (
+        {"model_type": "apertus", "architectures": ["ApertusForCausalLM"], "num_attention_heads": "four"},
+        "num_attention_heads",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_work_is_refused_by_its_config_alone(name: str, tmp_path: Path) -> None:
+    change, words = REFUSED[name]
+    verdict = fallback_verdict({**SMALL, **change}, tmp_path)
+    assert verdict is not None and words in verdict and "\n" not in verdict
+    assert name == "quantized" or change["architectures"][0] in verdict
+
+
+def test_a_model_that_can_work_is_described_by_its_config_alone(tmp_path: Path) -> None:
+    folder = made(tmp_path, "exaone4", num_key_value_heads=2, head_dim=16, sliding_window=24)
+    config = json.loads((folder / "config.json").read_text())
+    assert fallback_verdict(config, folder) is None
+    examined, engine = fallback.examine(config, folder), engine_of(folder)
+    assert examined.config == engine.model.config
+    assert examined.parameters == engine.model.parameters
+    assert engine.recipe == "transformers"
+
+
+def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
+    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    report = examine(folder, Question(device="cpu"))
+    assert (report.architecture, report.recipe, report.fallback) == ("ArceeForCausalLM", None, True)
+    assert report.parameters == engine_of(folder).model.parameters
+    assert report.weight_bytes_per_shard == [engine_of(folder).model.parameters * 4]
+    assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
+    assert [problem for problem in report.problems if "tokenizer" not in problem] == []
+    assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
+    config = {**SMALL, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert any("recurrent state" in problem for problem in examine(folder, Question()).problems)
+
+
+def test_shards_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    said = refusal(folder, group=TensorGroup(0, 2))
+    assert said.startswith("--num-shard 2: ArceeForCausalLM runs through transformers")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
+        ),  # keeps more than keys
+        ("roberta", {"is_decoder": True}),  # counts positions from 2 on
+    ],
+)
+def test_what_computes_something_else_with_the_cache_is_refused(
+    model_type: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "ATTENTION_LAYERS", fallback.ATTENTION_LAYERS | {"conv"})
+    assert "off its own" in refusal(made(tmp_path, model_type, **changes))
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def save(changed: dict[str, Tensor]) -> None:
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+
+    save({key: value for key, value in weights.items() if key != name})
+    assert f"lacks tensor {name}" in refusal(folder)
+    save({**weights, "model.extra": torch.zeros(2)})
+    assert "model.extra" in refusal(folder)
+    save({**weights, name: torch.zeros(3, 64)})
+    assert name in refusal(folder) and "[3, 64]" in refusal(folder)
+    save({**weights, name: torch.full_like(weights[name], torch.nan)})
+    assert "not numbers" in refusal(folder)
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class WonderConfig(LlamaConfig):
+    model_type = "wonder"
+class WonderForCausalLM(LlamaForCausalLM):
+    config_class = WonderConfig
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = -output.logits
+        return output
+"""
+
+
+def test_code_of_the_repository_runs_with_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = made(tmp_path / "model", "llama", num_key_value_heads=2)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(
+        model_type="wonder",
+        architectures=["WonderForCausalLM"],
+        auto_map={
+            "AutoConfig": "modeling.WonderConfig",
+            "AutoModelForCausalLM": "modeling.WonderForCausalLM",
+        },
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling.py").write_text(CODE)
+    assert "only with --trust-remote-code" in refusal(folder)
+    assert engine_of(folder, trusted=True).recipe == "transformers"
+
+
+def plain(
+    q_HTD: Tensor, k_KTD: Tensor, v_KTV: Tensor, softcap: float | None, sinks_H: Tensor | None
+) -> Tensor:
+    """Causal attention by its definition: (H, T, V)."""
+    shared = len(q_HTD) // len(k_KTD)
+    k_HTD, v_HTV = k_KTD.repeat_interleave(shared, 0), v_KTV.repeat_interleave(shared, 0)
+    scores_HTT = q_HTD @ k_HTD.transpose(1, 2) * 0.3
+    if softcap is not None:
+        scores_HTT = (scores_HTT / softcap).tanh() * softcap
+    hidden = torch.ones(scores_HTT.shape[1:], dtype=torch.bool).triu(1)
+    scores_HTT = scores_HTT.masked_fill(hidden, -torch.inf)
+    if sinks_H is not None:
+        sinks_HT1 = sinks_H.view(-1, 1, 1).expand(*scores_HTT.shape[:2], 1)
+        scores_HTT = torch.cat((scores_HTT, sinks_HT1), -1)
+    return scores_HTT.softmax(-1)[..., : k_HTD.shape[1]] @ v_HTV
+
+
+def test_layers_of_different_sizes_share_one_shape_of_cache(tmp_path: Path) -> None:
+    """Layers with fewer heads, shorter keys, other values than keys; soft caps; sinks; values taken from another."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = 5
+    shapes = [(8, 4, 16, 16, None, False), (6, 2, 8, 12, 2.0, False), (4, 1, 24, 16, None, True)]
+    layers = []
+    for heads, kv_heads, key, value, softcap, has_sinks in shapes:
+        q, k = (torch.randn(1, n, tokens, key, generator=generator) for n in (heads, kv_heads))
+        v = torch.randn(1, kv_heads, tokens, value, generator=generator)
+        layers.append(
+            (nn.Identity(), q, k, v, softcap, torch.randn(heads, generator=generator) if has_sinks else None)
+        )
+
+    def forward(bridge: Bridge) -> list[Tensor]:
+        found = []
+        for module, q, k, v, softcap, sinks in (*layers, layers[0]):
+            setattr(module, BRIDGE, bridge)
+            seen = mask(1, tokens, tokens, lambda b, h, query, key: key <= query)
+            found.append(attention(module, q, k, v, seen, 0.3, softcap=softcap, s_aux=sinks)[0])
+        return found
+
+    bridge = Bridge()
+    with bridge.tracing():
+        forward(bridge)
+    assert (bridge.caches, bridge.kv_heads, bridge.size, bridge.simple) == (3, 4, 24, False)
+    folder = checkpoints.write(
+        tmp_path, checkpoints.config(num_attention_heads=8, num_key_value_heads=4, head_dim=24)
+    )
+    driver = Driver(folder)
+    steps: list[Step] = []
+    caches = [torch.zeros(64, 8, 24) for _ in range(3)]
+    run: Any = driver.engine.model.forward
+
+    def keep(step: Step, caches_NJD: list[Tensor]) -> Tensor:
+        steps.append(step)
+        hidden: Tensor = run(step, caches_NJD)
+        return hidden
+
+    driver.engine.model.forward = keep  # type: ignore[method-assign]
+    driver.step([row(0, [1] * tokens, 0, [1], start={})])
+    with bridge.serving(steps[0], caches):
+        found = forward(bridge)
+    for (_, q, k, v, softcap, sinks), got in zip((*layers, layers[0]), found, strict=True):
+        wanted = plain(q[0], k[0], v[0], softcap, sinks).transpose(0, 1)
+        torch.testing.assert_close(got[0], wanted)
+
+
+def test_masks_are_understood_by_what_they_do() -> None:
+    def traced(size: int | None, sees: Any) -> Window | None:
+        bridge, module = Bridge(), nn.Identity()
+        setattr(module, BRIDGE, bridge)
+        heads = torch.zeros(1, 2, 3, 4)
+        with bridge.tracing():
+            attention(module, heads, heads, heads, mask(1, 3, 3, sees, size), 1.0)
+        return bridge.windows[0]
+
+    assert traced(None, lambda b, h, q, k: k <= q) is None
+    assert traced(7, lambda b, h, q, k: (k <= q) & (k > q - 7)) == Window(7)
+    assert traced(7, lambda b, h, q, k: (k <= q) & (k // 7 == q // 7)) == Window(7, chunked=True)
+    with pytest.raises(Unfit, match="see those after it"):
+        traced(None, lambda b, h, q, k: k >= 0)
+    with pytest.raises(Unfit, match="unknown kind"):
+        traced(7, lambda b, h, q, k: (k <= q) & (k > q - 9))
+
+
+def test_attention_that_asks_for_something_unknown_is_refused() -> None:
+    heads = torch.zeros(1, 2, 3, 4)
+
+    def refused(words: str, given: Tensor | None, **options: Any) -> None:
+        bridge, module = Bridge(), nn.Identity()
+        setattr(module, BRIDGE, bridge)
+        with pytest.raises(Unfit, match=words), bridge.tracing():
+            attention(module, heads, heads, heads, given, 1.0, **options)
+
+    seen = mask(1, 3, 3, lambda b, h, q, k: k <= q)
+    refused("without a mask", None)
+    refused("changes the attention mask", seen + 0)
+    refused("passes position_bias", seen, position_bias=torch.zeros(1))
+    refused("not causal", seen, is_causal=False)
+
+
+def test_a_worker_says_that_the_fallback_is_in_use(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", "arcee", num_key_value_heads=2)
+    with Worker(folder, tmp_path / "socket") as worker:
+        described = worker.describe()
+        assert (described.model_type, described.recipe) == ("arcee", "transformers")
+        assert described.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+        assert worker.prepare().blocks > 0
+    checked = [entry for entry in worker.log if "checked" in entry["message"]]
+    assert len(checked) == 1 and checked[0]["seconds"] < 60
+
+
+def test_a_recipe_can_be_passed_over(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config())
+    with Worker(folder, tmp_path / "socket", "--model-impl", "transformers") as worker:
+        assert worker.describe().recipe == "transformers"
+    worker = Worker(
+        made(tmp_path / "other", "arcee", num_key_value_heads=2),
+        tmp_path / "socket",
+        "--model-impl",
+        "penstock",
+    )
+    assert worker.exit_status() == 1
+    assert "unsupported architecture ArceeForCausalLM" in worker.log[-1]["message"]
