@@ -427,7 +427,11 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     ),
     "unsupported architecture": (
         edit_config(model_type="mamba", architectures=["MambaForCausalLM"]),
-        ("Mamba",),
+        ("MambaForCausalLM", "no recipe", "keeps a recurrent state"),
+    ),
+    "unknown architecture": (
+        edit_config(model_type="nobodys", architectures=["NobodysModelForCausalLM"]),
+        ("NobodysModelForCausalLM", "no recipe", "does not know"),
     ),
     "no weights": (remove(WEIGHTS), ("safetensors",)),
     "only pickled weights": (only_pickled, ("pytorch_model.bin", "--trust-remote-code")),

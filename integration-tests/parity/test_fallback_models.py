@@ -168,12 +168,25 @@ def measure(folder: Path, config: dict[str, Any]) -> str | None:
     return None
 
 
-def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
-    """By the real `penstock`, which says what runs it; its greedy text is that of transformers."""
-    config = {**small_config("apertus"), "vocab_size": 4096}
-    folder = make(tmp_path / "model", config)
+def with_tokenizer(folder: Path) -> Path:
+    """A model that no recipe serves, and the tokenizer of the one that ships."""
+    make(folder, {**small_config("apertus"), "vocab_size": 4096})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["--num-shard", "--pipeline-parallel"])
+def test_a_model_without_a_recipe_is_not_divided(flag: str, tmp_path: Path) -> None:
+    folder = with_tokenizer(tmp_path / "model")
+    with Launched(tmp_path / "run", "--model-id", str(folder), "--device", "cpu", flag, "2") as launched:
+        assert launched.wait_ended(120) == 1
+        assert f"{flag} 2: ApertusForCausalLM runs through transformers" in launched.log()
+
+
+def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
+    """By the real `penstock`, which says what runs it; its greedy text is that of transformers."""
+    folder = with_tokenizer(tmp_path / "model")
     limits = ("--max-total-tokens", "128", "--max-input-tokens", "64")
     with Launched(tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits) as launched:
         launched.wait_ready()

@@ -280,12 +280,13 @@ def fallback_shape(
     config: dict[str, Any], folder: Path, dtype: torch.dtype | None, question: Question, report: Report
 ) -> FallbackConfig | None:
     """What a model without a recipe is made of, and whether it can be served through transformers."""
-    report.architecture, report.fallback = next(iter(architectures(config)), None), True
+    report.architecture = next(iter(architectures(config)), None)
     if report.quantization is not None:
         return None
     try:
         examined = fallback.examine(config, folder, question.trusted)
-        fallback.refuse_shards(config, question.shards)
+        report.fallback = True
+        fallback.refuse_division(config, question.shards, 1)
     except UnusableModel as error:
         report.problems.append(str(error))
         return None
@@ -450,7 +451,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     """What is known, in the order in which it is read."""
     yield "model", report.model + (f" at {report.commit}" if report.commit else "")
     if report.architecture is not None:
-        by = f"recipe {report.recipe}" if report.recipe else "no recipe: through transformers"
+        by = f"recipe {report.recipe}" if report.recipe else "no recipe"
+        by += ", served through transformers" if report.fallback else ""
         yield "architecture", f"{report.architecture}, {by}"
     if report.quantization is not None:
         yield "quantized", report.quantization

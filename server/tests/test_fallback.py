@@ -21,7 +21,7 @@ from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
 from penstock.models.decoder import Step
 from penstock.models.fallback import Fallback, fallback_verdict
-from penstock.parallel import TensorGroup
+from penstock.parallel import Pipeline, TensorGroup
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -121,7 +121,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "of no causal class": (
         {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-        "BertForMaskedLM cannot be served through transformers: it is no causal",
+        "unsupported architecture BertForMaskedLM: no recipe serves it, and it cannot be served through "
+        "transformers: it is no causal language model",
     ),
     "sees what comes": (
         {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
@@ -137,7 +138,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "takes images": (
         {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
-        "Gemma3ForConditionalGeneration cannot be served",
+        "takes more than text",
+    ),
+    "of another class than its model_type": (
+        {"model_type": "llama", "architectures": ["NobodysForCausalLM"]},
+        "which runs the model_type llama as LlamaForCausalLM",
     ),
     "unknown": ({"model_type": "wonder", "architectures": ["WonderForCausalLM"]}, "does not know"),
     "code of its own": (
@@ -192,13 +197,18 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
     config = {**SMALL, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    assert any("recurrent state" in problem for problem in examine(folder, Question()).problems)
+    report = examine(folder, Question())
+    assert any("recurrent state" in problem for problem in report.problems)
+    assert (report.architecture, report.recipe, report.fallback) == ("MambaForCausalLM", None, False)
 
 
-def test_shards_are_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:
     folder = made(tmp_path, "arcee", num_key_value_heads=2)
     said = refusal(folder, group=TensorGroup(0, 2))
     assert said.startswith("--num-shard 2: ArceeForCausalLM runs through transformers")
+    stages = TensorGroup(pipeline=Pipeline(1, 2, TensorGroup(1, 2)))
+    said = refusal(folder, group=stages)
+    assert said.startswith("--pipeline-parallel 2: ArceeForCausalLM runs through transformers")
 
 
 @pytest.mark.parametrize(

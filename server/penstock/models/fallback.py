@@ -217,13 +217,14 @@ def examine(config: dict[str, Any], folder: Path, trusted: bool = False) -> Exam
             return Examined(parameters, None)
 
 
-def refuse_shards(config: dict[str, Any], count: int) -> None:
-    """Raises UnusableModel unless there is one."""
-    if count > 1:
-        shown = ", ".join(architectures(config)) or config.get("model_type")
-        raise UnusableModel(
-            f"--num-shard {count}: {shown} runs through transformers, and such a model cannot be divided; use 1"
-        )
+def refuse_division(config: dict[str, Any], shards: int, stages: int) -> None:
+    """Raises UnusableModel unless one process holds the model."""
+    for flag, count in (("--num-shard", shards), ("--pipeline-parallel", stages)):
+        if count > 1:
+            raise UnusableModel(
+                f"{flag} {count}: {_shown_name(config)} runs through transformers, and such a model cannot be "
+                f"divided over processes; use {flag} 1"
+            )
 
 
 def load(
@@ -235,7 +236,8 @@ def load(
     trusted: bool = False,
 ) -> Fallback:
     """Loads the model in `folder` and takes its own logits of a few tokens. Raises UnusableModel."""
-    refuse_shards(config, group.everyone.size)
+    stages = 1 if group.pipeline is None else group.pipeline.stages
+    refuse_division(config, group.size, stages)
     with _quiet(), _named(config):
         kind, theirs = _class_of(config, folder, trusted)
         model = _read(kind, theirs, folder, dtype, trusted).to(device).eval()
@@ -254,9 +256,11 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
     if not architectures(config):
         raise UnusableModel("config.json: unsupported architecture none; it names none in architectures")
     quantization.refuse(config, folder)
-    if model_type in transformers.CONFIG_MAPPING:
-        read = transformers.CONFIG_MAPPING[model_type]
-        kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None)
+    known = model_type in transformers.CONFIG_MAPPING
+    read: Any = transformers.CONFIG_MAPPING[model_type] if known else None
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None) if known else None
+    has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
+    if known and (_names(config, kind, model_type) or not has_code):
         if getattr(kind, "_is_stateful", False):
             raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
         try:
@@ -267,7 +271,7 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
             raise Unfit("has an encoder")
         if kind is None:
             raise Unfit(f"is no causal language model in transformers {transformers.__version__}")
-    elif "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+    elif has_code:
         if not trusted:
             raise Unfit("comes with code of its own, which is run only with --trust-remote-code")
         try:
@@ -288,9 +292,13 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
 
 def _check_kind(config: dict[str, Any], kind: Any, theirs: Any) -> None:
     """Refuses what is known not to work, with its reason. What is not known fails the trace or the self-check."""
-    names = architectures(config)
-    if not any(name == kind.__name__ or name.endswith(CAUSAL_NAMES) for name in names):
+    if not any(name == kind.__name__ or name.endswith(CAUSAL_NAMES) for name in architectures(config)):
         raise Unfit("is no causal language model")
+    if not _names(config, kind, str(theirs.model_type)):
+        raise Unfit(
+            f"is unknown to transformers {import_module('transformers').__version__}, which runs the model_type "
+            f"{theirs.model_type} as {kind.__name__}"
+        )
     for part in ("vision_config", "audio_config", "image_config"):
         if getattr(theirs, part, None) is not None:
             raise Unfit(f"takes more than text ({part} in config.json)")
@@ -298,6 +306,19 @@ def _check_kind(config: dict[str, Any], kind: Any, theirs: Any) -> None:
     others = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS)
     if others:
         raise Unfit(f"has layers of the type {others[0]}, and the cache holds keys and values only")
+
+
+def _names(config: dict[str, Any], kind: Any, model_type: str) -> bool:
+    """Whether config.json names the class, or its model_type as a class (InternLM3ForCausalLM is run as Llama)."""
+    for name in architectures(config):
+        stem = next((name.removesuffix(end) for end in CAUSAL_NAMES if name.endswith(end)), None)
+        if name == getattr(kind, "__name__", None) or (stem and _plain(stem) == _plain(model_type)):
+            return True
+    return False
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _read(kind: Any, theirs: Any, folder: Path, dtype: torch.dtype, trusted: bool) -> Any:
@@ -421,11 +442,16 @@ def _named(config: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except Unfit as reason:
-        shown = ", ".join(architectures(config)) or f"model_type {config.get('model_type')}"
-        said = f"{shown} cannot be served through transformers: it {reason}"
+        shown = _shown_name(config)
         if architecture_of(config) is None:
-            said = f"unsupported architecture: no recipe serves it, and {said}"
-        raise UnusableModel(f"config.json: {said}") from reason
+            shown = f"unsupported architecture {shown}: no recipe serves it, and it"
+        raise UnusableModel(
+            f"config.json: {shown} cannot be served through transformers: it {reason}"
+        ) from reason
+
+
+def _shown_name(config: dict[str, Any]) -> str:
+    return ", ".join(architectures(config)) or f"model_type {config.get('model_type')}"
 
 
 @contextmanager
