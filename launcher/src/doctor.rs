@@ -57,7 +57,8 @@ impl Doctor {
     /// What `penstock.doctor` is called with.
     fn arguments(&self) -> Vec<OsString> {
         let (model, worker) = (&self.model, &self.worker);
-        let optional: [(&str, Option<OsString>); 8] = [
+        let stages = Some(worker.pipeline_parallel).filter(|stages| *stages > 1);
+        let optional: [(&str, Option<OsString>); 10] = [
             ("--model-id", model.model_id.as_ref().map(OsString::from)),
             ("--revision", model.revision.as_ref().map(OsString::from)),
             ("--cache-dir", model.huggingface_hub_cache.as_ref().map(OsString::from)),
@@ -65,6 +66,8 @@ impl Doctor {
             ("--dtype", worker.dtype.map(|dtype| dtype.name().into())),
             ("--device", worker.device.as_ref().map(OsString::from)),
             ("--num-shard", worker.num_shard.map(|shards| shards.to_string().into())),
+            ("--pipeline-parallel", stages.map(|stages| stages.to_string().into())),
+            ("--model-impl", worker.model_impl.map(|wanted| wanted.name().into())),
             ("--memory-fraction", Some(self.memory_fraction.to_string().into())),
         ];
         let switches = [("--trust-remote-code", model.trust_remote_code), ("--json", self.json)];
@@ -86,7 +89,10 @@ mod tests {
     fn what_was_asked_is_passed_on() {
         Doctor::command().debug_assert();
         assert_eq!(
-            arguments("doctor --model-id a/b --num-shard 2 --dtype float16 --trust-remote-code --json"),
+            arguments(
+                "doctor --model-id a/b --num-shard 2 --pipeline-parallel 3 --model-impl penstock --dtype float16 \
+                 --trust-remote-code --json"
+            ),
             [
                 "--model-id",
                 "a/b",
@@ -94,6 +100,10 @@ mod tests {
                 "float16",
                 "--num-shard",
                 "2",
+                "--pipeline-parallel",
+                "3",
+                "--model-impl",
+                "penstock",
                 "--memory-fraction",
                 "0.9",
                 "--trust-remote-code",

@@ -177,6 +177,12 @@ fn hub_command(
     if let Some(shards) = worker.num_shard {
         command.args(["--num-shard", &shards.to_string()]);
     }
+    if worker.pipeline_parallel > 1 {
+        command.args(["--pipeline-parallel", &worker.pipeline_parallel.to_string()]);
+    }
+    if let Some(wanted) = worker.model_impl {
+        command.args(["--model-impl", wanted.name()]);
+    }
     if let Some(dtype) = worker.dtype {
         command.args(["--dtype", dtype.name()]);
     }

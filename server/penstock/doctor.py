@@ -36,10 +36,11 @@ from penstock.model_files import (
 )
 from penstock.models import fallback, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
+from penstock.models.choice import uses_fallback
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.models.fallback import FallbackConfig
-from penstock.parallel import TensorGroup
+from penstock.parallel import Pipeline, TensorGroup
 from penstock.preparation import working_bytes
 from penstock.serving import decoder_start_ids, device_of, dtype_of
 from penstock.tokenizer import sources_of
@@ -60,6 +61,21 @@ class Question:
     device: str = "auto"
     memory_fraction: float = 0.9
     trusted: bool = False
+    stages: int = 1
+    implementation: str = "auto"
+
+    @property
+    def processes(self) -> int:
+        """Each holds a shard of a stage."""
+        return self.shards * self.stages
+
+    def group(self, rank: int) -> TensorGroup:
+        """Of the process with this rank."""
+        if self.stages == 1:
+            return TensorGroup(rank, self.shards)
+        stage, shard = divmod(rank, self.shards)
+        everyone = TensorGroup(rank, self.processes)
+        return TensorGroup(shard, self.shards, pipeline=Pipeline(stage, self.stages, everyone))
 
 
 @dataclass
@@ -89,6 +105,7 @@ class Report:
     pickled: bool = False
     weight_bytes: int | None = None
     num_shard: int = 1
+    pipeline_parallel: int = 1
     weight_bytes_per_shard: list[int] = field(default_factory=list)
     kv_bytes_per_token: list[int] = field(default_factory=list)
     context: int | None = None
@@ -125,6 +142,8 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-shard", type=int, default=1)
+    parser.add_argument("--pipeline-parallel", type=int, default=1)
+    parser.add_argument("--model-impl", default="auto")
     parser.add_argument("--memory-fraction", type=float, default=0.9)
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -135,6 +154,8 @@ def main() -> int:
         arguments.device,
         arguments.memory_fraction,
         arguments.trust_remote_code,
+        arguments.pipeline_parallel,
+        arguments.model_impl,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)
@@ -170,7 +191,12 @@ def look_at(arguments: argparse.Namespace, question: Question) -> Report:
             with redirect_stdout(said):
                 found = hub.obtain(request, bring)
         except hub.Unavailable as error:
-            return Report(model=named, num_shard=question.shards, problems=[str(error)])
+            return Report(
+                model=named,
+                num_shard=question.shards,
+                pipeline_parallel=question.stages,
+                problems=[str(error)],
+            )
         report = examine(found, question)
     report.model, report.folder = named, str(found if begun is None else begun.folder)
     report.commit = Path(report.folder).name
@@ -183,7 +209,7 @@ def look_at(arguments: argparse.Namespace, question: Question) -> Report:
 
 def examine(folder: Path, question: Question) -> Report:
     """What the files in `folder` say. Every problem that can be found beside another is."""
-    report = Report(folder=str(folder), num_shard=question.shards)
+    report = Report(folder=str(folder), num_shard=question.shards, pipeline_parallel=question.stages)
     config: dict[str, Any] | None = None
     stored: dict[str, Stored] | None = None
     dtype: torch.dtype | None = None
@@ -214,7 +240,7 @@ def examine(folder: Path, question: Question) -> Report:
         report.problems.append(str(error))
     if config is not None:
         decoder: DecoderConfig | EncoderDecoderConfig | FallbackConfig | None
-        if architecture_of(config) is None:
+        if uses_fallback(config, question.implementation):
             decoder = fallback_shape(config, folder, dtype, question, report)
         else:
             decoder = architecture(config, folder, report)
@@ -222,7 +248,7 @@ def examine(folder: Path, question: Question) -> Report:
         if decoder is not None and dtype is not None and sound:
             if not report.fallback:
                 shards(config, folder, dtype, question, report)
-            if device is not None and len(report.weight_bytes_per_shard) == question.shards:
+            if device is not None and len(report.weight_bytes_per_shard) == question.processes:
                 memory(decoder, dtype, device, question, report)
     text(folder, config or {}, report)
     return report
@@ -286,7 +312,7 @@ def fallback_shape(
     try:
         examined = fallback.examine(config, folder, question.trusted)
         report.fallback = True
-        fallback.refuse_division(config, question.shards, 1)
+        fallback.refuse_division(config, question.shards, question.stages)
     except UnusableModel as error:
         report.problems.append(str(error))
         return None
@@ -308,18 +334,22 @@ def shards(
     config: dict[str, Any], folder: Path, dtype: torch.dtype, question: Question, report: Report
 ) -> None:
     """Rehearses every rank's loading: names and shapes of tensors, and what is divided."""
-    for rank in range(question.shards):
-        group = TensorGroup(rank, question.shards)
+    parameters = 0
+    for rank in range(question.processes):
+        group = question.group(rank)
         try:
             with Checkpoint(folder, dtype, META, question.trusted) as checkpoint:
                 part = recipes.load_from(config, checkpoint, group)
-                report.parameters = checkpoint.parameters
+                parameters += checkpoint.parameters - recipes.counted_before(part)
         except UnusableModel as error:
             report.problems.append(str(error))
             return
         rows, size = part.cache_shape
-        report.kv_bytes_per_token.append(part.config.layers * rows * size * dtype.itemsize)
+        layers = len(group.layers(part.config.layers))
+        report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
         report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
+    # The shards of a stage ask for the same tensors, each for its part.
+    report.parameters = parameters // question.shards
 
 
 def longest(decoder: DecoderConfig | EncoderDecoderConfig | FallbackConfig) -> int:
@@ -335,12 +365,13 @@ def memory(
     report: Report,
 ) -> None:
     """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
-    count, whole_context = question.shards, longest(decoder)
+    count, whole_context = question.processes, longest(decoder)
     if device.type == "cuda":
         room = device_room(device)
         if count > torch.cuda.device_count():
             report.problems.append(
-                f"--num-shard {count}: there are {torch.cuda.device_count()} GPUs on this machine"
+                f"{count} processes (--num-shard, --pipeline-parallel) need a GPU each: there are "
+                f"{torch.cuda.device_count()} on this machine"
             )
     else:
         whole = device_room(device)
@@ -349,7 +380,7 @@ def memory(
     report.memory_bytes, report.free_bytes = room.total * count, room.free * count
     if held > room.free:
         report.problems.append(
-            f"the weights take {gigabytes(held)} of each shard's memory, and {gigabytes(room.free)} are free"
+            f"the weights take {gigabytes(held)} of each process's memory, and {gigabytes(room.free)} are free"
             if count > 1
             else f"the weights take {gigabytes(held)} of memory, and {gigabytes(room.free)} are free"
         )
@@ -464,10 +495,14 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "served as", f"{report.dtype} on {report.device}"
     if report.weight_bytes is not None:
         files = "1 file" if len(report.weight_files) == 1 else f"{len(report.weight_files)} files"
-        each = f"; {shown(report.weight_bytes_per_shard)} on each of {report.num_shard} shards"
-        yield "weights", f"{gigabytes(report.weight_bytes)} in {files}{each if report.num_shard > 1 else ''}"
+        each = (
+            f"; {shown(report.weight_bytes_per_shard)} on each of {divided(report)}"
+            if divided(report)
+            else ""
+        )
+        yield "weights", f"{gigabytes(report.weight_bytes)} in {files}{each}"
     if report.kv_bytes_per_token:
-        each = " on each shard" if report.num_shard > 1 else ""
+        each = f" on each of {divided(report)}" if divided(report) else ""
         yield "KV cache", f"{shown(report.kv_bytes_per_token, 'bytes')} for a token{each}"
     if report.context is not None:
         yield "context", f"{report.context} tokens"
@@ -479,6 +514,14 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "template", report.chat_template
     if report.eos_token_ids:
         yield "end tokens", ", ".join(map(str, report.eos_token_ids))
+
+
+def divided(report: Report) -> str:
+    """Over what the model is divided; nothing if it is not."""
+    shards, stages = report.num_shard, report.pipeline_parallel
+    if stages == 1:
+        return f"{shards} shards" if shards > 1 else ""
+    return f"{stages} stages" + (f" of {shards} shards" if shards > 1 else "")
 
 
 def shown(sizes: list[int], unit: str = "") -> str:

@@ -97,6 +97,8 @@ class Request:
     shards: int = 1
     dtype: str = "auto"
     device: str = "auto"
+    stages: int = 1
+    implementation: str = "auto"
 
     @property
     def storage(self) -> Path:
@@ -139,6 +141,8 @@ def main() -> int:
         "--trust-remote-code", action="store_true", help="fetch pickled weights and code, too"
     )
     parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
+    parser.add_argument("--model-impl", default="auto", help="what runs the model,")
     parser.add_argument("--dtype", default="auto", help="the dtype that will be served and")
     parser.add_argument("--device", default="auto", help="the device")
     arguments = parser.parse_args()
@@ -151,6 +155,8 @@ def main() -> int:
         arguments.num_shard,
         arguments.dtype,
         arguments.device,
+        arguments.pipeline_parallel,
+        arguments.model_impl,
     )
     keep_libraries_quiet()
     try:
@@ -263,7 +269,12 @@ def ask_the_doctor(request: Request, begun: Begun) -> None:
     with tempfile.TemporaryDirectory() as into:
         outline(request, begun, Path(into))
         question = doctor.Question(
-            shards=request.shards, dtype=request.dtype, device=request.device, trusted=request.trusted
+            shards=request.shards,
+            dtype=request.dtype,
+            device=request.device,
+            trusted=request.trusted,
+            stages=request.stages,
+            implementation=request.implementation,
         )
         problems = doctor.examine(Path(into), question).problems
     if problems:

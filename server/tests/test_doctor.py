@@ -76,6 +76,54 @@ def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Pat
     assert "--num-shard 4 does not divide the attention heads" in problem(folder, shards=4)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_have_their_layers(tied: bool, tmp_path: Path) -> None:
+    """Of three layers the first stage has two, and the embedding; the second one the head."""
+    config = checkpoints.config(vocab_size=4096, tie_word_embeddings=tied)
+    folder = write(tmp_path / "model", config)
+    whole = examine(folder, Question())
+    stages = examine(folder, Question(stages=2))
+    assert stages.would_serve and stages.parameters == whole.parameters
+    table = 4 * 4096 * 64
+    first, second = stages.weight_bytes_per_shard
+    assert first + second == whole.weight_bytes_per_shard[0] + (table if tied else 0)
+    tensors = checkpoints.tensors(config)
+    layer = sum(4 * t.numel() for name, t in tensors.items() if ".layers.0." in name)
+    assert first == table + 2 * layer
+    each = whole.kv_bytes_per_token[0] // 3
+    assert stages.kv_bytes_per_token == [2 * each, each]
+    assert "on each of 2 stages" in as_text(stages)
+    grid = examine(folder, Question(shards=2, stages=2))
+    assert grid.would_serve and grid.parameters == whole.parameters
+    assert grid.kv_bytes_per_token == [each, each, each // 2, each // 2]
+    assert sum(grid.weight_bytes_per_shard) >= first + second
+    assert "on each of 2 stages of 2 shards" in as_text(grid)
+    assert "--pipeline-parallel 4 is more than the model's layers (3)" in problem(folder, stages=4)
+
+
+def test_what_cannot_be_divided_is_a_problem(tmp_path: Path) -> None:
+    folder = encoder_decoders.write(tmp_path / "model", next(iter(encoder_decoders.FAMILIES)))
+    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    assert "use --pipeline-parallel 1" in problem(folder, stages=2)
+    folder = write(tmp_path / "other")
+    assert "--pipeline-parallel 2: LlamaForCausalLM runs through transformers" in problem(
+        folder, stages=2, implementation="transformers"
+    )
+
+
+def test_a_recipe_can_be_passed_over(folder: Path) -> None:
+    report = examine(folder, Question(implementation="transformers"))
+    assert report.would_serve and (report.recipe, report.fallback) == (None, True)
+    assert report.parameters == examine(folder, Question()).parameters
+    config = {
+        **checkpoints.config(vocab_size=4096),
+        "architectures": ["ArceeForCausalLM"],
+        "model_type": "arcee",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "unsupported architecture ArceeForCausalLM" in problem(folder, implementation="penstock")
+
+
 @pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
 def test_an_encoder_decoder_is_described(family: str, tmp_path: Path) -> None:
     folder = encoder_decoders.write(tmp_path / "model", family)

@@ -79,17 +79,19 @@ def load(
 
     decoder = weights.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
     if group.pipeline is not None and isinstance(decoder, Decoder):
-        decoder.parameters = _over_stages(decoder, decoder.parameters)
+        # Each stage has asked for its own tensors only.
+        own = torch.tensor([decoder.parameters - counted_before(decoder)])
+        decoder.parameters = int(group.everyone.add_up(own)) // group.size
     return decoder
 
 
-def _over_stages(decoder: Decoder, parameters: int) -> int:
-    """Those of the whole model, where each stage of a pipeline has asked for its own tensors."""
-    group, config = decoder.group, decoder.config
-    if config.tied_head and group.is_last_stage:
-        # The first stage has it, too.
-        parameters -= config.vocab_size * (config.embedding_width or config.width)
-    return int(group.everyone.add_up(torch.tensor([parameters]))) // group.size
+def counted_before(decoder: Decoder | EncoderDecoder) -> int:
+    """Parameters of a stage that an earlier stage has, too: those of a tied head."""
+    config = decoder.config
+    if not isinstance(decoder, Decoder) or not isinstance(config, DecoderConfig):
+        return 0
+    again = config.tied_head and decoder.group.is_last_stage and not decoder.group.is_first_stage
+    return config.vocab_size * (config.embedding_width or config.width) if again else 0
 
 
 def _module(config: dict[str, Any]) -> ModuleType:
