@@ -68,6 +68,7 @@ mod tests {
     fn args(num_shard: Option<u32>, sharded: Option<bool>, device: Option<&str>) -> WorkerArgs {
         WorkerArgs {
             dtype: None,
+            model_impl: None,
             device: device.map(str::to_owned),
             num_shard,
             pipeline_parallel: 1,
