@@ -1,6 +1,6 @@
-"""Two ranks that hold one model: rank 0 in the test's process, rank 1 in a process of its own.
+"""Ranks that hold one model together: the one that answers in the test's process, each other in a process of its own.
 
-Run as a program it is rank 1: it reads a command a line from standard input, and answers each with a line.
+Run as a program it is one of the others: it reads a command a line from standard input, and answers each with a line.
 """
 
 import base64
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from penstock.parallel import TensorGroup
 from penstock.proto import penstock_pb2 as pb
+from penstock.rendezvous import meet
 
 TESTS = Path(__file__).parents[2] / "server" / "tests"
 TIMEOUT = 120.0
@@ -24,75 +25,88 @@ TIMEOUT = 120.0
 sys.path.insert(0, str(TESTS))
 
 
-def join(store: str, rank: int) -> TensorGroup:
+def join(store: str, rank: int, shards: int, stages: int) -> TensorGroup:
     """Enters the group that meets at the file `store`."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    return TensorGroup(rank, 2, dist.group.WORLD)
+    return meet(f"file://{store}", rank, shards * stages, stages, torch.device("cpu"))
 
 
-class Pair:
-    """Rank 0's side."""
+class Ranks:
+    """The side of the rank that answers: the first shard of the last stage."""
 
-    def __init__(self, folder: Path) -> None:
-        store = str(folder / "store")
-        self.peer = subprocess.Popen(
-            [sys.executable, __file__, store],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        self.group = join(store, 0)
+    def __init__(self, folder: Path, shards: int = 1, stages: int = 1) -> None:
+        store, size = str(folder / "store"), shards * stages
+        own = size - shards
+        self.peers = [
+            subprocess.Popen(
+                [sys.executable, __file__, store, str(rank), str(shards), str(stages)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            for rank in range(size)
+            if rank != own
+        ]
+        self.group = join(store, own, shards, stages)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.peer.stdin is not None
-        self.peer.stdin.close()
+        for peer in self.peers:
+            assert peer.stdin is not None
+            peer.stdin.close()
         dist.destroy_process_group()
-        self.peer.wait(TIMEOUT)
+        for peer in self.peers:
+            peer.wait(TIMEOUT)
 
     def tell(self, **command: Any) -> None:
-        """Gives rank 1 a command; `heard` waits for its answer."""
-        assert self.peer.stdin is not None
-        self.peer.stdin.write(json.dumps(command) + "\n")
-        self.peer.stdin.flush()
+        """Gives the others a command; `heard` waits for their answers."""
+        for peer in self.peers:
+            assert peer.stdin is not None
+            peer.stdin.write(json.dumps(command) + "\n")
+            peer.stdin.flush()
 
-    def heard(self) -> str:
-        """Rank 1's answer: "ok", or what went wrong."""
-        assert self.peer.stdout is not None
-        return self.peer.stdout.readline().strip()
+    def heard(self) -> None:
+        """Fails when one of the others answers that something went wrong."""
+        for peer in self.peers:
+            assert peer.stdout is not None
+            answer = peer.stdout.readline().strip()
+            assert answer == "ok", answer
 
-    def driver(self, folder: Path, dtype: torch.dtype, **limits: Any) -> "PairDriver":
-        """A model divided over both."""
-        return PairDriver(self, folder, dtype, limits)
+    def driver(self, folder: Path, dtype: torch.dtype, **limits: Any) -> "RanksDriver":
+        """A model divided over all."""
+        return RanksDriver(self, folder, dtype, limits)
 
 
-class PairDriver:
-    """A `Driver` on rank 0 whose plans rank 1 executes, too."""
+class RanksDriver:
+    """A `Driver` whose plans the other ranks execute, too."""
 
-    def __init__(self, pair: Pair, folder: Path, dtype: torch.dtype, limits: dict[str, Any]) -> None:
+    def __init__(self, ranks: Ranks, folder: Path, dtype: torch.dtype, limits: dict[str, Any]) -> None:
         from driver import Driver
 
-        self.pair = pair
-        pair.tell(load=str(folder), dtype=str(dtype).removeprefix("torch."), limits=limits)
+        self.ranks = ranks
+        ranks.tell(load=str(folder), dtype=str(dtype).removeprefix("torch."), limits=limits)
         try:
-            self.driver = Driver(folder, dtype, group=pair.group, **limits)
+            self.driver = Driver(folder, dtype, group=ranks.group, **limits)
         finally:
-            answer = pair.heard()
-        assert answer == "ok", answer
+            ranks.heard()
+
+    def begin(self) -> None:
+        """A new Run: no slots, on any rank."""
+        self.ranks.tell(begin=True)
+        self.driver.begin()
+        self.ranks.heard()
 
     def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepResult:
-        """Executes one plan on both ranks."""
+        """Executes one plan on all ranks."""
         from client import make_plan
 
         plan = self.driver.numbering.stamp(make_plan(rows, released))
-        self.pair.tell(plan=base64.b64encode(plan.SerializeToString()).decode())
+        self.ranks.tell(plan=base64.b64encode(plan.SerializeToString()).decode())
         result = self.driver.execute(plan)
-        answer = self.pair.heard()
-        assert answer == "ok", answer
+        self.ranks.heard()
         return result
 
     def last_logits(self) -> torch.Tensor:
@@ -101,18 +115,25 @@ class PairDriver:
 
 
 def main() -> None:
-    """Rank 1."""
+    """One of the others."""
     from driver import Driver
 
-    group = join(sys.argv[1], 1)
+    store, *numbers = sys.argv[1:]
+    rank, shards, stages = map(int, numbers)
+    group = join(store, rank, shards, stages)
     torch.set_num_threads(1)
     driver: Driver | None = None
     for line in sys.stdin:
         command = json.loads(line)
         try:
             if "load" in command:
+                if driver is not None:
+                    driver.begin()  # takes what is on its way from the last stage
                 dtype = getattr(torch, command["dtype"])
                 driver = Driver(Path(command["load"]), dtype, group=group, **command["limits"])
+            elif "begin" in command:
+                assert driver is not None
+                driver.begin()
             else:
                 assert driver is not None
                 driver.execute(pb.StepPlan.FromString(base64.b64decode(command["plan"])))

@@ -12,7 +12,7 @@ import torch
 from families import FAMILIES
 from models import LENGTH, Reference, ids, make
 from page import PAGE, written
-from ranks import Pair
+from ranks import Ranks
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -43,14 +43,14 @@ def blocks(tokens: int, first: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks of one group: this process, and one that does as it is told."""
-    with Pair(tmp_path_factory.mktemp("group")) as pair:
+    with Ranks(tmp_path_factory.mktemp("group"), shards=2) as pair:
         yield pair
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path, pair: Pair) -> None:
+def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path, pair: Ranks) -> None:
     from driver import Driver
 
     config = FAMILIES[family]

@@ -1,0 +1,107 @@
+"""A model whose layers are divided over stages computes what it computes in one, in families that differ in what comes
+before the first layer, what is carried from layer to layer, and what comes after the last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES
+from models import Reference, ids, make
+from ranks import Ranks, RanksDriver
+from test_families import LIMITS, greedy, in_pieces, prefix_hit, ragged
+from torch import Tensor
+
+# Scaled embeddings, tied, and windows of every other layer; learned positions; those beside an embedding of another
+# width, projected in and out; experts; sinks; a latent, and a first layer without experts; ALiBi behind a normalised
+# embedding; a bias of the head.
+DIFFERENT = (
+    "Gemma 3",
+    "GPT-2",
+    "OPT 350M",
+    "Mixtral",
+    "GPT-OSS",
+    "DeepSeek V3",
+    "BLOOM",
+    "Phi 1, Phi 1.5, Phi 2",
+)
+DIVIDED_TWICE = ("Gemma 3", "GPT-OSS")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model of a family, and what it should compute."""
+
+    folder: Path
+    sequences: list[list[int]]
+    reference: Reference
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    """The models: made before ranks meet, since transformers saves nothing in a process that is not rank 0."""
+    found = {}
+    for family in DIFFERENT:
+        folder = make(tmp_path_factory.mktemp("family"), FAMILIES[family])
+        vocabulary = FAMILIES[family]["vocab_size"]
+        sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
+        found[family] = Made(folder, sequences, Reference(folder, sequences))
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_stages(
+    request: pytest.FixtureRequest, made: dict[str, Made], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
+    """Two stages of so many shards."""
+    with Ranks(tmp_path_factory.mktemp("group"), shards=request.param, stages=2) as ranks:
+        yield ranks
+
+
+class Beside:
+    """A divided engine and a whole one, which must agree to the last bit."""
+
+    def __init__(self, divided: RanksDriver, whole: Any) -> None:
+        self.divided, self.whole = divided, whole
+
+    def begin(self) -> None:
+        """A new Run of both."""
+        self.divided.begin()
+        self.whole.begin()
+
+    def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> Any:
+        """Executes one plan on both."""
+        result = self.divided.step(rows, released)
+        assert result.sampled == self.whole.step(rows, released).sampled
+        return result
+
+    def last_logits(self) -> Tensor:
+        """Logits of the rows that sampled."""
+        logits_SV = self.divided.last_logits()
+        assert torch.equal(logits_SV, self.whole.last_logits())
+        return logits_SV
+
+
+@pytest.mark.parametrize(
+    ("family", "two_stages"),
+    [(family, 1) for family in DIFFERENT] + [(family, 2) for family in DIVIDED_TWICE],
+    indirect=["two_stages"],
+)
+def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], two_stages: Ranks) -> None:
+    from driver import Driver
+
+    shards = two_stages.group.size
+    folder, sequences, reference = made[family].folder, made[family].sequences, made[family].reference
+    divided = two_stages.driver(folder, torch.float32, **LIMITS)
+    held = len(two_stages.group.layers(divided.driver.engine.model.config.layers))
+    assert len(divided.driver.engine.cache.layers_NJD) == held < divided.driver.engine.model.config.layers
+    # The sums of two shards are added in another order.
+    driver: Any = divided if shards > 1 else Beside(divided, Driver(folder, torch.float32, **LIMITS))
+    in_pieces(driver, reference, sequences, torch.float32)
+    prefix_hit(driver, reference, sequences, torch.float32)
+    ragged(driver, reference, sequences, torch.float32)
+    driver.begin()
+    greedy(driver, FAMILIES[family]["vocab_size"])
