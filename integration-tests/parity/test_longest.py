@@ -1,12 +1,22 @@
 """The last position that a model was made for, for each way in which families know positions."""
 
+import json
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, make
-from ranks import TESTS  # noqa: F401  (where the driver is)
+from models import LENGTH, Reference, ids, make
+from test_families import LIMITS, in_pieces, prefill, ragged
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import wire
+from checkpoints import SHIPPED
+from launched import Launched
 
 # No multiple of what groups of keys are rounded up to.
 LONGEST = 2100
@@ -15,6 +25,48 @@ SHAPES = {
     "OPT": {"max_position_embeddings": LONGEST},
     "Phi 4": {"max_position_embeddings": LONGEST},
 }
+
+
+# Linear biases have no end. What the model was made for, and where transformers is told so: its MPT computes no more.
+SHORT = 40
+ENDLESS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "BLOOM": ({"seq_length": SHORT}, {}),
+    "MPT": ({"max_seq_len": SHORT}, {"max_seq_len": LENGTH}),
+    "Falcon-RW (ALiBi)": ({"max_position_embeddings": SHORT}, {}),
+}
+
+
+@pytest.mark.parametrize("family", ENDLESS)
+def test_linear_biases_go_on_beyond_what_the_model_was_made_for(family: str, tmp_path: Path) -> None:
+    from driver import Driver
+
+    made_for, theirs = ENDLESS[family]
+    config = FAMILIES[family] | made_for
+    folder = make(tmp_path, config | theirs)
+    sequences = [ids(199, 1), ids(199, 2, 90)]
+    reference = Reference(folder, sequences)
+    (folder / "config.json").write_text(json.dumps(config))
+    driver = Driver(folder, torch.float32, **LIMITS)
+    shape: Any = driver.engine.model.config
+    assert shape.max_positions == SHORT and shape.goes_on
+    prefill(driver, reference, sequences, torch.float32)
+    in_pieces(driver, reference, sequences, torch.float32)
+    ragged(driver, reference, sequences, torch.float32)
+
+
+def test_more_than_the_model_was_made_for_is_served_with_one_warning(tmp_path: Path) -> None:
+    config = FAMILIES["BLOOM"] | {"seq_length": SHORT, "vocab_size": 4096}
+    folder = make(tmp_path / "model", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+    flags = ("--model-id", str(folder), "--dtype", "float32", "--max-total-tokens", "160")
+    with Launched(tmp_path / "run", *flags) as launched:
+        launched.wait_ready()
+        body = {"inputs": "A penstock is", "parameters": {"max_new_tokens": 100, "details": True}}
+        reply = wire.post(launched.address, "/generate", body)
+        assert reply.status == 200, reply.text
+        assert reply.json()["details"]["generated_tokens"] == 100
+        assert launched.log().count(f"this model was made for {SHORT} positions") == 1
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -233,6 +233,12 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
+    if limits.max_total_tokens > model.max_positions {
+        warn!(
+            "--max-total-tokens {}: this model was made for {} positions; its answers may get worse beyond them",
+            limits.max_total_tokens, model.max_positions
+        );
+    }
     metrics::install(
         limits.max_input_tokens,
         limits.max_total_tokens,

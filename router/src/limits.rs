@@ -63,7 +63,7 @@ const UNBOUNDED_TOTAL: u32 = 4096;
 /// The longest sequence to prepare the workers for: what `--max-total-tokens` asks, or the model's own.
 pub fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
     match args.max_total_tokens {
-        Some(total) if total > model.max_positions => Err(FlagError(format!(
+        Some(total) if total > model.max_positions && !model.positions_go_on => Err(FlagError(format!(
             "--max-total-tokens {total} is more than the {} positions this model was made for",
             model.max_positions
         ))),
@@ -627,6 +627,21 @@ mod tests {
         let limits = derive(512);
         assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (511, 512));
         assert_eq!(limits.max_top_n_tokens, 20);
+    }
+
+    #[test]
+    fn positions_that_go_on_are_a_default_and_no_limit() {
+        let derive = |line: &[&str], positions_go_on| {
+            let model = ModelDescription { positions_go_on, ..model(512) };
+            Limits::derive(&args(line), &model, 100_000).map(|limits| limits.max_total_tokens)
+        };
+        assert_eq!(derive(&[], true).expect("no contradiction"), 512);
+        assert_eq!(derive(&["--max-total-tokens", "600"], true).expect("no contradiction"), 600);
+        let refused = derive(&["--max-total-tokens", "600"], false).expect_err("a limit");
+        assert_eq!(
+            refused.0,
+            "--max-total-tokens 600 is more than the 512 positions this model was made for"
+        );
     }
 
     #[test]

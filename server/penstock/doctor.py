@@ -109,6 +109,7 @@ class Report:
     weight_bytes_per_shard: list[int] = field(default_factory=list)
     kv_bytes_per_token: list[int] = field(default_factory=list)
     context: int | None = None
+    longer_context: bool = False
     memory_bytes: int | None = None
     free_bytes: int | None = None
     cache_bytes_per_shard: int | None = None
@@ -294,6 +295,7 @@ def architecture(
         report.problems.append(str(error))
         return None
     report.context = longest(decoder)
+    report.longer_context = isinstance(decoder, DecoderConfig) and decoder.goes_on
     try:
         if isinstance(decoder, EncoderDecoderConfig):
             decoder_start_ids(config, read_json(folder, GENERATION), decoder)
@@ -505,7 +507,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "KV cache", f"{shown(report.kv_bytes_per_token, 'bytes')} for a token{each}"
     if report.context is not None:
-        yield "context", f"{report.context} tokens"
+        more = "; more with --max-total-tokens, at a loss of quality" if report.longer_context else ""
+        yield "context", f"{report.context} tokens{more}"
     if report.memory_bytes is not None and report.free_bytes is not None:
         yield "memory", f"{gigabytes(report.memory_bytes)}, {gigabytes(report.free_bytes)} free"
     if report.tokenizer is not None:

@@ -161,7 +161,7 @@ class Engine:
             RopeTable(rope, self.limits.max_sequence_tokens, positions, self.dtype, self.device)
             for rope in config.ropes
         ]
-        if isinstance(self.model, Fallback):
+        if not isinstance(self.model, EncoderDecoder):
             self.model.serve_up_to(self.limits.max_sequence_tokens)
         self._geometry = Geometry(
             block_size=BLOCK_SIZE,

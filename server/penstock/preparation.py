@@ -35,7 +35,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     for name in ("max_slots", "max_step_tokens"):
         if getattr(request, name) < 1:
             raise ValueError(f"{name} is 0")
-    if longest > most:
+    goes_on = isinstance(config, DecoderConfig) and config.goes_on
+    if longest > most and not goes_on:
         raise ValueError(
             f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
             "(--max-total-tokens)"

@@ -13,6 +13,7 @@ import grpc
 from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import BadPlan, LostPeer, OutOfStep, TooLittleMemory, one_line
+from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.preparation import kv_bytes_per_token, prepare, weight_bytes
 from penstock.proto import penstock_pb2 as pb
@@ -132,6 +133,7 @@ def description_of(
         contract=CONTRACT,
         decoder_start_ids=decoder_start_ids,
         max_side_positions=side,
+        positions_go_on=isinstance(shape, DecoderConfig) and shape.goes_on,
     )
 
 

@@ -133,6 +133,26 @@ def test_an_encoder_decoder_is_described(family: str, tmp_path: Path) -> None:
     assert report.recipe in ("t5", "bart") and report.fits[-1].sequences > 10
 
 
+def test_linear_biases_allow_longer_sequences(tmp_path: Path) -> None:
+    plain = examine(write(tmp_path / "plain"), Question())
+    assert not plain.longer_context and "--max-total-tokens" not in as_text(plain)
+    config = {
+        "architectures": ["BloomForCausalLM"],
+        "model_type": "bloom",
+        "vocab_size": 4096,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "seq_length": 128,
+    }
+    folder = tmp_path / "bloom"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    report = examine(folder, Question())
+    assert (report.context, report.longer_context) == (128, True)
+    assert "128 tokens; more with --max-total-tokens" in as_text(report)
+
+
 def test_every_problem_is_said_not_only_the_first(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "generation_config.json").write_text("[")

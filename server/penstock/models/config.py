@@ -119,6 +119,13 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a sequence may be longer than those the model was made for: linear biases have no end, and are all
+        that tells positions apart.
+        """
+        return bool(self.slopes) and not self.ropes and not self.learned_positions
+
     def rope_index(self, layer: int) -> int | None:
         """The layer's entry of `ropes`, or None when it rotates nothing."""
         if not self.ropes:

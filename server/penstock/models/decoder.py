@@ -7,7 +7,7 @@ vocabulary, N cache rows, X experts. Where a model is divided over ranks, H, K, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -287,6 +287,18 @@ class Ends:
     project_out: Linear | None = None
 
 
+def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
+    """ALiBi of these heads for every position: (H, N) fp32."""
+    slopes_H1 = torch.tensor(config.slopes)[heads.start : heads.stop].unsqueeze(1)
+    # Groups of keys are rounded up, by an eighth or by 31.
+    positions_N = torch.arange(longest * 9 // 8 + 64, dtype=torch.float32)
+    if config.slopes_rounded:
+        bias_HN = (slopes_H1.bfloat16() * positions_N.bfloat16()).float()
+    else:
+        bias_HN = slopes_H1 * positions_N
+    return bias_HN * config.slopes_scale
+
+
 class Decoder:
     """Token ids to hidden states, and hidden states to logits."""
 
@@ -299,6 +311,15 @@ class Decoder:
         self.group = group
         self.cache_shape = config.cache_shape(group)
         self.parameters = 0  # of the whole model, over all ranks; set by who loads it
+
+    def serve_up_to(self, longest: int) -> None:
+        """Sequences will have at most so many tokens: as many linear biases are made, one table for all layers."""
+        if not self.config.slopes:
+            return
+        device = self.weights()[0].device
+        bias_HN = linear_biases(self.config, self.group.share(self.config.heads), longest).to(device)
+        for layer in self.layers:
+            layer.attention.terms = replace(layer.attention.terms, bias_HN=bias_HN)
 
     def forward(self, step: Step, caches_NJD: list[Tensor], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the

@@ -7,7 +7,7 @@ the configuration. A family with a layout of its own overrides the method that r
 
 import re
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -233,23 +233,9 @@ class Loader:
             )
         return ops.AttentionTerms(
             softcap=config.softcap,
-            bias_HN=self.position_bias if config.slopes else None,
             sinks_H=sinks,
             latent=config.latent.rank if config.latent else 0,
         )
-
-    @cached_property
-    def position_bias(self) -> Tensor:
-        """ALiBi of this rank's heads for every position: (H, N) fp32. One for all layers."""
-        config = self.config
-        slopes_H1 = torch.tensor(config.slopes)[self.heads.start : self.heads.stop].unsqueeze(1)
-        # Groups of keys are rounded up, by an eighth or by 31.
-        positions_N = torch.arange(config.max_positions * 9 // 8 + 64, dtype=torch.float32)
-        if config.slopes_rounded:
-            bias_HN = (slopes_H1.bfloat16() * positions_N.bfloat16()).float()
-        else:
-            bias_HN = slopes_H1 * positions_N
-        return (bias_HN * config.slopes_scale).to(self.checkpoint.device)
 
     def feed_forward(self, at: str) -> FeedForward:
         """The dense feed-forward layer below `at`."""

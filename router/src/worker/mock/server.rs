@@ -140,6 +140,7 @@ impl Worker for Calls {
             contract: config.contract,
             decoder_start_ids: config.decoder_start_ids.clone(),
             max_side_positions: 0,
+            positions_go_on: false,
         }))
     }
 
