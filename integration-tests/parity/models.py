@@ -4,6 +4,7 @@ What they answer is compared with transformers on the whole sequence at once.
 """
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,13 @@ class Reference:
     """What logits should be: those of fp32, to rounding; of a shorter type, as close to them as transformers is."""
 
     def __init__(self, folder: Path, sequences: list[list[int]]) -> None:
+        self.folder, self.sequences = folder, sequences
         self.exact = logits_of(folder, sequences, torch.float32)
-        self.rounded = logits_of(folder, sequences, torch.bfloat16)
+
+    @cached_property
+    def rounded(self) -> list[Tensor]:
+        """What transformers makes of them in bf16."""
+        return logits_of(self.folder, self.sequences, torch.bfloat16)
 
     def check(self, ours_V: Tensor, sequence: int, position: int, dtype: torch.dtype) -> None:
         """Fails unless these are the logits after that position."""

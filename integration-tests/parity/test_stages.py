@@ -89,6 +89,7 @@ class Beside:
     ("family", "two_stages"),
     [(family, 1) for family in DIFFERENT] + [(family, 2) for family in DIVIDED_TWICE],
     indirect=["two_stages"],
+    scope="module",
 )
 def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], two_stages: Ranks) -> None:
     from driver import Driver
