@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import FAMILIES
 from models import Reference, ids, make
+from page import PAGE
 from ranks import Ranks, RanksDriver
 from test_families import LIMITS, greedy, in_pieces, prefix_hit, ragged
 from torch import Tensor
@@ -83,6 +84,12 @@ class Beside:
         logits_SV = self.divided.last_logits()
         assert torch.equal(logits_SV, self.whole.last_logits())
         return logits_SV
+
+
+def test_the_page_names_the_families_that_were_divided_over_stages() -> None:
+    text = " ".join(PAGE.read_text().split())
+    assert f"after the last: {', '.join(DIFFERENT)}." in text
+    assert f"in each stage: {', '.join(DIVIDED_TWICE)}." in text
 
 
 @pytest.mark.parametrize(
