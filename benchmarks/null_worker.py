@@ -102,13 +102,15 @@ class NullService:
         )
 
     def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:
-        """As many blocks as asked for."""
+        """As many pages as asked for."""
         self.steps.top_counts = np.zeros(request.max_slots, np.int64)
         longest = request.max_sequence_tokens or 1 << 20
         tokens = request.max_cache_tokens or request.max_slots * longest
         fixed = max(self.steps.step_seconds * 1e9, 1000)
         cost = pb.CostModel(fixed_ns=fixed, per_token_ns=1, per_context_token_ns=0)
-        return pb.Prepared(blocks=min(tokens // BLOCK_SIZE, 1 << 24), cost=cost, free_bytes=1 << 30)
+        return pb.Prepared(
+            pages=min(tokens // BLOCK_SIZE, 1 << 24), full_tables=1, cost=cost, free_bytes=1 << 30
+        )
 
     def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
         """As the real worker does it."""

@@ -103,7 +103,7 @@ class RanksDriver:
         """Executes one plan on all ranks."""
         from client import make_plan
 
-        plan = self.driver.numbering.stamp(make_plan(rows, released))
+        plan = self.driver.numbering.stamp(make_plan(rows, released, self.driver.tables))
         self.ranks.tell(plan=base64.b64encode(plan.SerializeToString()).decode())
         result = self.driver.execute(plan)
         self.ranks.heard()

@@ -105,7 +105,7 @@ def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], tw
     folder, sequences, reference = made[family].folder, made[family].sequences, made[family].reference
     divided = two_stages.driver(folder, torch.float32, **LIMITS)
     held = len(two_stages.group.layers(divided.driver.engine.model.config.layers))
-    assert len(divided.driver.engine.cache.layers_NJD) == held < divided.driver.engine.model.config.layers
+    assert len(divided.driver.engine.cache.layers) == held < divided.driver.engine.model.config.layers
     # The sums of two shards are added in another order.
     driver: Any = divided if shards > 1 else Beside(divided, Driver(folder, torch.float32, **LIMITS))
     in_pieces(driver, reference, sequences, torch.float32)

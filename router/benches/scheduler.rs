@@ -49,7 +49,7 @@ impl Load {
         let cost = CostModel { fixed_ns: 1e6, per_token_ns: 1e4, per_context_token_ns: 10.0 };
         let config = MockConfig {
             vocab_size: 32_000,
-            blocks: 16_384,
+            pages: 16_384,
             max_positions: 8192,
             verify: Verify::Last,
             cost,
@@ -61,7 +61,7 @@ impl Load {
             max_positions: config.max_positions,
             ..ModelDescription::default()
         };
-        let prepared = Prepared { blocks: config.blocks, cost: Some(cost), ..Prepared::default() };
+        let prepared = Prepared { cost: Some(cost), ..config.prepared() };
         let settings = Settings {
             max_live: u32::MAX,
             target_itl: None,

@@ -92,7 +92,7 @@ fn worker(dir: &Path, timed: bool) {
     let config = MockConfig {
         // The tokenizer's, so that all of its tokens are taken.
         vocab_size: 4_096,
-        blocks: 131_072,
+        pages: 131_072,
         max_positions: 1 << 17,
         verify: Verify::Last,
         step_fixed: if timed { STEP_TIME } else { Duration::ZERO },

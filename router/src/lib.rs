@@ -223,10 +223,10 @@ async fn load(
     };
     let (prompt, group) = tokio::try_join!(prompt, group)?;
 
-    let (model, prepared) = (group.description().clone(), *group.prepared());
+    let model = group.description().clone();
     let (max_step_tokens, max_slots) = (group.limits().max_step_tokens, group.limits().max_slots);
-    let cache_tokens = u64::from(prepared.blocks) * u64::from(model.block_size);
-    let limits = Limits::derive(args, &model, cache_tokens)?;
+    let cache_tokens = group.cache_tokens();
+    let limits = Limits::derive(args, &model, group.longest_in_cache())?;
     info!(
         "warmed up in {:.1} s: {cache_tokens} tokens of KV cache, at most {} of prompt and {} in all per request",
         seconds(),
@@ -275,7 +275,7 @@ async fn load(
             .unwrap_or_else(|| compute_type(config.num_shard * config.pipeline_parallel, &model.device_name)),
         limits,
         model,
-        prepared,
+        cache_tokens,
         max_step_tokens,
         max_slots,
     });

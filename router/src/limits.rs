@@ -128,14 +128,14 @@ pub fn max_step_tokens(
 }
 
 impl Limits {
-    /// `cache_tokens` is what the prepared KV cache of the workers holds.
+    /// `cache_tokens` is the longest sequence that the prepared KV cache of the workers holds.
     pub fn derive(
         args: &RouterArgs,
         model: &ModelDescription,
-        cache_tokens: u64,
+        cache_tokens: u32,
     ) -> Result<Limits, FlagError> {
         let longest = max_sequence_tokens(args, model)?;
-        let fits = u32::try_from(cache_tokens).unwrap_or(u32::MAX).saturating_sub(model.positions_beside());
+        let fits = cache_tokens.saturating_sub(model.positions_beside());
         if let Some(total) = args.max_total_tokens
             && total > fits
         {

@@ -23,7 +23,7 @@ import torch
 from penstock import hub, quantization
 from penstock.checks import check_weights
 from penstock.errors import UnusableModel
-from penstock.kv_cache import BLOCK_SIZE, Room, device_room, spare
+from penstock.kv_cache import Room, device_room, spare
 from penstock.model_files import (
     CONFIG,
     GENERATION,
@@ -43,6 +43,7 @@ from penstock.models.fallback import FallbackConfig
 from penstock.parallel import Pipeline, TensorGroup
 from penstock.preparation import working_bytes
 from penstock.serving import decoder_start_ids, device_of, dtype_of
+from penstock.tables import BLOCK_SIZE, divide
 from penstock.tokenizer import sources_of
 from penstock.weights import META, Checkpoint
 
@@ -390,13 +391,15 @@ def memory(
     left = Room(room.total, room.free - held)
     working = working_bytes(decoder, dtype, SLOTS, STEP_TOKENS, whole_context)
     report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
-    blocks = report.cache_bytes_per_shard // (max(report.kv_bytes_per_token) * BLOCK_SIZE) - 1
+    tables = divide(decoder.layer_windows, whole_context)
+    page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // decoder.layers
+    pages = report.cache_bytes_per_shard // page - 1
     contexts = {whole_context}
     context = SHORTEST_CONTEXT
     while context < whole_context:
         contexts.add(context)
         context *= 2
-    report.fits = [Fit(size, max(0, blocks // -(-size // BLOCK_SIZE))) for size in sorted(contexts)]
+    report.fits = [Fit(size, max(0, pages // tables.pages(size))) for size in sorted(contexts)]
     if report.fits[0].sequences == 0:
         report.problems.append(
             f"memory is too small: {gigabytes(report.cache_bytes_per_shard)} are left for the KV cache, not "

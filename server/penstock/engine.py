@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import UnusableModel
-from penstock.kv_cache import BLOCK_SIZE, KvCache
+from penstock.kv_cache import KvCache
 from penstock.layers.linear import set_tile
 from penstock.layers.rope import RopeTable
 from penstock.layout import Geometry, Layout, continued, is_steady, make_layout, to_device
@@ -32,6 +32,7 @@ from penstock.plan import CONTINUE, I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.sampling import Sampled, Sampler, most_likely
 from penstock.slots import Limits, SlotTable
+from penstock.tables import BLOCK_SIZE, Tables, divide
 
 if TYPE_CHECKING:  # imports what sends spans, which few servers do
     from penstock.spans import StepSpans
@@ -129,12 +130,16 @@ class Engine:
         """Whether every sequence begins with what an encoder reads."""
         return isinstance(self.model, EncoderDecoder)
 
+    def tables(self, longest: int) -> Tables:
+        """How the cache is divided when no sequence has more than so many tokens."""
+        return divide(self.model.config.layer_windows, longest)
+
     def allocate(self, limits: Limits) -> None:
         """Makes cache, slots and tables for these limits."""
         self.limits = limits
         rows, size = self.model.cache_shape
-        layers = len(self.group.layers(self.model.config.layers))
-        self.cache = KvCache(layers, rows, size, self.dtype, self.device, limits.blocks)
+        layers = self.group.layers(self.model.config.layers)
+        self.cache = KvCache(limits.tables, layers, (rows, size), self.dtype, self.device, limits.pages)
         self.slots = SlotTable(limits)
         self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
@@ -155,19 +160,25 @@ class Engine:
         self._prepared = True
 
     def _allocate_decoder(self, config: DecoderConfig | FallbackConfig, rows: int, size: int) -> None:
+        assert not isinstance(self.model, EncoderDecoder)
+        tables = self.limits.tables
         # A row in flight may run one token past the longest sequence.
         positions = self.slots.width * BLOCK_SIZE
         self.ropes = [
             RopeTable(rope, self.limits.max_sequence_tokens, positions, self.dtype, self.device)
             for rope in config.ropes
         ]
-        if not isinstance(self.model, EncoderDecoder):
-            self.model.serve_up_to(self.limits.max_sequence_tokens)
+        self.model.serve_up_to(self.limits.max_sequence_tokens)
         self._geometry = Geometry(
             block_size=BLOCK_SIZE,
             zero_row=self.cache.zero_row,
             heads=rows,
-            windows=config.windows,
+            windows=tuple(
+                window if window is None or window.size < self.limits.max_sequence_tokens else None
+                for window in config.windows
+            ),
+            views=tuple(sorted({(window, tables.of[layer][0]) for window, layer in self.model.views()})),
+            tables=tables.count,
             simple=config.simple_attention,
             exact=self.deterministic,
             head_dim=size,
@@ -327,7 +338,7 @@ class Engine:
             ids_T,
             positions_T,
             [rope.at(positions_T) for rope in self.ropes],
-            to_device(layout.places_T, self.device),
+            [to_device(places, self.device) for places in layout.places],
             layout.attentions,
         )
 
@@ -353,12 +364,12 @@ class Engine:
         """This stage's layers, between the stage before and the next one."""
         pipeline = self.group.pipeline
         if pipeline is None or not isinstance(self.model, Decoder):
-            return self.model.forward(step, self.cache.layers_NJD)
+            return self.model.forward(step, self.cache.layers)
         given_TE = None
         if not self.group.is_first_stage:
             shape = (len(step.ids_T), self.model.config.width)
             given_TE = pipeline.receive(torch.empty(shape, dtype=self.dtype, device=self.device))
-        hidden_TE = self.model.forward(step, self.cache.layers_NJD, given_TE)
+        hidden_TE = self.model.forward(step, self.cache.layers, given_TE)
         if not self.group.is_last_stage:
             pipeline.send_on(hidden_TE)
         return hidden_TE

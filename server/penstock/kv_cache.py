@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import TooLittleMemory
+from penstock.tables import BLOCK_SIZE, Tables
 
-BLOCK_SIZE = 16
 GIB = 1 << 30
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -98,28 +98,26 @@ def spare(
     return max(min(share, left) - working, 0)
 
 
-def count_blocks(
-    token_bytes: int,
+def count_pages(
+    page_bytes: int,
+    tables: Tables,
     max_slots: int,
     max_sequence_tokens: int,
+    max_step_tokens: int,
     max_cache_tokens: int,
     available: int,
 ) -> int:
-    """Blocks to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags.
-
-    `token_bytes`: what the cache of all layers takes for one token.
-    """
-    block_bytes = token_bytes * BLOCK_SIZE
-    fits = available // block_bytes - 1  # one more block holds the zeros that padding reads
-    sequence = -(-max_sequence_tokens // BLOCK_SIZE)
+    """Pages to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
+    fits = available // page_bytes - 1  # one more page holds the zeros that padding reads
+    sequence = tables.pages(max_sequence_tokens, max_step_tokens)
     if fits < sequence:
         raise TooLittleMemory(
-            f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * block_bytes)} of KV cache, and "
+            f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * page_bytes)} of KV cache, and "
             f"{_mib(available)} are free for it; lower --max-total-tokens"
         )
     if max_cache_tokens == 0:
-        return min(fits, max_slots * sequence)
-    wanted = -(-max_cache_tokens // BLOCK_SIZE)
+        return min(fits, max_slots * tables.count * -(-max_sequence_tokens // BLOCK_SIZE))
+    wanted = tables.count * -(-max_cache_tokens // BLOCK_SIZE)
     if wanted < sequence:
         raise TooLittleMemory(
             f"a KV cache of {max_cache_tokens} tokens holds no sequence of {max_sequence_tokens}; raise "
@@ -127,8 +125,8 @@ def count_blocks(
         )
     if fits < wanted:
         raise TooLittleMemory(
-            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * block_bytes)}, and {_mib(available)} "
-            f"are free for it, which hold {fits * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
+            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * page_bytes)}, and {_mib(available)} "
+            f"are free for it, which hold {fits // tables.count * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
         )
     return wanted
 
@@ -137,17 +135,45 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB"
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where a layer's keys and values are: in which rows, the slot's table says."""
+
+    rows_NJD: Tensor
+    table: int
+
+
 class KvCache:
-    """One tensor per layer, (N, J, D): rows of blocks 0 .. blocks - 1, then one block of zeros."""
+    """A tensor for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, then one page of zeros.
+
+    Layers whose pages are in different tables share a tensor: they never have the same page.
+    """
 
     def __init__(
-        self, layers: int, rows: int, size: int, dtype: torch.dtype, device: torch.device, blocks: int
+        self,
+        tables: Tables,
+        layers: range,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int,
     ) -> None:
-        self.blocks = blocks
-        self.zero_row = blocks * BLOCK_SIZE
-        shape = ((blocks + 1) * BLOCK_SIZE, rows, size)
-        self.bytes = blocks * BLOCK_SIZE * layers * rows * size * dtype.itemsize
-        self.layers_NJD: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
+        """`layers`: this rank's. `shape`: (J, D)."""
+        self.zero_row = pages * BLOCK_SIZE
+        self.bytes = pages * page_bytes(tables, layers, shape, dtype)
+        whole = ((pages + 1) * BLOCK_SIZE, *shape)
+        places = {place: _zeros(whole, dtype, device) for place in _places(tables, layers)}
+        self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
+        self.tensors_NJD: list[Tensor] = list(places.values())
+
+
+def page_bytes(tables: Tables, layers: range, shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Bytes of a page on a rank that has these layers."""
+    return BLOCK_SIZE * len(_places(tables, layers)) * shape[0] * shape[1] * dtype.itemsize
+
+
+def _places(tables: Tables, layers: range) -> list[int]:
+    return sorted({tables.of[at][1] for at in layers})
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -30,8 +30,9 @@ class Layout:
 
     sources_T: I64  # index into the plan's tokens, followed by the last sampled token of every slot
     positions_T: I64
-    places_T: I64
-    attentions: list[ops.AttentionLayout]  # of each of the model's windows
+    places: list[I64]  # by table: the cache row (T,) of each token
+    # By window and table; None where no layer has both.
+    attentions: list[list[ops.AttentionLayout | None]]
     sample_rows: I64  # rows of the plan with SAMPLE
     sample_tokens: I64  # their last token's index among T
     prompt_tokens: I64  # tokens whose prompt log probabilities are wanted, in the plan's order
@@ -44,7 +45,10 @@ class Geometry:
     block_size: int
     zero_row: int  # a cache row that holds zeros
     heads: int  # J: key heads and value heads
-    windows: tuple[Window | None, ...]  # the model's, as in DecoderConfig
+    # The model's windows, as in DecoderConfig; None in place of one that no sequence outgrows.
+    windows: tuple[Window | None, ...]
+    views: tuple[tuple[int, int], ...]  # (window, table) of the model's layers, sorted
+    tables: int
     simple: bool  # DecoderConfig.simple_attention: decodes may be DecodeGroups
     exact: bool  # see `ops.paged_attention`
     head_dim: int
@@ -65,15 +69,14 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
     orders = singles + chunks
     order = orders[0] if len(orders) == 1 else np.concatenate(orders)
     longest = int(contexts.max())
-    attentions: list[ops.AttentionLayout] = []
-    everything: ops.AttentionLayout | None = None  # the one without a window
-    for window in geometry.windows:
+    made: dict[tuple[Window | None, int], ops.AttentionLayout] = {}
+    for window, table in geometry.views:
         # A window that nobody's context has outgrown hides nothing.
-        seen = window if window is not None and longest > window.size else None
-        if seen is None and everything is not None:
-            attentions.append(everything)
+        size = geometry.windows[window]
+        seen = size if size is not None and longest > size.size else None
+        if (seen, table) in made:
             continue
-        make.begin(seen)
+        make.begin(seen, table)
         attention = ops.AttentionLayout(geometry.nothing, geometry.exact)
         for rows in singles:
             keys = make.keys(rows)
@@ -82,13 +85,18 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
             else:
                 attention.decodes.append(make.decode_group(rows, keys))
         attention.chunks = [make.chunk_group(rows) for rows in chunks]
-        attentions.append(attention)
-        if seen is None:
-            everything = attention
-    most = max((g.heads_JSL.numel() for a in attentions for g in a.decodes), default=0)
+        made[seen, table] = attention
+    attentions: list[list[ops.AttentionLayout | None]] = [
+        [
+            made.get((size if size is not None and longest > size.size else None, table))
+            for table in range(geometry.tables)
+        ]
+        for size in geometry.windows
+    ]
+    most = max((g.heads_JSL.numel() for a in made.values() for g in a.decodes), default=0)
     if most:
         gathered = memory(most * geometry.head_dim)
-        for attention in attentions:
+        for attention in made.values():
             attention.gathered = gathered
 
     counts_in_order = counts[order]
@@ -96,7 +104,7 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
     rows_T = np.repeat(order, counts_in_order)
     offsets_T = np.arange(int(ends[-1])) - np.repeat(ends - counts_in_order, counts_in_order)
     positions_T = plan.positions[rows_T] + offsets_T
-    blocks_T = slots.blocks[plan.slots[rows_T], positions_T // block_size]
+    pages = slots.pages[:, plan.slots[rows_T], positions_T // block_size]
 
     continuing = (plan.flags & CONTINUE) != 0
     fed = np.where(continuing, 0, counts)
@@ -114,7 +122,7 @@ def make_layout(plan: Plan, slots: SlotTable, geometry: Geometry, memory: Callab
     return Layout(
         sources_T=sources[rows_T] + offsets_T,
         positions_T=positions_T,
-        places_T=blocks_T * block_size + positions_T % block_size,
+        places=list(pages * block_size + positions_T % block_size),
         attentions=attentions,
         sample_rows=sample_rows,
         sample_tokens=last[sample_rows],
@@ -133,8 +141,8 @@ def continued(last: Layout, last_plan: Plan, plan: Plan, slots: SlotTable, geome
     Both plans are steady, and the last step is over: its layout is changed in place. Returns whether this
     is possible: the same rows in one rectangle that has room for one key more.
     """
-    attention = last.attentions[0]
-    if geometry.windows != (None,) or len(attention.few) + len(attention.decodes) != 1:
+    attention = last.attentions[0][0]
+    if geometry.windows != (None,) or attention is None or len(attention.few) + len(attention.decodes) != 1:
         return False
     group = attention.few[0] if attention.few else attention.decodes[0]
     positions = plan.positions
@@ -145,8 +153,8 @@ def continued(last: Layout, last_plan: Plan, plan: Plan, slots: SlotTable, geome
     ):
         return False
     rows = np.arange(len(positions))
-    blocks = slots.blocks[plan.slots, positions // geometry.block_size]
-    places = blocks * geometry.block_size + positions % geometry.block_size
+    pages = slots.pages[0, plan.slots, positions // geometry.block_size]
+    places = pages * geometry.block_size + positions % geometry.block_size
     if isinstance(group, ops.FewGroup):
         group.places_SL.numpy().reshape(-1, group.keys)[rows, positions] = places
         mask = group.mask_S11L
@@ -156,7 +164,7 @@ def continued(last: Layout, last_plan: Plan, plan: Plan, slots: SlotTable, geome
         mask = group.mask_S1L
     if mask is not None:
         mask.view(len(rows), group.keys)[torch.from_numpy(rows), torch.from_numpy(positions)] = 0
-    last.positions_T, last.places_T = positions, places
+    last.positions_T, last.places = positions, [places]
     return True
 
 
@@ -200,7 +208,7 @@ def _rounded(keys: int) -> int:
 
 
 class _Maker:
-    """Makes the groups of one window after another, in the order of the tokens."""
+    """Makes the groups of one window and table after another, in the order of the tokens."""
 
     def __init__(self, plan: Plan, slots: SlotTable, geometry: Geometry) -> None:
         self.plan = plan
@@ -210,10 +218,16 @@ class _Maker:
         self.heads = geometry.heads
         self.dtype = geometry.dtype
         self.device = geometry.device
+        self.window: Window | None = None
+        # Of the window's groups, by their first token: the same in every table.
+        self.masks: dict[int, Tensor | None] = {}
 
-    def begin(self, window: Window | None) -> None:
-        """What follows is for this window."""
+    def begin(self, window: Window | None, table: int) -> None:
+        """What follows is for this window, in this table."""
+        if window != self.window:
+            self.masks.clear()
         self.window = window
+        self.pages = self.slots.pages[table]
         self.tokens = 0
 
     def keys(self, rows: I64) -> int:
@@ -222,24 +236,24 @@ class _Maker:
         return _rounded(int((positions + 1 - self._first(positions)).max()))
 
     def decode_group(self, rows: I64, keys: int) -> ops.DecodeGroup:
-        seen, places_SL = self._single(rows, keys)
+        mask_SL, places_SL = self._single(rows, keys)
         heads_J1 = torch.arange(self.heads, device=self.device).unsqueeze(1)
         return ops.DecodeGroup(
             begin=self._advance(len(rows)),
             end=self.tokens,
             keys=keys,
             heads_JSL=(places_SL * self.heads + heads_J1).view(-1),
-            mask_S1L=None if seen.all() else self._mask(~seen).view(len(rows), 1, keys),
+            mask_S1L=None if mask_SL is None else mask_SL.view(len(rows), 1, keys),
         )
 
     def few_group(self, rows: I64, keys: int) -> ops.FewGroup:
-        seen, places_SL = self._single(rows, keys)
+        mask_SL, places_SL = self._single(rows, keys)
         return ops.FewGroup(
             begin=self._advance(len(rows)),
             end=self.tokens,
             keys=keys,
             places_SL=places_SL,
-            mask_S11L=None if seen.all() else self._mask(~seen).view(len(rows), 1, 1, keys),
+            mask_S11L=None if mask_SL is None else mask_SL.view(len(rows), 1, 1, keys),
         )
 
     def chunk_group(self, rows: I64) -> ops.ChunkGroup:
@@ -247,19 +261,14 @@ class _Maker:
         contexts = positions + counts
         first = self._first(positions)
         queries, keys = int(counts.max()), int((contexts - first).max())
-        mask = spread = gather = None
+        spread = gather = None
         causal = (
             self.window is None and queries == keys and bool((contexts == keys).all()) and not positions.any()
         )
         numbers_SL = first[:, None] + np.arange(keys)
-        if not causal:
-            # Query i of a row sees the keys up to its own position. Queries past the row's end see what
-            # the last one sees: they are padding, and must not divide by zero.
-            last = np.minimum(positions[:, None] + np.arange(queries), contexts[:, None] - 1)
-            hidden = numbers_SL[:, None, :] > last[:, :, None]
-            if self.window is not None:
-                hidden |= numbers_SL[:, None, :] < self._first(last)[:, :, None]
-            mask = self._mask(hidden).unsqueeze(1)
+        if self.tokens not in self.masks:
+            self.masks[self.tokens] = None if causal else self._chunk_mask(rows, queries, numbers_SL)
+        mask = self.masks[self.tokens]
         if int(counts.min()) < queries:
             begins = np.cumsum(counts) - counts
             within = np.minimum(np.arange(queries), counts[:, None] - 1)
@@ -280,6 +289,17 @@ class _Maker:
             gather_T=gather,
         )
 
+    def _chunk_mask(self, rows: I64, queries: int, numbers_SL: I64) -> Tensor:
+        """(S, 1, Q, L). Query i of a row sees the keys up to its own position. Queries past the row's end see what the
+        last one sees: they are padding, and must not divide by zero.
+        """
+        positions = self.plan.positions[rows, None]
+        last = np.minimum(positions + np.arange(queries), positions + self.plan.counts[rows, None] - 1)
+        hidden = numbers_SL[:, None, :] > last[:, :, None]
+        if self.window is not None:
+            hidden |= numbers_SL[:, None, :] < self._first(last)[:, :, None]
+        return self._mask(hidden).unsqueeze(1)
+
     def _first(self, positions: I64) -> I64:
         """The first key that queries at these positions see."""
         if self.window is None:
@@ -288,12 +308,14 @@ class _Maker:
             return positions // self.window.size * self.window.size
         return np.maximum(positions + 1 - self.window.size, 0)
 
-    def _single(self, rows: I64, keys: int) -> tuple[Bools, Tensor]:
-        """Of rows with one query each: which of `keys` keys they see, (S, L), and their cache rows, (S * L,)."""
+    def _single(self, rows: I64, keys: int) -> tuple[Tensor | None, Tensor]:
+        """Of rows with one query each: a mask of `keys` keys (S, L), if one is not seen, and their cache rows, (S * L,)."""
         positions = self.plan.positions[rows]
         first = self._first(positions)
         seen = np.arange(keys) <= (positions - first)[:, None]
-        return seen, to_device(self._places(rows, first, keys, seen), self.device).view(-1)
+        if self.tokens not in self.masks:
+            self.masks[self.tokens] = None if seen.all() else self._mask(~seen)
+        return self.masks[self.tokens], to_device(self._places(rows, first, keys, seen), self.device).view(-1)
 
     def _advance(self, tokens: int) -> int:
         begin = self.tokens
@@ -306,8 +328,8 @@ class _Maker:
         begin = first // size
         count = -(-(keys + size - 1) // size)
         blocks_SB = np.minimum(begin[:, None] + np.arange(count), self.slots.width - 1)
-        blocks = self.slots.blocks[slots[:, None], blocks_SB]
-        places = (blocks[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
+        pages = self.pages[slots[:, None], blocks_SB]
+        places = (pages[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
         if first.any():
             places = np.take_along_axis(places, (first - begin * size)[:, None] + np.arange(keys), 1)
         return np.where(seen, places[:, :keys], self.zero_row)

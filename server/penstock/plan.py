@@ -28,6 +28,7 @@ PROMPT_LOGPROBS = pb.ROW_FLAG_PROMPT_LOGPROBS
 KNOWN_FLAGS = START | CONTINUE | SAMPLE | PROMPT_LOGPROBS
 
 NO_TARGET = 0xFFFFFFFF
+NO_PAGE = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class Plan:
     counts: I64
     tokens: U32
     new_block_counts: I64
-    new_blocks: U32
+    new_pages: U32
     prompt_targets: U32
     starts: Starts | None
     traces: bytes = b""
@@ -127,7 +128,7 @@ class PlanReader:
             message.counts,
             message.tokens,
             message.new_block_counts,
-            message.new_blocks,
+            message.new_pages,
             message.prompt_targets,
         ):
             if column:
@@ -153,7 +154,7 @@ class PlanReader:
             counts=_u32("counts", message.counts).astype(np.int64),
             tokens=_u32("tokens", message.tokens),
             new_block_counts=_u32("new_block_counts", message.new_block_counts).astype(np.int64),
-            new_blocks=_u32("new_blocks", message.new_blocks),
+            new_pages=_u32("new_pages", message.new_pages),
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
             traces=message.traces,

@@ -13,7 +13,7 @@ import torch
 
 from penstock.engine import Engine
 from penstock.errors import TooLittleMemory
-from penstock.kv_cache import BLOCK_SIZE, count_blocks, device_room, spare
+from penstock.kv_cache import count_pages, device_room, page_bytes, spare
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.models.fallback import FallbackConfig
@@ -21,6 +21,7 @@ from penstock.parallel import TensorGroup
 from penstock.plan import SAMPLE, START, Plan, greedy_starts
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
+from penstock.tables import BLOCK_SIZE
 from penstock_kernels.attention import SCORES_AT_ONCE
 
 WARM_UP_SECONDS = 0.25
@@ -56,10 +57,18 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         working=working_bytes(config, engine.dtype, request.max_slots, request.max_step_tokens, longest),
         neighbours=engine.group.neighbours,
     )
-    blocks = _agreed_blocks(
+    tables = engine.tables(longest)
+    layers = engine.group.layers(config.layers)
+    pages = _agreed_pages(
         engine.group.everyone,
-        lambda: count_blocks(
-            kv_bytes_per_token(engine), request.max_slots, longest, request.max_cache_tokens, available
+        lambda: count_pages(
+            page_bytes(tables, layers, engine.model.cache_shape, engine.dtype),
+            tables,
+            request.max_slots,
+            longest,
+            request.max_step_tokens,
+            request.max_cache_tokens,
+            available,
         ),
     )
     engine.allocate(
@@ -67,8 +76,9 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             max_slots=request.max_slots,
             max_step_tokens=request.max_step_tokens,
             max_sequence_tokens=longest,
-            blocks=blocks,
+            pages=pages,
             block_size=BLOCK_SIZE,
+            tables=tables,
             vocab_size=config.vocab_size,
             has_encoder=engine.has_encoder,
             max_side_positions=config.max_side_positions if isinstance(config, EncoderDecoderConfig) else 0,
@@ -77,24 +87,31 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     cost = _fit(_measure(engine))
     engine.clear()
     return pb.Prepared(
-        blocks=blocks, cost=cost, cache_bytes=engine.cache.bytes, free_bytes=_free_bytes(engine)
+        pages=pages,
+        cost=cost,
+        cache_bytes=engine.cache.bytes,
+        free_bytes=_free_bytes(engine),
+        full_tables=tables.full,
+        windowed_tables=tables.windowed,
+        window=0 if tables.window is None else tables.window.size,
+        chunked=tables.window is not None and tables.window.chunked,
     )
 
 
-def _agreed_blocks(group: TensorGroup, count: Callable[[], int]) -> int:
-    """The fewest blocks that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
+def _agreed_pages(group: TensorGroup, count: Callable[[], int]) -> int:
+    """The fewest pages that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
     try:
-        blocks, refusal = count(), None
+        pages, refusal = count(), None
     except TooLittleMemory as error:
-        blocks, refusal = 0, error
-    blocks = group.least(blocks)
+        pages, refusal = 0, error
+    pages = group.least(pages)
     if refusal is not None:
         raise refusal
-    if blocks == 0:
+    if pages == 0:
         raise TooLittleMemory(
             "another shard has too little memory for its KV cache; lower --max-total-tokens"
         )
-    return blocks
+    return pages
 
 
 def weight_bytes(engine: Engine) -> int:
@@ -140,7 +157,7 @@ def _free_bytes(engine: Engine) -> int:
 def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
     """(rows, tokens of each, cached tokens of each) worth timing, cheapest first."""
     slots, tokens = limits.max_slots, limits.max_step_tokens
-    longest = min(limits.max_sequence_tokens, limits.blocks * BLOCK_SIZE)
+    longest = limits.max_sequence_tokens
     context = min(longest - 1, 1024)
     yield from (
         (1, 1, 0),
@@ -169,7 +186,7 @@ def _read_by_encoders(limits: Limits) -> Iterator[tuple[int, int, int]]:
         end = shape[1] + shape[2]
         if (
             rows * shape[1] <= limits.max_step_tokens
-            and end <= min(limits.max_sequence_tokens, limits.blocks * BLOCK_SIZE)
+            and end <= limits.max_sequence_tokens
             and max(read, end - read) <= side
         ):
             yield shape
@@ -202,10 +219,10 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
 
 
 def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
-    """Times one step of made-up sequences. All share blocks: what they hold does not matter."""
+    """Times one step of made-up sequences. All share pages: what they hold does not matter."""
     blocks = -(-(fed + cached) // BLOCK_SIZE)
     none = np.zeros(0, np.uint32)
-    shared = np.arange(blocks, dtype=np.uint32)
+    shared = np.arange(blocks * engine.limits.tables.count, dtype=np.uint32) % engine.limits.pages
     starts = greedy_starts(rows)
     if engine.has_encoder:
         read = np.full(rows, _encoder_tokens(fed, cached), np.uint32)
@@ -219,7 +236,7 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
         counts=np.full(rows, fed),
         tokens=np.zeros(rows * fed, np.uint32),
         new_block_counts=np.full(rows, blocks),
-        new_blocks=np.tile(shared, rows),
+        new_pages=np.tile(shared, rows),
         prompt_targets=none,
         starts=starts,
     )

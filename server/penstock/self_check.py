@@ -11,10 +11,10 @@ from torch import Tensor
 
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
-from penstock.kv_cache import BLOCK_SIZE
 from penstock.models.fallback import Fallback
 from penstock.plan import NO_TARGET, PROMPT_LOGPROBS, SAMPLE, START, Plan, greedy_starts
 from penstock.slots import Limits
+from penstock.tables import BLOCK_SIZE
 
 # The relative error of a token's logits that rounding may explain. In a short type a mixture of experts may choose
 # others in a near-tie, so that there the median counts instead of the worst. What was seen to be wrong (positions that
@@ -38,13 +38,15 @@ def check(engine: Engine, model: Fallback) -> None:
         [(1, cut, tokens - 1, [], False), (2, block, tokens, [0, 4], False)],
         [(1, tokens - 1, tokens, [], False)],
     ]
+    tables = engine.tables(tokens)
     engine.allocate(
         Limits(
             max_slots=3,
             max_step_tokens=2 * tokens,
             max_sequence_tokens=tokens,
-            blocks=5,
+            pages=5 * tables.count,
             block_size=block,
+            tables=tables,
             vocab_size=model.config.vocab_size,
         )
     )
@@ -60,7 +62,7 @@ def check(engine: Engine, model: Fallback) -> None:
     ids = ids_T.cpu().numpy().astype(np.uint32)
     try:
         for number, rows in enumerate(plans, 1):
-            engine.step(_plan(number, rows, ids))
+            engine.step(_plan(number, rows, ids, tables.count))
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
         raise UnusableModel(
             f"{model.name} fails with the paged cache: {' '.join(str(error).split())}"
@@ -83,7 +85,8 @@ def check(engine: Engine, model: Fallback) -> None:
         )
 
 
-def _plan(number: int, rows: list[Row], ids: np.ndarray) -> Plan:
+def _plan(number: int, rows: list[Row], ids: np.ndarray, tables: int) -> Plan:
+    pages = [block * tables + table for *_, new, _ in rows for block in new for table in range(tables)]
     starts = sum(bool(blocks) for *_, blocks, _ in rows)
     return Plan(
         number=number,
@@ -97,7 +100,7 @@ def _plan(number: int, rows: list[Row], ids: np.ndarray) -> Plan:
         counts=np.array([end - begin for _, begin, end, *_ in rows]),
         tokens=np.concatenate([ids[begin:end] for _, begin, end, *_ in rows]),
         new_block_counts=np.array([len(blocks) for *_, blocks, _ in rows]),
-        new_blocks=np.array([block for *_, blocks, _ in rows for block in blocks], np.uint32),
+        new_pages=np.array(pages, np.uint32),
         prompt_targets=np.full(
             sum(end - begin for _, begin, end, _, all_ in rows if all_), NO_TARGET, np.uint32
         ),

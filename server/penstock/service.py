@@ -55,7 +55,7 @@ class WorkerService:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
         except Exception as error:
             self._fail(context, error)
-        log("INFO", "prepared", blocks=prepared.blocks, cache_bytes=prepared.cache_bytes)
+        log("INFO", "prepared", pages=prepared.pages, cache_bytes=prepared.cache_bytes)
         return prepared
 
     def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:

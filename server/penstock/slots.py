@@ -14,6 +14,7 @@ from penstock.plan import (
     CONTINUE,
     I64,
     KNOWN_FLAGS,
+    NO_PAGE,
     NO_TARGET,
     PROMPT_LOGPROBS,
     SAMPLE,
@@ -23,6 +24,7 @@ from penstock.plan import (
     Plan,
     Starts,
 )
+from penstock.tables import ONE_TABLE, Tables
 
 MAX_TOP_TOKENS = 32
 
@@ -34,11 +36,12 @@ class Limits:
     max_slots: int
     max_step_tokens: int
     max_sequence_tokens: int
-    blocks: int
+    pages: int
     block_size: int
     vocab_size: int
     has_encoder: bool = False  # every sequence begins with what an encoder reads
     max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
+    tables: Tables = ONE_TABLE
 
 
 class SlotTable:
@@ -53,7 +56,9 @@ class SlotTable:
         self.filled: I64 = np.zeros(limits.max_slots, np.int64)  # tokens in the cache
         self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
         self.encoder_counts: I64 = np.zeros(limits.max_slots, np.int64)  # tokens that its encoder reads
-        self.blocks: npt.NDArray[np.int64] = np.zeros((limits.max_slots, self.width), np.int64)
+        # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
+        shape = (limits.tables.count, limits.max_slots, self.width)
+        self.pages: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
 
     def clear(self) -> None:
         """Forgets all slots."""
@@ -123,8 +128,8 @@ class SlotTable:
             known = plan.prompt_targets[plan.prompt_targets != NO_TARGET]
             _below("prompt_targets", known, limits.vocab_size, "tokens in the vocabulary")
 
-        if len(plan.new_blocks) or plan.new_block_counts.any():
-            self._append_blocks(plan)
+        if len(plan.new_pages) or plan.new_block_counts.any():
+            self._append_pages(plan)
         ends = positions + counts
         if (positions > self.filled[slots]).any():
             row = int(np.argmax(positions > self.filled[slots]))
@@ -136,7 +141,7 @@ class SlotTable:
         if short.any():
             row = int(np.argmax(short))
             raise BadPlan(
-                f"new_blocks: row {row} ends at {ends[row]}, but slot {slots[row]} has "
+                f"new_pages: row {row} ends at {ends[row]}, but slot {slots[row]} has "
                 f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
             )
         self._check_whole(plan, ends)
@@ -174,23 +179,37 @@ class SlotTable:
         if (plan.flags & PROMPT_LOGPROBS).any():
             raise BadPlan("flags: an encoder-decoder answers no PROMPT_LOGPROBS")
 
-    def _append_blocks(self, plan: Plan) -> None:
-        added, slots = plan.new_block_counts, plan.slots
-        if len(plan.new_blocks) != int(added.sum()):
+    def _append_pages(self, plan: Plan) -> None:
+        added, slots, tables = plan.new_block_counts, plan.slots, self.limits.tables
+        if len(plan.new_pages) != int(added.sum()) * tables.count:
             raise BadPlan(
-                f"new_blocks: {len(plan.new_blocks)} entries, but new_block_counts add up to {added.sum()}"
+                f"new_pages: {len(plan.new_pages)} entries, but new_block_counts add up to {added.sum()}, each with "
+                f"{tables.count}"
             )
-        _below("new_blocks", plan.new_blocks, self.limits.blocks, "blocks")
         before = self.block_counts[slots]
         if (before + added > self.width).any():
             slot = int(slots[np.argmax(before + added > self.width)])
             raise BadPlan(
-                f"new_blocks: slot {slot} gets more than {self.width} blocks, which hold the longest sequence "
+                f"new_pages: slot {slot} gets more than {self.width} blocks, which hold the longest sequence "
                 f"of {self.limits.max_sequence_tokens} tokens"
             )
-        offsets = np.arange(len(plan.new_blocks)) - np.repeat(np.cumsum(added) - added, added)
-        self.blocks[np.repeat(slots, added), np.repeat(before, added) + offsets] = plan.new_blocks
+        offsets = np.arange(int(added.sum())) - np.repeat(np.cumsum(added) - added, added)
+        pages, blocks = plan.new_pages.reshape(-1, tables.count), np.repeat(before, added) + offsets
+        absent = pages == NO_PAGE
+        if absent.any():
+            self._check_absent(plan, absent, blocks)
+            pages = np.where(absent, self.limits.pages, pages)
+        _below("new_pages", plan.new_pages[~absent.reshape(-1)], self.limits.pages, "pages")
+        self.pages[:, np.repeat(slots, added), blocks] = pages.T
         self.block_counts[slots] = before + added
+
+    def _check_absent(self, plan: Plan, absent: Bools, blocks: I64) -> None:
+        """`absent` (blocks, tables), and the number of each block in its sequence."""
+        tables = self.limits.tables
+        first = [tables.first_read(int(at)) if tables.windowed else 0 for at in plan.positions]
+        is_read = blocks >= np.repeat(first, plan.new_block_counts) // self.limits.block_size
+        if absent[:, : tables.full].any() or absent[is_read].any():
+            raise BadPlan("new_pages: a block that is read has no page")
 
 
 def _below(name: str, column: U32 | I64, bound: int, what: str) -> None:

@@ -14,7 +14,9 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
+from penstock.plan import NO_PAGE
 from penstock.proto import penstock_pb2 as pb
+from penstock.tables import BLOCK_SIZE, ONE_TABLE, Tables
 
 # `make test-gpu` sets it to "cuda".
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")
@@ -72,8 +74,23 @@ def u32(values: list[int]) -> bytes:
     return np.array(values, "<u4").tobytes()
 
 
-def make_plan(rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepPlan:
-    """Packs rows into columns; number and digest are set when it is sent."""
+def make_plan(
+    rows: list[dict[str, Any]], released: list[int] | None = None, tables: Tables = ONE_TABLE
+) -> pb.StepPlan:
+    """Packs rows into columns; number and digest are set when it is sent.
+
+    Blocks have the pages of their number, those of one block side by side; but none behind the window of a row that
+    starts.
+    """
+    pages = []
+    for r in rows:
+        first = 0
+        if r["start"] is not None and tables.windowed:
+            first = tables.first_read(r["position"]) // BLOCK_SIZE
+        for number, block in enumerate(r["blocks"]):
+            for table in range(tables.count):
+                absent = table >= tables.full and number < first
+                pages.append(NO_PAGE if absent else block * tables.count + table)
     flags = []
     for r in rows:
         flag = START if r["start"] is not None else 0
@@ -89,7 +106,7 @@ def make_plan(rows: list[dict[str, Any]], released: list[int] | None = None) -> 
         counts=u32([1 if r["tokens"] is None else len(r["tokens"]) for r in rows]),
         tokens=u32([t for r in rows for t in r["tokens"] or []]),
         new_block_counts=u32([len(r["blocks"]) for r in rows]),
-        new_blocks=u32([b for r in rows for b in r["blocks"]]),
+        new_pages=u32(pages),
         prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
     )
     starting = [r["start"] for r in rows if r["start"] is not None]

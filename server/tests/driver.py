@@ -4,20 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from client import DEVICE, Numbering, make_plan
 from penstock.engine import Engine
-from penstock.kv_cache import BLOCK_SIZE
 from penstock.parallel import ALONE, TensorGroup
 from penstock.plan import PlanReader
 from penstock.proto import penstock_pb2 as pb
 from penstock.slots import Limits
+from penstock.tables import BLOCK_SIZE
 
 
 class Driver:
-    """An engine with its cache, and the numbering of one Run."""
+    """An engine with its cache, and the numbering of one Run.
+
+    While `forgets` is set, what is behind the window of every sequence is overwritten after each step: the router may give
+    it away.
+    """
 
     def __init__(
         self,
@@ -42,17 +47,20 @@ class Driver:
             deterministic=deterministic,
             implementation=implementation,
         )
+        self.tables = self.engine.tables(max_sequence_tokens)
         self.engine.allocate(
             Limits(
                 max_slots=max_slots,
                 max_step_tokens=max_step_tokens,
                 max_sequence_tokens=max_sequence_tokens,
-                blocks=blocks,
+                pages=blocks * self.tables.count,
+                tables=self.tables,
                 block_size=BLOCK_SIZE,
                 vocab_size=self.engine.model.config.vocab_size,
                 has_encoder=self.engine.has_encoder,
             )
         )
+        self.forgets = False
         self.begin()
         self.logits: list[Tensor] = []
         compute = self.engine.model.logits
@@ -70,12 +78,29 @@ class Driver:
 
     def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepResult:
         """Executes one plan; `logits` then holds what this step computed."""
-        return self.execute(self.numbering.stamp(make_plan(rows, released)))
+        return self.execute(self.numbering.stamp(make_plan(rows, released, self.tables)))
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         """Executes a plan that was made elsewhere."""
         self.logits.clear()
-        return self.engine.step(self.reader.read(plan))
+        result = self.engine.step(self.reader.read(plan))
+        if self.forgets and self.tables.windowed:
+            self._overwrite_behind()
+        return result
+
+    def _overwrite_behind(self) -> None:
+        tables, slots, cache = self.tables, self.engine.slots, self.engine.cache
+        behind: set[int] = set()
+        read: set[int] = set()
+        for slot in np.flatnonzero(slots.alive):
+            count = int(slots.block_counts[slot])
+            first = tables.first_read(int(slots.filled[slot])) // BLOCK_SIZE
+            pages = slots.pages[:, slot, :count]
+            behind.update(pages[tables.full :, :first].ravel().tolist())
+            read.update(pages[: tables.full].ravel().tolist(), pages[tables.full :, first:].ravel().tolist())
+        for page in behind - read - {self.engine.limits.pages}:
+            for tensor_NJD in cache.tensors_NJD:
+                tensor_NJD[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE] = torch.nan
 
     def last_logits(self) -> Tensor:
         """Logits (S, V) of the rows that sampled."""

@@ -38,7 +38,7 @@ def test_logits_match_transformers_in_a_crowd_and_token_by_token(
     dtype = DTYPES[short]
     wanted = Reference(family, dtype)
     driver = Driver(write(tmp_path, family), dtype)
-    for cache in driver.engine.cache.layers_NJD:
+    for cache in driver.engine.cache.tensors_NJD:
         cache[: driver.engine.cache.zero_row].fill_(torch.nan)  # a former owner's numbers must not leak
     reads_long, reads_short = {"encoder": len(LONG)}, {"encoder": len(SHORT)}
     # Two read and begin; one only reads.
@@ -290,7 +290,7 @@ def test_it_prepares_for_any_limits_and_says_what_it_is(family: str, tmp_path: P
             memory_fraction=0.9,
         )
         prepared = prepare(engine, request)
-        assert prepared.blocks == 64 and prepared.cost.fixed_ns > 0
+        assert prepared.pages == 64 and prepared.cost.fixed_ns > 0
     told = description_of(engine, config, [1], [2, 0], 0, 1, 1)
     assert list(told.decoder_start_ids) == [2, 0]
     side = {"T5": 0, "BART": 128}[family]

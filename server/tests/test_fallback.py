@@ -16,6 +16,7 @@ from penstock import self_check
 from penstock.doctor import Question, examine
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
+from penstock.kv_cache import LayerCache
 from penstock.models import fallback
 from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
@@ -326,12 +327,12 @@ def test_layers_of_different_sizes_share_one_shape_of_cache(tmp_path: Path) -> N
     )
     driver = Driver(folder)
     steps: list[Step] = []
-    caches = [torch.zeros(64, 8, 24) for _ in range(3)]
+    caches = [LayerCache(torch.zeros(64, 8, 24), 0) for _ in range(3)]
     run: Any = driver.engine.model.forward
 
-    def keep(step: Step, caches_NJD: list[Tensor]) -> Tensor:
+    def keep(step: Any, caches: list[LayerCache]) -> Tensor:
         steps.append(step)
-        hidden: Tensor = run(step, caches_NJD)
+        hidden: Tensor = run(step, caches)
         return hidden
 
     driver.engine.model.forward = keep  # type: ignore[method-assign]
@@ -383,7 +384,7 @@ def test_a_worker_says_that_the_fallback_is_in_use(tmp_path: Path) -> None:
         described = worker.describe()
         assert (described.model_type, described.recipe) == ("arcee", "transformers")
         assert described.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
-        assert worker.prepare().blocks > 0
+        assert worker.prepare().pages > 0
     checked = [entry for entry in worker.log if "checked" in entry["message"]]
     assert len(checked) == 1 and checked[0]["seconds"] < 60
 

@@ -15,7 +15,8 @@ from penstock.layout import Layout, make_layout
 
 def groups(layout: Layout) -> list[ops.FewGroup | ops.DecodeGroup | ops.ChunkGroup]:
     """All rectangles."""
-    (attention,) = layout.attentions
+    ((attention,),) = layout.attentions
+    assert attention is not None
     return [*attention.few, *attention.decodes, *attention.chunks]
 
 
@@ -45,7 +46,7 @@ def test_a_continued_layout_equals_one_made_anew(rows: int, tmp_path: Path) -> N
             for name in one.__slots__:
                 ours, theirs = getattr(one, name), getattr(other, name)
                 assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, name
-        for name in ("sources_T", "positions_T", "places_T", "sample_rows", "sample_tokens"):
+        for name in ("sources_T", "positions_T", "places", "sample_rows", "sample_tokens"):
             assert np.array_equal(getattr(layout, name), getattr(anew, name)), name
     assert continued >= 35
 

@@ -246,7 +246,7 @@ def test_masked_positions_of_a_reused_block_cannot_leak(tmp_path: Path) -> None:
     """A block's former owner left numbers that are none: 0 times NaN must not reach a new row."""
     folder = checkpoints.write(tmp_path, checkpoints.config())
     driver = Driver(folder)
-    for cache in driver.engine.cache.layers_NJD:
+    for cache in driver.engine.cache.tensors_NJD:
         cache[: driver.engine.cache.zero_row].fill_(torch.nan)
     driver.step(
         [

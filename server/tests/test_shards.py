@@ -98,8 +98,8 @@ def test_several_ranks_give_what_one_gives_and_only_one_answers(
         assert all(part.parameters == description.parameters for part in parts), "of the whole model"
         assert sum(part.kv_bytes_per_token for part in parts) == description.kv_bytes_per_token
         assert all(part.weight_bytes < 0.75 * description.weight_bytes for part in parts)
-        blocks = {prepared.blocks for prepared in together(ranks, lambda rank: rank.prepare())}
-        assert len(blocks) == 1
+        pages = {prepared.pages for prepared in together(ranks, lambda rank: rank.prepare())}
+        assert len(pages) == 1
         results = steps(two_sequences(), [rank.run() for rank in ranks])
 
     answering = size - shards

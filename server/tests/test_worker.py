@@ -196,7 +196,7 @@ def test_a_plan_out_of_step_is_refused_with_both_numbers(worker: Worker) -> None
         plan.counts,
         plan.tokens,
         plan.new_block_counts,
-        plan.new_blocks,
+        plan.new_pages,
     ):
         own = zlib.crc32(column, own)
     starts = plan.starts
@@ -234,13 +234,13 @@ BAD_PLANS: dict[str, tuple[pb.StepPlan, str]] = {
     "tokens missing": (_change(tokens=u32([1, 2, 3])), "tokens"),
     "token over the vocabulary": (_change(tokens=u32([1, 2, 3, 199])), "tokens"),
     "positions missing": (_change(positions=u32([0])), "positions"),
-    "block out of range": (_change(new_blocks=u32([0, 256])), "new_blocks"),
-    "blocks missing": (_change(new_blocks=u32([0])), "new_blocks"),
+    "block out of range": (_change(new_pages=u32([0, 256])), "new_pages"),
+    "blocks missing": (_change(new_pages=u32([0])), "new_pages"),
     "too many blocks for a sequence": (
-        _change(new_block_counts=u32([1, 99]), new_blocks=u32([0] * 100)),
-        "new_blocks",
+        _change(new_block_counts=u32([1, 99]), new_pages=u32([0] * 100)),
+        "new_pages",
     ),
-    "blocks too few for the tokens": (_change(positions=u32([14, 0])), "new_blocks"),
+    "blocks too few for the tokens": (_change(positions=u32([14, 0])), "new_pages"),
     "targets nobody asked for": (_change(prompt_targets=u32([1])), "prompt_targets"),
     "half a span": (_change(traces=b"\1" * 47), "traces"),
     "seeds missing": (_change_starts(seeds=b"\0" * 8), "starts.seeds"),
@@ -274,7 +274,7 @@ def test_a_plan_that_contradicts_itself_is_refused_by_field(name: str, worker: W
     [
         (row(1, None, 3), "slots"),
         (row(0, None, 9), "positions"),
-        (row(0, [1] * 20, 3), "new_blocks"),
+        (row(0, [1] * 20, 3), "new_pages"),
         (row(5, None, 0, [3], start={}), "flags"),
     ],
 )
@@ -394,8 +394,8 @@ def test_a_cache_that_cannot_fit_names_the_flags(tmp_path: Path) -> None:
             assert caught.value.code() == code
             assert words in str(caught.value.details()), str(caught.value.details())
         prepared = worker.prepare(max_cache_tokens=0)
-        assert prepared.blocks == 8 * 16, "no more than the limits can use"
-        assert prepared.cache_bytes == prepared.blocks * 16 * worker.describe().kv_bytes_per_token
+        assert prepared.pages == 8 * 16, "no more than the limits can use"
+        assert prepared.cache_bytes == prepared.pages * 16 * worker.describe().kv_bytes_per_token
         assert prepared.cost.fixed_ns > 0 and prepared.free_bytes > 0
 
 

@@ -42,7 +42,7 @@ use crate::generation::Serving;
 use crate::health::HealthReceiver;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
-use crate::worker::proto::{ModelDescription, Prepared};
+use crate::worker::proto::ModelDescription;
 use body::BodyLimits;
 use error::{ApiError, Cause, Family};
 use gate::{Keys, REQUEST_ID};
@@ -66,7 +66,8 @@ pub struct Loaded {
     pub serving: Serving,
     pub limits: Limits,
     pub model: ModelDescription,
-    pub prepared: Prepared,
+    /// Tokens that the KV cache holds where nothing is behind a window.
+    pub cache_tokens: u64,
     pub max_step_tokens: u32,
     pub max_slots: u32,
     /// Of the header `x-compute-type`, such as `1-nvidia-l4`.

@@ -57,9 +57,8 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         Err(error) => return error.response(Family::Tgi),
     };
     let (config, args) = (&server.config, &server.config.args);
-    let (limits, model, prepared) = (&loaded.limits, &loaded.model, &loaded.prepared);
+    let (limits, model) = (&loaded.limits, &loaded.model);
     let stats = loaded.serving.scheduler.stats();
-    let cache_tokens = u64::from(prepared.blocks) * u64::from(model.block_size);
     json(&Info {
         model_id: &config.model_id,
         model_sha: config.model_sha.as_deref(),
@@ -81,7 +80,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_input_tokens: limits.max_input_tokens,
         max_total_tokens: limits.max_total_tokens,
         max_batch_prefill_tokens: loaded.max_step_tokens,
-        max_batch_total_tokens: cache_tokens,
+        max_batch_total_tokens: loaded.cache_tokens,
         max_batch_size: loaded.max_slots,
         max_client_batch_size: limits.max_client_batch_size,
         validation_workers: args.validation_workers,

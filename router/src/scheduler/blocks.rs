@@ -1,197 +1,403 @@
-//! The KV blocks: who holds how many references to which, what is free, what is kept for the prefix cache.
-//! Called by the scheduler's core only; knows no sequences, only their block tables.
+//! The blocks of the KV cache and the pages that they are kept in: who holds what, what is free, what is
+//! kept for the prefix cache. Called by the scheduler's core only; knows no sequences, only their tables.
 //!
-//! Why a block may be handed out the moment its last holder lets go, although plans that use it may still
-//! be in flight: every rank executes plans in the order they were built, and a block let go now can only be
+//! A block is `block_size` tokens of a sequence. It has a page in each full table, which are held for as long
+//! as the block is, and one in each windowed table, which are given back when the sequence has left them
+//! behind its window. Then they stay for the prefix cache, as idle blocks do, and are the first to be taken.
+//! A block whose windowed pages were taken still says what comes before others, and is read in full tables.
+//!
+//! Why a page may be handed out the moment its last holder lets go, although plans that use it may still
+//! be in flight: every rank executes plans in the order they were built, and a page let go now can only be
 //! named by plans built from now on. So no write of its new owner comes before a read of its old one. The
 //! one thing that must not happen is to let go of the blocks of a row that is already in the plan being
-//! built; the core never does (it only takes blocks from sequences that it has not reached yet).
+//! built, unless they are behind what it reads; the core never does (it only takes blocks from sequences that it
+//! has not reached yet).
 //!
 //! For the same reason a block may be shared as soon as the row that fills it is planned: later plans run
 //! later, and within a plan every write of a layer comes before its reads.
 //!
 //! Whoever holds a registered block holds every block before it, up to the root: sequences only register
 //! below blocks that they hold themselves, and a match holds all that it walked. So below an idle node all
-//! nodes are idle, and every idle block can be taken, leaves first.
+//! nodes are idle, and every idle block can be taken, leaves first. Who holds a block's windowed pages holds
+//! the block.
 
 use super::prefix_cache::{NodeId, Parent, PrefixCache};
+use super::tables::{Table, Tables};
 use crate::ids::{BlockId, TokenId};
 
+/// In the place of a page behind the window.
+const NO_PAGE: u32 = u32::MAX;
+
+#[derive(Clone, Default)]
+struct Block {
+    references: u32,
+    /// Tables that hold its windowed pages.
+    windowed_references: u32,
+    /// Whether it has windowed pages.
+    is_windowed: bool,
+    /// Its node, if it is registered.
+    node: Option<NodeId>,
+}
+
 pub(super) struct BlockPool {
-    block_size: u32,
-    references: Vec<u32>,
-    /// The node of a registered block.
-    nodes: Vec<Option<NodeId>>,
-    free: Vec<BlockId>,
+    tables: Tables,
+    blocks: Vec<Block>,
+    /// `tables.count()` for each of `blocks`.
+    pages: Vec<u32>,
+    free_blocks: Vec<BlockId>,
+    /// Blocks that there may be: as many as all pages and all sequences can need.
+    most_blocks: usize,
+    total: u32,
+    free_pages: Vec<u32>,
     cache: PrefixCache,
-    /// Registered blocks that nobody holds.
+    /// Pages that nobody holds, of registered blocks.
     idle: u32,
+    /// Nodes of a match, kept for its memory.
+    matched: Vec<NodeId>,
 }
 
 impl BlockPool {
-    pub fn new(blocks: u32, block_size: u32) -> Self {
+    /// `held` blocks are at most in the tables of all sequences together.
+    pub fn new(pages: u32, tables: Tables, held: u32) -> Self {
         Self {
-            block_size,
-            references: vec![0; blocks as usize],
-            nodes: vec![None; blocks as usize],
+            tables,
+            blocks: Vec::new(),
+            pages: Vec::new(),
+            free_blocks: Vec::new(),
+            most_blocks: (pages as usize).saturating_add(held as usize),
+            total: pages,
             // Popped from the end: low ids first.
-            free: (0..blocks).rev().map(BlockId).collect(),
-            cache: PrefixCache::new(block_size),
+            free_pages: (0..pages).rev().collect(),
+            cache: PrefixCache::new(tables.block_size),
             idle: 0,
+            matched: Vec::new(),
         }
     }
 
     pub fn block_size(&self) -> u32 {
-        self.block_size
+        self.tables.block_size
     }
 
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// All pages.
     pub fn total(&self) -> u32 {
-        self.references.len() as u32
+        self.total
     }
 
-    /// How many blocks `allocate` can still hand out.
+    /// How many pages can still be handed out.
     pub fn available(&self) -> u32 {
-        self.free.len() as u32 + self.idle
+        self.free() + self.idle
     }
 
     pub fn free(&self) -> u32 {
-        self.free.len() as u32
+        self.free_pages.len() as u32
     }
 
     pub fn cached(&self) -> u32 {
         self.idle
     }
 
-    /// A block of its own for the caller; evicts from the prefix cache when none is free.
-    pub fn allocate(&mut self) -> Option<BlockId> {
-        let block = match self.free.pop() {
-            Some(block) => block,
-            None => {
-                let block = self.cache.evict()?;
-                self.nodes[index(block)] = None;
-                self.idle -= 1;
-                block
-            }
-        };
-        self.references[index(block)] = 1;
-        Some(block)
+    /// One more block for a table; takes from the prefix cache when no pages are free. `false`, and nothing
+    /// happens, when there are none.
+    pub fn grow(&mut self, table: &mut Table) -> bool {
+        if self.available() < self.tables.count() {
+            return false;
+        }
+        while self.free() < self.tables.count() {
+            self.evict_pages();
+        }
+        let Some(block) = self.new_block() else { return false };
+        let count = self.tables.count() as usize;
+        let from = self.free_pages.len() - count;
+        let at = index(block);
+        for (page, free) in self.pages[at * count..].iter_mut().zip(self.free_pages.drain(from..).rev()) {
+            *page = free;
+        }
+        let is_windowed = self.tables.windowed > 0;
+        self.blocks[at] =
+            Block { references: 1, windowed_references: u32::from(is_windowed), is_windowed, node: None };
+        table.blocks.push(block);
+        true
+    }
+
+    /// Gives back the windowed pages that no token of the sequence from `position` on reads.
+    pub fn advance(&mut self, table: &mut Table, position: u32) {
+        self.leave_behind(table, table.blocks.len() as u32, position);
+    }
+
+    /// The same of a table whose first `held` blocks it has so far.
+    fn leave_behind(&mut self, table: &mut Table, held: u32, position: u32) {
+        let first = self.tables.first_read(position);
+        for at in table.first_windowed..first.min(held) {
+            self.release_windowed(table.blocks[at as usize]);
+        }
+        table.first_windowed = table.first_windowed.max(first);
     }
 
     /// Appends to `table`, which holds the blocks of the first tokens of `tokens`, those registered blocks
-    /// that hold the next ones, until it has `limit` blocks or nothing more is known.
-    pub fn extend_from_cache(
-        &mut self,
-        namespace: u64,
-        tokens: &[TokenId],
-        limit: u32,
-        table: &mut Vec<BlockId>,
-    ) {
-        let size = self.block_size as usize;
-        while (table.len() as u32) < limit {
-            let Some(parent) = self.parent(namespace, table, table.len()) else { return };
-            let from = table.len() * size;
-            let Some(node) = self.cache.find(parent, &tokens[from..from + size]) else { return };
-            let block = self.cache.block(node);
-            if self.references[index(block)] == 0 {
-                self.cache.set_busy(node);
-                self.idle -= 1;
+    /// that hold the next ones, until it has `limit` blocks or nothing more is known. It goes as far as
+    /// everything is there that the token behind it reads.
+    pub fn extend_from_cache(&mut self, namespace: u64, tokens: &[TokenId], limit: u32, table: &mut Table) {
+        let size = self.block_size() as usize;
+        let mut matched = std::mem::take(&mut self.matched);
+        let held = table.blocks.len();
+        let mut parent = self.parent(namespace, table, held);
+        let (mut usable, mut windowed_from) = (0, table.first_windowed.min(held as u32));
+        while let Some(above) = parent
+            && held + matched.len() < limit as usize
+        {
+            let from = (held + matched.len()) * size;
+            let Some(node) = self.cache.find(above, &tokens[from..from + size]) else { break };
+            matched.push(node);
+            parent = Some(Parent::Node(node));
+            let end = (held + matched.len()) as u32;
+            if !self.block_of(node).is_windowed {
+                windowed_from = end;
             }
-            self.references[index(block)] += 1;
-            table.push(block);
+            if windowed_from <= self.tables.first_read(end * self.block_size()) {
+                usable = matched.len();
+            }
         }
+        for &node in &matched[..usable] {
+            let block = self.cache.block(node);
+            if self.block_of(node).references == 0 {
+                self.cache.set_busy(node);
+                self.idle -= self.tables.full;
+            }
+            self.blocks[index(block)].references += 1;
+            table.blocks.push(block);
+        }
+        let (held, end) = (held as u32, table.blocks.len() as u32);
+        self.leave_behind(table, held, end * self.block_size());
+        for at in table.first_windowed.max(held)..end {
+            let block = &mut self.blocks[index(table.blocks[at as usize])];
+            if block.windowed_references == 0 {
+                self.idle -= self.tables.windowed;
+                self.cache.set_window_busy(block.node.expect("what was matched is registered"));
+            }
+            block.windowed_references += 1;
+        }
+        matched.clear();
+        self.matched = matched;
     }
 
     /// Makes the block at `at` of `table`, which holds `tokens`, known to the cache. Does nothing when the
     /// chain before it is not registered, or when another sequence holds a block with the same content:
     /// then the rest of this sequence stays out of the cache.
-    pub fn register(&mut self, namespace: u64, tokens: &[TokenId], table: &[BlockId], at: usize) {
-        let block = table[at];
-        if self.nodes[index(block)].is_some() {
+    pub fn register(&mut self, namespace: u64, tokens: &[TokenId], table: &Table, at: usize) {
+        let block = table.blocks[at];
+        if self.blocks[index(block)].node.is_some() {
             return;
         }
         let Some(parent) = self.parent(namespace, table, at) else { return };
         match self.cache.find(parent, tokens) {
-            None => self.nodes[index(block)] = Some(self.cache.insert(parent, tokens, block)),
-            Some(node) => {
+            None => self.blocks[index(block)].node = Some(self.cache.insert(parent, tokens, block)),
+            Some(node) if self.block_of(node).references == 0 => {
+                // The same content, idle: the node moves to the block in use, the old one is free.
                 let known = self.cache.block(node);
-                if self.references[index(known)] == 0 {
-                    // The same content, idle: the node moves to the block in use, the old one is free.
-                    self.cache.set_busy(node);
-                    self.cache.replace_block(node, block);
-                    self.nodes[index(block)] = Some(node);
-                    self.nodes[index(known)] = None;
-                    self.idle -= 1;
-                    self.free.push(known);
-                }
+                self.cache.set_busy(node);
+                self.cache.set_window_busy(node);
+                self.cache.replace_block(node, block);
+                self.blocks[index(block)].node = Some(node);
+                self.idle -= self.free_block(known);
             }
+            Some(_) => {}
         }
     }
 
     /// Lets go of a whole table, last block first.
-    pub fn release(&mut self, table: &mut Vec<BlockId>) {
-        while let Some(block) = table.pop() {
-            let references = &mut self.references[index(block)];
-            *references -= 1;
-            if *references > 0 {
+    pub fn release(&mut self, table: &mut Table) {
+        while let Some(block) = table.blocks.pop() {
+            if table.blocks.len() as u32 >= table.first_windowed && self.tables.windowed > 0 {
+                self.release_windowed(block);
+            }
+            let held = &mut self.blocks[index(block)];
+            held.references -= 1;
+            if held.references > 0 {
                 continue;
             }
-            match self.nodes[index(block)] {
+            match held.node {
                 Some(node) => {
                     self.cache.set_idle(node);
-                    self.idle += 1;
+                    self.idle += self.tables.full;
                 }
-                None => self.free.push(block),
+                None => drop(self.free_block(block)),
             }
         }
+        table.first_windowed = 0;
     }
 
     /// Forgets the contents of a table's blocks and of all that was computed from them. Who holds such a
     /// block keeps it; nobody new will find it.
-    pub fn purge(&mut self, table: &[BlockId]) {
-        let Some(&Some(root)) = table.first().map(|&block| &self.nodes[index(block)]) else { return };
-        self.cache.remove_subtree(root, |block, idle| {
-            self.nodes[index(block)] = None;
-            if idle {
-                self.idle -= 1;
-                self.free.push(block);
+    pub fn purge(&mut self, table: &Table) {
+        let Some(root) = table.blocks.first().and_then(|&block| self.blocks[index(block)].node) else {
+            return;
+        };
+        let mut forgotten = Vec::new();
+        self.cache.remove_subtree(root, |block| forgotten.push(block));
+        for block in forgotten {
+            let it = &mut self.blocks[index(block)];
+            it.node = None;
+            if it.references == 0 {
+                self.idle -= self.free_block(block);
+            } else if it.is_windowed && it.windowed_references == 0 {
+                self.idle -= self.free_windowed(block);
             }
-        });
+        }
     }
 
-    /// Blocks held more than once, for tests and invariants: references of one block.
-    #[cfg(test)]
-    pub fn references(&self, block: BlockId) -> u32 {
-        self.references[index(block)]
+    /// Appends the pages of a table's blocks from `from` on, as plans name them.
+    pub fn name_pages(&self, table: &Table, from: usize, into: &mut Vec<u32>) {
+        let (full, count) = (self.tables.full as usize, self.tables.count() as usize);
+        for (at, &block) in table.blocks.iter().enumerate().skip(from) {
+            let pages = &self.pages[index(block) * count..][..count];
+            into.extend_from_slice(&pages[..full]);
+            match at as u32 >= table.first_windowed {
+                true => into.extend_from_slice(&pages[full..]),
+                false => into.extend(std::iter::repeat_n(NO_PAGE, count - full)),
+            }
+        }
     }
 
     /// What the block at `at` of `table` hangs on; `None` when the one before it is not registered.
-    fn parent(&self, namespace: u64, table: &[BlockId], at: usize) -> Option<Parent> {
+    fn parent(&self, namespace: u64, table: &Table, at: usize) -> Option<Parent> {
         match at.checked_sub(1) {
             None => Some(Parent::Root { namespace }),
-            Some(before) => self.nodes[index(table[before])].map(Parent::Node),
+            Some(before) => self.blocks[index(table.blocks[before])].node.map(Parent::Node),
         }
+    }
+
+    fn block_of(&self, node: NodeId) -> &Block {
+        &self.blocks[index(self.cache.block(node))]
+    }
+
+    /// An entry for a block. Where blocks need no page of their own they may run out before the pages do.
+    fn new_block(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.free_blocks.pop() {
+            return Some(block);
+        }
+        if self.blocks.len() < self.most_blocks {
+            self.blocks.push(Block::default());
+            self.pages.extend(std::iter::repeat_n(NO_PAGE, self.tables.count() as usize));
+            return Some(BlockId(self.blocks.len() as u32 - 1));
+        }
+        self.evict_leaf();
+        self.free_blocks.pop()
+    }
+
+    /// Frees what was used longest ago: a block, or what another has behind the window.
+    fn evict_pages(&mut self) {
+        let (leaf, window) = (self.cache.oldest_leaf(), self.cache.oldest_window());
+        // Without full tables a block has no other pages, and stays for what hangs on it.
+        match window {
+            Some(window) if self.tables.full == 0 || leaf.is_none_or(|leaf| window < leaf) => {
+                let block = self.cache.block(window.1);
+                self.cache.set_window_busy(window.1);
+                self.idle -= self.free_windowed(block);
+            }
+            _ => self.evict_leaf(),
+        }
+    }
+
+    fn evict_leaf(&mut self) {
+        let Some((_, leaf)) = self.cache.oldest_leaf() else { return };
+        let block = self.cache.block(leaf);
+        self.cache.remove_leaf(leaf);
+        self.idle -= self.free_block(block);
+    }
+
+    /// One table less holds a block's windowed pages.
+    fn release_windowed(&mut self, block: BlockId) {
+        let held = &mut self.blocks[index(block)];
+        held.windowed_references -= 1;
+        if held.windowed_references > 0 {
+            return;
+        }
+        match held.node {
+            Some(node) => {
+                self.cache.set_window_idle(node);
+                self.idle += self.tables.windowed;
+            }
+            None => drop(self.free_windowed(block)),
+        }
+    }
+
+    /// Nobody knows the block any more. Returns how many pages it had.
+    fn free_block(&mut self, block: BlockId) -> u32 {
+        let windowed = if self.blocks[index(block)].is_windowed { self.free_windowed(block) } else { 0 };
+        let from = index(block) * self.tables.count() as usize;
+        self.free_pages.extend(self.pages[from..from + self.tables.full as usize].iter().rev());
+        self.blocks[index(block)].node = None;
+        self.free_blocks.push(block);
+        self.tables.full + windowed
+    }
+
+    fn free_windowed(&mut self, block: BlockId) -> u32 {
+        let count = self.tables.count() as usize;
+        let pages = &self.pages[index(block) * count..][..count];
+        self.free_pages.extend(pages[self.tables.full as usize..].iter().rev());
+        self.blocks[index(block)].is_windowed = false;
+        self.tables.windowed
+    }
+
+    /// The pages of a block, and whether those of windowed tables are there.
+    #[cfg(test)]
+    pub fn pages_of(&self, block: BlockId) -> (&[u32], bool) {
+        let count = self.tables.count() as usize;
+        (&self.pages[index(block) * count..][..count], self.blocks[index(block)].is_windowed)
+    }
+
+    /// Tables that hold a block.
+    #[cfg(test)]
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.blocks[index(block)].references
     }
 
     /// Checks the invariants in the head of this file against the tables that are held.
     #[cfg(test)]
-    pub fn check(&self, tables: &[&[BlockId]]) {
-        let mut held = vec![0u32; self.references.len()];
+    pub fn check(&self, tables: &[&Table]) {
+        let (mut held, mut windowed) = (vec![0u32; self.blocks.len()], vec![0u32; self.blocks.len()]);
         for table in tables {
-            for &block in *table {
+            for (at, &block) in table.blocks.iter().enumerate() {
                 held[index(block)] += 1;
+                windowed[index(block)] +=
+                    u32::from(self.tables.windowed > 0 && at as u32 >= table.first_windowed);
             }
         }
-        assert_eq!(held, self.references, "references are exactly the tables' entries");
-        let idle = (0..held.len()).filter(|&b| held[b] == 0 && self.nodes[b].is_some()).count();
-        let unheld = held.iter().filter(|&&n| n == 0).count();
-        assert_eq!(idle, self.idle as usize);
-        assert_eq!(unheld, self.free.len() + idle, "a block is held, free or cached");
-        let mut free: Vec<_> = self.free.clone();
-        free.sort();
-        free.dedup();
-        assert_eq!(free.len(), self.free.len(), "no block is free twice");
-        let registered = self.nodes.iter().flatten().count();
+        let mut pages = self.free_pages.clone();
+        let (mut idle, mut registered) = (0, 0);
+        for (at, block) in self.blocks.iter().enumerate() {
+            let is_free = self.free_blocks.contains(&BlockId(at as u32));
+            assert_eq!(
+                held[at],
+                if is_free { 0 } else { block.references },
+                "references are the tables' entries"
+            );
+            assert_eq!(windowed[at], if is_free { 0 } else { block.windowed_references });
+            registered += usize::from(block.node.is_some());
+            if is_free {
+                assert!(block.node.is_none());
+                continue;
+            }
+            assert!(held[at] > 0 || block.node.is_some(), "a block is held, cached or free");
+            assert!(windowed[at] == 0 || block.is_windowed, "who reads windowed pages has them");
+            assert!(!block.is_windowed || windowed[at] > 0 || block.node.is_some());
+            let (own, has_window) = self.pages_of(BlockId(at as u32));
+            let (full, behind) = own.split_at(self.tables.full as usize);
+            pages.extend(full);
+            idle += if held[at] == 0 { self.tables.full } else { 0 };
+            if has_window {
+                pages.extend(behind);
+                idle += if windowed[at] == 0 { self.tables.windowed } else { 0 };
+            }
+        }
+        assert_eq!(idle, self.idle);
         assert_eq!(registered, self.cache.len());
+        pages.sort_unstable();
+        assert_eq!(pages, (0..self.total).collect::<Vec<_>>(), "every page is at one place");
     }
 }
 

@@ -16,14 +16,15 @@ use super::live::{InFlight, Live, RowRecord};
 use super::plan::PlanBuilder;
 use super::policy::HUNG_FACTOR;
 use super::sequence::{Release, SequenceEvent, SequenceFailure};
+use super::tables::Tables;
 use crate::ids::{SequenceId, SlotId, TokenId};
 use crate::worker::proto::CostModel;
 
 /// What a prepared group offers. May change when workers are replaced.
 #[derive(Clone, Debug)]
 pub(super) struct Capacity {
-    pub blocks: u32,
-    pub block_size: u32,
+    pub pages: u32,
+    pub tables: Tables,
     pub max_slots: u32,
     pub max_step_tokens: u32,
     pub max_sequence_tokens: u32,
@@ -31,6 +32,14 @@ pub(super) struct Capacity {
     pub stages: u32,
     pub vocab_size: u32,
     pub cost: CostModel,
+}
+
+impl Capacity {
+    fn pool(&self) -> BlockPool {
+        let longest = self.max_sequence_tokens.div_ceil(self.tables.block_size) + 1;
+        // Those that run, and one that waits and is looked up.
+        BlockPool::new(self.pages, self.tables, longest.saturating_mul(self.max_slots + 1))
+    }
 }
 
 /// What stays the same for the scheduler's life.
@@ -60,6 +69,8 @@ pub(super) struct Core {
     pub(super) in_flight: VecDeque<InFlight>,
     /// Row lists of past plans, to be filled again.
     pub(super) spare_rows: Vec<Vec<RowRecord>>,
+    /// Memory for a row's new pages.
+    pub(super) named_pages: Vec<u32>,
     /// Memory for the list of prompts of a plan.
     pub(super) spare_prompts: Vec<usize>,
     /// The oldest found no blocks in the last plan, since those that could give some were in it already.
@@ -106,7 +117,7 @@ pub(super) struct Counters {
 
 impl Core {
     pub fn new(rules: Rules, capacity: Capacity) -> Self {
-        let pool = BlockPool::new(capacity.blocks, capacity.block_size);
+        let pool = capacity.pool();
         Self {
             cost: StepCost::new(capacity.cost),
             free_slots: slots(capacity.max_slots),
@@ -121,6 +132,7 @@ impl Core {
             suspects: BTreeSet::new(),
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
+            named_pages: Vec::new(),
             spare_prompts: Vec::new(),
             oldest_is_due: false,
             due: BTreeSet::new(),
@@ -136,7 +148,7 @@ impl Core {
     /// Fresh workers: nothing is cached, every slot is free, plans are numbered from 1.
     pub fn renew(&mut self, capacity: Capacity) {
         debug_assert!(self.in_flight.is_empty() && self.running.is_empty());
-        self.pool = BlockPool::new(capacity.blocks, capacity.block_size);
+        self.pool = capacity.pool();
         self.cost = StepCost::new(capacity.cost);
         self.free_slots = slots(capacity.max_slots);
         self.builder = PlanBuilder::default();
@@ -147,7 +159,7 @@ impl Core {
 
     pub fn submit(&mut self, arrival: Arrival, now: Instant) {
         let account = self.waiting.enter(arrival.spec.party);
-        let mut live = Live::new(arrival, account, self.capacity.block_size);
+        let mut live = Live::new(arrival, account, self.pool.block_size());
         if live.encoder.tokens > 0 {
             // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
             // encoders read the same, all of it.
@@ -252,7 +264,7 @@ impl Core {
         let at = self.running_index(id).expect("a sequence with a slot is running");
         self.running.remove(at);
         let live = &mut self.sequences[key];
-        self.pool.release(&mut live.blocks);
+        self.pool.release(&mut live.table);
         if let Some(slot) = live.slot {
             self.free_slots.push(slot);
             if live.started {
@@ -319,16 +331,20 @@ impl Core {
     }
 
     pub fn stats(&self) -> Stats {
+        // In whole blocks of all tables.
+        let tables = self.capacity.tables.count().max(1);
+        let [blocks, blocks_free, blocks_cached] =
+            [self.pool.total(), self.pool.free(), self.pool.cached()].map(|pages| pages / tables);
         Stats {
             live: self.sequences.len() as u32,
             waiting: self.waiting.len() as u32,
             running: self.running.len() as u32,
             max_slots: self.capacity.max_slots,
-            blocks: self.pool.total(),
-            blocks_used: self.pool.total() - self.pool.available(),
-            blocks_cached: self.pool.cached(),
-            blocks_free: self.pool.free(),
-            block_size: self.capacity.block_size,
+            blocks,
+            blocks_used: blocks - blocks_cached - blocks_free,
+            blocks_cached,
+            blocks_free,
+            block_size: self.pool.block_size(),
             steps: self.counters.steps,
             generated_tokens: self.counters.generated_tokens,
             worker_restarts: 0,
@@ -343,7 +359,7 @@ impl Core {
 impl Core {
     /// Everything that holds between two events.
     pub fn check(&self) {
-        let tables: Vec<_> = self.sequences.iter().map(|(_, live)| &live.blocks[..]).collect();
+        let tables: Vec<&super::tables::Table> = self.sequences.iter().map(|(_, live)| &live.table).collect();
         self.pool.check(&tables);
         assert_eq!(self.sequences.len(), self.by_id.len());
         assert_eq!(self.sequences.len(), self.waiting.len() + self.running.len());
@@ -361,10 +377,10 @@ impl Core {
             assert_eq!(own.len() as u32, live.rows_in_flight);
             assert_eq!(own.iter().map(|row| row.tokens).sum::<u32>(), live.tokens_in_flight);
             assert_eq!(own.iter().filter(|row| row.sample).count() as u32, live.samples_in_flight);
-            assert!(live.planned <= live.blocks.len() as u32 * self.pool.block_size());
+            assert!(live.planned <= live.table.blocks.len() as u32 * self.pool.block_size());
             assert!(live.len() <= live.final_len());
             if live.slot.is_none() {
-                assert!(live.blocks.is_empty() && self.waiting.get(live.id) == Some(key));
+                assert!(live.table.blocks.is_empty() && self.waiting.get(live.id) == Some(key));
             }
         }
         self.waiting.check(self.sequences.len());

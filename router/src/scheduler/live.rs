@@ -9,7 +9,8 @@ use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::plan::Encoder;
 use super::sequence::{PromptLogprob, Sampling, SequenceEvent};
-use crate::ids::{BlockId, SequenceId, SlotId, SpanRef, TokenId};
+use super::tables::Table;
+use crate::ids::{SequenceId, SlotId, SpanRef, TokenId};
 
 pub(super) struct Live {
     pub id: SequenceId,
@@ -44,13 +45,13 @@ pub(super) struct Live {
     pub started: bool,
     /// Whether its next row has to say everything: at first, and when its table jumped ahead.
     pub start_due: bool,
-    /// Its block table.
-    pub blocks: Vec<BlockId>,
-    /// How many of `blocks` plans have told the workers.
+    /// Its blocks.
+    pub table: Table,
+    /// How many of them plans have told the workers.
     pub sent_blocks: usize,
-    /// How many full blocks at the head of `blocks` were offered to the prefix cache.
+    /// How many full blocks at the head of its table were offered to the prefix cache.
     pub registered: usize,
-    /// Positions whose keys and values are in `blocks` once all plans built so far have run.
+    /// Positions whose keys and values are in its blocks once all plans built so far have run.
     pub planned: u32,
     /// Number of the plan that has its latest row.
     pub last_plan: u64,
@@ -121,7 +122,7 @@ impl Live {
             slot: None,
             started: false,
             start_due: true,
-            blocks: Vec::new(),
+            table: Table::default(),
             sent_blocks: 0,
             registered: 0,
             planned: 0,
@@ -174,11 +175,6 @@ impl Live {
         self.encoder.positions.saturating_sub(self.planned)
     }
 
-    /// Blocks that cover `tokens` tokens, without those it holds.
-    pub fn missing_blocks(&self, tokens: u32, block_size: u32) -> u32 {
-        tokens.div_ceil(block_size).saturating_sub(self.blocks.len() as u32)
-    }
-
     /// Log probabilities need the logits of every prompt token, so those have to be computed.
     pub fn reads_cache(&self) -> bool {
         !matches!(self.prompt_logprobs, PromptLogprobs::Collecting(_))
@@ -186,7 +182,8 @@ impl Live {
 
     /// Leaves its slot; its blocks are let go by the caller before.
     pub fn unplace(&mut self) {
-        debug_assert!(self.blocks.is_empty());
+        debug_assert!(self.table.blocks.is_empty());
+        self.table.first_windowed = 0;
         self.slot = None;
         self.started = false;
         self.start_due = true;

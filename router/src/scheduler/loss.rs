@@ -49,7 +49,7 @@ impl Core {
         }
         for key in std::mem::take(&mut self.running) {
             let live = &mut self.sequences[key];
-            live.blocks.clear();
+            live.table.blocks.clear();
             live.unplace();
             self.wait(key);
         }

@@ -23,6 +23,7 @@ mod prefix_cache;
 mod recovery;
 mod results;
 pub mod sequence;
+mod tables;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ pub use sequence::{
     Finish, Party, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
     SequenceSpec, Submitted, Ticket, Watermark,
 };
+pub(crate) use tables::Tables;
 
 use crate::health::HealthSender;
 use crate::worker::{Group, WorkerSource};

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
 use super::sequence::{SequenceEvent, SequenceSpec};
+use super::tables::Tables;
 use crate::ids::SequenceId;
 use crate::worker::proto::{ModelDescription, Prepared, StepPlan, StepResult};
 use crate::worker::{Loss, PrepareLimits};
@@ -31,8 +32,8 @@ impl Offline {
             step_timeout: settings.step_timeout,
         };
         let capacity = Capacity {
-            blocks: prepared.blocks,
-            block_size: model.block_size,
+            pages: prepared.pages,
+            tables: Tables::of(prepared, model.block_size),
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
             max_sequence_tokens: model.max_positions,

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::sequence::Sampling;
-use crate::ids::{BlockId, SlotId, SpanRef, TokenId};
+use crate::ids::{SlotId, SpanRef, TokenId};
 use crate::worker::proto::{RowFlag, Starts, StepPlan};
 
 // Columns are little-endian arrays, written here by a plain copy.
@@ -29,7 +29,9 @@ pub(super) struct Row<'a> {
     pub slot: SlotId,
     pub position: u32,
     pub feed: Feed<'a>,
-    pub new_blocks: &'a [BlockId],
+    pub new_blocks: u32,
+    /// Of each new block in each table.
+    pub new_pages: &'a [u32],
     pub sample: bool,
     pub prompt_targets: Option<PromptTargets<'a>>,
     pub start: Option<Start<'a>>,
@@ -82,7 +84,7 @@ struct Columns {
     counts: Vec<u32>,
     tokens: Vec<u32>,
     new_block_counts: Vec<u32>,
-    new_blocks: Vec<u32>,
+    new_pages: Vec<u32>,
     prompt_targets: Vec<u32>,
 }
 
@@ -152,8 +154,8 @@ impl PlanBuilder {
         columns.flags.push(flags);
         columns.positions.push(row.position);
         columns.counts.push(count);
-        columns.new_block_counts.push(row.new_blocks.len() as u32);
-        columns.new_blocks.extend_from_slice(bytemuck::cast_slice(row.new_blocks));
+        columns.new_block_counts.push(row.new_blocks);
+        columns.new_pages.extend_from_slice(row.new_pages);
     }
 
     /// The number of the plan that is being built.
@@ -178,7 +180,7 @@ impl PlanBuilder {
             counts: column(digest, &mut columns.counts),
             tokens: column(digest, &mut columns.tokens),
             new_block_counts: column(digest, &mut columns.new_block_counts),
-            new_blocks: column(digest, &mut columns.new_blocks),
+            new_pages: column(digest, &mut columns.new_pages),
             prompt_targets: column(digest, &mut columns.prompt_targets),
             starts: self.starts.finish(digest),
             traces: column(digest, &mut self.traces),
@@ -304,7 +306,8 @@ mod tests {
             slot: SlotId(2),
             position: 0,
             feed: Feed::Tokens(&all),
-            new_blocks: &[BlockId(4), BlockId(5)],
+            new_blocks: 2,
+            new_pages: &[4, 5],
             sample: true,
             prompt_targets: Some(PromptTargets { following: &all[1..] }),
             start: Some(Start {
@@ -321,7 +324,8 @@ mod tests {
             slot: SlotId(1),
             position: 33,
             feed: Feed::Continue,
-            new_blocks: &[],
+            new_blocks: 0,
+            new_pages: &[],
             sample: true,
             prompt_targets: None,
             start: None,
@@ -336,7 +340,7 @@ mod tests {
         assert_eq!(u32s(&plan.counts), [3, 1]);
         assert_eq!(u32s(&plan.tokens), [10, 11, 12]);
         assert_eq!(u32s(&plan.new_block_counts), [2, 0]);
-        assert_eq!(u32s(&plan.new_blocks), [4, 5]);
+        assert_eq!(u32s(&plan.new_pages), [4, 5]);
         assert_eq!(u32s(&plan.prompt_targets), [11, 12, u32::MAX]);
         assert_eq!(plan.traces.as_ref(), [[7; 16].as_slice(), &[9; 8]].concat());
         let starts = plan.starts.expect("there is a START row");
@@ -362,7 +366,8 @@ mod tests {
             slot: SlotId(0),
             position: 0,
             feed: Feed::Tokens(&all),
-            new_blocks: &[],
+            new_blocks: 0,
+            new_pages: &[],
             sample: true,
             prompt_targets: None,
             start: Some(Start {
@@ -392,7 +397,8 @@ mod tests {
                 slot: SlotId(0),
                 position: 0,
                 feed: Feed::Tokens(&all),
-                new_blocks: &[],
+                new_blocks: 0,
+                new_pages: &[],
                 sample: true,
                 prompt_targets: None,
                 start: Some(Start {
@@ -421,7 +427,8 @@ mod tests {
                 slot: SlotId(0),
                 position: 5,
                 feed: Feed::Continue,
-                new_blocks: &[],
+                new_blocks: 0,
+                new_pages: &[],
                 sample: true,
                 prompt_targets: None,
                 start: None,
@@ -432,7 +439,7 @@ mod tests {
             for column in [&plan.released, &plan.slots, &plan.flags, &plan.positions, &plan.counts] {
                 expected.update(column);
             }
-            for column in [&plan.tokens, &plan.new_block_counts, &plan.new_blocks, &plan.prompt_targets] {
+            for column in [&plan.tokens, &plan.new_block_counts, &plan.new_pages, &plan.prompt_targets] {
                 expected.update(column);
             }
             expected.update(&plan.traces);

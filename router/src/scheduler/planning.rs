@@ -29,7 +29,7 @@ struct Draft {
 
 /// What the queue finds, while a plan is built.
 struct Room {
-    /// Blocks by which those who run must be able to grow, if that is known.
+    /// Pages by which those who run must be able to grow, if that is known.
     running_growth: Option<u32>,
     /// False once the head of the queue found none.
     is_there: bool,
@@ -163,10 +163,11 @@ impl Core {
         }
         let live = &self.sequences[key];
         let ahead = lookahead(live.preemptions, block_size);
-        let own = growth(live, ahead, block_size);
+        let (tables, chunk) = (self.pool.tables(), self.capacity.max_step_tokens);
+        let own = growth(live, ahead, tables, chunk);
         let others = match room.running_growth {
             Some(sum) if live.preemptions == 0 => sum,
-            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, block_size)).sum(),
+            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, tables, chunk)).sum(),
         };
         if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
             self.forget_cached(key);
@@ -175,7 +176,6 @@ impl Core {
         }
         self.blocked = None;
         room.is_there = true;
-        let had = live.blocks.len();
         let cached = live.planned;
         let cached_tokens = live.cached_tokens();
         let first_time = live.preemptions == 0;
@@ -191,7 +191,9 @@ impl Core {
         self.plan_row(key, draft);
         draft.admitted += (draft.rows.len() - rows) as u32;
         room.running_growth = match self.sequences.get(key) {
-            Some(live) if first_time => Some(others + own.saturating_sub((live.blocks.len() - had) as u32)),
+            Some(live) if first_time => {
+                Some(others + growth(live, ahead, self.pool.tables(), self.capacity.max_step_tokens))
+            }
             _ => None,
         };
     }
@@ -247,6 +249,9 @@ impl Core {
         let count = if continues {
             1
         } else {
+            if self.chunk(key, draft) == 0 {
+                return;
+            }
             let before = self.sequences[key].planned;
             // Someone with the same prompt may have come further meanwhile.
             self.reuse_cached(key);
@@ -287,6 +292,8 @@ impl Core {
             prompt_targets: if targets.is_some() { count } else { 0 },
             wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
         });
+        self.named_pages.clear();
+        self.pool.name_pages(&live.table, live.sent_blocks, &mut self.named_pages);
         let start = live.start_due.then_some(Start {
             sampling: &live.sampling,
             top_tokens: live.top_tokens,
@@ -302,7 +309,8 @@ impl Core {
                 true => Feed::Continue,
                 false => Feed::Tokens(&tokens[position as usize..end as usize]),
             },
-            new_blocks: &live.blocks[live.sent_blocks..],
+            new_blocks: (live.table.blocks.len() - live.sent_blocks) as u32,
+            new_pages: &self.named_pages,
             sample,
             prompt_targets: targets,
             start,
@@ -321,7 +329,7 @@ impl Core {
         live.started = true;
         live.last_plan = self.builder.number();
         live.start_due = false;
-        live.sent_blocks = live.blocks.len();
+        live.sent_blocks = live.table.blocks.len();
         live.planned = end;
         live.rows_in_flight += 1;
         live.tokens_in_flight += count;
@@ -368,22 +376,22 @@ impl Core {
     fn reuse_cached(&mut self, key: usize) {
         let block_size = self.pool.block_size();
         let live = &mut self.sequences[key];
-        if !live.reads_cache() || live.planned != live.blocks.len() as u32 * block_size {
+        if !live.reads_cache() || live.planned != live.table.blocks.len() as u32 * block_size {
             return;
         }
         let limit = (live.tokens.len() as u32 - 1) / block_size;
-        self.pool.extend_from_cache(live.namespace, &live.tokens, limit, &mut live.blocks);
-        if (live.blocks.len() as u32 * block_size) < live.encoder.positions {
-            self.pool.release(&mut live.blocks);
+        self.pool.extend_from_cache(live.namespace, &live.tokens, limit, &mut live.table);
+        if (live.table.blocks.len() as u32 * block_size) < live.encoder.positions {
+            self.pool.release(&mut live.table);
         }
-        live.planned = live.blocks.len() as u32 * block_size;
-        live.registered = live.registered.max(live.blocks.len());
+        live.planned = live.table.blocks.len() as u32 * block_size;
+        live.registered = live.registered.max(live.table.blocks.len());
     }
 
     /// Undoes `reuse_cached` of a sequence that stays in the queue.
     fn forget_cached(&mut self, key: usize) {
         let live = &mut self.sequences[key];
-        self.pool.release(&mut live.blocks);
+        self.pool.release(&mut live.table);
         live.planned = 0;
         live.registered = 0;
     }
@@ -396,31 +404,28 @@ impl Core {
         while live.registered < full {
             let at = live.registered;
             let tokens = &live.tokens[at * block_size..(at + 1) * block_size];
-            self.pool.register(live.namespace, tokens, &live.blocks, at);
+            self.pool.register(live.namespace, tokens, &live.table, at);
             live.registered += 1;
         }
     }
 
-    /// Gets the blocks for the next `count` tokens, from younger sequences if need be. `false` when the
-    /// sequence has to step back itself.
+    /// Gets the blocks for the next `count` tokens, from younger sequences if need be, and gives back what is behind
+    /// their window. `false` when the sequence has to step back itself.
     fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
-        let block_size = self.pool.block_size();
-        let live = &self.sequences[key];
-        let missing = live.missing_blocks(live.planned + count, block_size);
-        for _ in 0..missing {
-            let block = loop {
-                match self.pool.allocate() {
-                    Some(block) => break block,
-                    None => match self.victim(key, draft) {
-                        Some(victim) => self.preempt(victim),
-                        None => {
-                            self.step_back(key);
-                            return false;
-                        }
-                    },
+        let live = &mut self.sequences[key];
+        self.pool.advance(&mut live.table, live.planned);
+        let blocks = (live.planned + count).div_ceil(self.pool.block_size()) as usize;
+        while self.sequences[key].table.blocks.len() < blocks {
+            if self.pool.grow(&mut self.sequences[key].table) {
+                continue;
+            }
+            match self.victim(key, draft) {
+                Some(victim) => self.preempt(victim),
+                None => {
+                    self.step_back(key);
+                    return false;
                 }
-            };
-            self.sequences[key].blocks.push(block);
+            }
         }
         true
     }
@@ -444,9 +449,9 @@ impl Core {
             return;
         }
         // Alone in the pool and still too large: possible only when fresh workers have less memory.
-        let blocks = self.pool.total();
+        let tokens = self.pool.tables().tokens(self.pool.total());
         let why =
-            format!("the sequence does not fit into the KV cache any more, which now has {blocks} blocks");
+            format!("the sequence does not fit into the KV cache any more, which now has {tokens} tokens");
         self.fail(key, SequenceFailure::Unavailable(why));
     }
 }

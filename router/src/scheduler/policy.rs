@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::cost::{StepCost, Work};
 use super::live::Live;
+use super::tables::Tables;
 
 /// Plans sent and not answered: one for each stage of the pipeline, and one more, so that the work of router and
 /// wire hides behind the workers' own. Yet another would only delay admissions and waste more rows at a
@@ -52,11 +53,12 @@ pub(super) fn lookahead(preemptions: u32, block_size: u32) -> u32 {
     blocks.saturating_mul(block_size)
 }
 
-/// Blocks that a sequence will take until it has `lookahead` more tokens, or ends. Its last token is never
-/// fed, so it needs no room.
-pub(super) fn growth(live: &Live, lookahead: u32, block_size: u32) -> u32 {
+/// Pages that a sequence will take until it has `lookahead` more tokens, or ends, when it is fed at most `chunk`
+/// tokens at a time. Its last token is never fed, so it needs no room.
+pub(super) fn growth(live: &Live, lookahead: u32, tables: &Tables, chunk: u32) -> u32 {
     let tokens = live.len().saturating_add(lookahead).min(live.final_len() - 1);
-    live.missing_blocks(tokens, block_size)
+    let remaining = live.len().saturating_sub(live.planned).max(1);
+    tables.growth(&live.table, tokens, remaining.min(chunk))
 }
 
 /// What prompts may still take of a step that is being planned.

@@ -1,5 +1,5 @@
 //! Which full blocks hold which tokens: a tree whose edges are one block of tokens, with a root for each
-//! namespace. Used by `blocks` alone, which owns the blocks; this knows contents and ages, no references.
+//! namespace. Used by `blocks` alone, which owns the blocks; this knows contents and ages, no references and no pages.
 //!
 //! A node is found by its parent and its exact tokens, which are compared and not only hashed: two
 //! requests can never share a block by an accident of hashing.
@@ -30,6 +30,8 @@ struct Node {
     last_used: u64,
     /// Whether nobody holds its block.
     idle: bool,
+    /// When its block's windowed pages were last released.
+    window_used: u64,
     first_child: Option<NodeId>,
     next_sibling: Option<NodeId>,
     prev_sibling: Option<NodeId>,
@@ -46,6 +48,8 @@ pub(super) struct PrefixCache {
     /// Idle nodes without children, least recently used first: what can be evicted next. The children of
     /// an idle node are idle (see `blocks`), so while any node is idle, this is not empty.
     idle_leaves: BTreeSet<(u64, NodeId)>,
+    /// Nodes whose block has windowed pages that nobody holds, least recently used first.
+    idle_windows: BTreeSet<(u64, NodeId)>,
     clock: u64,
 }
 
@@ -59,6 +63,7 @@ impl PrefixCache {
             tokens: Vec::new(),
             unused: Vec::new(),
             idle_leaves: BTreeSet::new(),
+            idle_windows: BTreeSet::new(),
             clock: 0,
         }
     }
@@ -82,6 +87,7 @@ impl PrefixCache {
             hash,
             last_used: 0,
             idle: false,
+            window_used: 0,
             first_child: None,
             next_sibling,
             prev_sibling: None,
@@ -142,25 +148,40 @@ impl PrefixCache {
         self.idle_leaves.remove(&entry);
     }
 
-    /// Forgets the least recently used idle leaf and returns its block.
-    pub fn evict(&mut self) -> Option<BlockId> {
-        let (_, id) = self.idle_leaves.pop_first()?;
-        let block = self.node(id).block;
-        self.remove_leaf(id);
-        Some(block)
+    /// Nobody holds the windowed pages of the node's block any more.
+    pub fn set_window_idle(&mut self, id: NodeId) {
+        self.clock += 1;
+        let clock = self.clock;
+        self.node_mut(id).window_used = clock;
+        self.idle_windows.insert((clock, id));
     }
 
-    /// Forgets a node and all below it; `each` is told their blocks and whether they were idle.
-    pub fn remove_subtree(&mut self, root: NodeId, mut each: impl FnMut(BlockId, bool)) {
+    /// Somebody holds them again, or they are gone.
+    pub fn set_window_busy(&mut self, id: NodeId) {
+        let entry = (self.node(id).window_used, id);
+        self.idle_windows.remove(&entry);
+    }
+
+    /// The idle node without children that was used longest ago, and when.
+    pub fn oldest_leaf(&self) -> Option<(u64, NodeId)> {
+        self.idle_leaves.first().copied()
+    }
+
+    /// The node whose windowed pages are idle and were used longest ago, and when.
+    pub fn oldest_window(&self) -> Option<(u64, NodeId)> {
+        self.idle_windows.first().copied()
+    }
+
+    /// Forgets a node and all below it; `each` is told their blocks.
+    pub fn remove_subtree(&mut self, root: NodeId, mut each: impl FnMut(BlockId)) {
         let mut at = root;
         loop {
             while let Some(child) = self.node(at).first_child {
                 at = child;
             }
-            let Node { block, idle, last_used, parent, .. } = *self.node(at);
-            self.idle_leaves.remove(&(last_used, at));
+            let Node { block, parent, .. } = *self.node(at);
             self.remove_leaf(at);
-            each(block, idle);
+            each(block);
             match parent {
                 Parent::Node(parent) if at != root => at = parent,
                 _ => return,
@@ -173,8 +194,11 @@ impl PrefixCache {
         self.table.len()
     }
 
-    fn remove_leaf(&mut self, id: NodeId) {
-        let Node { parent, hash, next_sibling, prev_sibling, .. } = *self.node(id);
+    /// Forgets a node without children.
+    pub fn remove_leaf(&mut self, id: NodeId) {
+        let Node { parent, hash, next_sibling, prev_sibling, last_used, window_used, .. } = *self.node(id);
+        self.idle_leaves.remove(&(last_used, id));
+        self.idle_windows.remove(&(window_used, id));
         if let Some(next) = next_sibling {
             self.node_mut(next).prev_sibling = prev_sibling;
         }

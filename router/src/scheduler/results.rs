@@ -103,7 +103,7 @@ impl Core {
                 && let Some(error) = result.errors.iter().find(|error| error.row as usize == at)
             {
                 // What the row computed may be as bad as its logits.
-                self.pool.purge(&live.blocks);
+                self.pool.purge(&live.table);
                 self.fail(row.key, SequenceFailure::Row(error.message.clone()));
                 continue;
             }

@@ -253,8 +253,8 @@ impl Capacity {
     pub fn of(group: &Group) -> Self {
         let (model, prepared, limits) = (group.description(), group.prepared(), group.limits());
         Self {
-            blocks: prepared.blocks,
-            block_size: model.block_size,
+            pages: prepared.pages,
+            tables: group.tables(),
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
             max_sequence_tokens: group.max_sequence_tokens(),

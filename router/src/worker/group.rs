@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use super::proto::worker_client::WorkerClient;
 use super::proto::{CONTRACT, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
 use super::source::{GiveUp, Loss, LossKind, WorkerSource};
+use crate::scheduler::Tables;
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,7 +164,7 @@ impl Group {
         speaker(&self.description)
     }
 
-    /// The fewest blocks of any rank, and otherwise what the one that answers plans says, which measures whole
+    /// The fewest pages of any rank, and otherwise what the one that answers plans says, which measures whole
     /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
@@ -181,14 +182,28 @@ impl Group {
         &self.sockets
     }
 
+    /// What a block consists of.
+    pub(crate) fn tables(&self) -> Tables {
+        Tables::of(&self.prepared, self.description.block_size)
+    }
+
+    /// Tokens that the KV cache holds where nothing is behind a window.
+    pub fn cache_tokens(&self) -> u64 {
+        self.tables().tokens(self.prepared.pages)
+    }
+
+    /// Tokens of the longest sequence that the KV cache has room for.
+    pub fn longest_in_cache(&self) -> u32 {
+        self.tables().longest(self.prepared.pages, self.limits.max_step_tokens)
+    }
+
     /// Longest sequence that this group can hold: of the model, the limits and the KV cache.
     pub fn max_sequence_tokens(&self) -> u32 {
-        let cache = u64::from(self.prepared.blocks) * u64::from(self.description.block_size);
         let asked = match self.limits.max_sequence_tokens {
             0 => self.description.max_positions.saturating_add(self.description.positions_beside()),
             limit => limit,
         };
-        asked.min(u32::try_from(cache).unwrap_or(u32::MAX))
+        asked.min(self.longest_in_cache())
     }
 
     /// Most tokens that input and output of a request may have together.
@@ -329,11 +344,22 @@ async fn prepare(
         memory_fraction: limits.memory_fraction,
     };
     let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
-    let blocks = answers.iter().map(|prepared| prepared.blocks).min().unwrap_or(0);
-    if blocks == 0 {
+    let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);
+    if pages == 0 {
         return Err(refused("no memory is left for the KV cache".into()));
     }
-    Ok(Prepared { blocks, ..answers[speaker as usize] })
+    let prepared = Prepared { pages, ..answers[speaker as usize] };
+    let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
+    if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(other) != shape(&prepared)) {
+        return Err(refused(format!("rank {rank} and rank {speaker} divide the KV cache differently")));
+    }
+    if prepared.full_tables + prepared.windowed_tables == 0 {
+        return Err(refused("its KV cache has no tables".into()));
+    }
+    if prepared.windowed_tables > 0 && prepared.window == 0 {
+        return Err(refused("its KV cache has windowed tables, and their window is 0".into()));
+    }
+    Ok(prepared)
 }
 
 /// How long a rank that lost another one waits for that one's own failure to be seen, before it is blamed itself.

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import penstock_kernels as ops
+from penstock.kv_cache import LayerCache
 from penstock.models.config import Window
 from penstock.models.decoder import Step
 
@@ -107,7 +108,7 @@ class Bridge:
             None  # keys and values of each cache, while tracing
         )
         self._step: Step | None = None
-        self._caches_NJD: list[Tensor] = []
+        self._caches: list[LayerCache] = []
         self._next = 0
 
     @property
@@ -119,6 +120,12 @@ class Bridge:
     def size(self) -> int:
         """D of the cache: the largest key or value of a layer."""
         return max(max(call.key_size, call.value_size) for call in self.calls)
+
+    @property
+    def cache_windows(self) -> tuple[Window | None, ...]:
+        """How far back each cache is read; None: to the beginning."""
+        reads = [{self.windows[c.window] for c in self.calls if c.cache == at} for at in range(self.caches)]
+        return tuple(min(read, key=str) if len(read) == 1 else None for read in reads)
 
     @property
     def simple(self) -> bool:
@@ -144,13 +151,13 @@ class Bridge:
         self.calls = [replace(call, terms=self._filled(call)) for call in self.calls]
 
     @contextmanager
-    def serving(self, step: Step, caches_NJD: list[Tensor]) -> Iterator[None]:
+    def serving(self, step: Step, caches: list[LayerCache]) -> Iterator[None]:
         """The forward pass within computes this step."""
-        self._step, self._caches_NJD, self._next = step, caches_NJD, 0
+        self._step, self._caches, self._next = step, caches, 0
         try:
             yield
         finally:
-            self._step, self._caches_NJD = None, []
+            self._step, self._caches = None, []
         if self._next != len(self.calls):
             raise RuntimeError(f"{self._next} calls of attention, and {len(self.calls)} in the trace")
 
@@ -175,7 +182,9 @@ class Bridge:
         call, self._next = self.calls[self._next], self._next + 1
         if call.module is not module:
             raise RuntimeError("attention is called in another order than in the trace")
-        cache_NJD = self._caches_NJD[call.cache]
+        cache = self._caches[call.cache]
+        cache_NJD = cache.rows_NJD
+        places_T, layout = step.view(call.window, cache)
         tokens, filled = step.ids_T.shape[0], query_1HTD.shape[2]
         kv_heads, size = cache_NJD.shape[1] // 2, cache_NJD.shape[2]
         if call.writes:
@@ -184,8 +193,8 @@ class Bridge:
             value_TKV = value_1KTV[0].transpose(0, 1)[:tokens]
             keys_NKD = cache_NJD[:, : call.kv_heads, : call.key_size]
             values_NKV = cache_NJD[:, kv_heads : kv_heads + call.kv_heads, : call.value_size]
-            ops.write_kv(key_TKD.to(cache_NJD.dtype), keys_NKD, step.places_T)
-            ops.write_kv(value_TKV.to(cache_NJD.dtype), values_NKV, step.places_T)
+            ops.write_kv(key_TKD.to(cache_NJD.dtype), keys_NKD, places_T)
+            ops.write_kv(value_TKV.to(cache_NJD.dtype), values_NKV, places_T)
         query_THD = query_1HTD[0].transpose(0, 1)[:tokens].to(cache_NJD.dtype)
         shared = call.heads // call.kv_heads
         heads = kv_heads * shared
@@ -194,7 +203,6 @@ class Bridge:
             query_THD = F.pad(query_THD, (0, size - call.key_size, 0, heads - call.heads))
         out_THD = query_THD.new_empty(filled, heads, size)
         scale = call.key_size**-0.5 if scaling is None else float(scaling)
-        layout = step.attentions[call.window]
         ops.paged_attention(query_THD.contiguous(), cache_NJD, layout, scale, out_THD[:tokens], call.terms)
         out_THD[tokens:] = 0
         return out_THD[:, : call.heads, : call.value_size].unsqueeze(0).to(query_1HTD.dtype)

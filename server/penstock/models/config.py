@@ -136,6 +136,11 @@ class DecoderConfig:
         """The layer's entry of `windows`."""
         return 0 if self.window_of is None else self.window_of[layer]
 
+    @property
+    def layer_windows(self) -> tuple[Window | None, ...]:
+        """Of each layer."""
+        return tuple(self.windows[self.window_index(layer)] for layer in range(self.layers))
+
     def has_experts(self, layer: int) -> bool:
         """Whether the layer is a mixture of experts."""
         return self.experts is not None and (self.experts_in is None or self.experts_in[layer])

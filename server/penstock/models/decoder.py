@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.kv_cache import LayerCache
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import Norm
 from penstock.models.config import DecoderConfig
@@ -26,8 +27,14 @@ class Step:
     ids_T: Tensor  # int64
     positions_T: Tensor  # int64
     ropes: list[tuple[Tensor, Tensor]]  # cos and sin (T, 1, D) of each of the model's tables
-    places_T: Tensor  # int64: the cache row that each token's keys and values go to
-    attentions: list[ops.AttentionLayout]  # of each of the model's windows
+    places: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
+    attentions: list[list[ops.AttentionLayout | None]]  # by the model's window, and table
+
+    def view(self, window: int, cache: LayerCache) -> tuple[Tensor, ops.AttentionLayout]:
+        """Where a layer writes, and how it attends."""
+        attention = self.attentions[window][cache.table]
+        assert attention is not None, "a window and a table that no layer has"
+        return self.places[cache.table], attention
 
 
 class Attention:
@@ -56,7 +63,7 @@ class Attention:
         self.q_norm, self.k_norm = q_norm, k_norm
         self.terms = terms
 
-    def __call__(self, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D). Writes the tokens' keys and values into the cache."""
         tokens, heads, kv_heads = x_TE.shape[0], self.heads, self.kv_heads
         qkv_TX = self.qkv(x_TE)
@@ -77,10 +84,11 @@ class Attention:
                 turned_TD = turned_TD[..., : self.rope_dim]
             ops.rope(turned_TD, *step.ropes[self.rope])
         # All rows write before any row reads: one row's prefix may be what another row computes now.
-        ops.write_kv(heads_TD[:, heads:], cache_NJD, step.places_T)
+        places_T, attention = step.view(self.window, cache)
+        ops.write_kv(heads_TD[:, heads:], cache.rows_NJD, places_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
-        attention = step.attentions[self.window]
-        ops.paged_attention(heads_TD[:, :heads], cache_NJD, attention, self.scale, attended_THD, self.terms)
+        q_THD = heads_TD[:, :heads]
+        ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.terms)
         return attended_THD.view(tokens, heads * self.head_dim)
 
     def tensors(self) -> list[Tensor]:
@@ -129,7 +137,7 @@ class LatentAttention:
         self.terms = terms
         self.tile = 0  # see `layers.linear.set_tile`
 
-    def __call__(self, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H V). Writes the tokens' latents into the cache."""
         tokens, heads, sizes = x_TE.shape[0], self.heads, self.sizes
         low_TX = x_TE
@@ -147,10 +155,10 @@ class LatentAttention:
         if self.rope is not None:
             ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
             ops.rope(row_T1D[..., sizes.rank :], *step.ropes[self.rope])
-        ops.write_kv(row_T1D, cache_NJD, step.places_T)
+        places_T, attention = step.view(self.window, cache)
+        ops.write_kv(row_T1D, cache.rows_NJD, places_T)
         latent_THR = x_TE.new_empty(tokens, heads, sizes.rank)
-        attention = step.attentions[self.window]
-        ops.paged_attention(asked_THD, cache_NJD, attention, self.scale, latent_THR, self.terms)
+        ops.paged_attention(asked_THD, cache.rows_NJD, attention, self.scale, latent_THR, self.terms)
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
         return values_THV.view(tokens, heads * sizes.value_dim)
@@ -321,15 +329,19 @@ class Decoder:
         for layer in self.layers:
             layer.attention.terms = replace(layer.attention.terms, bias_HN=bias_HN)
 
-    def forward(self, step: Step, caches_NJD: list[Tensor], given_TE: Tensor | None = None) -> Tensor:
+    def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
         caches. `given_TE` is what the stage before gave.
         """
         x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
-        for layer, cache_NJD in zip(self.layers, caches_NJD, strict=True):
-            x_TE = run(layer, x_TE, step, cache_NJD)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_TE = run(layer, x_TE, step, cache)
         return x_TE
+
+    def views(self) -> list[tuple[int, int]]:
+        """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
+        return [(self.config.window_index(layer), layer) for layer in self.group.layers(self.config.layers)]
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
@@ -374,9 +386,9 @@ class Decoder:
             x_TE = ends.embedding_norm(x_TE)
         return x_TE
 
-    def _sequential(self, layer: Layer, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+    def _sequential(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
-        given = layer.attention(read_TE, step, cache_NJD)
+        given = layer.attention(read_TE, step, cache)
         x_TE = self._add(
             read_TE if self.config.residual_normed else x_TE, given, layer.attention, layer.attention_out_norm
         )
@@ -389,10 +401,10 @@ class Decoder:
             layer.feed_forward_out_norm,
         )
 
-    def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache_NJD: Tensor) -> Tensor:
+    def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """Both branches of a rank are added before the ranks are: one exchange for a layer."""
         read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
-        given_TE = layer.attention.out(layer.attention(read_TE, step, cache_NJD))
+        given_TE = layer.attention.out(layer.attention(read_TE, step, cache))
         if layer.feed_forward_norm is not None:
             read_TE = layer.feed_forward_norm(x_TE)
         inner = layer.feed_forward(read_TE)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.kv_cache import LayerCache
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import Norm
 from penstock.models.config import NormConfig
@@ -62,6 +63,11 @@ class EncoderDecoderConfig:
     def max_positions(self) -> int:
         """The most tokens of both sides together."""
         return 2 * self.max_side_positions or UNBOUNDED
+
+    @property
+    def layer_windows(self) -> tuple[None, ...]:
+        """Of the decoder's layers: none has one."""
+        return (None,) * self.layers
 
     @property
     def usual_positions(self) -> int:
@@ -169,9 +175,10 @@ class EncoderDecoder:
         """(J, D) of what the cache holds for a token and a layer."""
         return 2 * self.config.heads, self.config.head_dim
 
-    def forward(self, step: TwoSidedStep, caches_NJD: list[Tensor]) -> Tensor:
+    def forward(self, step: TwoSidedStep, caches: list[LayerCache]) -> Tensor:
         """Hidden states (T, E) of the decoder's tokens; writes what later steps attend to into the caches."""
         # All inputs are read before any token is decoded: one row's input may be what another row reads now.
+        caches_NJD = [cache.rows_NJD for cache in caches]  # one table
         if step.reading is not None:
             self._read(step.reading, caches_NJD)
         return self._decode(step, caches_NJD)

@@ -74,7 +74,7 @@ class TwoSidedSteps:
     def make(self, plan: Plan, last_sampled: Tensor) -> tuple[TwoSidedLayout, TwoSidedStep]:
         """`last_sampled` has the last token of every slot."""
         slots, size = self.slots, self.block_size
-        tables = slots.blocks[plan.slots]
+        tables = slots.pages[0, plan.slots]
         read = slots.encoder_counts[plan.slots]
         begins = -(-read // size) * size  # where the decoder's part begins
         given = torch.from_numpy(plan.tokens.astype(np.int64)).to(self.device)

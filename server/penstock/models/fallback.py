@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from penstock import quantization
 from penstock.errors import UnusableModel
+from penstock.kv_cache import LayerCache
 from penstock.layers.rope import RopeConfig
 from penstock.models.architectures import architecture_of, architectures
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
@@ -52,6 +53,7 @@ class FallbackConfig:
     head_dim: int
     max_positions: int
     windows: tuple[Window | None, ...]
+    layer_windows: tuple[Window | None, ...]  # of each cache
     simple_attention: bool
     ropes: tuple[RopeConfig, ...] = ()  # the model has its own
 
@@ -96,13 +98,17 @@ class Fallback:
         """Sequences will have at most so many tokens: rotary frequencies that depend on it are fixed."""
         self._ropes.fix(longest)
 
-    def forward(self, step: Step, caches_NJD: list[Tensor]) -> Tensor:
+    def views(self) -> list[tuple[int, int]]:
+        """(window, cache) of each call of attention."""
+        return [(call.window, call.cache) for call in self._bridge.calls]
+
+    def forward(self, step: Step, caches: list[LayerCache]) -> Tensor:
         """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
         tokens = step.ids_T.shape[0]
         fill = _fill(step.ids_T, self._weights[0].dtype)
         ids_1T = F.pad(step.ids_T, (0, fill)).unsqueeze(0)
         positions_1T = F.pad(step.positions_T, (0, fill)).unsqueeze(0)
-        with self._bridge.serving(step, caches_NJD):
+        with self._bridge.serving(step, caches):
             output = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TE: Tensor = output.last_hidden_state[0, :tokens]
         return hidden_TE
@@ -432,6 +438,7 @@ def _shape(model: Any, bridge: Bridge) -> FallbackConfig:
         head_dim=bridge.size,
         max_positions=longest,
         windows=tuple(bridge.windows),
+        layer_windows=bridge.cache_windows,
         simple_attention=bridge.simple,
     )
 

@@ -83,16 +83,24 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("blocks", "cost", "cache_bytes", "free_bytes")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    blocks: int
+    FULL_TABLES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_TABLES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_FIELD_NUMBER: _ClassVar[int]
+    pages: int
     cost: CostModel
     cache_bytes: int
     free_bytes: int
-    def __init__(self, blocks: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    full_tables: int
+    windowed_tables: int
+    window: int
+    chunked: bool
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("fixed_ns", "per_token_ns", "per_context_token_ns")
@@ -105,7 +113,7 @@ class CostModel(_message.Message):
     def __init__(self, fixed_ns: _Optional[float] = ..., per_token_ns: _Optional[float] = ..., per_context_token_ns: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_blocks", "prompt_targets", "starts", "traces")
+    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +123,7 @@ class StepPlan(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEW_PAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TARGETS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
@@ -128,11 +136,11 @@ class StepPlan(_message.Message):
     counts: bytes
     tokens: bytes
     new_block_counts: bytes
-    new_blocks: bytes
+    new_pages: bytes
     prompt_targets: bytes
     starts: Starts
     traces: bytes
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_blocks: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
     __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts")

@@ -1,17 +1,19 @@
-//! The block pool against a naive model: a list of who holds what, and a list of what every block holds.
+//! The block pool against a naive model: a list of who holds what, and a list of what every page holds.
 
 use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use crate::ids::{BlockId, TokenId};
+use crate::ids::TokenId;
 use crate::scheduler::blocks::BlockPool;
+use crate::scheduler::tables::{Table, Tables};
 
 const BLOCK_SIZE: u32 = 2;
+const PLAIN: Tables = Tables { block_size: BLOCK_SIZE, full: 1, windowed: 0, window: 0, chunked: false };
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Takes what the cache has of this sequence, then allocates and registers the rest.
+    /// Takes what the cache has of this sequence, then grows by the rest and registers it.
     Start {
         namespace: u64,
         tokens: Vec<u32>,
@@ -27,7 +29,7 @@ enum Op {
 struct Holder {
     namespace: u64,
     tokens: Vec<TokenId>,
-    table: Vec<BlockId>,
+    table: Table,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -41,49 +43,85 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..120)
 }
 
-/// Adds a block to a holder and registers it. `false` when there is none.
-fn grow(pool: &mut BlockPool, contents: &mut HashMap<BlockId, Vec<TokenId>>, holder: &mut Holder) -> bool {
-    let available = pool.available();
-    let Some(block) = pool.allocate() else {
-        assert_eq!(available, 0, "a pool with available blocks gives one");
+fn shapes() -> impl Strategy<Value = Tables> {
+    let windowed =
+        (0u32..3, 1u32..3, 1u32..7, any::<bool>()).prop_map(|(full, windowed, window, chunked)| Tables {
+            block_size: BLOCK_SIZE,
+            full,
+            windowed,
+            window,
+            chunked,
+        });
+    prop_oneof![1 => Just(PLAIN), 2 => windowed]
+}
+
+/// What each page holds: its namespace, and all tokens up to its end, on which keys and values depend.
+type Contents = HashMap<u32, (u64, Vec<TokenId>)>;
+
+fn names(pool: &BlockPool, table: &Table) -> Vec<u32> {
+    let mut pages = Vec::new();
+    pool.name_pages(table, 0, &mut pages);
+    pages
+}
+
+/// Adds a block to a holder, fills and registers it. `false` when there is none.
+fn grow(pool: &mut BlockPool, contents: &mut Contents, holder: &mut Holder) -> bool {
+    let position = holder.table.blocks.len() as u32 * BLOCK_SIZE;
+    pool.advance(&mut holder.table, position);
+    let (available, needed) = (pool.available(), pool.tables().count());
+    if !pool.grow(&mut holder.table) {
+        assert!(available < needed, "a pool with available pages gives them");
         return false;
-    };
-    assert_eq!(pool.available(), available - 1);
-    holder.table.push(block);
-    let at = holder.table.len() - 1;
+    }
+    assert_eq!(pool.available(), available - needed);
+    let at = holder.table.blocks.len() - 1;
     let upto = (at + 1) * BLOCK_SIZE as usize;
-    // What a block stands for is everything up to its end, as keys and values do.
-    contents.insert(block, holder.tokens[..upto].to_vec());
+    for &page in &names(pool, &holder.table)[at * needed as usize..] {
+        contents.insert(page, (holder.namespace, holder.tokens[..upto].to_vec()));
+    }
     pool.register(holder.namespace, &holder.tokens[at * BLOCK_SIZE as usize..upto], &holder.table, at);
     true
 }
 
+/// Every page that a token behind the table's blocks reads is there, and holds this sequence.
+fn check_readable(pool: &BlockPool, contents: &Contents, holder: &Holder) -> Result<(), TestCaseError> {
+    let tables = *pool.tables();
+    let end = holder.table.blocks.len() as u32;
+    let first = tables.first_read(end * BLOCK_SIZE);
+    for (at, &page) in names(pool, &holder.table).iter().enumerate() {
+        let (block, table) = (at as u32 / tables.count(), at as u32 % tables.count());
+        if table < tables.full || block >= first {
+            prop_assert_ne!(page, u32::MAX, "block {} is not there in table {}", block, table);
+        }
+        if page != u32::MAX {
+            let upto = ((block + 1) * BLOCK_SIZE) as usize;
+            let expected = (holder.namespace, holder.tokens[..upto].to_vec());
+            prop_assert_eq!(&contents[&page], &expected, "page {} holds another sequence", page);
+        }
+    }
+    Ok(())
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_pool_agrees_with_a_naive_model(ops in ops(), blocks in 1u32..14) {
-        let mut pool = BlockPool::new(blocks, BLOCK_SIZE);
+    fn the_pool_agrees_with_a_naive_model(ops in ops(), tables in shapes(), pages in 1u32..30) {
+        let mut pool = BlockPool::new(pages, tables, 200);
         let mut holders: Vec<Holder> = Vec::new();
-        let mut contents: HashMap<BlockId, Vec<TokenId>> = HashMap::new();
-        let mut namespaces: HashMap<BlockId, u64> = HashMap::new();
+        let mut contents = Contents::new();
         for op in ops {
             match op {
                 Op::Start { namespace, tokens } => {
                     let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
                     let full = tokens.len() as u32 / BLOCK_SIZE;
-                    let mut holder = Holder { namespace, tokens, table: Vec::new() };
+                    let mut holder = Holder { namespace, tokens, table: Table::default() };
                     pool.extend_from_cache(namespace, &holder.tokens, full, &mut holder.table);
-                    for (at, block) in holder.table.iter().enumerate() {
-                        let upto = (at + 1) * BLOCK_SIZE as usize;
-                        prop_assert_eq!(&contents[block], &holder.tokens[..upto], "a hit holds other tokens");
-                        prop_assert_eq!(namespaces[block], namespace, "a hit is of another namespace");
-                    }
-                    while (holder.table.len() as u32) < full {
+                    check_readable(&pool, &contents, &holder)?;
+                    while (holder.table.blocks.len() as u32) < full {
                         if !grow(&mut pool, &mut contents, &mut holder) {
                             break;
                         }
-                        namespaces.insert(*holder.table.last().unwrap(), namespace);
                     }
                     holders.push(holder);
                 }
@@ -94,41 +132,42 @@ proptest! {
                 Op::Grow(at, token) if !holders.is_empty() => {
                     let at = at.index(holders.len());
                     let holder = &mut holders[at];
-                    holder.tokens.truncate(holder.table.len() * BLOCK_SIZE as usize);
+                    holder.tokens.truncate(holder.table.blocks.len() * BLOCK_SIZE as usize);
                     holder.tokens.extend([TokenId(token), TokenId(1 - token)]);
-                    if grow(&mut pool, &mut contents, holder) {
-                        namespaces.insert(*holder.table.last().unwrap(), holder.namespace);
+                    // Another may have come further with the same tokens.
+                    let limit = holder.table.blocks.len() as u32 + token;
+                    pool.extend_from_cache(holder.namespace, &holder.tokens, limit, &mut holder.table);
+                    if (holder.table.blocks.len() * BLOCK_SIZE as usize) < holder.tokens.len() {
+                        grow(&mut pool, &mut contents, holder);
                     }
                 }
                 Op::Purge(at) if !holders.is_empty() => {
                     let holder = &holders[at.index(holders.len())];
                     pool.purge(&holder.table);
-                    let mut again = Vec::new();
-                    let full = holder.table.len() as u32;
+                    let mut again = Table::default();
+                    let full = holder.table.blocks.len() as u32;
                     pool.extend_from_cache(holder.namespace, &holder.tokens, full, &mut again);
-                    let stale = again.iter().any(|block| holder.table.contains(block));
+                    let stale = again.blocks.iter().any(|block| holder.table.blocks.contains(block));
                     prop_assert!(!stale, "a purged block was found");
                     pool.release(&mut again);
                 }
                 _ => {}
             }
-            let tables: Vec<&[BlockId]> = holders.iter().map(|holder| &holder.table[..]).collect();
+            let tables: Vec<&Table> = holders.iter().map(|holder| &holder.table).collect();
             pool.check(&tables);
-            // A block that somebody can write is held by nobody else.
             for holder in &holders {
-                if let Some(&last) = holder.table.last() {
-                    prop_assert!(pool.references(last) >= 1);
-                }
+                check_readable(&pool, &contents, holder)?;
             }
         }
         for holder in &mut holders {
             pool.release(&mut holder.table);
         }
-        prop_assert_eq!(pool.available(), blocks, "every block can be taken again");
-        for taken in 0..blocks {
-            prop_assert!(pool.allocate().is_some(), "only {taken} of {blocks} could be taken");
+        prop_assert_eq!(pool.available(), pages, "every page can be taken again");
+        let mut table = Table::default();
+        for taken in 0..pages / tables.count() {
+            prop_assert!(pool.grow(&mut table), "only {} of {} pages could be taken", taken, pages);
         }
-        prop_assert!(pool.allocate().is_none());
+        prop_assert!(!pool.grow(&mut table));
     }
 }
 
@@ -136,45 +175,82 @@ fn tokens(ids: &[u32]) -> Vec<TokenId> {
     ids.iter().copied().map(TokenId).collect()
 }
 
-fn hold(pool: &mut BlockPool, ids: &[u32]) -> Vec<BlockId> {
+fn hold(pool: &mut BlockPool, ids: &[u32]) -> Table {
     let tokens = tokens(ids);
     let full = ids.len() / BLOCK_SIZE as usize;
-    let mut table = Vec::new();
+    let mut table = Table::default();
     pool.extend_from_cache(0, &tokens, full as u32, &mut table);
-    for at in table.len()..full {
-        table.push(pool.allocate().expect("there is room"));
+    for at in table.blocks.len()..full {
+        pool.advance(&mut table, at as u32 * BLOCK_SIZE);
+        assert!(pool.grow(&mut table), "there is room");
         pool.register(0, &tokens[at * 2..at * 2 + 2], &table, at);
     }
     table
 }
 
+/// Blocks of these tokens that the cache has.
+fn found(pool: &mut BlockPool, ids: &[u32]) -> usize {
+    let mut table = Table::default();
+    pool.extend_from_cache(0, &tokens(ids), ids.len() as u32 / BLOCK_SIZE, &mut table);
+    let found = table.blocks.len();
+    pool.release(&mut table);
+    found
+}
+
 #[test]
 fn the_least_recently_used_leaf_is_evicted_first() {
-    let mut pool = BlockPool::new(4, BLOCK_SIZE);
+    let mut pool = BlockPool::new(4, PLAIN, 8);
     let mut old = hold(&mut pool, &[1, 1, 2, 2]);
     let mut young = hold(&mut pool, &[3, 3, 4, 4]);
     pool.release(&mut old);
     pool.release(&mut young);
-    pool.allocate().unwrap();
-    let found = |pool: &mut BlockPool, ids: &[u32]| {
-        let mut table = Vec::new();
-        pool.extend_from_cache(0, &tokens(ids), 2, &mut table);
-        let found = table.len();
-        pool.release(&mut table);
-        found
-    };
+    let mut other = Table::default();
+    pool.grow(&mut other);
     assert_eq!(found(&mut pool, &[1, 1, 2, 2]), 1, "the leaf of the older one went");
     assert_eq!(found(&mut pool, &[3, 3, 4, 4]), 2);
     // Looked up just now, [1, 1] is younger than before, and still older than the other chain.
-    pool.allocate().unwrap();
+    pool.grow(&mut other);
     assert_eq!(found(&mut pool, &[1, 1, 2, 2]), 0);
 }
 
 #[test]
 fn a_block_in_use_is_never_evicted() {
-    let mut pool = BlockPool::new(3, BLOCK_SIZE);
+    let mut pool = BlockPool::new(3, PLAIN, 8);
     let held = hold(&mut pool, &[1, 1, 2, 2]);
-    assert!(pool.allocate().is_some());
-    assert!(pool.allocate().is_none());
-    assert!(held.iter().all(|&block| pool.references(block) == 1));
+    let mut other = Table::default();
+    assert!(pool.grow(&mut other));
+    assert!(!pool.grow(&mut other));
+    assert!(held.blocks.iter().all(|&block| pool.references(block) == 1));
+}
+
+const LONG: [u32; 20] = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10];
+
+#[test]
+fn a_sequence_of_any_length_needs_the_pages_of_its_window_only() {
+    let window = Tables { full: 0, windowed: 1, window: 4, ..PLAIN };
+    let mut pool = BlockPool::new(3, window, 40);
+    let mut table = hold(&mut pool, &LONG);
+    assert_eq!(table.blocks.len(), 10);
+    // The cache knows its end, and what it needs to go on from there.
+    pool.release(&mut table);
+    assert_eq!(found(&mut pool, &LONG), 10);
+    assert_eq!(found(&mut pool, &LONG[..8]), 0, "what those tokens read was taken");
+}
+
+#[test]
+fn what_is_behind_a_window_serves_the_prefix_cache_until_it_is_needed() {
+    let mixed = Tables { full: 1, windowed: 1, window: 4, ..PLAIN };
+    let mut pool = BlockPool::new(20, mixed, 40);
+    let mut table = hold(&mut pool, &LONG);
+    assert_eq!(pool.free(), 0);
+    // Blocks 0 to 6 are behind the window of the last block's tokens.
+    assert_eq!(pool.available(), 7);
+    assert_eq!(found(&mut pool, &LONG[..8]), 4, "nothing was taken yet");
+    let mut other = Table::default();
+    assert!((0..3).all(|_| pool.grow(&mut other)), "three blocks have six pages");
+    assert!(!pool.grow(&mut other));
+    assert_eq!(found(&mut pool, &LONG[..8]), 0, "its windowed pages were taken");
+    pool.release(&mut other);
+    pool.release(&mut table);
+    assert_eq!(found(&mut pool, &LONG), 10);
 }

@@ -7,7 +7,7 @@ use crate::scheduler::sequence::{Finish, Release, SequenceFailure};
 use crate::worker::mock::MockConfig;
 
 fn roomy() -> MockConfig {
-    MockConfig { vocab_size: 1000, blocks: 512, block_size: 16, max_positions: 2048, ..MockConfig::default() }
+    MockConfig { vocab_size: 1000, pages: 512, block_size: 16, max_positions: 2048, ..MockConfig::default() }
 }
 
 fn prompt(len: u32, salt: u32) -> Vec<u32> {

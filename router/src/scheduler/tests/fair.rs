@@ -14,7 +14,7 @@ use crate::worker::mock::MockConfig;
 use crate::worker::proto::CostModel;
 
 fn roomy() -> MockConfig {
-    MockConfig { vocab_size: 1000, blocks: 512, block_size: 16, max_positions: 8192, ..MockConfig::default() }
+    MockConfig { vocab_size: 1000, pages: 512, block_size: 16, max_positions: 8192, ..MockConfig::default() }
 }
 
 /// No two share a prefix, so that every token counts.
@@ -66,7 +66,7 @@ fn a_flood_delays_another_party_by_one_sequence_not_by_its_queue() {
 
 #[test]
 fn a_long_prompt_does_not_hold_up_another_partys_short_one() {
-    let mut harness = Harness::new(MockConfig { blocks: 1024, ..roomy() }, 8, 64);
+    let mut harness = Harness::new(MockConfig { pages: 1024, ..roomy() }, 8, 64);
     for salt in 0..3 {
         harness.submit(of(0, salt, 4000, 4));
     }

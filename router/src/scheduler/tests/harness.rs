@@ -19,16 +19,16 @@ use crate::worker::proto::StepPlan;
 
 /// Small enough that blocks, slots and budgets run out all the time.
 pub fn tiny() -> MockConfig {
-    MockConfig { vocab_size: 50, blocks: 24, block_size: 4, max_positions: 96, ..MockConfig::default() }
+    MockConfig { vocab_size: 50, pages: 24, block_size: 4, max_positions: 96, ..MockConfig::default() }
 }
 
 pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Capacity {
     Capacity {
-        blocks: config.blocks,
-        block_size: config.block_size,
+        pages: config.pages,
+        tables: config.tables(),
         max_slots,
         max_step_tokens,
-        max_sequence_tokens: config.max_positions.min(config.blocks * config.block_size),
+        max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,
         cost: config.cost,
@@ -170,13 +170,13 @@ impl Harness {
 
     /// The workers die with whatever is in flight, and come back.
     pub fn crash(&mut self) {
-        self.crash_to(self.config.blocks);
+        self.crash_to(self.config.pages);
     }
 
-    pub fn crash_to(&mut self, blocks: u32) {
+    pub fn crash_to(&mut self, pages: u32) {
         self.plans.clear();
         self.core.lose();
-        self.config.blocks = blocks;
+        self.config.pages = pages;
         let capacity =
             capacity(&self.config, self.core.capacity.max_slots, self.core.capacity.max_step_tokens);
         self.model = MockModel::new(self.config.clone(), capacity.max_slots, capacity.max_step_tokens);

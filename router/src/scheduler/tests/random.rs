@@ -86,7 +86,7 @@ fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
-    let blocks = config.blocks;
+    let pages = config.pages;
     let mut harness = Harness::new(config, slots, budget);
     let mut ids: Vec<SequenceId> = Vec::new();
     for op in ops {
@@ -116,7 +116,7 @@ fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
         }
     }
     assert!(harness.core.is_empty(), "sequences live and nothing is planned");
-    assert_eq!(harness.core.pool.available(), blocks, "every block came back");
+    assert_eq!(harness.core.pool.available(), pages, "every page came back");
     harness.check_against_reference();
     // Doubling the room that is asked for bounds the preemptions of each sequence.
     let most = ids.len() as u64 * 8;
@@ -144,19 +144,42 @@ proptest! {
     fn every_client_gets_what_it_would_have_got_alone(
         ops in ops(false),
         stages in prop_oneof![3 => Just(1u32), 1 => Just(2), 1 => Just(4)],
-        blocks in 24u32..60,
+        pages in 24u32..60,
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
     ) {
         // Every running sequence must be able to decode in one step.
-        run(ops, MockConfig { blocks, eos_one_in, stages, ..tiny() }, slots.min(budget), budget);
+        run(ops, MockConfig { pages, eos_one_in, stages, ..tiny() }, slots.min(budget), budget);
+    }
+
+    #[test]
+    fn every_client_of_a_model_with_windows_gets_what_it_would_have_got_alone(
+        ops in ops(false),
+        stages in prop_oneof![3 => Just(1u32), 1 => Just(2)],
+        (full_tables, windowed_tables) in prop_oneof![Just((1u32, 1u32)), Just((0, 1)), Just((1, 3)), Just((2, 1))],
+        window in 2u32..40,
+        chunked in any::<bool>(),
+        scarce in 0u32..40,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        let budget = budget.max(slots);
+        let chunked = chunked && full_tables > 0;
+        let mut config =
+            MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, stages, ..tiny() };
+        // The longest sequence fits, and little more.
+        let tables = config.tables();
+        let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;
+        config.pages = (1..).find(fits).expect("some number is enough") + scarce;
+        run(ops, config, slots, budget);
     }
 
     #[test]
     fn every_client_of_an_encoder_decoder_gets_what_it_would_have_got_alone(
         ops in ops(true),
-        blocks in 24u32..60,
+        pages in 24u32..60,
         slots in 1u32..7,
         over in 0u32..40,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
@@ -164,6 +187,6 @@ proptest! {
         // The longest input, padded, and all decodes fit into one step.
         let budget = 72 + slots + over;
         let decoder_start_ids = START.map(|token| token.0).to_vec();
-        run(ops, MockConfig { blocks, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget);
+        run(ops, MockConfig { pages, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget);
     }
 }

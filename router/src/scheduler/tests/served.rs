@@ -376,7 +376,7 @@ async fn fewer_blocks_after_a_restart_lower_the_limit() {
     let spec = &many(1, 100)[0];
     let mut submitted = served.submit(spec);
     let first = next_token(&mut submitted).await;
-    served.source.set_blocks(16);
+    served.source.set_pages(16);
     served.source.kill();
     let mut tokens = vec![first];
     tokens.extend(collect(submitted).await.0);

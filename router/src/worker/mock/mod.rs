@@ -11,7 +11,8 @@ use std::time::Duration;
 pub use model::MockModel;
 pub use source::MockSource;
 
-use super::proto::{CONTRACT, CostModel};
+use super::proto::{CONTRACT, CostModel, Prepared};
+use crate::scheduler::Tables;
 
 /// What a mock worker pretends to be.
 #[derive(Clone, Debug)]
@@ -21,8 +22,14 @@ pub struct MockConfig {
     pub eos_ids: Vec<u32>,
     /// About one of so many tokens ends its sequence; 0: none.
     pub eos_one_in: u64,
-    pub blocks: u32,
+    pub pages: u32,
     pub block_size: u32,
+    /// As in `Prepared`. A window is at least 2, and chunked ones go with full tables: what is stored for a position
+    /// depends on the one before it.
+    pub full_tables: u32,
+    pub windowed_tables: u32,
+    pub window: u32,
+    pub chunked: bool,
     pub max_positions: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
@@ -45,14 +52,37 @@ pub enum Verify {
     Last,
 }
 
+impl MockConfig {
+    pub fn prepared(&self) -> Prepared {
+        Prepared {
+            pages: self.pages,
+            cost: Some(self.cost),
+            cache_bytes: u64::from(self.pages) * u64::from(self.block_size),
+            free_bytes: 1 << 30,
+            full_tables: self.full_tables,
+            windowed_tables: self.windowed_tables,
+            window: self.window,
+            chunked: self.chunked,
+        }
+    }
+
+    pub(crate) fn tables(&self) -> Tables {
+        Tables::of(&self.prepared(), self.block_size)
+    }
+}
+
 impl Default for MockConfig {
     fn default() -> Self {
         Self {
             vocab_size: 1000,
             eos_ids: vec![2],
             eos_one_in: 0,
-            blocks: 256,
+            pages: 256,
             block_size: 16,
+            full_tables: 1,
+            windowed_tables: 0,
+            window: 0,
+            chunked: false,
             max_positions: 4096,
             decoder_start_ids: Vec::new(),
             world_size: 1,

@@ -1,6 +1,6 @@
 //! Executes plans as a model would, with a hash in the place of keys and values: what is stored for a
 //! position depends on its token and on what is stored for the position before it, found through the block
-//! table. What is sampled depends on what is stored for the last position. So a block that is wrong, stale,
+//! tables. What is sampled depends on what is stored for the last position. So a block that is wrong, stale,
 //! shared too early or written twice changes the tokens, and mostly is noticed at once. What is stored for a
 //! token that an encoder reads depends on all that it reads.
 
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::proto::{RowError, RowFlag, StepPlan, StepResult};
 use super::{MockConfig, Verify};
 use crate::ids::TokenId;
-use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
+use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec, Tables};
 
 /// One per incarnation of a mock worker; also used without a worker, as the far side of the scheduler's core.
 pub struct MockModel {
@@ -18,9 +18,10 @@ pub struct MockModel {
     max_step_tokens: u32,
     number: u64,
     digest: crc32fast::Hasher,
-    /// What is stored, `block_size` for each block.
+    tables: Tables,
+    /// What is stored, `block_size` for each page.
     kv: Vec<Option<Stored>>,
-    /// In how many slots' tables each block is.
+    /// In how many slots' tables each page is.
     holders: Vec<u32>,
     slots: Vec<Option<Slot>>,
     /// All tokens fed in the last plan.
@@ -36,7 +37,8 @@ struct Stored {
 }
 
 struct Slot {
-    table: Vec<u32>,
+    /// Of each block, its page in each table.
+    pages: Vec<u32>,
     encoder: Encoder,
     /// Positions that it has, fed or found in filled blocks.
     len: u32,
@@ -72,6 +74,9 @@ struct Encoder {
     positions: u32,
 }
 
+/// In the place of a page behind the window.
+const NO_PAGE: u32 = u32::MAX;
+
 const ROOT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// splitmix64's finalizer (Steele, Lea, Flood 2014), over a running value.
@@ -100,8 +105,9 @@ macro_rules! require {
 impl MockModel {
     pub fn new(config: MockConfig, max_slots: u32, max_step_tokens: u32) -> Self {
         Self {
-            kv: vec![None; config.blocks as usize * config.block_size as usize],
-            holders: vec![0; config.blocks as usize],
+            tables: config.tables(),
+            kv: vec![None; config.pages as usize * config.block_size as usize],
+            holders: vec![0; config.pages as usize],
             slots: (0..max_slots).map(|_| None).collect(),
             config,
             max_slots,
@@ -181,7 +187,7 @@ impl MockModel {
         for slot in u32s(&plan.released) {
             let held = self.slots.get_mut(slot as usize).and_then(Option::take);
             let held = held.ok_or_else(|| format!("slot {slot} is released and was not in use"))?;
-            self.let_go(&held.table);
+            self.let_go(&held.pages);
         }
         let rows = Rows::read(plan)?;
         require!(rows.slots.len() <= self.max_slots as usize, "{} rows", rows.slots.len());
@@ -220,8 +226,8 @@ impl MockModel {
         let digest = &mut self.digest;
         digest.update(&plan.number.to_le_bytes());
         let StepPlan { released, slots, flags, positions, counts, tokens, .. } = plan;
-        let StepPlan { new_block_counts, new_blocks, prompt_targets, .. } = plan;
-        for column in [released, slots, flags, positions, counts, tokens, new_block_counts, new_blocks] {
+        let StepPlan { new_block_counts, new_pages, prompt_targets, .. } = plan;
+        for column in [released, slots, flags, positions, counts, tokens, new_block_counts, new_pages] {
             digest.update(column);
         }
         digest.update(prompt_targets);
@@ -258,7 +264,7 @@ impl MockModel {
         require!(count >= 1, "row {at} feeds nothing");
         if flag(RowFlag::Start) {
             if let Some(old) = self.slots[slot as usize].take() {
-                self.let_go(&old.table);
+                self.let_go(&old.pages);
             }
             self.slots[slot as usize] = Some(cursor.start(rows, &self.config)?);
         }
@@ -266,11 +272,21 @@ impl MockModel {
             .take()
             .ok_or_else(|| format!("row {at}: slot {slot} was not started"))?;
 
-        for block in cursor.new_blocks(rows, at)? {
-            require!(block < self.config.blocks, "row {at}: block {block} of {}", self.config.blocks);
-            require!(!state.table.contains(&block), "row {at}: block {block} is twice in its table");
-            self.holders[block as usize] += 1;
-            state.table.push(block);
+        self.forget(&mut state, position);
+        for page in cursor.new_pages(rows, at, self.tables.count())? {
+            let (block, table) = self.place(state.pages.len());
+            if page == NO_PAGE {
+                let is_behind = table >= self.tables.full && block < self.tables.first_read(position);
+                require!(
+                    is_behind,
+                    "row {at}: block {block} has no page in table {table}, and {position} reads it"
+                );
+            } else {
+                require!(page < self.config.pages, "row {at}: page {page} of {}", self.config.pages);
+                require!(!state.pages.contains(&page), "row {at}: page {page} is twice in its tables");
+                self.holders[page as usize] += 1;
+            }
+            state.pages.push(page);
         }
         let fed: Vec<u32> = if flag(RowFlag::Continue) {
             require!(count == 1, "row {at} continues with {count} tokens");
@@ -284,9 +300,13 @@ impl MockModel {
         let end = position + count;
         require!(end <= self.config.max_positions, "row {at} reaches position {end}");
         let size = self.config.block_size;
-        require!(state.table.len() as u32 * size >= end, "row {at}: its table does not reach {end}");
+        let blocks = state.pages.len() as u32 / self.tables.count();
+        require!(blocks * size >= end, "row {at}: its tables do not reach {end}");
         if flag(RowFlag::Start) {
-            let shared = (0..position).all(|before| self.stored(&state.table, before).is_some());
+            let mut read = self.each_table().flat_map(|table| {
+                (self.first_visible(table, position)..position).map(move |before| (table, before))
+            });
+            let shared = read.all(|(table, before)| self.stored(&state.pages, table, before).is_some());
             require!(shared, "row {at} starts at {position}, and not all before it is there");
             require!(position % size == 0, "row {at} starts in the middle of a block");
         } else {
@@ -302,7 +322,7 @@ impl MockModel {
         }
         let mut chain = match position.checked_sub(1) {
             None => ROOT,
-            Some(before) => match self.stored(&state.table, before) {
+            Some(before) => match self.stored(&state.pages, 0, before) {
                 Some(stored) => stored.chain,
                 None => return Err(format!("row {at}: position {before} is empty")),
             },
@@ -310,14 +330,17 @@ impl MockModel {
         let read = read(fed.iter().copied().take(encoder.tokens as usize));
         for (&token, position) in fed.iter().zip(position..) {
             require!(token < self.config.vocab_size, "row {at} feeds token {token}");
-            let block = state.table[(position / size) as usize];
-            let holders = self.holders[block as usize];
-            require!(holders == 1, "row {at} writes block {block}, which {holders} slots hold");
             chain = match position < encoder.positions {
                 true => mix(read, u64::from(position)),
                 false => extend(chain, token, position),
             };
-            self.kv[(block * size + position % size) as usize] = Some(Stored { token, position, chain });
+            let from = (position / size * self.tables.count()) as usize;
+            for &page in &state.pages[from..][..self.tables.count() as usize] {
+                require!(page != NO_PAGE, "row {at} writes {position}, which has no page");
+                let holders = self.holders[page as usize];
+                require!(holders == 1, "row {at} writes page {page}, which {holders} slots hold");
+                self.kv[(page * size + position % size) as usize] = Some(Stored { token, position, chain });
+            }
         }
         self.fed.extend_from_slice(&fed);
         state.len = end;
@@ -336,18 +359,9 @@ impl MockModel {
         let slot = rows.slots[at] as usize;
         let mut state = self.slots[slot].take().expect("written before");
         if self.config.verify == Verify::All {
-            let Encoder { tokens, positions } = state.encoder;
-            let read = read((0..tokens).filter_map(|p| self.stored(&state.table, p)).map(|s| s.token));
-            let mut chain = ROOT;
-            for position in 0..state.len {
-                let stored = self.stored(&state.table, position);
-                let stored =
-                    stored.ok_or_else(|| format!("row {at}: position {position} was overwritten"))?;
-                chain = match position < positions {
-                    true => mix(read, u64::from(position)),
-                    false => extend(chain, stored.token, position),
-                };
-                require!(chain == stored.chain, "row {at}: position {position} follows another sequence");
+            for table in self.each_table() {
+                self.check_visible(&state, table, rows.positions[at])
+                    .map_err(|why| format!("row {at}: {why}"))?;
             }
         }
         if rows.flags[at] & RowFlag::PromptLogprobs as u8 != 0 {
@@ -356,7 +370,7 @@ impl MockModel {
             let targets = targets.ok_or("prompt_targets is too short")?;
             *targets_read += count;
             for (&target, position) in targets.iter().zip(from..) {
-                let chain = self.stored(&state.table, position).map_or(0, |stored| stored.chain);
+                let chain = self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain);
                 let known = target != u32::MAX;
                 columns.prompt_logprobs.push(if known { prompt_logprob(chain, target) } else { f32::NAN });
                 for (token, logprob) in (0..state.top_tokens).map(|n| alternative(&self.config, chain, n)) {
@@ -366,7 +380,7 @@ impl MockModel {
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
-            let chain = self.stored(&state.table, state.len - 1).map_or(0, |stored| stored.chain);
+            let chain = self.stored(&state.pages, 0, state.len - 1).map_or(0, |stored| stored.chain);
             if let Some((history, _)) = &state.key.history {
                 let (has, needs) = (history.len(), state.len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
@@ -385,17 +399,77 @@ impl MockModel {
         Ok(())
     }
 
-    fn let_go(&mut self, table: &[u32]) {
-        for &block in table {
-            self.holders[block as usize] -= 1;
+    fn let_go(&mut self, pages: &[u32]) {
+        for &page in pages.iter().filter(|page| **page != NO_PAGE) {
+            self.holders[page as usize] -= 1;
         }
     }
 
-    /// What is stored for a position, if it is what should be there.
-    fn stored(&self, table: &[u32], position: u32) -> Option<Stored> {
+    /// What no token from `position` on reads may be another's by now.
+    fn forget(&mut self, state: &mut Slot, position: u32) {
+        let first = self.tables.first_read(position);
+        for at in 0..state.pages.len() {
+            let (block, table) = self.place(at);
+            if table >= self.tables.full && block < first && state.pages[at] != NO_PAGE {
+                self.holders[state.pages[at] as usize] -= 1;
+                state.pages[at] = NO_PAGE;
+            }
+        }
+    }
+
+    /// Block and table of an entry of a slot's pages.
+    fn place(&self, at: usize) -> (u32, u32) {
+        (at as u32 / self.tables.count(), at as u32 % self.tables.count())
+    }
+
+    fn each_table(&self) -> std::ops::Range<u32> {
+        0..self.tables.count()
+    }
+
+    /// The first position that the token at `position` sees in a table.
+    fn first_visible(&self, table: u32, position: u32) -> u32 {
+        let window = self.tables.window;
+        match table < self.tables.full {
+            true => 0,
+            false if self.tables.chunked => position / window * window,
+            false => (position + 1).saturating_sub(window),
+        }
+    }
+
+    /// All that a row which begins at `position` sees in a table is its sequence's.
+    fn check_visible(&self, state: &Slot, table: u32, position: u32) -> Result<(), String> {
+        let Encoder { tokens, positions } = state.encoder;
+        let read = read((0..tokens).filter_map(|p| self.stored(&state.pages, table, p)).map(|s| s.token));
+        let mut before = Some(ROOT);
+        let first = self.first_visible(table, position);
+        if first > 0 {
+            before = None;
+        }
+        for position in first..state.len {
+            let stored = self.stored(&state.pages, table, position);
+            let stored =
+                stored.ok_or_else(|| format!("position {position} was overwritten in table {table}"))?;
+            let chain = match (position < positions, before) {
+                (true, _) => mix(read, u64::from(position)),
+                (false, Some(chain)) => extend(chain, stored.token, position),
+                // What comes before is behind the window; a full table tells.
+                (false, None) if self.tables.full > 0 => {
+                    self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain)
+                }
+                (false, None) => stored.chain,
+            };
+            require!(chain == stored.chain, "position {position} follows another sequence in table {table}");
+            before = Some(chain);
+        }
+        Ok(())
+    }
+
+    /// What is stored for a position in a table, if it is what should be there.
+    fn stored(&self, pages: &[u32], table: u32, position: u32) -> Option<Stored> {
         let size = self.config.block_size;
-        let block = *table.get((position / size) as usize)?;
-        self.kv[(block * size + position % size) as usize].filter(|stored| stored.position == position)
+        let page = *pages.get((position / size * self.tables.count() + table) as usize)?;
+        let at = (page != NO_PAGE).then_some(page * size + position % size)?;
+        self.kv[at as usize].filter(|stored| stored.position == position)
     }
 }
 
@@ -474,7 +548,7 @@ struct Rows {
     counts: Vec<u32>,
     tokens: Vec<u32>,
     new_block_counts: Vec<u32>,
-    new_blocks: Vec<u32>,
+    new_pages: Vec<u32>,
     prompt_targets: Vec<u32>,
     starts: StartRows,
 }
@@ -507,7 +581,7 @@ impl Rows {
             counts: u32s(&plan.counts),
             tokens: u32s(&plan.tokens),
             new_block_counts: u32s(&plan.new_block_counts),
-            new_blocks: u32s(&plan.new_blocks),
+            new_pages: u32s(&plan.new_pages),
             prompt_targets: u32s(&plan.prompt_targets),
             starts: plan.starts.as_ref().map_or(Ok(StartRows::default()), StartRows::read)?,
         };
@@ -567,7 +641,7 @@ impl StartRows {
 #[derive(Default)]
 struct Cursor {
     tokens_read: usize,
-    blocks_read: usize,
+    pages_read: usize,
     starts_read: usize,
     history_read: usize,
     biases_read: usize,
@@ -582,13 +656,10 @@ impl Cursor {
         rows.tokens.get(from..self.tokens_read).ok_or("the tokens are too few".into())
     }
 
-    fn new_blocks(&mut self, rows: &Rows, at: usize) -> Result<Vec<u32>, String> {
-        let from = self.blocks_read;
-        self.blocks_read += rows.new_block_counts[at] as usize;
-        rows.new_blocks
-            .get(from..self.blocks_read)
-            .map(<[u32]>::to_vec)
-            .ok_or("the blocks are too few".into())
+    fn new_pages(&mut self, rows: &Rows, at: usize, tables: u32) -> Result<Vec<u32>, String> {
+        let from = self.pages_read;
+        self.pages_read += (rows.new_block_counts[at] * tables) as usize;
+        rows.new_pages.get(from..self.pages_read).map(<[u32]>::to_vec).ok_or("the pages are too few".into())
     }
 
     fn start(&mut self, rows: &Rows, config: &MockConfig) -> Result<Slot, String> {
@@ -609,7 +680,7 @@ impl Cursor {
         let reads = !config.decoder_start_ids.is_empty();
         require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
         Ok(Slot {
-            table: Vec::new(),
+            pages: Vec::new(),
             encoder: Encoder::new(encoder, config.block_size),
             len: 0,
             sampled: None,
@@ -630,7 +701,7 @@ impl Cursor {
     fn check_all_read(&self, rows: &Rows) -> Result<(), String> {
         let read = [
             self.tokens_read,
-            self.blocks_read,
+            self.pages_read,
             self.starts_read,
             self.history_read,
             self.biases_read,
@@ -639,7 +710,7 @@ impl Cursor {
         let starts = &rows.starts;
         let there = [
             rows.tokens.len(),
-            rows.new_blocks.len(),
+            rows.new_pages.len(),
             starts.seeds.len(),
             starts.history.len(),
             starts.biases.len(),

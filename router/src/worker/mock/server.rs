@@ -150,13 +150,7 @@ impl Worker for Calls {
         if !matches!(before, Ok(None)) {
             return Err(Status::failed_precondition("prepared already"));
         }
-        let config = &self.birth.config;
-        Ok(Response::new(Prepared {
-            blocks: config.blocks,
-            cost: Some(config.cost),
-            cache_bytes: u64::from(config.blocks) * u64::from(config.block_size),
-            free_bytes: 1 << 30,
-        }))
+        Ok(Response::new(self.birth.config.prepared()))
     }
 
     async fn run(&self, request: Request<Streaming<StepPlan>>) -> Result<Response<Self::RunStream>, Status> {

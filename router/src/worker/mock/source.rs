@@ -67,9 +67,9 @@ impl MockSource {
         self.state().workers.iter().for_each(Running::freeze);
     }
 
-    /// Workers started from now on have so many blocks.
-    pub fn set_blocks(&self, blocks: u32) {
-        self.state().config.blocks = blocks;
+    /// Workers started from now on have so many pages.
+    pub fn set_pages(&self, pages: u32) {
+        self.state().config.pages = pages;
     }
 
     /// Holds back new workers until `release`.

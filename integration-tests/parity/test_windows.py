@@ -1,0 +1,60 @@
+"""Sequences far longer than their window, in a KV cache that could not hold them whole.
+
+Real `penstock`, models made on the spot: layers that all have a window, and layers of both kinds.
+"""
+
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from families import FAMILIES
+from models import make
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import wire
+from checkpoints import SHIPPED
+from launched import Launched
+
+STEMS = ("The river", "A gate", "Our turbine", "Some water", "The valley", "An old dam")
+BLOCK, TOTAL, NEW = 16, 480, 400
+
+
+def folder_of(path: Path, family: str) -> Path:
+    folder = make(path, {**FAMILIES[family], "vocab_size": 4096, "max_position_embeddings": 512})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+    return folder
+
+
+def text(address: wire.Address, prompt: str) -> str:
+    """Greedy, of a completion that does not end early."""
+    body = {"model": "tgi", "prompt": prompt, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    reply = wire.post(address, "/v1/completions", body)
+    assert reply.status == 200, reply.text
+    answer = reply.json()
+    assert answer["usage"]["completion_tokens"] == NEW
+    return str(answer["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("family", ["Mistral, sliding window", "Gemma 2", "Gemma 3"])
+def test_long_sequences_share_a_small_cache(family: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", family)
+    limits = ("--max-total-tokens", str(TOTAL), "--max-batch-prefill-tokens", "64", "--dtype", "float32")
+    run = ("--model-id", str(folder), *limits)
+    with Launched(tmp_path / "roomy", *run) as launched:
+        launched.wait_ready()
+        alone = [text(launched.address, stem) for stem in STEMS]
+    # Of six sequences one would fit whole.
+    with Launched(tmp_path / "small", *run, "--max-batch-total-tokens", str(TOTAL)) as launched:
+        address = launched.wait_ready().address
+        with ThreadPoolExecutor(len(STEMS)) as pool:
+            together = list(pool.map(lambda stem: text(address, stem), STEMS))
+        again = text(address, STEMS[0])
+        info = wire.get(address, "/info").json()
+    assert together == alone
+    assert again == alone[0]
+    assert info["kv_blocks"] * BLOCK == TOTAL
+    assert info["kv_blocks_used"] == 0, "every page came back"
