@@ -1,6 +1,7 @@
 """Encoder-decoders, served: texts are those of `generate`, alone and in a crowd, streamed, and across a crash.
 
-A T5 with a tokenizer of pieces and a BART with one of bytes, small and with random weights, made on the spot.
+T5s with a tokenizer of pieces and BARTs with one of bytes, small and with random weights, made on the spot. One of
+each is tried always, the rest of their families with the long tail.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -40,29 +45,46 @@ TEXTS = [
 TOKENS = 60
 
 
-def t5(folder: Path) -> Any:
-    """As T5 1.1 and Flan-T5 are: gated, with a head of its own."""
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+
+def t5(folder: Path, config: Any = T5Config, kind: Any = T5ForConditionalGeneration, **choices: Any) -> Any:
+    """With a head of its own where `choices` say so."""
     small_tokenizers.t5(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    choices: dict[str, Any] = {
+    choices = {
         "vocab_size": len(tokenizer),
         "d_model": WIDTH,
         "d_kv": 16,
         "d_ff": 96,
         "num_layers": 2,
         "num_heads": 4,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
         "decoder_start_token_id": 0,
+        **choices,
     }
     torch.manual_seed(0)
-    model = T5ForConditionalGeneration(T5Config(**choices))
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(len(tokenizer), WIDTH))
+    model = kind(config(**choices))
+    with torch.no_grad():
+        if choices.get("tie_word_embeddings", True):
+            model.shared.weight.mul_(0.05)  # what is said depends on more than what was said last
+        else:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(len(tokenizer), WIDTH))
     return model
 
 
-def bart(folder: Path) -> Any:
+def mt5(folder: Path) -> Any:
+    return t5(folder, MT5Config, MT5ForConditionalGeneration, **GATED)
+
+
+def flan_t5(folder: Path) -> Any:
+    """T5 1.1 is the same."""
+    return t5(folder, **GATED)
+
+
+def bart(
+    folder: Path, config: Any = BartConfig, kind: Any = BartForConditionalGeneration, **choices: Any
+) -> Any:
     """Ends are held down, so that its texts are long."""
     tokenizer = small_tokenizers.byte_level(folder, pre_tokenizers.ByteLevel(add_prefix_space=False))
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -75,7 +97,7 @@ def bart(folder: Path) -> Any:
         **dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), names, strict=True)),
     )
     fast.save_pretrained(folder)
-    choices: dict[str, Any] = {
+    choices = {
         "vocab_size": len(fast),
         "d_model": WIDTH,
         "encoder_layers": 2,
@@ -91,13 +113,21 @@ def bart(folder: Path) -> Any:
         "eos_token_id": fast.eos_token_id,
         "decoder_start_token_id": fast.eos_token_id,
         "forced_eos_token_id": None,
+        **choices,
     }
     torch.manual_seed(0)
-    model = BartForConditionalGeneration(BartConfig(**choices))
+    model = kind(config(**choices))
     with torch.no_grad():
         model.final_logits_bias[0, fast.all_special_ids] = -1000.0
     model.generation_config.forced_bos_token_id = fast.bos_token_id
     return model
+
+
+def mbart(folder: Path) -> Any:
+    return bart(folder, MBartConfig, MBartForConditionalGeneration, scale_embedding=True)
+
+
+FAMILIES = [flan_t5, bart, *(pytest.param(rest, marks=pytest.mark.tail) for rest in (t5, mt5, mbart))]
 
 
 @dataclass
@@ -124,7 +154,7 @@ class Served:
         return ids[begun:], said
 
 
-@pytest.fixture(scope="module", params=[t5, bart])
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("encoder-decoder")
     folder = root / "model"
@@ -213,7 +243,7 @@ def test_what_does_not_fit_is_refused_by_name(served: Served) -> None:
         return str(reply.json()["error"])
 
     longest = wire.get(served.address, "/info").json()["max_input_tokens"]
-    if served.model.config.model_type == "t5":
+    if "t5" in served.model.config.model_type:
         assert longest == 4095
         assert "must be <= 4096" in refused("x1 " * longest, 1)
         return

@@ -8,10 +8,19 @@ from penstock.models.architectures import RECIPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
-COLUMNS = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2", "greedy text")
+COLUMNS = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2", "PP=2", "greedy text")
+
+# Family to column of the table to what is written there: filled by the tests.
+seen: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
 
 
-def written(seen: dict[str, dict[str, str]]) -> str:
+def saw(family: str, column: str, what: str) -> None:
+    """A test saw this of a family, beside what was seen before."""
+    before = seen[family].get(column)
+    seen[family][column] = what if before is None else f"{before}, {what}"
+
+
+def written() -> str:
     """The page with this table in it."""
     page = PAGE.read_text()
     lines = [

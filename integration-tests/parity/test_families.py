@@ -2,7 +2,6 @@
 not depend on who else is in the batch. What was seen is the table of docs/models.md.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ import pytest
 import torch
 from families import FAMILIES
 from models import LENGTH, Reference, ids, make
-from page import PAGE, written
+from page import saw
 from ranks import Ranks
 from torch import Tensor
 
@@ -22,9 +21,6 @@ GREEDY_TOKENS = 24
 
 # The models are so small that a second thread costs more than it does.
 torch.set_num_threads(1)
-
-# Family to column of the table to what is written there.
-seen: dict[str, dict[str, str]] = {}
 
 
 class Steps(Protocol):
@@ -58,7 +54,6 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
     vocabulary = config["vocab_size"]
     sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
     reference = Reference(folder, sequences)
-    found = seen.setdefault(family, {})
     for short, dtype in DTYPES.items():
         driver = Driver(folder, dtype, **LIMITS)
         driver.forgets = True
@@ -69,10 +64,10 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
         prefix_hit(driver, reference, sequences, dtype)
         in_pieces(pair.driver(folder, dtype, **LIMITS), reference, sequences, dtype)
         for mode in MODES:
-            found[mode] = f"{found[mode]}, {short}" if mode in found else short
+            saw(family, mode, short)
     greedy(Driver(folder, torch.float32, **LIMITS), vocabulary)
     greedy(Driver(folder, torch.bfloat16, deterministic=True, **LIMITS), vocabulary)
-    found["greedy text"] = "fp32, bf16"
+    saw(family, "greedy text", "fp32, bf16")
 
 
 def prefill(driver: Any, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
@@ -175,12 +170,3 @@ def greedy(driver: Any, vocabulary: int) -> None:
     driver.begin()
     (warm,) = generate([7], cached=48)
     assert warm == cold, "the text depends on what was cached"
-
-
-def test_the_page_says_what_was_seen() -> None:
-    if len(seen) < len(FAMILIES) or any("greedy text" not in found for found in seen.values()):
-        pytest.skip("not every family was run, or one failed")
-    text = written(seen)
-    if os.environ.get("PENSTOCK_WRITE_DOCS"):
-        PAGE.write_text(text)
-    assert PAGE.read_text() == text, "PENSTOCK_WRITE_DOCS=1 writes docs/models.md anew"
