@@ -34,8 +34,12 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The models of the tests that run: made before ranks meet, since transformers reads and saves nothing in a
     process that is not rank 0.
     """
-    tests = [item for item in request.session.items if item.path == request.path]
-    named = [getattr(item, "callspec").params["family"] for item in tests if hasattr(item, "callspec")]
+    tests = [test for test in request.session.items if test.path == request.path]
+    named = [
+        str(test.callspec.params["family"])
+        for test in tests
+        if isinstance(test, pytest.Function) and hasattr(test, "callspec")
+    ]
     found = {}
     for family in dict.fromkeys(named):
         folder = make(tmp_path_factory.mktemp("family"), FAMILIES[family])
