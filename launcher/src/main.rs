@@ -195,15 +195,15 @@ async fn serve(
 }
 
 fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> {
-    // Workers on one machine share its cores; a single one counts them itself.
+    // Workers on one machine share its cores, or what a control group (`docker run --cpus`) leaves of them.
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-    let share = (world_size > 1).then_some((cores / world_size).max(1));
+    let share = (cores / world_size).max(1);
     let mut arguments: Vec<OsString> = vec!["--model-dir".into(), model.folder.clone().into()];
     let optional = [
         ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
         ("--model-impl", cli.worker.model_impl.map(|wanted| wanted.name().to_owned())),
         ("--device", cli.worker.device.clone()),
-        ("--threads", cli.worker.worker_threads.or(share).map(|threads| threads.to_string())),
+        ("--threads", Some(cli.worker.worker_threads.unwrap_or(share).to_string())),
         ("--otlp-endpoint", cli.router.otlp_endpoint.clone()),
         (
             "--otlp-service-name",

@@ -2,12 +2,11 @@
 
 Called by recipes, which say which tensors they want, in which shape, and which part of them. `load` has a recipe
 ask twice: first for nothing but shapes, which finds every contradiction before a byte is read, and then for the
-numbers. Files are mapped; what was copied out of them is let go of, so that memory holds one copy.
+numbers. What lies in one piece is read to where it stays. The rest is copied out of the mapped file, which is then let
+go of, so that memory holds one copy.
 """
 
-import ctypes
 import math
-import mmap
 import os
 import re
 import threading
@@ -26,6 +25,7 @@ from torch import Tensor
 from penstock import pickled
 from penstock.errors import UnusableModel
 from penstock.kv_cache import device_room
+from penstock.memory import ask_for_huge_pages, let_go
 from penstock.model_files import (
     Stored,
     catalogue,
@@ -59,8 +59,6 @@ QUIET_SECONDS = 3.0
 COPIERS = 4
 
 M = TypeVar("M")
-C_LIBRARY = ctypes.CDLL(None, use_errno=True)
-MADV_DONTNEED = 4
 
 
 def load(
@@ -103,6 +101,7 @@ class Checkpoint:
         """Of all that `new` and `tensor` gave."""
         self._files = weight_files(folder, trusted)
         self._maps: dict[str, Tensor] = {}
+        self._open: dict[str, int] = {}  # descriptors
         self._mapped: dict[str, tuple[int, int]] = {}  # addresses
         self._pickled: dict[str, Tensor] = {}
         self._stored = self._read_pickles() if self._files.pickled else catalogue(folder, self._files)
@@ -126,6 +125,9 @@ class Checkpoint:
     ) -> None:
         self._maps.clear()
         self._pickled.clear()
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
 
     @contextmanager
     def reading(self, device: torch.device, tells: bool) -> Iterator[None]:
@@ -182,6 +184,7 @@ class Checkpoint:
     def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Memory on the device for what `fill` reads, which may be several tensors in one."""
         made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        ask_for_huge_pages(made)
         self.bytes_made += made.nbytes
         return made
 
@@ -289,7 +292,7 @@ class Checkpoint:
         if file not in self._maps:
             path = self.folder / file
             mapped = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-            self._maps[file] = mapped
+            self._maps[file], self._open[file] = mapped, os.open(path, os.O_RDONLY)
             self._mapped[file] = (mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes)
         return self._maps[file]
 
@@ -316,27 +319,50 @@ class Checkpoint:
 
     def _take(self, file: str, piece: tuple[Tensor, Tensor]) -> bool:
         """Copies and converts one piece: (memory, what of the file goes there). Whether all numbers are finite."""
-        into, source = piece
+        into, stored = piece
+        source = self._read(file, piece) if file in self._open and stored.is_contiguous() else stored
         if {source.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
-            # By way of float32 it is ten times as fast. Always the same memory: what is taken and given back
-            # between weights that stay leaves holes.
-            floats = getattr(self._own, "floats", None)
-            if floats is None or floats.numel() < source.numel():
-                floats = self._own.floats = torch.empty(source.numel(), dtype=torch.float32)
-            into.copy_(floats[: source.numel()].view(source.shape).copy_(source))
-        else:
+            # By way of float32 it is ten times as fast.
+            floats = self._scratch("floats", source, torch.float32)
+            into.copy_(floats.copy_(source))
+        elif source is not into:
             into.copy_(source)
         finite = not into.dtype.is_floating_point or _is_finite(into)
-        self._let_go(file, source)
+        if source is stored:
+            self._let_go(file, source)
         return finite
 
+    def _read(self, file: str, piece: tuple[Tensor, Tensor]) -> Tensor:
+        """Reads a piece of a file, if it can to where it stays: there are no faults for pages of a mapping then."""
+        into, stored = piece
+        begin, _ = self._mapped[file]
+        at = stored.data_ptr() - begin
+        if not 0 <= at < self._maps[file].nbytes:  # a copy, of what is not aligned
+            return stored
+        there = into.dtype == stored.dtype and into.is_contiguous()
+        read = into if there else self._scratch("read", stored, stored.dtype)
+        left = read.as_strided((read.numel(),), (1,)).view(torch.uint8).numpy().data
+        while left:
+            count = os.preadv(self._open[file], [left], at)
+            if count == 0:
+                raise UnusableModel(f"{self.folder / file} was cut short while it was read")
+            left, at = left[count:], at + count
+        return read
+
+    def _scratch(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory of this thread. Always the same: what is taken and given back between weights that stay leaves holes."""
+        kept = getattr(self._own, name, None)
+        if kept is None or kept.nbytes < like.numel() * dtype.itemsize:
+            kept = torch.empty(like.numel() * dtype.itemsize, dtype=torch.uint8)
+            setattr(self._own, name, kept)
+        return kept[: like.numel() * dtype.itemsize].view(dtype).view(like.shape)
+
     def _let_go(self, file: str, piece: Tensor) -> None:
-        """Takes the pages that a piece was read from out of this process's memory. They stay in the system's."""
+        """Takes the pages that a piece was read from out of this process's memory."""
         lowest, highest = self._mapped.get(file, (0, 0))
         first, length = piece.data_ptr(), piece.stride(0) * len(piece) * piece.element_size()
         if lowest <= first and first + length <= highest:
-            begin = first // mmap.PAGESIZE * mmap.PAGESIZE
-            C_LIBRARY.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(first + length - begin), MADV_DONTNEED)
+            let_go(first, first + length)
 
     def _note_not_finite(self, name: str, source: Tensor) -> None:
         shown = f"{name} ({self._stored[name].file})"

@@ -1,6 +1,7 @@
 """Checkpoints that are broken, hostile or of a family that is not served: one line that names what is wrong."""
 
 import json
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import checkpoints
+from penstock import weights
 from penstock.checks import check_folder
 from penstock.engine import Engine
 from penstock.errors import UnusableModel
@@ -57,6 +60,21 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
     for size in (len(whole) - 1, len(whole) // 2, 100, 8, 3, 0):
         path.write_bytes(whole[:size])
         assert refusal(folder).startswith("model.safetensors: not a sound safetensors file")
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path: Path) -> None:
+    names, path = ("first", "second"), tmp_path / "model.safetensors"
+    save_file({name: torch.ones(300, 300) for name in names}, path)
+
+    def build(checkpoint: Checkpoint) -> None:
+        for name in names:
+            checkpoint.tensor(name, (300, 300))
+            if checkpoint.device == CPU:
+                os.truncate(path, path.stat().st_size // 2)
+        checkpoint.check_all_used(re.compile(""))
+
+    with pytest.raises(UnusableModel, match=r"model\.safetensors was cut short while it was read"):
+        weights.load(tmp_path, torch.float32, CPU, build)
 
 
 def test_a_huge_header_is_refused_before_it_is_read(folder: Path) -> None:
