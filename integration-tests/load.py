@@ -108,13 +108,26 @@ def _read_completion(answer: Answer, data: dict[str, Any]) -> None:
         answer.prompt_tokens = data["usage"]["prompt_tokens"]
 
 
-def ask_all(address: wire.Address, requests: Sequence[Ask]) -> list[Answer]:
-    """All at once, each from its own connection."""
+def once(action: Callable[[], None]) -> Callable[[], None]:
+    """Does it when it is called first, by whichever thread."""
+    lock = threading.Lock()
+
+    def first() -> None:
+        if lock.acquire(blocking=False):
+            action()
+
+    return first
+
+
+def ask_all(
+    address: wire.Address, requests: Sequence[Ask], seen: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """All at once, each from its own connection; `seen` as in `ask`."""
     answers: list[Answer | BaseException | None] = [None] * len(requests)
 
     def run(number: int) -> None:
         try:
-            answers[number] = ask(address, requests[number])
+            answers[number] = ask(address, requests[number], seen)
         except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
             answers[number] = error
 

@@ -7,7 +7,6 @@ each is tried always, the rest of their families with the long tail.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from transformers import (
 import small_tokenizers
 import wire
 from launched import Launched
-from load import Ask, ask, ask_all, generate
+from load import Ask, ask, ask_all, generate, once
 
 WIDTH = 64
 # Tied tables with random weights say the same word for ever.
@@ -210,25 +209,10 @@ def test_streams_go_on_when_the_worker_is_killed(served: Served) -> None:
     undisturbed = [ask(served.address, request) for request in requests]
     assert all(len(answer.pieces) > 40 for answer in undisturbed)
     worker = served.launched.worker()
-    once = threading.Lock()
-
-    def seen() -> None:
-        """The first token of all is the worker's last."""
-        if once.acquire(blocking=False):
-            worker.signal(signal.SIGKILL)
-
-    answers: list[Any] = [None] * len(requests)
-
-    def run(number: int) -> None:
-        answers[number] = ask(served.address, requests[number], seen)
-
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(requests))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(wire.TIMEOUT)
+    # The first token of all is the worker's last.
+    answers = ask_all(served.address, requests, once(lambda: worker.signal(signal.SIGKILL)))
     for one, other in zip(undisturbed, answers, strict=True):
-        assert other is not None and other.error is None and one.same_as(other)
+        assert other.error is None and one.same_as(other)
     assert served.launched.wait_ready().worker().pid != worker.pid
     recovered = [line for line in served.launched.log().splitlines() if "streams go on" in line]
     assert recovered and "sequences=0" not in recovered[-1], recovered

@@ -6,6 +6,7 @@ docs/models-fallback.md.
 
 import os
 import shutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import wire
 from checkpoints import SHIPPED
+from exposition import KV_USED, PREEMPTIONS
 from launched import Launched
+from load import ask, ask_all, complete, once
+from processes import wait_for
 
 # Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
 # and keys, experts.
@@ -168,9 +172,9 @@ def measure(folder: Path, config: dict[str, Any]) -> str | None:
     return None
 
 
-def with_tokenizer(folder: Path) -> Path:
+def with_tokenizer(folder: Path, model_type: str = "apertus") -> Path:
     """A model that no recipe serves, and the tokenizer of the one that ships."""
-    make(folder, {**small_config("apertus"), "vocab_size": 4096})
+    make(folder, {**small_config(model_type), "vocab_size": 4096})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / name, folder / name)
     return folder
@@ -203,3 +207,27 @@ def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
     theirs = model.generate(ids_1T, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     ours = [token["id"] for token in details["tokens"]]
     assert ours == theirs[0, ids_1T.shape[1] :].tolist()
+
+
+# The other has windows, chunks and experts.
+@pytest.mark.parametrize("model_type", ["apertus", "llama4_text"])
+def test_streams_go_on_in_a_small_cache_and_when_the_worker_is_killed(
+    model_type: str, tmp_path: Path
+) -> None:
+    folder, total = with_tokenizer(tmp_path / "model", model_type), 192
+    limits = ("--max-total-tokens", str(total), "--max-batch-total-tokens", str(total))
+    requests = [
+        complete(f"{stem} and a penstock", 150) for stem in ("A river", "The dam", "My gate", "Some water")
+    ]
+    with Launched(tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits) as launched:
+        address = launched.wait_ready().address
+        alone = [ask(address, request) for request in requests]
+        for one, other in zip(alone, ask_all(address, requests), strict=True):
+            assert other.error is None and one.same_as(other)
+        assert launched.metrics().value(PREEMPTIONS) > 0
+        worker = launched.worker()
+        killed = ask_all(address, requests, once(lambda: worker.signal(signal.SIGKILL)))
+        for one, other in zip(alone, killed, strict=True):
+            assert other.error is None and one.same_as(other)
+        assert launched.wait_ready().worker().pid != worker.pid
+        wait_for(lambda: launched.metrics().value(KV_USED) == 0, "every page to come back")
