@@ -1,12 +1,11 @@
 """Decode speed of the worker's engine alone, beside `transformers` `generate` in the same run.
 
-    python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--dtype bfloat16]
+    python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--prompt 32] [--dtype bfloat16]
         [--peers penstock,fallback,deterministic,transformers]
 
 `penstock` is the model's recipe, `fallback` the same engine with the model run by transformers' classes.
 
-No router, no gRPC: plans are made here, the result of every step is packed as for the wire. Prompts have 32
-tokens; decode speed is batch x (tokens - 1) / (time for all tokens - time for one). Needs PYTHONPATH or an
+No router, no gRPC: plans are made here, the result of every step is packed as for the wire. Decode speed is batch x (tokens - 1) / (time for all tokens - time for one). Needs PYTHONPATH or an
 installed penstock. Prints one line per batch: median of the repetitions, and their range.
 """
 
@@ -28,12 +27,10 @@ from penstock.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import keep_memory
 
-PROMPT = 32
+Generate = Callable[[list[list[int]], int], None]
 
 
-def penstock(
-    folder: Path, dtype: torch.dtype, tokens: int, **options: Any
-) -> Callable[[list[list[int]], int], None]:
+def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
     """Generates on an engine with 64 slots."""
     keep_memory()
     config = json.loads((folder / "config.json").read_text())
@@ -42,7 +39,7 @@ def penstock(
     prepared = prepare(
         engine,
         pb.PrepareRequest(
-            max_slots=64, max_step_tokens=2048, max_sequence_tokens=PROMPT + tokens + 16, memory_fraction=0.9
+            max_slots=64, max_step_tokens=8192, max_sequence_tokens=longest + 16, memory_fraction=0.9
         ),
     )
     cost = prepared.cost
@@ -51,6 +48,7 @@ def penstock(
         f" + {cost.per_token_ns / 1e3:.1f} us/token + {cost.per_context_token_ns / 1e3:.3f} us/context token"
     )
     none = np.zeros(0, np.uint32)
+    tables = engine.tables(longest + 16).count
 
     def generate(prompts: list[list[int]], new: int) -> None:
         rows = len(prompts)
@@ -61,7 +59,7 @@ def penstock(
         engine.step(
             Plan(1, none, slots, np.full(rows, START | SAMPLE, np.uint8), np.zeros(rows, np.int64),
                  np.full(rows, length), np.array(prompts, np.uint32).reshape(-1), np.full(rows, each),
-                 np.arange(rows * each, dtype=np.uint32), none, greedy_starts(rows))
+                 np.arange(rows * each * tables, dtype=np.uint32), none, greedy_starts(rows))
         )  # fmt: skip
         flags, ones, zeros = (
             np.full(rows, CONTINUE | SAMPLE, np.uint8),
@@ -77,7 +75,7 @@ def penstock(
     return generate
 
 
-def transformers(folder: Path, dtype: torch.dtype) -> Callable[[list[list[int]], int], None]:
+def transformers(folder: Path, dtype: torch.dtype) -> Generate:
     """`generate` with its default cache."""
     from transformers import AutoModelForCausalLM
 
@@ -98,43 +96,58 @@ def transformers(folder: Path, dtype: torch.dtype) -> Callable[[list[list[int]],
     return generate
 
 
+def peer(name: str, folder: Path, dtype: torch.dtype, longest: int) -> Generate:
+    """One of those that are measured, for sequences of up to so many tokens."""
+    if name == "transformers":
+        return transformers(folder, dtype)
+    if name == "deterministic":
+        return penstock(folder, dtype, longest, deterministic=True)
+    return penstock(folder, dtype, longest, implementation={"fallback": "transformers"}.get(name, name))
+
+
+def measure(
+    generate: Generate, batch: int, prompt: int, tokens: int, vocabulary: int, repetitions: int
+) -> list[float]:
+    """Tokens per second while decoding, of each repetition."""
+    rng = random.Random(0)
+
+    def seconds(new: int) -> float:
+        prompts = [[rng.randrange(3, vocabulary) for _ in range(prompt)] for _ in range(batch)]
+        begin = time.perf_counter()
+        generate(prompts, new)
+        return time.perf_counter() - begin
+
+    seconds(4)
+    rates = []
+    for _ in range(repetitions):
+        one = min(seconds(1) for _ in range(2))
+        rates.append(batch * (tokens - 1) / (seconds(tokens) - one))
+    return rates
+
+
 def main() -> None:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens before those that are generated")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", default="penstock,transformers")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
-    made: dict[str, Callable[[], Callable[[list[list[int]], int], None]]] = {
-        "penstock": lambda: penstock(arguments.model, dtype, arguments.tokens, implementation="penstock"),
-        "fallback": lambda: penstock(arguments.model, dtype, arguments.tokens, implementation="transformers"),
-        "deterministic": lambda: penstock(arguments.model, dtype, arguments.tokens, deterministic=True),
-        "transformers": lambda: transformers(arguments.model, dtype),
+    peers = {
+        name: peer(name, arguments.model, dtype, arguments.prompt + arguments.tokens)
+        for name in arguments.peers.split(",")
     }
-    peers = {name: made[name]() for name in arguments.peers.split(",")}
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
-    rng = random.Random(0)
-
-    def seconds(generate: Callable[[list[list[int]], int], None], batch: int, new: int) -> float:
-        prompts = [[rng.randrange(3, vocabulary) for _ in range(PROMPT)] for _ in range(batch)]
-        begin = time.perf_counter()
-        generate(prompts, new)
-        return time.perf_counter() - begin
-
     for batch in map(int, arguments.batches.split(",")):
         medians = {}
         for name, generate in peers.items():
-            seconds(generate, batch, 4)
-            rates = []
-            for _ in range(arguments.repetitions):
-                one = min(seconds(generate, batch, 1) for _ in range(2))
-                rates.append(
-                    batch * (arguments.tokens - 1) / (seconds(generate, batch, arguments.tokens) - one)
-                )
+            rates = measure(
+                generate, batch, arguments.prompt, arguments.tokens, vocabulary, arguments.repetitions
+            )
             medians[name] = statistics.median(rates)
             print(
                 f"batch {batch:3} {name:13} {medians[name]:9.1f} tok/s  ({min(rates):.1f} .. {max(rates):.1f})"

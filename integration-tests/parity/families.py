@@ -36,6 +36,34 @@ def shaped(architecture: str, model_type: str, **changes: Any) -> dict[str, Any]
     return {name: value for name, value in fields.items() if value is not None or name in NULLS}
 
 
+def with_images(
+    architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]
+) -> dict[str, Any]:
+    """A model that reads images, too, and whose text is that of another."""
+    encoder = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "text_config": {name: value for name, value in text.items() if name != "architectures"},
+        "vision_config": {**encoder, "image_size": 28, "patch_size": 14} | vision,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
+    }
+
+
+def vocabulary_of(config: dict[str, Any]) -> int:
+    """Tokens of the text model."""
+    size: int = config.get("text_config", config)["vocab_size"]
+    return size
+
+
+def with_text(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The configuration with these changes to its text model."""
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], **changes}}
+    return {**config, **changes}
+
+
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -312,4 +340,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
 }
 
-FAMILIES |= OLDER
+# Their order is that of the page.
+FAMILIES |= {
+    "Gemma 3 with images": with_images(
+        "Gemma3ForConditionalGeneration", "gemma3", FAMILIES["Gemma 3"], {"model_type": "siglip_vision_model"}
+    ),
+    "Mistral Small 3.1": with_images(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        FAMILIES["Mistral"],
+        {"model_type": "pixtral", "head_dim": 16},
+    ),
+} | OLDER

@@ -5,6 +5,7 @@ What they answer is compared with transformers on the whole sequence at once.
 
 import json
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,23 @@ def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
     return found
 
 
+def kind_of(config: dict[str, Any]) -> Any:
+    """The class of transformers that makes and reads the model."""
+    transformers: Any = import_module("transformers")
+    if "vision_config" in config:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Writes config.json as it is given, and weights in the layout that transformers saves. Returns the folder."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    causal: Any = AutoModelForCausalLM
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(seed)
     read = AutoConfig.from_pretrained(folder)
-    model = causal.from_config(read, dtype=torch.float32)
+    model = kind_of(config).from_config(read, dtype=torch.float32)
     randomize(model, seed)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
@@ -81,10 +89,9 @@ class Reference:
 
 def logits_of(folder: Path, sequences: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
     """Logits (T, V) in fp32 of transformers for each sequence, computed in `dtype`."""
-    from transformers import AutoModelForCausalLM
-
+    config = json.loads((folder / "config.json").read_text())
     # The eager attention of Falcon adds linear biases twice.
-    attention = "sdpa" if json.loads((folder / "config.json").read_text()).get("alibi") else "eager"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    attention = "sdpa" if config.get("alibi") else "eager"
+    model = kind_of(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     with torch.inference_mode():
         return [model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]

@@ -4,7 +4,7 @@ from typing import Any
 
 ENDS: dict[str, Any] = {"vocab_size": 199, "bos_token_id": 1, "eos_token_id": None}
 
-# Of GPT-2, GPT-BigCode and GPT-J.
+# Of GPT-2, GPT-BigCode, GPT-J and CodeGen.
 GPT: dict[str, Any] = {
     **ENDS,
     "n_embd": 64,
@@ -270,6 +270,35 @@ OLDER: dict[str, dict[str, Any]] = {
         "rotary": True,
         "rotary_dim": 8,
         "tie_word_embeddings": False,
+    },
+    "CodeGen": {
+        **GPT,
+        "architectures": ["CodeGenForCausalLM"],
+        "model_type": "codegen",
+        "n_ctx": 256,
+        "n_head": 8,
+        "rotary_dim": 4,
+        "tie_word_embeddings": False,
+    },
+    "GPT-Neo": {
+        **ENDS,
+        "architectures": ["GPTNeoForCausalLM"],
+        "model_type": "gpt_neo",
+        "activation_function": "gelu_new",
+        "attention_types": [[["global", "local"], 2]],
+        "hidden_size": 64,
+        "intermediate_size": None,
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 256,
+        "num_heads": 4,
+        "num_layers": 4,
+        "window_size": 24,
+    },
+    "GPT": {
+        **{name: value for name, value in GPT.items() if name not in ("n_inner", "activation_function")},
+        "architectures": ["OpenAIGPTLMHeadModel"],
+        "model_type": "openai-gpt",
+        "afn": "gelu",
     },
     "Falcon 7B": FALCON,
     "Falcon 40B": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from page import saw
 from ranks import Ranks
@@ -51,7 +51,7 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
 
     config = FAMILIES[family]
     folder = make(tmp_path, config)
-    vocabulary = config["vocab_size"]
+    vocabulary = vocabulary_of(config)
     sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
     reference = Reference(folder, sequences)
     for short, dtype in DTYPES.items():

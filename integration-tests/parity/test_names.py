@@ -11,8 +11,10 @@ import torch
 from families import FAMILIES
 from models import ids, make
 from ranks import TESTS  # noqa: F401  (where the driver is)
+from transformers import Gemma3TextConfig
 
 from penstock.errors import UnusableModel
+from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
 
 # A family, other names for its tensors, and what such checkpoints hold besides.
@@ -21,6 +23,12 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
     "BLOOM": (lambda name: name.removeprefix("transformer."), ()),
     "GPT-J": (lambda name: name, ("transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias")),
     "OPT": (lambda name: name.removeprefix("model."), ()),
+    "GPT": (lambda name: name.removeprefix("transformer."), ("h.0.attn.bias",)),
+    "CodeGen": (lambda name: name, ("transformer.h.0.attn.causal_mask",)),
+    "GPT-Neo": (
+        lambda name: name,
+        ("transformer.h.0.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias"),
+    ),
     "Falcon 7B": (lambda name: name, ("lm_head.weight",)),
     "Pythia, GPT-NeoX": (
         lambda name: {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_out.weight"}.get(
@@ -54,6 +62,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MPT", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
     ("Phi 3.5 mini, Phi 3 128k", {"partial_rotary_factor": 0.5}, "is not a list of 4 positive numbers"),
     ("Phi 4", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn'; of Phi 3 only longrope"),
+    ("Mistral Small 3.1", {"text_config": {"model_type": "ministral3"}}, "model_type is 'ministral3'"),
+    ("Gemma 3 with images", {"text_config": [1]}, "text_config is not an object"),
+    ("CodeGen", {"n_head": 2}, "n_head is 2, no multiple of 4"),
+    ("GPT-Neo", {"attention_types": [[["global", "local"], 3]]}, "attention_types does not say"),
+    ("GPT-Neo", {"attention_types": 7}, "attention_types does not say"),
     ("OPT", {"activation_function": "mish"}, "unsupported activation_function 'mish'"),
 ]
 
@@ -89,3 +102,28 @@ def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnusableModel, match=message):
         read_config(FAMILIES[family] | changes)
+
+
+def test_what_the_published_gemma_3_leaves_out_is_known() -> None:
+    text: dict[str, Any] = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    read = read_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+    theirs = Gemma3TextConfig(**text)
+    assert isinstance(read, DecoderConfig)
+    assert (read.vocab_size, read.heads, read.kv_heads) == (
+        theirs.vocab_size,
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert (read.head_dim, read.max_positions) == (theirs.head_dim, theirs.max_position_embeddings)
+    assert read.scale == theirs.query_pre_attn_scalar**-0.5 and read.norm.eps == theirs.rms_norm_eps
+    assert [w and w.size for w in read.layer_windows] == [
+        1024 if kind == "sliding_attention" else None for kind in theirs.layer_types or ()
+    ]
+    assert [rope.theta for rope in read.ropes] == [1e6, 1e4] and read.tied_head

@@ -3,12 +3,11 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
-from models import make
+from families import FAMILIES, with_text
+from models import kind_of, make
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -23,9 +22,7 @@ TOKENS = 24
 @pytest.mark.tail
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served(family: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    config = {**FAMILIES[family], "vocab_size": 4096}
+    config = with_text(FAMILIES[family], vocab_size=4096)
     folder = make(tmp_path / "model", config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / name, folder / name)
@@ -38,7 +35,7 @@ def test_a_family_is_served(family: str, tmp_path: Path) -> None:
         details = reply.json()["details"]
         ours = [token["id"] for token in details["tokens"]]
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = kind_of(config).from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([[token["id"] for token in details["prefill"]]])
     theirs = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert ours == theirs[0, ids.shape[1] :].tolist()

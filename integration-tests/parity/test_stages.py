@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, vocabulary_of
 from models import Reference, ids, make
 from page import PAGE, saw
 from ranks import Ranks, RanksDriver
@@ -43,7 +43,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     found = {}
     for family in dict.fromkeys(named):
         folder = make(tmp_path_factory.mktemp("family"), FAMILIES[family])
-        vocabulary = FAMILIES[family]["vocab_size"]
+        vocabulary = vocabulary_of(FAMILIES[family])
         sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
         reference = Reference(folder, sequences)
         assert len(reference.rounded) == len(sequences)  # computed now
@@ -111,6 +111,6 @@ def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], tw
         ragged(driver, reference, sequences, dtype)
         if dtype == torch.float32:
             driver.begin()
-            greedy(driver, FAMILIES[family]["vocab_size"])
+            greedy(driver, vocabulary_of(FAMILIES[family]))
         if shards == 1:
             saw(family, "PP=2", short)

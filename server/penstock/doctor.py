@@ -35,7 +35,7 @@ from penstock.model_files import (
     weight_files,
 )
 from penstock.models import fallback, recipes
-from penstock.models.architectures import RECIPES, architecture_of, architectures
+from penstock.models.architectures import RECIPES, TEXT_ONLY, architecture_of, architectures, reads_images
 from penstock.models.choice import uses_fallback
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
@@ -297,6 +297,8 @@ def architecture(
         return None
     report.context = longest(decoder)
     report.longer_context = isinstance(decoder, DecoderConfig) and decoder.goes_on
+    if reads_images(config):
+        report.warnings.append(TEXT_ONLY)
     try:
         if isinstance(decoder, EncoderDecoderConfig):
             decoder_start_ids(config, read_json(folder, GENERATION), decoder)

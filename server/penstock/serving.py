@@ -21,6 +21,7 @@ from penstock.engine import Engine
 from penstock.engine_thread import EngineThread
 from penstock.errors import LOST_PEER, LostPeer, UnusableModel, one_line
 from penstock.model_files import GENERATION, eos_ids, read_config, read_json
+from penstock.models.architectures import TEXT_ONLY, reads_images
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
 from penstock.models.fallback import Fallback, FallbackConfig
@@ -53,6 +54,8 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
     )
+    if reads_images(config) and arguments.rank == 0:
+        log("WARN", TEXT_ONLY)
     if isinstance(engine.model, Fallback):
         loaded = time.perf_counter()
         self_check.check(engine, engine.model)

@@ -7,6 +7,7 @@ Imports nothing: whoever only has to know whether a model is served need not loa
 RECIPES = {
     "BartForConditionalGeneration": "bart",
     "BloomForCausalLM": "bloom",
+    "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "DbrxForCausalLM": "dbrx",
@@ -16,9 +17,11 @@ RECIPES = {
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTJForCausalLM": "gptj",
+    "GPTNeoForCausalLM": "gpt_neo",
     "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3_vision",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "glm",
@@ -27,12 +30,14 @@ RECIPES = {
     "LlamaForCausalLM": "llama",
     "MBartForConditionalGeneration": "bart",
     "MT5ForConditionalGeneration": "t5",
+    "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
     "OlmoForCausalLM": "olmo",
+    "OpenAIGPTLMHeadModel": "openai_gpt",
     "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
@@ -56,3 +61,11 @@ def architectures(config: dict[str, object]) -> list[str]:
 def architecture_of(config: dict[str, object]) -> str | None:
     """The first architecture that a recipe serves, or None."""
     return next((name for name in architectures(config) if name in RECIPES), None)
+
+
+TEXT_ONLY = "the model reads images, too; only its text is served"
+
+
+def reads_images(config: dict[str, object]) -> bool:
+    """Whether a recipe serves a part of the model."""
+    return "vision_config" in config

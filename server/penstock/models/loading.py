@@ -156,6 +156,15 @@ class Loader:
                 q = [3 * head * size for head in self.heads]
                 k = [(3 * head + 1) * size for head in self.kv_heads]
                 v = [(3 * head + 2) * size for head in self.kv_heads]
+            elif names.qkv_order == "quarters":
+                quarter = heads // 4
+                q, v, k = (
+                    [
+                        (head // quarter * 3 * quarter + at * quarter + head % quarter) * size
+                        for head in self.heads
+                    ]
+                    for at in range(3)
+                )
             else:
                 q = [(head // shared * (shared + 2) + head % shared) * size for head in self.heads]
                 k = [(head * (shared + 2) + shared) * size for head in self.kv_heads]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 # How the rows of one matrix for queries, keys and values are ordered: all queries, then keys, then values; for
-# each head its query, key and value; or for each key head its queries, then its key and value.
-QkvOrder = Literal["stacked", "heads", "groups"]
+# each head its query, key and value; for each key head its queries, then its key and value; or for each quarter of the
+# heads its queries, then values, then keys.
+QkvOrder = Literal["stacked", "heads", "groups", "quarters"]
 
 
 @dataclass(frozen=True)
