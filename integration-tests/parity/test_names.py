@@ -11,9 +11,11 @@ import torch
 from families import FAMILIES
 from models import ids, make
 from ranks import TESTS  # noqa: F401  (where the driver is)
+from safetensors import safe_open
 from transformers import Gemma3TextConfig
 
 from penstock.errors import UnusableModel
+from penstock.models import recipes
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
 
@@ -102,6 +104,19 @@ def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnusableModel, match=message):
         read_config(FAMILIES[family] | changes)
+
+
+def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> None:
+    config = FAMILIES["BLOOM"]
+    folder = make(tmp_path, config)
+    with pytest.raises(UnusableModel) as caught:
+        recipes.load(
+            config | {"hidden_size": 192, "n_embed": 192}, folder, torch.float32, torch.device("cpu")
+        )
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        count = len(file.keys())
+    assert f"contradicts config.json: {count} tensors of another shape: " in str(caught.value)
+    assert str(caught.value).count("h.0.self_attention.query_key_value.weight") == 1
 
 
 def test_what_the_published_gemma_3_leaves_out_is_known() -> None:

@@ -204,13 +204,15 @@ def _with_terms(
     else:
         sequences, queries, mask_S1QL = len(q_THD), 1, group.mask_S11L
     rows = cache_NJD.shape[1]
-    kv_heads = rows if terms.latent else rows // 2
-    kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, rows, size)
-    kv_SJLD = kv_SLJD.to(q_THD.dtype).transpose(1, 2)
-    values_SKLV = kv_SJLD[..., : terms.latent] if terms.latent else kv_SJLD[:, kv_heads:]
-    keys_SKDL = kv_SJLD[:, :kv_heads].transpose(2, 3)
+    matrices = (rows if terms.latent else rows // 2) * sequences
+    # Gathered head by head, as for `_decode`: otherwise each product would copy what it reads, transposed.
+    heads_J1 = torch.arange(rows, device=q_THD.device).unsqueeze(1)
+    heads_JSL = (group.places_SL * rows + heads_J1).view(-1)
+    kv_JSLD = cache_NJD.view(-1, size).index_select(0, heads_JSL).view(-1, group.keys, size).to(q_THD.dtype)
+    values_XLV = kv_JSLD[..., : terms.latent] if terms.latent else kv_JSLD[matrices:]
+    keys_XDL = kv_JSLD[:matrices].transpose(1, 2)
     q_SQHD = q_THD.reshape(sequences, queries, heads, size) * scale
-    a_SQHV = q_THD.new_empty(sequences, queries, heads, values_SKLV.shape[-1])
+    a_SQHV = q_THD.new_empty(sequences, queries, heads, values_XLV.shape[-1])
     at_once = max(SCORES_AT_ONCE // (sequences * heads * group.keys), 1)
     for first in range(0, queries, at_once):
         part = slice(first, first + at_once)
@@ -221,7 +223,7 @@ def _with_terms(
             shape = (len(range(queries)[part]), group.keys)
             later = torch.ones(shape, dtype=torch.bool, device=q_THD.device).triu_(1 + first)
             hidden = torch.zeros(shape, device=q_THD.device).masked_fill_(later, -torch.inf)
-        a_SQHV[:, part] = _attend(q_SQHD[:, part], keys_SKDL, values_SKLV, hidden, terms)
+        a_SQHV[:, part] = _attend(q_SQHD[:, part], keys_XDL, values_XLV, hidden, terms)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
         a_THV = a_THV.index_select(0, group.gather_T)
@@ -229,28 +231,32 @@ def _with_terms(
 
 
 def _attend(
-    q_SQHD: Tensor, keys_SKDL: Tensor, values_SKLV: Tensor, mask: Tensor | None, terms: AttentionTerms
+    q_SQHD: Tensor, keys_XDL: Tensor, values_XLV: Tensor, mask: Tensor | None, terms: AttentionTerms
 ) -> Tensor:
-    """(S, Q, H, V) of scaled queries; the mask (S or 1, 1, Q, L) or (Q, L) is added to the scores."""
+    """(S, Q, H, V) of scaled queries; the mask (S or 1, 1, Q, L) or (Q, L) is added to the scores. X is K S: all
+    sequences of a key head, then those of the next.
+    """
     sequences, queries, heads, size = q_SQHD.shape
-    kv_heads, keys = keys_SKDL.shape[1], keys_SKDL.shape[3]
+    matrices, keys = keys_XDL.shape[0], keys_XDL.shape[2]
+    kv_heads = matrices // sequences
     # The query heads that share a key head are as many queries of it.
     shared = heads // kv_heads
-    q_SKGQD = q_SQHD.view(sequences, queries, kv_heads, shared, size).permute(0, 2, 3, 1, 4)
-    scores_SKXL = q_SKGQD.reshape(sequences, kv_heads, shared * queries, size) @ keys_SKDL
-    long = torch.float64 if scores_SKXL.dtype == torch.float64 else torch.float32
-    scores_SHQL = scores_SKXL.to(long).view(sequences, heads, queries, keys)
+    q_KSGQD = q_SQHD.view(sequences, queries, kv_heads, shared, size).permute(2, 0, 3, 1, 4)
+    scores_XRL = torch.bmm(q_KSGQD.reshape(matrices, shared * queries, size), keys_XDL)
+    long = torch.float64 if scores_XRL.dtype == torch.float64 else torch.float32
+    scores_KSGQL = scores_XRL.to(long).view(kv_heads, sequences, shared, queries, keys)
     if terms.softcap:
-        scores_SHQL = scores_SHQL.div_(terms.softcap).tanh_().mul_(terms.softcap)
+        scores_KSGQL = scores_KSGQL.div_(terms.softcap).tanh_().mul_(terms.softcap)
     if terms.bias_HN is not None:
-        scores_SHQL = scores_SHQL.add_(terms.bias_HN[:, :keys].unsqueeze(1))
+        scores_KSGQL = scores_KSGQL.add_(terms.bias_HN[:, :keys].view(kv_heads, 1, shared, 1, keys))
     if mask is not None:
-        scores_SHQL = scores_SHQL.add_(mask)
+        scores_KSGQL = scores_KSGQL.add_(mask if mask.dim() == 2 else mask.unsqueeze(0))
     if terms.sinks_H is not None:
-        sinks = terms.sinks_H.to(long).view(heads, 1, 1).expand(sequences, heads, queries, 1)
-        weights_SHQL = torch.cat((scores_SHQL, sinks), -1).softmax(-1)[..., :-1]
+        sinks = terms.sinks_H.to(long).view(kv_heads, 1, shared, 1, 1)
+        sinks = sinks.expand(kv_heads, sequences, shared, queries, 1)
+        weights_KSGQL = torch.cat((scores_KSGQL, sinks), -1).softmax(-1)[..., :-1]
     else:
-        weights_SHQL = scores_SHQL.softmax(-1)
-    weights_SKXL = weights_SHQL.to(q_SQHD.dtype).reshape(sequences, kv_heads, shared * queries, keys)
-    a_SKGQV = (weights_SKXL @ values_SKLV).view(sequences, kv_heads, shared, queries, -1)
-    return a_SKGQV.permute(0, 3, 1, 2, 4).reshape(sequences, queries, heads, -1)
+        weights_KSGQL = scores_KSGQL.softmax(-1)
+    weights_XRL = weights_KSGQL.to(q_SQHD.dtype).reshape(matrices, shared * queries, keys)
+    a_KSGQV = torch.bmm(weights_XRL, values_XLV).view(kv_heads, sequences, shared, queries, -1)
+    return a_KSGQV.permute(1, 3, 0, 2, 4).reshape(sequences, queries, heads, -1)

@@ -219,12 +219,16 @@ class Checkpoint:
         it seems.
         """
         extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
+        # One that holds several parts was asked for several times.
+        missing, misshapen, unusable = (
+            list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)
+        )
         wrong = [
             f"{what}: {listed(names)}"
             for names, what in (
-                (self._missing, f"lacks {_tensors(self._missing)}"),
-                (self._misshapen, f"{_tensors(self._misshapen)} of another shape"),
-                (self._unusable, f"{_tensors(self._unusable)} of a dtype that cannot be used"),
+                (missing, f"lacks {_tensors(missing)}"),
+                (misshapen, f"{_tensors(misshapen)} of another shape"),
+                (unusable, f"{_tensors(unusable)} of a dtype that cannot be used"),
                 (extra, f"{_tensors(extra)} without a place in the model"),
             )
             if names
