@@ -41,7 +41,8 @@ $(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
 # Editable: Python is used where it lies, and only a change in Rust or in the page, which is part of the binary,
 # makes this run again.
 $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	MATURIN_PEP517_ARGS="--features as-in-tests" \
+		$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: install
@@ -66,7 +67,10 @@ serve: install ## build, install and serve the model that ships, on port 3000 (A
 # --- Testing ------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint test-rust test-python test-integration test-clients ## lint and run every test
+test: test-rust ## lint and run every test
+	$(MAKE) install
+	$(MAKE) --jobs 2 lint test-beside
+	$(MAKE) test-alone test-clients
 
 .PHONY: lint
 lint: $(VENV)/.requirements ## formatters, linters and type checkers
@@ -77,18 +81,39 @@ lint: $(VENV)/.requirements ## formatters, linters and type checkers
 	$(BIN)/mypy
 	$(BIN)/mypy integration-tests
 
+.PHONY: audit
+audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and sources of all dependencies; fails where it cannot look
+	UV=$(UV) .ci/audit
+
 .PHONY: test-rust
 test-rust: ## tests of router and launcher
 	cargo test --locked --workspace
 
+# What measures time or memory runs after the rest, which has two processes: most of it waits for servers to start.
+PYTEST := $(BIN)/python -m pytest
+BESIDE := -m 'not tail and not alone' --numprocesses 2
+ALONE := -m 'alone and not tail'
+NO_CLIENTS := --ignore integration-tests/test_clients.py
+
+.PHONY: test-beside
+test-beside: install
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile kernels/tests
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile server/tests
+	$(PYTEST) $(BESIDE) --dist loadgroup integration-tests $(NO_CLIENTS)
+
+.PHONY: test-alone
+test-alone: install
+	$(PYTEST) $(ALONE) server/tests
+	$(PYTEST) $(ALONE) integration-tests $(NO_CLIENTS)
+
 .PHONY: test-python
 test-python: install ## tests of worker and kernels
-	$(BIN)/python -m pytest kernels/tests
-	$(BIN)/python -m pytest server/tests
+	$(PYTEST) kernels/tests
+	$(PYTEST) server/tests
 
 .PHONY: test-integration
 test-integration: install ## tests with the real server
-	$(BIN)/python -m pytest integration-tests --ignore integration-tests/test_clients.py
+	$(PYTEST) integration-tests $(NO_CLIENTS)
 
 # Each client library in an environment of its own, as its requirements pin it. Without npm those for Node are
 # left out, and their tests say so.
@@ -111,12 +136,12 @@ CLIENT_ENVIRONMENTS := $(patsubst $(CLIENTS)/%/requirements.txt,.cache/clients/%
 client-environments: $(CLIENT_ENVIRONMENTS)
 
 .PHONY: test-clients
-test-clients: install client-environments ## tests of client libraries, and the examples of docs/clients.md
-	$(BIN)/python -m pytest integration-tests/test_clients.py
+test-clients: install client-environments ## tests of client libraries, and the examples
+	$(PYTEST) integration-tests/test_clients.py
 
 .PHONY: test-all
 test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
-	$(BIN)/python -m pytest integration-tests -m tail
+	$(PYTEST) integration-tests server/tests -m tail
 
 .PHONY: golden
 golden: install client-environments ## record anew what clients send: integration-tests/golden
@@ -130,10 +155,14 @@ test-gpu: install ## the worker's tests on this machine's GPU
 
 .PHONY: bench
 bench: install ## the measurements of benchmarks/RESULTS.md
-	cargo bench --locked --profile dev -p penstock-router --bench scheduler
-	cargo bench --locked --profile dev -p penstock-router --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
-	cargo bench --locked --profile dev -p penstock-router --bench streaming
+	cargo bench --locked -p penstock-core --bench scheduler
+	cargo bench --locked -p penstock-core --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
+	cargo bench --locked -p penstock-router --bench streaming
 	for script in start prefix throughput recovery prompts long_prompts; do $(BIN)/python benchmarks/$$script.py; done
+
+.PHONY: soak
+soak: install ## half an hour of good and hostile traffic with kills; memory, descriptors and latencies stay
+	$(BIN)/python benchmarks/soak.py
 
 # --- Making what is committed -------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.engine import Engine
-from penstock.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
-from penstock.preparation import prepare
+from penstock.engine.engine import Engine
+from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import keep_memory
 

@@ -30,8 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 TIME_LIMIT = 120.0
 MEMORY_LIMIT = 256 << 20
 GOLDEN = Path(__file__).resolve().parents[1] / "integration-tests" / "golden"
@@ -336,9 +334,12 @@ def is_whole(sent: Sent, received: bytearray) -> bool:
     return length is not None and (sent.method.upper() == "HEAD" or len(body) >= int(length[1]))
 
 
-def exchange(address: tuple[str, int], sent: Sent) -> bytes:
-    """Everything that comes back until the server closes; b"" for a closed connection."""
-    with socket.create_connection(address, timeout=TIME_LIMIT) as connection:
+def exchange(address: tuple[str, int], sent: Sent, source: str = "") -> bytes:
+    """Everything that comes back until the server closes; b"" for a closed connection. `source` is the address that
+    the request comes from.
+    """
+    own = (source, 0) if source else None
+    with socket.create_connection(address, timeout=TIME_LIMIT, source_address=own) as connection:
         received = bytearray()
         try:
             connection.sendall(sent.raw())

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 import grpc
 import numpy as np
 
-from penstock.engine_thread import EngineThread  # noqa: E402
+from penstock.engine.engine_thread import EngineThread  # noqa: E402
+from penstock.engine.plan import SAMPLE, START, Plan
 from penstock.errors import BadPlan, OutOfStep
-from penstock.plan import SAMPLE, START, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.proto.contract import CONTRACT
-from penstock.rpc import handlers
-from penstock.run import Run
+from penstock.rpc.handlers import handlers
+from penstock.rpc.run_call import RunCall
 
 BLOCK_SIZE = 16
 
@@ -115,7 +115,7 @@ class NullService:
     def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
         """As the real worker does it."""
         context.send_initial_metadata(())
-        run = Run()
+        run = RunCall()
         self.thread.submit(lambda: run.execute(self.steps))
         threading.Thread(target=run.read, args=(plans,), daemon=True).start()
         try:

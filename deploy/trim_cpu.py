@@ -13,7 +13,7 @@ from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
 COMPUTE = """
-import torch, penstock.serving
+import torch, penstock.startup
 a = torch.randn(64, 64)
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     assert torch.isfinite(a.to(dtype) @ a.to(dtype)).all()

@@ -74,6 +74,14 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
             launched.assert_no_orphan()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes one runs a whole file, since files share servers; and one runs all of parity/, since
+    `test_the_page` tells what the tests before it saw."""
+    for item in items:
+        group = "parity" if item.path.parent.name == "parity" else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
     report = yield

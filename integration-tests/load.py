@@ -17,7 +17,7 @@ import wire
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `body` is of `/generate_stream`, or of `/v1/completions` with `stream`."""
+    """One request. `body` is of `/generate_stream`, or with `stream` of `/v1/completions` or of a chat."""
 
     path: str
     body: dict[str, Any]
@@ -49,6 +49,11 @@ def complete(prompt: str, tokens: int, **options: Any) -> Ask:
     return Ask("/v1/completions", {**body, "stream_options": {"include_usage": True}, **options})
 
 
+def chat(messages: list[Any], tokens: int, **options: Any) -> Ask:
+    body = {"messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0}
+    return Ask("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}, **options})
+
+
 class Refused(Exception):
     """The server did not take the request."""
 
@@ -75,7 +80,7 @@ def begin(address: wire.Address, request: Ask) -> wire.Events:
 def follow(events: wire.Events, request: Ask, seen: Callable[[], None] = lambda: None) -> Answer:
     """Reads an open stream to its end."""
     answer = Answer()
-    read = _read_tgi if request.path == "/generate_stream" else _read_completion
+    read = READERS[request.path]
     for event in events:
         if event == "[DONE]":
             continue
@@ -103,9 +108,27 @@ def _read_completion(answer: Answer, data: dict[str, Any]) -> None:
     for choice in data["choices"]:
         answer.text += choice["text"]
         answer.finish = choice["finish_reason"] or answer.finish
+    _read_usage(answer, data)
+
+
+def _read_chat(answer: Answer, data: dict[str, Any]) -> None:
+    for choice in data["choices"]:
+        answer.text += choice["delta"].get("content") or ""
+        answer.finish = choice["finish_reason"] or answer.finish
+    _read_usage(answer, data)
+
+
+def _read_usage(answer: Answer, data: dict[str, Any]) -> None:
     if data.get("usage"):
         answer.pieces.append(data["usage"]["completion_tokens"])
         answer.prompt_tokens = data["usage"]["prompt_tokens"]
+
+
+READERS: dict[str, Callable[[Answer, dict[str, Any]], None]] = {
+    "/generate_stream": _read_tgi,
+    "/v1/completions": _read_completion,
+    "/v1/chat/completions": _read_chat,
+}
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:

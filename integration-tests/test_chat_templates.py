@@ -3,7 +3,7 @@
 
 chat_templates/ has templates of the shapes that the model families use, in words of our own, and
 chat_expressions.txt the expressions, filters and tags one by one. Every template meets every chat. One process
-of the router's renderer (router/examples/render_chats.rs) renders them all.
+of the router's renderer (router/core/examples/render_chats.rs) renders them all.
 """
 
 from __future__ import annotations

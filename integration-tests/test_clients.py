@@ -27,6 +27,7 @@ from recorder import Recorder
 HERE = Path(__file__).parent
 CLIENTS = HERE / "clients"
 ENVIRONMENTS = HERE.parent / ".cache" / "clients"
+FOLDER = HERE.parent / "examples"
 PAGE = HERE.parent / "docs" / "clients.md"
 
 KEY = "a-key-of-the-tests"
@@ -189,34 +190,46 @@ def versions(suite: Suite) -> dict[str, str]:
     return {package: pinned[package] for package in suite.packages}
 
 
-# The page.
+# The examples, and the page that shows them.
 
-EXAMPLE = re.compile(r"^<!-- (\w+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMANDS = {"python": ["-c"], "js": ["--input-type=module", "--eval"], "sh": ["-ec"]}
+# The environment that each file of examples/ runs in.
+EXAMPLES = {
+    "curl_client.sh": "",
+    "haystack_2_client.py": "haystack_2",
+    "haystack_client.py": "haystack",
+    "huggingface_hub_client.py": "huggingface_hub",
+    "huggingface_inference_client.mjs": "node",
+    "langchain_client.py": "langchain",
+    "litellm_client.py": "litellm",
+    "llama_index_client.py": "llama_index",
+    "llama_index_tgi_client.py": "llama_index_tgi",
+    "openai_client.mjs": "node",
+    "openai_client.py": "openai",
+    "text_generation_client.py": "text_generation",
+    "vercel_ai_client.mjs": "node",
+}
+# A file of examples/ in the page: its name, its language, its text.
+SHOWN = re.compile(r"^<!-- examples/(\S+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def examples() -> Iterator[object]:
-    for number, (environment, language, code) in enumerate(EXAMPLE.findall(PAGE.read_text())):
-        yield pytest.param(environment, language, code, id=f"{environment}-{number}")
-
-
-@pytest.mark.parametrize(("environment", "language", "code"), list(examples()))
-def test_an_example_of_the_page_works(
-    environment: str, language: str, code: str, servers: Mapping[str, str], tmp_path: Path
-) -> None:
-    """With the address of this server in place of the page's, it prints something and ends well."""
-    folder = tmp_path
-    if language == "js":
-        program, folder = "node", node()
-    elif language == "sh":
-        program = "sh"
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_works(name: str, servers: Mapping[str, str], tmp_path: Path) -> None:
+    """With the address of this server in place of its own, it prints something and ends well."""
+    text = (FOLDER / name).read_text()
+    assert "localhost:3000" in text
+    example = tmp_path / name
+    example.write_text(text.replace("localhost:3000", servers["PENSTOCK_URL"].removeprefix("http://")))
+    if example.suffix == ".mjs":
+        # node looks for packages beside the file that imports them
+        (tmp_path / "node_modules").symlink_to(node() / "node_modules")
+        command = ["node"]
+    elif example.suffix == ".sh":
+        command = ["sh", "-e"]
     else:
-        program = str(python(environment))
-    assert "localhost:3000" in code
-    code = code.replace("localhost:3000", servers["PENSTOCK_URL"].removeprefix("http://"))
+        command = [str(python(EXAMPLES[name]))]
     run = subprocess.run(
-        [program, *COMMANDS[language], code],
-        cwd=folder,
+        [*command, str(example)],
+        cwd=tmp_path,
         env=servers,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -228,10 +241,28 @@ def test_an_example_of_the_page_works(
     assert run.stdout.strip(), "it says nothing"
 
 
-def test_the_page_shows_every_environment_and_its_versions() -> None:
+def test_every_example_is_run() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(EXAMPLES)
+
+
+def test_the_page_shows_every_example_as_it_is() -> None:
+    page = SHOWN.sub(
+        lambda shown: f"<!-- examples/{shown[1]} -->\n```{shown[2]}\n{(FOLDER / shown[1]).read_text()}```",
+        PAGE.read_text(),
+    )
+    if os.environ.get("PENSTOCK_WRITE_DOCS"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "PENSTOCK_WRITE_DOCS=1 writes docs/clients.md anew"
+    assert sorted(name for name, _, _ in SHOWN.findall(page)) == sorted(EXAMPLES)
+    assert page.count("\n```") == 2 * len(EXAMPLES), "all code of the page is in a file that is run"
+
+
+def test_there_is_an_example_for_every_environment() -> None:
+    assert {suite.environment for suite in SUITES.values()} <= set(EXAMPLES.values())
+
+
+def test_the_page_says_every_version() -> None:
     page = PAGE.read_text()
-    shown = {environment for environment, _, _ in EXAMPLE.findall(page)}
-    assert {suite.environment for suite in SUITES.values() if suite.environment} <= shown
     for suite in SUITES.values():
         for package, version in versions(suite).items():
             assert re.search(rf"`{re.escape(package)}` {re.escape(version)}\b", page), f"{package} {version}"

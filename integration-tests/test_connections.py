@@ -21,6 +21,8 @@ from launched import Launched
 from load import ask, complete, generate
 from processes import wait_for
 
+pytestmark = pytest.mark.alone
+
 HEADER_TIMEOUT, IDLE_TIMEOUT, BODY_TIMEOUT = 2, 3, 2
 # A stream beside an attack may pause so long; the machine may be busy with other things.
 PAUSE = 30.0
@@ -41,6 +43,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         folder / "run",
         *("--header-timeout", str(HEADER_TIMEOUT), "--idle-timeout", str(IDLE_TIMEOUT)),
         *("--body-timeout", str(BODY_TIMEOUT), "--max-connections", "1500"),
+        *("--max-connections-per-address", "1500"),
         *("--tokenizer-config-path", str(config)),
     ) as launched:
         yield launched.wait_ready()
@@ -195,8 +198,9 @@ def test_a_thousand_idle_connections_disturb_nobody(strict: Launched) -> None:
 def test_connections_beyond_the_limit_are_told_to_come_back(launch: Launch) -> None:
     few = launch("--max-connections", "8").wait_ready()
     with contextlib.ExitStack() as stack:
-        # One of them may be the last probe's, which is about to end.
-        held = [stack.enter_context(wire.exchange(few.address, b"")) for _ in range(12)]
+        # At work, all of them: one that waits would go for another. One may be the last probe's, which is about to end.
+        half = wire.raw_post("/generate", b"{", length=100)
+        held = [stack.enter_context(wire.exchange(few.address, half)) for _ in range(12)]
         answer = until_closed(held[-1], 10)
     assert status_of(answer) == 503 and b"retry-after" in answer
     error = json.loads(answer.split(b"\r\n\r\n", 1)[1])

@@ -1,4 +1,4 @@
-"""Fairness between keys and users, and deadlines, with the real server: a flood delays another party by one
+"""Fairness between keys and users, and deadlines, with the real server: a flood delays another tenant by one
 sequence, not by its queue; what cannot be answered in time is refused early; what runs out of time ends.
 """
 
@@ -18,6 +18,8 @@ import wire
 from conftest import Launch
 from launched import Launched
 from processes import wait_for
+
+pytestmark = pytest.mark.alone
 
 FLOODER, OTHER = "key-of-the-flood", "key-of-another"
 FLOOD = 64

@@ -6,8 +6,12 @@ import statistics
 import threading
 import time
 
+import pytest
+
 import wire
 from launched import Launched
+
+pytestmark = pytest.mark.alone
 
 # Above 100,000 tokens of the shipped model's tokenizer, which knows such words whole.
 LONG = "zq9 " * 40_000

@@ -62,6 +62,7 @@ class Running:
 # Stopping.
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(launch: Launch, number: signal.Signals) -> None:
     launched = launch("--dtype", "float32").wait_ready()
@@ -455,7 +456,21 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+# One of each class: what the launcher sees, the configuration, the architecture, the tokenizer, weights that are not
+# there, a file's header, its tensors. The rest are the long tail.
+USUAL_BREAKS = {
+    "config is not JSON",
+    "config has a negative size",
+    "unsupported architecture",
+    "no weights",
+    "tokenizer is broken",
+    "offsets beyond the end",
+    "a tensor is missing",
+}
+CASES = [case if case in USUAL_BREAKS else pytest.param(case, marks=pytest.mark.tail) for case in BROKEN]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_broken_checkpoint_is_one_clear_error(launch: Launch, tmp_path: Path, case: str) -> None:
     break_it, mentions = BROKEN[case]
     folder = checkpoint(tmp_path / "broken-model")

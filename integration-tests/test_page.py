@@ -563,10 +563,108 @@ def test_markdown_is_drawn(chat: Chat) -> None:
     assert chat.ask("x").inner_html() == drawn, "drawn in pieces or at once, it is the same"
 
 
+THOUGHT = """<think>
+Is it **so**?
+
+</think>
+
+Before | it
+
+| name | [x](https://a.example/y_(z) "t") | n |
+|:--|:-:|--:|
+| `a \\| b` | **b** | 1 | too much |
+| only
+
+See [the *docs*](https://b.example/q?a=b&c=*d*), https://c.example/d. or <https://e.example>; write to [me](mailto:a@b.example).
+[no](javascript:alert(1)) [no](data:text/html,x) [no](//f.example) [no](vbscript:x) [no](file:///etc/passwd)"""
+
+
+def test_thoughts_are_folded_and_tables_and_links_are_drawn(chat: Chat) -> None:
+    told(chat, pieces(*THOUGHT))
+    words = chat.ask("x")
+    thoughts = words.locator("details.think")
+    expect(thoughts.locator("summary")).to_have_text("Thoughts")
+    expect(thoughts.locator("strong")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("strong")).to_have_text("so")
+    expect(words.locator("> p").first).to_have_text("Before | it")
+    expect(words.locator("th")).to_have_text(["name", "x", "n"])
+    expect(words.locator("td")).to_have_text(["a \\| b", "b", "1", "only", "", ""])
+    assert words.locator("td").nth(2).evaluate("cell => getComputedStyle(cell).textAlign") == "right"
+    links = [
+        "https://a.example/y_(z)",
+        "https://b.example/q?a=b&c=*d*",
+        "https://c.example/d",
+        "https://e.example",
+        "mailto:a@b.example",
+    ]
+    found = words.locator("a").evaluate_all(
+        "all => all.map((a) => [a.getAttribute('href'), a.rel, a.target])"
+    )
+    assert found == [[address, "noopener noreferrer", "_blank"] for address in links]
+    expect(words.locator("> p").last).to_contain_text(
+        "See the docs, https://c.example/d. or https://e.example; write to me."
+    )
+    expect(words.locator("> p").last).to_contain_text("[no](javascript:alert(1)) [no](data:text/html,x)")
+    drawn = words.inner_html()
+    told(chat, pieces(THOUGHT))
+    again = chat.ask("x")
+    again.locator("summary").click()
+    assert again.inner_html() == drawn, "drawn in pieces or at once, it is the same"
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_a_label_of_a_setting_has_one_line(open_page: Open, server: Launched, width: int) -> None:
+    chat = open_page(server.url, viewport={"width": width, "height": 900})
+    chat.page.get_by_text("More", exact=True).click()
+    expect(chat.page.get_by_label("Token probabilities", exact=True)).to_be_visible()
+    for label in chat.page.locator("#settings label").all():
+        lines = label.evaluate("label => new Set([...label.getClientRects()].map((at) => at.top)).size")
+        tall = label.evaluate("label => label.offsetHeight / parseFloat(getComputedStyle(label).lineHeight)")
+        assert (lines, round(tall)) == (1, 1), label.text_content()
+
+
+def test_enter_beside_a_running_answer_says_what_it_waits_for(open_page: Open, slow: Launched) -> None:
+    chat = open_page(slow.url)
+    chat.ask("go on", until="writing")
+    busy = chat.page.get_by_text("The answer before is still being written")
+    expect(busy.first).to_be_hidden()
+    chat.send("and another")
+    expect(chat.page.locator("#busy")).to_be_visible()
+    expect(chat.text).to_have_value("and another")
+    chat.page.keyboard.press("Escape")
+    chat.wait("stopped")
+    expect(chat.page.locator("#busy")).to_be_hidden()
+
+
+@pytest.mark.parametrize("height", [260, 420, 800])
+def test_the_window_beside_a_token_never_covers_its_line(
+    open_page: Open, server: Launched, height: int
+) -> None:
+    chat = open_page(server.url, viewport={"width": 1280, "height": height})
+    chunks = pieces(*(f"word{n}\n" for n in range(12)))
+    for number, chunk in enumerate(chunks):
+        likely = [{"token": f"t{n}", "logprob": -0.5 * n - 0.1, "bytes": []} for n in range(12)]
+        content = {**likely[0], "token": f"word{number}\n", "top_logprobs": likely}
+        chunk["choices"][0]["logprobs"] = {"content": [content]}
+    told(chat, chunks)
+    words = chat.ask("x")
+    for token in words.locator(".token").all():
+        token.hover()
+        expect(chat.popover).to_be_visible()
+        at, over = token.bounding_box(), chat.popover.bounding_box()
+        assert at and over
+        assert over["y"] + over["height"] <= at["y"] or over["y"] >= at["y"] + 20, (at, over)
+        assert over["y"] >= 0 and over["y"] + over["height"] <= height
+
+
 def test_markdown_takes_any_text_in_no_time(chat: Chat) -> None:
     milliseconds = chat.page.evaluate("""async () => {
         const {parse} = await import(new URL('page/markdown.js', document.baseURI));
-        const marks = ['*', '**', '`', '``', ' ', 'a', '\\n', '- ', '1. ', '```', '#', '\\\\', '  '];
+        const marks = [
+            '*', '**', '`', '``', ' ', 'a', '\\n', '- ', '1. ', '```', '#', '\\\\', '  ',
+            '|', '|-|', '[', '](', 'https://a', ')', '<think>', '</think>',
+        ];
         let seed = 1;
         const next = () => (seed = (seed * 48271) % 2147483647);
         for (let round = 0; round < 2000; round++) {
@@ -579,12 +677,15 @@ def test_markdown_takes_any_text_in_no_time(chat: Chat) -> None:
             }
         }
         const began = performance.now();
-        for (const mark of [' *a', '**a ', '`a', ' **a *b', '- a\\n', '    ', '``a`', '1. '.repeat(3)]) {
+        for (const mark of [
+            ' *a', '**a ', '`a', ' **a *b', '- a\\n', '    ', '``a`', '1. '.repeat(3),
+            '[', '[a](', '[a](https://b', '[a](https://b(', '|', '|-', '|a\\n|-\\n', 'https://a', '<think>', '--- ',
+        ]) {
             parse(mark.repeat(100000 / mark.length));
         }
         return performance.now() - began;
     }""")
-    assert milliseconds < 8 * 1000, "each of eight texts of 100,000 characters that are all marks"
+    assert milliseconds < 18 * 1000, "each of eighteen texts of 100,000 characters that are all marks"
 
 
 ATTACK = (

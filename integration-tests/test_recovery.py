@@ -25,8 +25,10 @@ from load import Answer, Ask, Refused, ask, ask_all, complete, generate
 from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
 
-KILLS = 20
-FREEZES = 5
+pytestmark = pytest.mark.alone
+
+# How often the worker is killed, and how often frozen.
+FAULTS = ((5, 1), pytest.param((20, 5), marks=pytest.mark.tail))
 CLIENTS = 12
 # Tokens of the longest request: short enough that many requests begin and end between two faults.
 LONGEST = 96
@@ -172,7 +174,9 @@ def not_ready(launched: Launched) -> wire.Reply | None:
     return reply if reply.status == 503 else None
 
 
-def test_20_kills_and_5_freezes_under_load_lose_no_token(launch: Launch) -> None:
+@pytest.mark.parametrize("planned", FAULTS, ids=str)
+def test_kills_and_freezes_under_load_lose_no_token(launch: Launch, planned: tuple[int, int]) -> None:
+    kills, freezes = planned
     launched = launch("--dtype", "float32", *QUICK_TO_NOTICE).wait_ready()
     requests = mixed_requests()
     undisturbed = [
@@ -183,7 +187,7 @@ def test_20_kills_and_5_freezes_under_load_lose_no_token(launch: Launch) -> None
     assert all(answer.error is None for answer in undisturbed)
 
     chance = random.Random(3)
-    faults = [signal.SIGKILL] * KILLS + [signal.SIGSTOP] * FREEZES
+    faults = [signal.SIGKILL] * kills + [signal.SIGSTOP] * freezes
     chance.shuffle(faults)
     with Crowd(launched.address, requests) as crowd:
         for number, fault in enumerate(faults):
@@ -207,7 +211,7 @@ def test_20_kills_and_5_freezes_under_load_lose_no_token(launch: Launch) -> None
     ]
     assert not wrong, f"{len(wrong)} of {len(crowd.answers)} answers differ; the first:\n{wrong[0]}"
     assert crowd.faults_survived >= CLIENTS, "hardly any of the answers had a fault in it"
-    assert launched.metrics().value(RESTARTS) == KILLS + FREEZES
+    assert launched.metrics().value(RESTARTS) == kills + freezes
 
 
 def test_a_worker_killed_while_it_loads_is_started_once_more(launch: Launch) -> None:
@@ -295,13 +299,16 @@ def test_a_request_that_crashes_its_worker_three_times_fails_alone(launch: Launc
         thread.join(60)
     failed, survived = outcomes["poison"], outcomes["other"]
     assert isinstance(survived, Answer) and survived.same_as(undisturbed), "the other request must not suffer"
-    assert isinstance(failed, Refused), f"the request that was alone in the third crash must fail: {failed}"
-    assert failed.reply.status >= 500 or failed.reply.status == 424
-    message = failed.reply.json()["error"]
+    if isinstance(failed, Refused):
+        assert failed.reply.status >= 500 or failed.reply.status == 424
+        message = failed.reply.json()["error"]
+    else:  # On a busy machine it may have had a token before it was killed.
+        message = failed.error or "the request that was alone in the third crash must fail"
     assert "crashed three times" in message and "request" in message, message
     assert ask(launched.address, other).same_as(undisturbed), "and the server goes on"
 
 
+@pytest.mark.tail
 def test_how_often_bf16_takes_another_turn_after_a_crash(
     launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:

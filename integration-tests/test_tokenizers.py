@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 import small_tokenizers
 import wire
 from launched import Launched
-from penstock.tokenizer import obtain
+from penstock.hub.tokenizer import obtain
 from small_tokenizers import PERIOD
 
 TEXTS = [

@@ -18,6 +18,8 @@ from load import ask_all, complete
 from otlp_receiver import Collector
 from processes import wait_for
 
+pytestmark = pytest.mark.alone
+
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RESPONSE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])")
 # Clocks of two processes of one machine, read one after the other.

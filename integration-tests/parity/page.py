@@ -23,17 +23,19 @@ def saw(family: str, column: str, what: str) -> None:
 def written() -> str:
     """The page with this table in it."""
     page = PAGE.read_text()
-    lines = [
-        "| family | architecture | recipe | " + " | ".join(COLUMNS) + " |",
-        "|---" * (3 + len(COLUMNS)) + "|",
-    ]
+    lines = ["| family | architecture | recipe | as transformers in |", "|---|---|---|---|"]
     for family, found in seen.items():
         architecture = FAMILIES[family]["architectures"][0]
-        cells = [found.get(column, "no") for column in COLUMNS]
-        lines.append(
-            f"| {family} | `{architecture}` | `{RECIPES[architecture]}` | " + " | ".join(cells) + " |"
-        )
+        lines.append(f"| {family} | `{architecture}` | `{RECIPES[architecture]}` | {cell(found)} |")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     table = "\n".join(lines)
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def cell(found: dict[str, str]) -> str:
+    """What was seen in every column; each column by its name, if they differ."""
+    columns = {column: found.get(column, "no") for column in COLUMNS}
+    if len(set(columns.values())) == 1:
+        return columns[COLUMNS[0]]
+    return "; ".join(f"{column}: {what}" for column, what in columns.items())

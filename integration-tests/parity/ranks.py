@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 
-from penstock.parallel import TensorGroup
+from penstock.parallel.group import TensorGroup
+from penstock.parallel.rendezvous import meet
 from penstock.proto import penstock_pb2 as pb
-from penstock.rendezvous import meet
 
 TESTS = Path(__file__).parents[2] / "server" / "tests"
 TIMEOUT = 120.0
@@ -57,7 +56,6 @@ class Ranks:
         for peer in self.peers:
             assert peer.stdin is not None
             peer.stdin.close()
-        dist.destroy_process_group()
         for peer in self.peers:
             peer.wait(TIMEOUT)
 

@@ -145,8 +145,8 @@ def refusal_of(config: dict[str, Any], folder: Path) -> str | None:
 def measure(folder: Path, config: dict[str, Any]) -> str | None:
     """Runs the families' tests on the model. Returns why it is refused, if it is."""
     from driver import Driver
+    from penstock.engine.self_check import check
     from penstock.models.fallback import Fallback
-    from penstock.self_check import check
 
     vocabulary = config["vocab_size"]
     sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
@@ -155,9 +155,8 @@ def measure(folder: Path, config: dict[str, Any]) -> str | None:
     for dtype in DTYPES.values():
         try:
             driver = Driver(folder, dtype, **LIMITS, implementation="transformers")
-            model = driver.engine.model
-            assert isinstance(model, Fallback)
-            check(driver.engine, model)
+            assert isinstance(driver.engine.model, Fallback)
+            check(driver.engine)
         except UnusableModel as error:
             return str(error).rpartition("transformers: ")[2].removeprefix("it ")
         driver = Driver(folder, dtype, **LIMITS, implementation="transformers")

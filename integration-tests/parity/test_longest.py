@@ -48,7 +48,7 @@ def test_linear_biases_go_on_beyond_what_the_model_was_made_for(family: str, tmp
     (folder / "config.json").write_text(json.dumps(config))
     driver = Driver(folder, torch.float32, **LIMITS)
     shape: Any = driver.engine.model.config
-    assert shape.max_positions == SHORT and shape.goes_on
+    assert shape.max_positions == SHORT and shape.positions_go_on
     prefill(driver, reference, sequences, torch.float32)
     in_pieces(driver, reference, sequences, torch.float32)
     ragged(driver, reference, sequences, torch.float32)

@@ -102,8 +102,9 @@ def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], tw
     folder, sequences, reference = made[family].folder, made[family].sequences, made[family].reference
     for short, dtype in DTYPES.items():
         divided = two_stages.driver(folder, dtype, **LIMITS)
-        held = len(two_stages.group.layers(divided.driver.engine.model.config.layers))
-        assert len(divided.driver.engine.cache.layers) == held < divided.driver.engine.model.config.layers
+        layers = divided.driver.engine.model.config.num_layers
+        held = len(two_stages.group.layers(layers))
+        assert len(divided.driver.engine.cache.layers) == held < layers
         # The sums of two shards are added in another order.
         driver: Any = divided if shards > 1 else Beside(divided, Driver(folder, dtype, **LIMITS))
         in_pieces(driver, reference, sequences, dtype)

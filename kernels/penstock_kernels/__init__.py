@@ -1,25 +1,34 @@
 """Operations of the model's forward pass and of sampling, one function each.
 
 Every function here is the definition of its operation, in plain torch, for CPU and CUDA alike. Faster
-backends are measured and tested against it. Called by `penstock.layers` and `penstock.sampling`; knows
+backends are measured and tested against it. Called by `penstock.layers` and `penstock.engine.sampling`; knows
 nothing of requests, slots or checkpoints.
 
 Letters in tensor names: T tokens in the step, S sequences, Q queries of one sequence, L keys of one
 sequence, H query heads, K key/value heads, J = 2 K (keys, then values), D head size, E model width, F
-feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache rows.
+feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache rows, X experts. Modules say which others
+they have.
 """
 
 from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped
 from penstock_kernels.attention import (
     PLAIN,
-    AttentionLayout,
-    AttentionTerms,
+    AttentionMetadata,
     ChunkGroup,
     DecodeGroup,
     FewGroup,
+    ScoreModifiers,
+    gathered_at_once,
     paged_attention,
+    workspace_bytes,
 )
 from penstock_kernels.cache import write_kv
+from penstock_kernels.encoder_decoder_attention import (
+    Rectangle,
+    bidirectional_attention,
+    rectangle_attention,
+    score_mask,
+)
 from penstock_kernels.experts import Routing, mix_experts, route
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import layer_norm, rms_norm
@@ -37,23 +46,17 @@ from penstock_kernels.sampling import (
     penalize,
     uniform,
 )
-from penstock_kernels.two_sided import (
-    Rectangle,
-    bidirectional_attention,
-    rectangle_attention,
-    score_mask,
-)
 
 __all__ = [
     "ACTIVATIONS",
     "PLAIN",
-    "AttentionLayout",
-    "AttentionTerms",
+    "AttentionMetadata",
     "ChunkGroup",
     "DecodeGroup",
     "FewGroup",
     "Rectangle",
     "Routing",
+    "ScoreModifiers",
     "add_bias",
     "add_watermark",
     "argmax",
@@ -63,6 +66,7 @@ __all__ = [
     "embedding",
     "gated",
     "gated_clamped",
+    "gathered_at_once",
     "green_tokens",
     "heads_linear",
     "keep_largest",
@@ -79,5 +83,6 @@ __all__ = [
     "route",
     "score_mask",
     "uniform",
+    "workspace_bytes",
     "write_kv",
 ]

@@ -5,19 +5,31 @@ S sequences with Q queries each over L keys each. Who makes a group decides how 
 Padded keys name a cache row that is never written and holds zeros: a masked key must still be a number,
 since 0 times NaN is NaN.
 
-In float32 on a CPU, and wherever the layout is `exact`, the sums are taken in float64 and rounded at the end, so
+In float32 on a CPU, and wherever the metadata is `exact`, the sums are taken in float64 and rounded at the end, so
 that the result does not depend on the group: on its padding, or on whether a token came alone or in a piece of a
-prompt.
+prompt. In every dtype scores and their softmax are at least float32: a score of 64 in bfloat16 is a multiple of 0.25.
+
+Keys and values are gathered in pieces, so that the memory of a step has a bound (`workspace_bytes`).
+
+Letters beside those of the package: G query heads that share a key head, Z = K S key heads of sequences (all sequences of
+a key head, then those of the next), Y = G Q queries that share a key head.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Scores that exist at once where attention has terms, unless one query has more.
+# Scores that exist at once where they are written to memory, unless one query has more, and entries of a mask.
 SCORES_AT_ONCE = 1 << 23
+MASK_AT_ONCE = 1 << 22
+
+# Numbers of keys that are gathered at once, and as many of values, unless one head of one sequence has more. On a CPU
+# they stay in its cache; a GPU is launched less often.
+GATHERED_AT_ONCE = {"cpu": 1 << 20}
+GATHERED_AT_ONCE_ELSEWHERE = 1 << 25
 
 
 @dataclass(slots=True)
@@ -27,8 +39,11 @@ class DecodeGroup:
     begin: int  # the group's tokens are begin .. end of the step's T
     end: int
     keys: int  # L, at least the longest of the group
-    heads_JSL: Tensor  # (J * S * L,) int64: the row of each key in the cache seen as (N * J, D)
+    slot_mapping_SL: Tensor  # (S * L,) int64: the cache row of each key
     mask_S1L: Tensor | None  # added to the scores: 0 or -inf, in the activations' dtype; None: all seen
+    # (J * S * L,) int64: the row of each key in the cache seen as (N * J, D), where all are gathered at once: made once
+    # for all layers. None: each layer makes it, piece by piece.
+    heads_JSL: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +53,7 @@ class FewGroup:
     begin: int
     end: int
     keys: int
-    places_SL: Tensor  # (S * L,) int64: the cache row of each key
+    slot_mapping_SL: Tensor  # (S * L,) int64: the cache row of each key
     mask_S11L: Tensor | None
 
 
@@ -51,22 +66,25 @@ class ChunkGroup:
     sequences: int
     queries: int  # Q, the longest of the group
     keys: int
-    places_SL: Tensor  # (S * L,) int64: the cache row of each key
-    mask_S1QL: Tensor | None  # None: `causal` says all
+    slot_mapping_SL: Tensor  # (S * L,) int64: the cache row of each key
+    mask_S1QL: Tensor | None  # None: `causal` says all, or `make_mask`
     causal: bool  # query i sees keys 0 .. i
     spread_SQ: Tensor | None  # (S * Q,) token of each query, relative to begin; None: they are in order
     gather_T: Tensor | None  # inverse of spread: (end - begin,) place of each token among the S * Q
+    # In place of a large mask: these queries of these sequences, (s, 1, q, L).
+    make_mask: Callable[[slice, slice], Tensor] | None = None
+
+    def mask(self, sequences: slice, queries: slice) -> Tensor | None:
+        """(s, 1, q, L) of the mask; None: `causal` says all."""
+        if self.make_mask is not None:
+            return self.make_mask(sequences, queries)
+        return None if self.mask_S1QL is None else self.mask_S1QL[sequences, :, queries]
 
 
 @dataclass(slots=True)
-class AttentionLayout:
-    """How the step's tokens attend. Made once per step, followed by every layer.
+class AttentionMetadata:
+    """How the step's tokens attend. Made once per step, followed by every layer."""
 
-    `gathered` is memory for the keys and values of the largest decode group, J * S * L * D numbers or more:
-    made anew, it would be fresh pages from the kernel in every layer.
-    """
-
-    gathered: Tensor
     exact: bool = False
     decodes: list[DecodeGroup] = field(default_factory=list)
     few: list[FewGroup] = field(default_factory=list)
@@ -74,7 +92,7 @@ class AttentionLayout:
 
 
 @dataclass(frozen=True)
-class AttentionTerms:
+class ScoreModifiers:
     """What some families add to attention. Layouts for any of these have no DecodeGroup."""
 
     softcap: float = 0.0  # scores s become softcap tanh(s / softcap); 0: off
@@ -83,16 +101,16 @@ class AttentionTerms:
     latent: int = 0  # V > 0: the cache has keys alone, and values are the first V numbers of a key
 
 
-PLAIN = AttentionTerms()
+PLAIN = ScoreModifiers()
 
 
 def paged_attention(
     q_THD: Tensor,
     cache_NJD: Tensor,
-    layout: AttentionLayout,
+    metadata: AttentionMetadata,
     scale: float,
     out_THD: Tensor,
-    terms: AttentionTerms = PLAIN,
+    score_modifiers: ScoreModifiers = PLAIN,
 ) -> None:
     """softmax(scale q k^T + mask) v for every token over its own sequence's keys, into `out`.
 
@@ -102,57 +120,114 @@ def paged_attention(
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
-    exact = layout.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
+    exact = metadata.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
     dtype = torch.float64 if exact else q_THD.dtype
     q_THD = q_THD.to(dtype)
-    for decodes in layout.decodes:
+    for decodes in metadata.decodes:
         here = slice(decodes.begin, decodes.end)
-        _decode(q_THD[here], cache_NJD, decodes, layout.gathered, scale, out_THD[here])
-    if terms is not PLAIN:
-        groups: list[FewGroup | ChunkGroup] = [*layout.few, *layout.chunks]
+        _decode(q_THD[here], cache_NJD, decodes, scale, out_THD[here])
+    if score_modifiers is not PLAIN:
+        groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
         for group in groups:
             here = slice(group.begin, group.end)
-            _with_terms(q_THD[here], cache_NJD, group, scale, out_THD[here], terms)
+            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], score_modifiers)
         return
-    for few in layout.few:
+    for few in metadata.few:
         here = slice(few.begin, few.end)
         _few(q_THD[here], cache_NJD, few, scale, out_THD[here])
-    for chunks in layout.chunks:
+    for chunks in metadata.chunks:
         here = slice(chunks.begin, chunks.end)
         _chunk(q_THD[here], cache_NJD, chunks, scale, out_THD[here])
 
 
-def _decode(
-    q_SHD: Tensor, cache_NJD: Tensor, group: DecodeGroup, gathered: Tensor, scale: float, out_SHD: Tensor
-) -> None:
-    """Two batched products. Keys are gathered head by head, so that both products read dense matrices."""
+def gathered_at_once(device: torch.device) -> int:
+    """Numbers of keys that are gathered at once."""
+    return GATHERED_AT_ONCE.get(device.type, GATHERED_AT_ONCE_ELSEWHERE)
+
+
+def workspace_bytes(
+    device: torch.device, heads: int, kv_heads: int, size: int, longest: int, has_score_modifiers: bool
+) -> int:
+    """The most that `paged_attention` takes beside queries and results, for sequences of up to `longest` keys, roughly
+    and upwards.
+    """
+    keys = longest * 9 // 8 + 32  # rectangles are rounded up
+    gathered = max(gathered_at_once(device), keys * size)
+    scores = (heads // kv_heads) * max(gathered // size, keys)
+    if has_score_modifiers:
+        scores = max(scores, SCORES_AT_ONCE)
+    # Rows of the cache; keys and values as they are and converted, to float64 at most; scores in four steps; a mask, from
+    # what it is made of to float64.
+    return 4 * 8 * (gathered // size) + 2 * (4 + 8 + 4) * gathered + 4 * 8 * scores + 16 * MASK_AT_ONCE
+
+
+def pieces(heads: int, sequences: int, numbers: int, at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Key heads and sequences to attend to together, where each head of a sequence has `numbers` numbers: all sequences of
+    some heads, or some sequences of one head.
+    """
+    some_heads = max(at_once // (sequences * numbers), 1)
+    some_sequences = sequences if at_once >= sequences * numbers else max(at_once // numbers, 1)
+    for head in range(0, heads, some_heads):
+        for sequence in range(0, sequences, some_sequences):
+            yield (
+                slice(head, min(head + some_heads, heads)),
+                slice(sequence, min(sequence + some_sequences, sequences)),
+            )
+
+
+def _rows(slot_mapping_SL: Tensor, keys: int, rows: int, heads: slice, sequences: slice) -> Tensor:
+    """(h * s * L,): of these heads of these sequences, the row of each key in the cache seen as (N * J, D)."""
+    first_rows_SL = slot_mapping_SL[sequences.start * keys : sequences.stop * keys] * rows
+    return (
+        first_rows_SL + torch.arange(heads.start, heads.stop, device=slot_mapping_SL.device).unsqueeze(1)
+    ).view(-1)
+
+
+def _gather(
+    cache_NJD: Tensor, slot_mapping_SL: Tensor, keys: int, heads: slice, sequences: slice
+) -> tuple[Tensor, Tensor]:
+    """Keys and values (h * s, L, D) of these key heads of these sequences, head by head: products read dense matrices."""
+    rows, size = cache_NJD.shape[1:]
+    rows_ZL = _rows(slot_mapping_SL, keys, rows, heads, sequences)
+    flat_cache = cache_NJD.view(-1, size)
+    k_rows, v_rows = flat_cache.index_select(0, rows_ZL), flat_cache.index_select(0, rows_ZL + rows // 2)
+    return k_rows.view(-1, keys, size), v_rows.view(-1, keys, size)
+
+
+def _scored_in(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _decode(q_SHD: Tensor, cache_NJD: Tensor, group: DecodeGroup, scale: float, out_SHD: Tensor) -> None:
+    """Two batched products for each piece."""
     sequences, heads, size = q_SHD.shape
-    kv_heads = cache_NJD.shape[1] // 2
+    keys, kv_heads = group.keys, cache_NJD.shape[1] // 2
     shared = heads // kv_heads  # G: query heads that share a key head are as many queries of it
-    matrices = kv_heads * sequences
-    kv_XD = gathered[: group.heads_JSL.numel() * size].view(-1, size)
-    torch.index_select(cache_NJD.view(-1, size), 0, group.heads_JSL, out=kv_XD)
-    kv_JSLD = kv_XD.view(2 * matrices, group.keys, size).to(q_SHD.dtype)
-    q_KSGD = (
-        (q_SHD * scale)
-        .view(sequences, kv_heads, shared, size)
-        .transpose(0, 1)
-        .reshape(matrices, shared, size)
-    )
-    scores_KSGL = torch.bmm(q_KSGD, kv_JSLD[:matrices].transpose(1, 2))
-    if group.mask_S1L is not None:
-        scores_KSGL.view(kv_heads, sequences, shared, group.keys).add_(group.mask_S1L)
-    a_KSGD = torch.bmm(scores_KSGL.softmax(-1), kv_JSLD[matrices:])
-    out_SHD.view(sequences, kv_heads, shared, size).copy_(
-        a_KSGD.view(kv_heads, sequences, shared, size).transpose(0, 1)
-    )
+    long = _scored_in(q_SHD)
+    q_KSGD = (q_SHD.to(long) * scale).view(sequences, kv_heads, shared, size).transpose(0, 1)
+    out_KSGD = out_SHD.view(sequences, kv_heads, shared, size).transpose(0, 1)
+    parts = pieces(kv_heads, sequences, keys * size, gathered_at_once(q_SHD.device))
+    if group.heads_JSL is not None:
+        parts = iter([(slice(0, kv_heads), slice(0, sequences))])
+    for some_heads, some in parts:
+        if group.heads_JSL is None:
+            k_ZLD, v_ZLD = _gather(cache_NJD, group.slot_mapping_SL, keys, some_heads, some)
+        else:
+            kv_JSLD = cache_NJD.view(-1, size).index_select(0, group.heads_JSL)
+            k_ZLD, v_ZLD = kv_JSLD.view(2, kv_heads * sequences, keys, size)
+        q_ZGD = q_KSGD[some_heads, some].reshape(-1, shared, size)
+        scores_ZGL = torch.bmm(q_ZGD, k_ZLD.to(long).transpose(1, 2))
+        if group.mask_S1L is not None:
+            scores_ZGL.view(-1, some.stop - some.start, shared, keys).add_(group.mask_S1L[some])
+        a_ZGD = torch.bmm(scores_ZGL.softmax(-1).to(q_SHD.dtype), v_ZLD.to(q_SHD.dtype))
+        out_KSGD[some_heads, some] = a_ZGD.view(-1, some.stop - some.start, shared, size).to(out_SHD.dtype)
 
 
 def _few(q_SHD: Tensor, cache_NJD: Tensor, group: FewGroup, scale: float, out_SHD: Tensor) -> None:
     sequences, heads, size = q_SHD.shape
     kv_heads = cache_NJD.shape[1] // 2
     shape = (sequences, kv_heads, heads // kv_heads, size)
-    kv_SLJD = cache_NJD.index_select(0, group.places_SL).view(sequences, group.keys, 2 * kv_heads, size)
+    kv_SLJD = cache_NJD.index_select(0, group.slot_mapping_SL).view(sequences, group.keys, 2 * kv_heads, size)
     kv_SJLD = kv_SLJD.to(q_SHD.dtype).transpose(1, 2)
     mask = None if group.mask_S11L is None else group.mask_S11L.to(q_SHD.dtype)
     a_SKGD = F.scaled_dot_product_attention(
@@ -163,100 +238,125 @@ def _few(q_SHD: Tensor, cache_NJD: Tensor, group: FewGroup, scale: float, out_SH
 
 def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, out_THD: Tensor) -> None:
     heads, size = q_THD.shape[1:]
+    sequences, queries, keys = group.sequences, group.queries, group.keys
     kv_heads = cache_NJD.shape[1] // 2
+    shared = heads // kv_heads
     if group.spread_SQ is not None:
         q_THD = q_THD.index_select(0, group.spread_SQ)
-    kv_SJLD = (
-        cache_NJD.index_select(0, group.places_SL)
-        .view(group.sequences, group.keys, 2 * kv_heads, size)
-        .to(q_THD.dtype)
-        .transpose(1, 2)
-    )
-    a_SHQD = F.scaled_dot_product_attention(
-        q_THD.reshape(group.sequences, group.queries, heads, size).transpose(1, 2),
-        kv_SJLD[:, :kv_heads],
-        kv_SJLD[:, kv_heads:],
-        None if group.mask_S1QL is None else group.mask_S1QL.to(q_THD.dtype),
-        is_causal=group.causal,
-        scale=scale,
-        enable_gqa=heads != kv_heads,
-    )
-    a_THD = a_SHQD.transpose(1, 2).reshape(group.sequences * group.queries, heads, size)
+    q_SHQD = q_THD.reshape(sequences, queries, heads, size).transpose(1, 2)
+    a_SQHD = out_THD.new_empty(sequences, queries, heads, size)
+    for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
+        k_SKLD, v_SKLD = (
+            part_ZLD.view(-1, some.stop - some.start, keys, size).transpose(0, 1).to(q_THD.dtype)
+            for part_ZLD in _gather(cache_NJD, group.slot_mapping_SL, keys, some_heads, some)
+        )
+        asking = slice(some_heads.start * shared, some_heads.stop * shared)
+        at_once = queries if group.causal else max(MASK_AT_ONCE // ((some.stop - some.start) * keys), 1)
+        for first in range(0, queries, at_once):
+            part = slice(first, min(first + at_once, queries))
+            mask_S1QL = None if group.causal else group.mask(some, part)
+            a_SHQD = F.scaled_dot_product_attention(
+                q_SHQD[some, asking, part],
+                k_SKLD,
+                v_SKLD,
+                None if mask_S1QL is None else mask_S1QL.to(q_THD.dtype),
+                is_causal=group.causal,
+                scale=scale,
+                enable_gqa=heads != kv_heads,
+            )
+            a_SQHD[some, part, asking] = a_SHQD.transpose(1, 2).to(out_THD.dtype)
+    a_THD = a_SQHD.view(sequences * queries, heads, size)
     if group.gather_T is not None:
         a_THD = a_THD.index_select(0, group.gather_T)
     out_THD.copy_(a_THD)
 
 
-def _with_terms(
+def _with_modifiers(
     q_THD: Tensor,
     cache_NJD: Tensor,
     group: FewGroup | ChunkGroup,
     scale: float,
     out_THV: Tensor,
-    terms: AttentionTerms,
+    score_modifiers: ScoreModifiers,
 ) -> None:
-    """Any group with any terms, one product after another; scores in fp32 or longer."""
+    """Any group with any modifiers, one product after another."""
     heads, size = q_THD.shape[1:]
+    keys = group.keys
     if isinstance(group, ChunkGroup):
-        sequences, queries, mask_S1QL = group.sequences, group.queries, group.mask_S1QL
+        sequences, queries = group.sequences, group.queries
         if group.spread_SQ is not None:
             q_THD = q_THD.index_select(0, group.spread_SQ)
     else:
-        sequences, queries, mask_S1QL = len(q_THD), 1, group.mask_S11L
-    rows = cache_NJD.shape[1]
-    matrices = (rows if terms.latent else rows // 2) * sequences
-    # Gathered head by head, as for `_decode`: otherwise each product would copy what it reads, transposed.
-    heads_J1 = torch.arange(rows, device=q_THD.device).unsqueeze(1)
-    heads_JSL = (group.places_SL * rows + heads_J1).view(-1)
-    kv_JSLD = cache_NJD.view(-1, size).index_select(0, heads_JSL).view(-1, group.keys, size).to(q_THD.dtype)
-    values_XLV = kv_JSLD[..., : terms.latent] if terms.latent else kv_JSLD[matrices:]
-    keys_XDL = kv_JSLD[:matrices].transpose(1, 2)
-    q_SQHD = q_THD.reshape(sequences, queries, heads, size) * scale
-    a_SQHV = q_THD.new_empty(sequences, queries, heads, values_XLV.shape[-1])
-    at_once = max(SCORES_AT_ONCE // (sequences * heads * group.keys), 1)
-    for first in range(0, queries, at_once):
-        part = slice(first, first + at_once)
-        hidden = None
-        if mask_S1QL is not None:
-            hidden = mask_S1QL[:, :, part]
-        elif isinstance(group, ChunkGroup):
-            shape = (len(range(queries)[part]), group.keys)
-            later = torch.ones(shape, dtype=torch.bool, device=q_THD.device).triu_(1 + first)
-            hidden = torch.zeros(shape, device=q_THD.device).masked_fill_(later, -torch.inf)
-        a_SQHV[:, part] = _attend(q_SQHD[:, part], keys_XDL, values_XLV, hidden, terms)
+        sequences, queries = len(q_THD), 1
+    kv_heads = cache_NJD.shape[1] if score_modifiers.latent else cache_NJD.shape[1] // 2
+    shared = heads // kv_heads
+    long = _scored_in(q_THD)
+    q_SQHD = q_THD.reshape(sequences, queries, heads, size)
+    a_SQHV = out_THV.new_empty(sequences, queries, heads, out_THV.shape[-1])
+    for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
+        if score_modifiers.latent:
+            rows_ZL = _rows(group.slot_mapping_SL, keys, kv_heads, some_heads, some)
+            k_ZLD = cache_NJD.view(-1, size).index_select(0, rows_ZL).view(-1, keys, size)
+            v_ZLV = k_ZLD[..., : score_modifiers.latent]
+        else:
+            k_ZLD, v_ZLV = _gather(cache_NJD, group.slot_mapping_SL, keys, some_heads, some)
+        keys_ZDL, values_ZLV = k_ZLD.to(long).transpose(1, 2), v_ZLV.to(q_THD.dtype)
+        asking = slice(some_heads.start * shared, some_heads.stop * shared)
+        own = replace(
+            score_modifiers,
+            bias_HN=None if score_modifiers.bias_HN is None else score_modifiers.bias_HN[asking],
+            sinks_H=None if score_modifiers.sinks_H is None else score_modifiers.sinks_H[asking],
+        )
+        at_once = max(SCORES_AT_ONCE // (len(keys_ZDL) * shared * keys), 1)
+        for first in range(0, queries, at_once):
+            part = slice(first, min(first + at_once, queries))
+            q_SQGD = q_SQHD[some, part, asking].to(long) * scale
+            hidden = _hidden(group, some, part)
+            a_SQHV[some, part, asking] = _attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
         a_THV = a_THV.index_select(0, group.gather_T)
     out_THV.copy_(a_THV)
 
 
+def _hidden(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) -> Tensor | None:
+    """What is added to the scores: (s, 1, q, L), or (q, L), or nothing."""
+    if isinstance(group, FewGroup):
+        return None if group.mask_S11L is None else group.mask_S11L[sequences]
+    if not group.causal:
+        return group.mask(sequences, queries)
+    device = group.slot_mapping_SL.device
+    later_QL = torch.ones(queries.stop - queries.start, group.keys, dtype=torch.bool, device=device)
+    later_QL = later_QL.triu_(1 + queries.start)
+    return torch.zeros(later_QL.shape, device=device).masked_fill_(later_QL, -torch.inf)
+
+
 def _attend(
-    q_SQHD: Tensor, keys_XDL: Tensor, values_XLV: Tensor, mask: Tensor | None, terms: AttentionTerms
+    q_SQHD: Tensor, keys_ZDL: Tensor, values_ZLV: Tensor, mask: Tensor | None, score_modifiers: ScoreModifiers
 ) -> Tensor:
-    """(S, Q, H, V) of scaled queries; the mask (S or 1, 1, Q, L) or (Q, L) is added to the scores. X is K S: all
-    sequences of a key head, then those of the next.
+    """(S, Q, H, V) of scaled queries, in the dtype of the scores, as the keys are; the mask (S or 1, 1, Q, L) or (Q, L)
+    is added to the scores.
     """
     sequences, queries, heads, size = q_SQHD.shape
-    matrices, keys = keys_XDL.shape[0], keys_XDL.shape[2]
+    matrices, keys = keys_ZDL.shape[0], keys_ZDL.shape[2]
     kv_heads = matrices // sequences
     # The query heads that share a key head are as many queries of it.
     shared = heads // kv_heads
-    q_KSGQD = q_SQHD.view(sequences, queries, kv_heads, shared, size).permute(2, 0, 3, 1, 4)
-    scores_XRL = torch.bmm(q_KSGQD.reshape(matrices, shared * queries, size), keys_XDL)
-    long = torch.float64 if scores_XRL.dtype == torch.float64 else torch.float32
-    scores_KSGQL = scores_XRL.to(long).view(kv_heads, sequences, shared, queries, keys)
-    if terms.softcap:
-        scores_KSGQL = scores_KSGQL.div_(terms.softcap).tanh_().mul_(terms.softcap)
-    if terms.bias_HN is not None:
-        scores_KSGQL = scores_KSGQL.add_(terms.bias_HN[:, :keys].view(kv_heads, 1, shared, 1, keys))
+    q_KSGQD = q_SQHD.reshape(sequences, queries, kv_heads, shared, size).permute(2, 0, 3, 1, 4)
+    scores_ZYL = torch.bmm(q_KSGQD.reshape(matrices, shared * queries, size), keys_ZDL)
+    scores_KSGQL = scores_ZYL.view(kv_heads, sequences, shared, queries, keys)
+    if score_modifiers.softcap:
+        scores_KSGQL = scores_KSGQL.div_(score_modifiers.softcap).tanh_().mul_(score_modifiers.softcap)
+    if score_modifiers.bias_HN is not None:
+        scores_KSGQL = scores_KSGQL.add_(score_modifiers.bias_HN[:, :keys].view(kv_heads, 1, shared, 1, keys))
     if mask is not None:
         scores_KSGQL = scores_KSGQL.add_(mask if mask.dim() == 2 else mask.unsqueeze(0))
-    if terms.sinks_H is not None:
-        sinks = terms.sinks_H.to(long).view(kv_heads, 1, shared, 1, 1)
+    if score_modifiers.sinks_H is not None:
+        sinks = score_modifiers.sinks_H.to(scores_KSGQL.dtype).view(kv_heads, 1, shared, 1, 1)
         sinks = sinks.expand(kv_heads, sequences, shared, queries, 1)
         weights_KSGQL = torch.cat((scores_KSGQL, sinks), -1).softmax(-1)[..., :-1]
     else:
         weights_KSGQL = scores_KSGQL.softmax(-1)
-    weights_XRL = weights_KSGQL.to(q_SQHD.dtype).reshape(matrices, shared * queries, keys)
-    a_KSGQV = torch.bmm(weights_XRL, values_XLV).view(kv_heads, sequences, shared, queries, -1)
+    weights_ZYL = weights_KSGQL.to(values_ZLV.dtype).reshape(matrices, shared * queries, keys)
+    a_KSGQV = torch.bmm(weights_ZYL, values_ZLV).view(kv_heads, sequences, shared, queries, -1)
     return a_KSGQV.permute(1, 3, 0, 2, 4).reshape(sequences, queries, heads, -1)

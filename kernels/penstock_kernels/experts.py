@@ -1,6 +1,6 @@
-"""Mixtures of experts: which experts a token goes to, and what they make of it.
+"""Mixtures of experts: routing, and the weighted sum of the experts' outputs.
 
-Letters beside those of the package: X experts, A experts of one token.
+Letters beside those of the package: A experts of one token, G rows of an expert's first matrix.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Routing:
     sigmoid: bool = False  # scores are sigmoids of the logits; else their softmax over all experts
     normalize: bool = False  # weights of a token are made to add up to 1
     scale: float = 1.0
-    groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
+    groups: int = 1  # experts are chosen from the best `top_groups` of these groups
     top_groups: int = 1
-    group_best: int = 1  # a group is as good as the sum of its so many best experts
+    group_best: int = 1  # a group's score is the sum of its `group_best` best experts' scores
 
 
 def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

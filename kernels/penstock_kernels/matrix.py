@@ -4,7 +4,7 @@ In float32 on a CPU a token's result does not depend on how many others are in t
 or three rows in another order than more, so the rows are filled up to a multiple of ROWS. Sequences are then
 the same to the last bit alone, in a crowd and refilled after a crash (attention does its part in `attention`).
 Weights are read once whether for one row or eight, so this costs little. In bf16 nothing is filled up: speed
-is what it is for, and a near-tie may tip. Where a `tile` is asked for, every product is one of so many rows, in
+is what it is for, and a near-tie may tip. Where a `tile` is asked for, every product has `tile` rows, in
 any dtype on any device: then no library has a choice that depends on the number of tokens.
 """
 

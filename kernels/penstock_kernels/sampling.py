@@ -1,7 +1,8 @@
 """Choosing tokens from logits, for all rows at once.
 
-Letters: S rows, V vocabulary, R rows of penalty counts. Every result for a row depends on that row
-alone: ties are kept together or broken by the lower token id, never by the order of a sort.
+Letters: S rows, V vocabulary, R rows of penalty counts, C candidates of a row, M pairs of a row and a token. Every
+result for a row depends on that row alone: ties are kept together or broken by the lower token id, never by the order
+of a sort.
 """
 
 import numpy as np
@@ -63,13 +64,13 @@ def penalize(
     return logits_SV - output_SV * frequency_S1 - (output_SV > 0) * presence_S1
 
 
-def add_bias(logits_SV: Tensor, rows_X: Tensor, tokens_X: Tensor, biases_X: Tensor) -> Tensor:
+def add_bias(logits_SV: Tensor, rows_M: Tensor, tokens_M: Tensor, biases_M: Tensor) -> Tensor:
     """Logits with each bias added to logits[row, token].
 
-    rows and tokens (X,) int64, biases (X,) fp32. A bias of -inf forbids its token, one of +inf forces it:
+    rows and tokens (M,) int64, biases (M,) fp32. A bias of -inf forbids its token, one of +inf forces it:
     of a row with forced tokens all others are forbidden, and the forced ones are equally likely.
     """
-    logits_SV = logits_SV.index_put((rows_X, tokens_X), biases_X, accumulate=True)
+    logits_SV = logits_SV.index_put((rows_M, tokens_M), biases_M, accumulate=True)
     forced_SV = logits_SV == torch.inf
     only_forced_SV = torch.where(forced_SV, 0.0, -torch.inf)
     return torch.where(forced_SV.any(-1, keepdim=True), only_forced_SV, logits_SV)
@@ -101,7 +102,7 @@ def green_tokens(previous_S: Tensor, vocabulary: int, greens: int) -> Tensor:
 def add_watermark(
     logits_SV: Tensor, previous_S: Tensor, greens_S: npt.NDArray[np.int64], deltas_S1: Tensor
 ) -> Tensor:
-    """Logits with each row's delta added to its green tokens, of which it has so many.
+    """Logits with each row's delta added to its green tokens; `greens` is their number in each row.
 
     logits (S, V) fp32, previous (S,) int64, greens on the host, deltas (S, 1) fp32. See `green_tokens`.
     """
@@ -111,7 +112,7 @@ def add_watermark(
         return logits_SV + green_SV * deltas_S1
     marked_SV = logits_SV.clone()
     for size in sizes:
-        rows = torch.from_numpy(np.flatnonzero(greens_S == size)).to(logits_SV.device)
+        rows = torch.from_numpy(np.flatnonzero(greens_S == size)).to(logits_SV.device, non_blocking=True)
         green_SV = green_tokens(previous_S.index_select(0, rows), logits_SV.shape[1], int(size))
         some_SV = logits_SV.index_select(0, rows) + green_SV * deltas_S1.index_select(0, rows)
         marked_SV.index_copy_(0, rows, some_SV)
@@ -130,7 +131,8 @@ def keep_largest(logits_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: T
     cut_S1 = (top_k_S < vocabulary).unsqueeze(1)
     top_k_S1, top_p_S1 = top_k_S.unsqueeze(1), top_p_S.unsqueeze(1)
     total_S1 = logits_SV.logsumexp(-1, keepdim=True)
-    shortlist = min(SHORTLIST, vocabulary)
+    # Whether a shortlist is enough is known once it is computed, and for that the host had to wait for an accelerator.
+    shortlist = min(SHORTLIST, vocabulary) if logits_SV.device.type == "cpu" else vocabulary
     while True:
         top_SC = logits_SV.topk(shortlist, dim=-1).values
         mass_SC = (top_SC - total_S1).exp().cumsum(-1, dtype=torch.float64)
@@ -195,10 +197,10 @@ def argmax(logits_SV: Tensor) -> Tensor:
     """
     rows, vocabulary = logits_SV.shape
     piece = next((size for size in range(256, 15, -1) if vocabulary % size == 0), vocabulary)
-    pieces_SXY = logits_SV.view(rows, vocabulary // piece, piece)
-    best_S1 = pieces_SXY.amax(-1).argmax(-1, keepdim=True)
-    within_SY = pieces_SXY.gather(1, best_S1.unsqueeze(-1).expand(rows, 1, piece)).squeeze(1)
-    return best_S1.squeeze(1) * piece + within_SY.argmax(-1)
+    pieces_SMC = logits_SV.view(rows, vocabulary // piece, piece)
+    best_S1 = pieces_SMC.amax(-1).argmax(-1, keepdim=True)
+    within_SC = pieces_SMC.gather(1, best_S1.unsqueeze(-1).expand(rows, 1, piece)).squeeze(1)
+    return best_S1.squeeze(1) * piece + within_SC.argmax(-1)
 
 
 def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock_kernels import attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -176,10 +177,18 @@ def naive_attention(q_THD: Tensor, k_LKD: Tensor, v_LKD: Tensor, first: int, sca
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("at_once", [1, 800, 1 << 20])
 def test_paged_attention_sees_each_sequence_up_to_the_token(
-    dtype: torch.dtype, heads: int, kv_heads: int, fused: bool
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    fused: bool,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Decodes of 1, 9 and 40 keys in one rectangle; chunks of 5 after 7 and of 3 after 0 in another."""
+    monkeypatch.setitem(attention.GATHERED_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", at_once)
     size, scale = 8, 0.3
     shapes = [(1, 0), (1, 8), (1, 39), (5, 7), (3, 0)]  # (queries, tokens before)
     rows = sum(q + first for q, first in shapes)
@@ -187,8 +196,8 @@ def test_paged_attention_sees_each_sequence_up_to_the_token(
     zero_row = rows + 9
     cache[zero_row] = 0
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(3)).tolist()
-    places = [[order.pop() for _ in range(q + first)] for q, first in shapes]
-    for number, own in enumerate(places):
+    mapping = [[order.pop() for _ in range(q + first)] for q, first in shapes]
+    for number, own in enumerate(mapping):
         cache[own] = random(len(own), 2 * kv_heads, size, seed=number).to(dtype)
     q_THD = random(11, heads, size, seed=9).to(dtype)
 
@@ -196,15 +205,18 @@ def test_paged_attention_sees_each_sequence_up_to_the_token(
         return torch.tensor([row + [zero_row] * (keys - len(row)) for row in own])
 
     keys = 64
-    decode_places = padded(places[:3], keys)
+    decode_mapping = padded(mapping[:3], keys)
     mask = torch.where(torch.arange(keys) < torch.tensor([[1], [9], [40]]), 0.0, -torch.inf).to(dtype)
     decodes = ops.DecodeGroup(
         begin=0,
         end=3,
         keys=keys,
-        heads_JSL=(decode_places.view(-1) * 2 * kv_heads + torch.arange(2 * kv_heads).unsqueeze(1)).view(-1),
+        slot_mapping_SL=decode_mapping.view(-1),
         mask_S1L=mask.unsqueeze(1),
     )
+    if at_once >= 1 << 20:
+        heads_J1 = torch.arange(2 * kv_heads).unsqueeze(1)
+        decodes.heads_JSL = (decode_mapping.view(-1) * 2 * kv_heads + heads_J1).view(-1)
     last = torch.tensor([[7, 8, 9, 10, 11], [0, 1, 2, 2, 2]])
     chunk_mask = torch.where(torch.arange(12) <= last.unsqueeze(-1), 0.0, -torch.inf).to(dtype)
     chunks = ops.ChunkGroup(
@@ -213,22 +225,21 @@ def test_paged_attention_sees_each_sequence_up_to_the_token(
         sequences=2,
         queries=5,
         keys=12,
-        places_SL=padded(places[3:], 12).view(-1),
+        slot_mapping_SL=padded(mapping[3:], 12).view(-1),
         mask_S1QL=chunk_mask.unsqueeze(1),
         causal=False,
         spread_SQ=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 7, 7]),
         gather_T=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7]),
     )
-    gathered = torch.empty(decodes.heads_JSL.numel() * size + 5, dtype=dtype)
     out = torch.full((11, heads, size), torch.nan, dtype=dtype)
-    layout = ops.AttentionLayout(gathered, chunks=[chunks])
+    metadata = ops.AttentionMetadata(chunks=[chunks])
     if fused:
-        layout.few = [ops.FewGroup(0, 3, keys, decode_places.view(-1), mask.view(3, 1, 1, keys))]
+        metadata.few = [ops.FewGroup(0, 3, keys, decode_mapping.view(-1), mask.view(3, 1, 1, keys))]
     else:
-        layout.decodes = [decodes]
-    ops.paged_attention(q_THD, cache, layout, scale, out)
+        metadata.decodes = [decodes]
+    ops.paged_attention(q_THD, cache, metadata, scale, out)
     begin = 0
-    for (queries, first), own in zip(shapes, places, strict=True):
+    for (queries, first), own in zip(shapes, mapping, strict=True):
         k, v = cache[own][:, :kv_heads], cache[own][:, kv_heads:]
         exact = naive_attention(q_THD[begin : begin + queries], k, v, first, scale)
         assert_close(out[begin : begin + queries], exact)
@@ -318,7 +329,8 @@ def test_paged_attention_with_terms(
     at_once: int, dtype: torch.dtype, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two decodes of 3 and 7 keys, and a whole prompt of 5."""
-    monkeypatch.setattr("penstock_kernels.attention.SCORES_AT_ONCE", at_once)
+    monkeypatch.setitem(attention.GATHERED_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", at_once)
     heads, kv_heads, size, scale = 4, 2, 8, 0.3
     latent = 6 if term in ("latent", "all") else 0
     if latent:
@@ -326,17 +338,17 @@ def test_paged_attention_with_terms(
     rows = 1 if latent else 2 * kv_heads
     cache = random(20, rows, size).to(dtype)
     cache[19] = 0
-    places = [[4, 9, 1], [0, 2, 3, 5, 6, 7, 8], [10, 11, 12, 13, 14]]
+    mapping = [[4, 9, 1], [0, 2, 3, 5, 6, 7, 8], [10, 11, 12, 13, 14]]
     seen = torch.tensor([[True] * 3 + [False] * 4, [True] * 7])
     few = ops.FewGroup(
         begin=0,
         end=2,
         keys=7,
-        places_SL=torch.tensor([*places[0], 19, 19, 19, 19, *places[1]]),
+        slot_mapping_SL=torch.tensor([*mapping[0], 19, 19, 19, 19, *mapping[1]]),
         mask_S11L=torch.where(seen, 0.0, -torch.inf).to(dtype).view(2, 1, 1, 7),
     )
-    chunk = ops.ChunkGroup(2, 7, 1, 5, 5, torch.tensor(places[2]), None, True, None, None)
-    terms = ops.AttentionTerms(
+    chunk = ops.ChunkGroup(2, 7, 1, 5, 5, torch.tensor(mapping[2]), None, True, None, None)
+    modifiers = ops.ScoreModifiers(
         softcap=0.7 if term in ("softcap", "all") else 0.0,
         bias_HN=random(heads, 40, seed=3) if term in ("bias", "all") else None,
         sinks_H=random(heads, seed=4) if term in ("sinks", "all") else None,
@@ -344,20 +356,63 @@ def test_paged_attention_with_terms(
     )
     q = random(7, heads, size, seed=5).to(dtype)
     out = torch.empty(7, heads, latent or size, dtype=dtype)
-    layout = ops.AttentionLayout(torch.empty(0), few=[few], chunks=[chunk])
-    ops.paged_attention(q, cache, layout, scale, out, terms)
+    metadata = ops.AttentionMetadata(few=[few], chunks=[chunk])
+    ops.paged_attention(q, cache, metadata, scale, out, modifiers)
 
-    whose = [places[0], places[1], *(places[2][: at + 1] for at in range(5))]
+    whose = [mapping[0], mapping[1], *(mapping[2][: at + 1] for at in range(5))]
     for token, own in enumerate(whose):
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
             keys = cache[own, kv_head].double()
             values = keys[:, :latent] if latent else cache[own, kv_heads + kv_head].double()
             scores = scale * keys @ q[token, head].double()
-            if terms.softcap:
-                scores = terms.softcap * (scores / terms.softcap).tanh()
-            if terms.bias_HN is not None:
-                scores = scores + terms.bias_HN[head, : len(own)].double()
+            if modifiers.softcap:
+                scores = modifiers.softcap * (scores / modifiers.softcap).tanh()
+            if modifiers.bias_HN is not None:
+                scores = scores + modifiers.bias_HN[head, : len(own)].double()
             weights = scores.exp()
-            total = weights.sum() + (0 if terms.sinks_H is None else terms.sinks_H[head].double().exp())
+            total = weights.sum() + (
+                0 if modifiers.sinks_H is None else modifiers.sinks_H[head].double().exp()
+            )
             assert_close(out[token, head], (weights / total) @ values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["decodes", "few", "chunks"])
+@pytest.mark.parametrize("term", ["plain", "softcap", "sinks"])
+def test_large_scores_keep_their_differences(dtype: torch.dtype, kind: str, term: str) -> None:
+    """As of a model with large biases of queries and keys: all scores are 96 and a little more, where neighbours in
+    bfloat16 are 0.5 apart. What all keys have in common must not cost what makes them different.
+    """
+    heads, kv_heads, size, keys, scale = 4, 2, 32, 48, 0.25
+    cache = (random(keys + 1, 2 * kv_heads, size) / 2).to(dtype)
+    q = random(1, heads, size, seed=1).to(dtype)
+    q[:, :, :6], cache[:, :kv_heads, :6] = 8.0, 8.0
+    cache[keys] = 0
+    mapping = torch.arange(keys)
+    metadata = ops.AttentionMetadata()
+    if kind == "decodes" and term == "plain":
+        metadata.decodes = [ops.DecodeGroup(0, 1, keys, mapping, None)]
+    elif kind == "chunks":
+        chunk = ops.ChunkGroup(0, 1, 1, 1, keys, mapping, torch.zeros(1, 1, 1, keys), False, None, None)
+        metadata.chunks = [chunk]
+    else:
+        metadata.few = [ops.FewGroup(0, 1, keys, mapping, None)]
+    softcap, sinks = 0.0, None
+    if term == "softcap":
+        softcap = 5000.0
+    elif term == "sinks":
+        sinks = torch.full((heads,), 96.0)
+    modifiers = ops.PLAIN if term == "plain" else ops.ScoreModifiers(softcap=softcap, sinks_H=sinks)
+    out = torch.empty(1, heads, size, dtype=dtype)
+    ops.paged_attention(q, cache, metadata, scale, out, modifiers)
+    for head in range(heads):
+        k, v = (cache[:keys, rows + head // 2].double() for rows in (0, kv_heads))
+        scores = k @ q[0, head].double() * scale
+        assert 90 < float(scores.mean()) < 102 and 0.3 < float(scores.std()) < 1.5
+        if softcap:
+            scores = softcap * (scores / softcap).tanh()
+        weights = scores.exp()
+        exact = weights @ v / (weights.sum() + (0 if sinks is None else sinks[head].double().exp()))
+        error = float((out[0, head].double() - exact).norm() / exact.norm())
+        assert error < (6e-3 if dtype != torch.float32 else 1e-5), error

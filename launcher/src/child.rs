@@ -8,23 +8,25 @@ use std::time::Instant;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::io::AsyncRead;
 use tokio::process::{Child, ChildStdin};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::lines::Lines;
 use crate::log::ChildLine;
 
 /// A child that is being watched. Dropped, it is killed with all that it started.
 pub struct Watched {
     group: Pid,
     exit: watch::Receiver<Option<Exit>>,
+    words: Arc<Mutex<LastWords>>,
     /// Its end of file tells the child that the launcher is gone.
     _stdin: Option<ChildStdin>,
 }
 
-/// What a worker exits with whose connection to another one broke (`_Ending` in server/penstock/serving.py).
-const BEREFT: i32 = 3;
+/// What a worker exits with whose connection to another one broke (`ProcessExit` in server/penstock/rpc/server.py).
+const PEER_LOST: i32 = 3;
 
 /// How a child ended.
 #[derive(Clone, Debug)]
@@ -34,13 +36,14 @@ pub struct Exit {
     words: LastWords,
 }
 
-/// What a child said last, for the line that explains its end.
-#[derive(Clone, Debug, Default)]
+/// What a child said last, for the line that explains its end, and when it last said how far it is.
+#[derive(Clone, Debug)]
 struct LastWords {
     /// The event that said why it ends.
     fatal: Option<String>,
     /// The last line that was no event: what Python prints of an exception.
     other: Option<String>,
+    progress: Instant,
 }
 
 impl Watched {
@@ -49,12 +52,13 @@ impl Watched {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = Pid::from_raw(id.ok_or_else(|| std::io::Error::other("it ended at once"))?);
         let stdin = child.stdin.take();
-        let words = Arc::new(Mutex::new(LastWords::default()));
+        let words = Arc::new(Mutex::new(LastWords::none()));
         let streams = [
             child.stdout.take().map(|pipe| relay(pipe, words.clone(), rank)),
             child.stderr.take().map(|pipe| relay(pipe, words.clone(), rank)),
         ];
         let (tell, exit) = watch::channel(None);
+        let heard = words.clone();
         tokio::spawn(async move {
             let status = child.wait().await;
             let at = Instant::now();
@@ -67,7 +71,7 @@ impl Watched {
             let status = status.unwrap_or_else(|_| ExitStatus::from_raw(-1));
             let _ = tell.send(Some(Exit { at, status, words }));
         });
-        Ok(Self { group, exit, _stdin: stdin })
+        Ok(Self { group, exit, words: heard, _stdin: stdin })
     }
 
     pub fn pid(&self) -> i32 {
@@ -87,6 +91,11 @@ impl Watched {
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     }
 
+    /// When it last said that something which takes long goes on; else when it was started.
+    pub fn last_progress(&self) -> Instant {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner).progress
+    }
+
     pub fn exited(&self) -> Option<Exit> {
         self.exit.borrow().clone()
     }
@@ -97,7 +106,7 @@ impl Watched {
         match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
             Ok(Some(exit)) => exit,
             // The watching task ends only after it has told.
-            _ => Exit { at: Instant::now(), status: ExitStatus::from_raw(-1), words: LastWords::default() },
+            _ => Exit { at: Instant::now(), status: ExitStatus::from_raw(-1), words: LastWords::none() },
         }
     }
 }
@@ -113,7 +122,7 @@ impl Drop for Watched {
 impl Exit {
     /// It ended since another worker had.
     pub fn is_consequence(&self) -> bool {
-        self.status.code() == Some(BEREFT)
+        self.status.code() == Some(PEER_LOST)
     }
 
     /// The child ended by itself and said why.
@@ -153,12 +162,17 @@ impl Exit {
 }
 
 impl LastWords {
+    fn none() -> Self {
+        Self { fatal: None, other: None, progress: Instant::now() }
+    }
+
     fn said(&self) -> &Option<String> {
         if self.fatal.is_some() { &self.fatal } else { &self.other }
     }
 
     fn hear(&mut self, line: &ChildLine) {
         match line {
+            ChildLine::Event { progress: true, .. } => self.progress = Instant::now(),
             ChildLine::Event { message, fatal: true, .. } => self.fatal = Some(first_line(message)),
             ChildLine::Other(text) if !text.trim().is_empty() => self.other = Some(text.trim().to_owned()),
             _ => {}
@@ -170,18 +184,16 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Logs every line of `pipe`, whole, until it closes.
+/// Logs every line of `pipe` until it closes.
 fn relay(
     pipe: impl AsyncRead + Send + Unpin + 'static,
     words: Arc<Mutex<LastWords>>,
     rank: Option<u32>,
 ) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let mut pipe = BufReader::with_capacity(64 << 10, pipe);
-        let mut line = Vec::new();
-        while matches!(pipe.read_until(b'\n', &mut line).await, Ok(read) if read > 0) {
-            let parsed = ChildLine::parse(&line);
-            line.clear();
+        let mut lines = Lines::of(pipe);
+        while let Some(line) = lines.next().await {
+            let parsed = ChildLine::parse(line);
             words.lock().unwrap_or_else(PoisonError::into_inner).hear(&parsed);
             parsed.log_of_worker(rank);
         }

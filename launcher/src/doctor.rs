@@ -1,15 +1,17 @@
 //! `penstock doctor`: says what would become of a model on this machine, and serves nothing. Finds the Python
-//! that would run the workers and turns into `python -m penstock.doctor`, whose output and exit code it has.
+//! that would run the workers and turns into `python -m penstock.doctor`, whose output and exit code it has. What
+//! only the router can judge, chat templates among it, that asks this program in turn (`PROMPT_FILES`).
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 
+use crate::environment::Environment;
 use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
 use crate::python;
-use crate::surroundings::Surroundings;
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -32,13 +34,33 @@ struct Doctor {
     json: bool,
 }
 
+/// The word for `prompt_files`, which is for the doctor and not for people.
+pub const PROMPT_FILES: &str = "prompt-files";
+
+/// Prints what is wrong with the tokenizer.json and the chat templates of a folder: a JSON list of lines.
+pub fn prompt_files(folder: Option<OsString>) -> ExitCode {
+    let Some(folder) = folder else {
+        eprintln!("{PROMPT_FILES}: the folder is missing");
+        return ExitCode::from(2);
+    };
+    println!("{}", serde_json::Value::from(penstock_router::prompt::problems_of_files(Path::new(&folder))));
+    ExitCode::SUCCESS
+}
+
 /// Does not return when all is well: this process becomes Python's.
-pub fn run(arguments: impl Iterator<Item = OsString>, around: &Surroundings) -> ExitCode {
+pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment) -> ExitCode {
     let outcome = parse(arguments).and_then(|doctor| {
-        let interpreter = python::find(doctor.worker.python.as_deref(), around).map_err(Refusal::Flag)?;
+        let interpreter =
+            python::find(doctor.worker.python.as_deref(), environment).map_err(Refusal::Flag)?;
         let mut command = Command::new(&interpreter);
         command.args(["-P", "-m", "penstock.doctor"]).args(doctor.arguments());
-        if let Some(token) = &around.hf_api_token {
+        for secret in environment.secrets_beside_the_hubs() {
+            command.env_remove(secret);
+        }
+        if let Ok(launcher) = std::env::current_exe() {
+            command.arg("--launcher").arg(launcher);
+        }
+        if let Some(token) = &environment.hf_api_token {
             command.env("HF_TOKEN", token);
         }
         let error = command.exec();
@@ -50,7 +72,10 @@ pub fn run(arguments: impl Iterator<Item = OsString>, around: &Surroundings) -> 
 fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Doctor, Refusal> {
     let command = flags::lenient_environment(Doctor::command())?;
     let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
-    Doctor::from_arg_matches(&matches).map_err(|error| Refusal::Clap(error.format(&mut command.clone())))
+    let doctor: Doctor = Doctor::from_arg_matches(&matches)
+        .map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
+    flags::check_model_and_workers(&doctor.model, &doctor.worker).map_err(Refusal::Flag)?;
+    Ok(doctor)
 }
 
 impl Doctor {
@@ -117,5 +142,13 @@ mod tests {
     fn a_flag_of_the_server_only_is_left_to_clap() {
         let refused = parse(["doctor", "--port", "80"].into_iter().map(OsString::from));
         assert!(matches!(refused, Err(Refusal::Clap(_))));
+    }
+
+    #[test]
+    fn combinations_that_the_server_refuses_are_refused() {
+        for line in ["doctor --num-shard 2 --sharded false", "doctor --revision main"] {
+            let refused = parse(line.split_whitespace().map(OsString::from));
+            assert!(matches!(refused, Err(Refusal::Flag(_))), "{line}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use penstock_router::config::RouterArgs;
 use penstock_router::limits::check_flags;
 
-use crate::tgi;
+use crate::{log, tgi_flags};
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -82,7 +82,7 @@ pub struct WorkerArgs {
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub sharded: Option<bool>,
     /// Host at which the shards find each other [default: none is needed; localhost beside a port]
-    #[arg(long, env)]
+    #[arg(long, env, value_parser = parse_master_addr)]
     pub master_addr: Option<String>,
     /// Port at which the shards find each other [default: none is needed; 29500 beside a host]
     #[arg(long, env, value_parser = clap::value_parser!(u16).range(1..))]
@@ -93,6 +93,9 @@ pub struct WorkerArgs {
     /// CPU threads that compute, in each worker [default: the cores, divided among the workers]
     #[arg(long, env, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub worker_threads: Option<u32>,
+    /// Seconds without progress after which workers that load the model are taken for hung, and replaced
+    #[arg(long, env, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub load_timeout: u64,
     /// The Python that runs the workers [default: the one beside this program]
     #[arg(long, env = "PENSTOCK_PYTHON")]
     pub python: Option<PathBuf>,
@@ -104,8 +107,8 @@ pub struct LogArgs {
     /// One JSON object for each log line
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub json_output: bool,
-    /// error, warn, info, debug, trace, or a filter such as `info,penstock_router=debug`
-    #[arg(long, env, default_value = "info")]
+    /// error, warn, info, debug, trace, off, or a filter such as `info,penstock_router=debug`
+    #[arg(long, env, default_value = "info", value_parser = log::parse_level)]
     pub log_level: String,
 }
 
@@ -155,9 +158,9 @@ pub enum Refusal {
 /// Parses and checks the command line and, through clap, the environment. Also returns one line for each
 /// flag that was given and has no effect.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<String>), Refusal> {
-    let command = lenient_environment(tgi::declare(Cli::command()))?;
+    let command = lenient_environment(tgi_flags::declare(Cli::command()))?;
     let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
-    let mut warnings = tgi::judge(&matches).map_err(Refusal::Flag)?;
+    let mut warnings = tgi_flags::check(&matches).map_err(Refusal::Flag)?;
     let cli =
         Cli::from_arg_matches(&matches).map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
     warnings.extend(check(&cli).map_err(Refusal::Flag)?);
@@ -200,7 +203,28 @@ pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refu
 
 /// Refuses combinations that cannot be meant; answers a warning for each flag that has no effect.
 fn check(cli: &Cli) -> Result<Vec<String>, String> {
-    let (model, worker, router) = (&cli.model, &cli.worker, &cli.router);
+    let router = &cli.router;
+    let warnings = check_model_and_workers(&cli.model, &cli.worker)?;
+    check_flags(router).map_err(|error| error.to_string())?;
+    if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
+        && tokens < rows
+    {
+        return Err(format!(
+            "--max-batch-prefill-tokens ({tokens}) must be at least --max-batch-size ({rows}): \
+             each running sequence needs one token of every step"
+        ));
+    }
+
+    if let Some(path) = &router.tokenizer_config_path
+        && !path.is_file()
+    {
+        return Err(format!("--tokenizer-config-path: {} is not a file", path.display()));
+    }
+    Ok(warnings)
+}
+
+/// Those flags of them that the doctor has, too.
+pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
 
     let shards = worker.num_shard.unwrap_or(1);
@@ -226,27 +250,6 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
         if given && worker.num_shard == Some(1) && parts == 1 {
             warnings.push(format!("{flag} has no effect: one worker has no other to find"));
         }
-    }
-    if let Some(host) = &worker.master_addr
-        && (host.is_empty() || host.contains(['/', ' ']))
-    {
-        return Err(format!("--master-addr: '{host}' is no host"));
-    }
-
-    check_flags(router).map_err(|error| error.to_string())?;
-    if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
-        && tokens < rows
-    {
-        return Err(format!(
-            "--max-batch-prefill-tokens ({tokens}) must be at least --max-batch-size ({rows}): \
-             each running sequence needs one token of every step"
-        ));
-    }
-
-    if let Some(path) = &router.tokenizer_config_path
-        && !path.is_file()
-    {
-        return Err(format!("--tokenizer-config-path: {} is not a file", path.display()));
     }
     if let Some(path) = &worker.python
         && !path.is_file()
@@ -283,6 +286,10 @@ fn parse_device(text: &str) -> Result<String, String> {
     let index = text.strip_prefix("cuda:");
     let known = text == "cpu" || text == "cuda" || index.is_some_and(|index| index.parse::<u8>().is_ok());
     if known { Ok(text.to_owned()) } else { Err("must be cpu, cuda or cuda:N".into()) }
+}
+
+fn parse_master_addr(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(['/', ' ']) { Err("is no host".into()) } else { Ok(text.to_owned()) }
 }
 
 impl Refusal {
@@ -325,7 +332,7 @@ mod tests {
 
     #[test]
     fn clap_finds_no_fault_in_the_declarations() {
-        tgi::declare(Cli::command()).debug_assert();
+        tgi_flags::declare(Cli::command()).debug_assert();
     }
 
     #[test]
@@ -334,7 +341,6 @@ mod tests {
             ("--sharded false --num-shard 2", "--sharded"),
             ("--num-shard 2 --device cuda:1", "--device"),
             ("--pipeline-parallel 2 --device cuda:1", "--pipeline-parallel"),
-            ("--num-shard 2 --master-addr a/b", "--master-addr"),
             ("--sharded true --num-shard 1", "--num-shard"),
             ("--max-input-tokens 100 --max-total-tokens 100", "--max-input-tokens"),
             ("--max-input-length 100 --max-total-tokens 50", "--max-input-tokens"),
@@ -363,6 +369,10 @@ mod tests {
             "--master-port 0",
             "--dtype int8",
             "--device tpu",
+            "--master-addr a/b",
+            "--log-level verbose",
+            "--load-timeout 0",
+            "--cors-allow-origin a\u{1}b",
             "--memory-fraction nan",
             "--memory-fraction 0",
             "--step-timeout -1",

@@ -1,15 +1,20 @@
 //! Logging of the whole server: one line for each event on standard output, as text or JSON, and the lines
 //! of child processes in the same form. Set up once by `main`.
 
+use std::fmt::{self, Debug, Write};
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tracing::field::Field;
 use tracing::{Level, debug, error, info, warn};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{self, Writer};
 
+use crate::environment::Environment;
 use crate::flags::LogArgs;
-use crate::surroundings::Surroundings;
 
-pub fn start(args: &LogArgs, around: &Surroundings) -> Result<(), String> {
+pub fn start(args: &LogArgs, environment: &Environment) -> Result<(), String> {
     let filter = EnvFilter::builder()
         .parse(directives(&args.log_level))
         .map_err(|error| format!("--log-level '{}': {error}", args.log_level))?;
@@ -18,9 +23,74 @@ pub fn start(args: &LogArgs, around: &Surroundings) -> Result<(), String> {
     if args.json_output {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
     } else {
-        lines.compact().with_ansi(around.stdout_is_terminal && !around.no_color).init();
+        let ansi = environment.stdout_is_terminal && !environment.no_color;
+        lines.compact().with_ansi(ansi).fmt_fields(format::debug_fn(write_field).delimited(" ")).init();
     }
+    // Otherwise a panic writes what it likes to standard error: a text that it could not cut, for one.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let message = panic.payload().downcast_ref::<&str>().copied();
+        let message = message.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str));
+        error!("panicked at {place}: {}", message.unwrap_or("without a message"));
+    }));
     Ok(())
+}
+
+/// One field of a line of text. What clients, models and libraries have put into it stays on this line and moves no
+/// cursor: the one place that sees to it, whatever is logged where. In JSON, the format does.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
+    match field.name() {
+        "message" => write!(OneLine { writer, left: LONGEST_MESSAGE }, "{value:?}"),
+        // Where a library said it; the line shows targets where they are wanted.
+        name if name.starts_with("log.") => Ok(()),
+        name => {
+            write!(writer, "{}=", name.trim_start_matches("r#"))?;
+            // Whoever asks for prompts in the log gets them whole.
+            write!(OneLine { writer, left: usize::MAX }, "{value:?}")
+        }
+    }
+}
+
+/// Characters of a message. Texts that clients choose are fields, and are shortened where they are logged.
+const LONGEST_MESSAGE: usize = 4096;
+
+/// Writes what would end the line, move the cursor, or reorder it (controls, ANSI sequences, U+2028, overrides of the
+/// writing direction) as Rust escapes it.
+struct OneLine<'w, 's> {
+    writer: &'w mut Writer<'s>,
+    left: usize,
+}
+
+impl Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            match self.left {
+                0 => return Ok(()),
+                1 => self.writer.write_str("...")?,
+                _ if matches!(character, '\'' | '"' | '\\') => self.writer.write_char(character)?,
+                _ => write!(self.writer, "{}", character.escape_debug())?,
+            }
+            self.left -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// A value of --log-level. A filter of one word that is no level would be taken for the name of a module, and
+/// everything else would be silent.
+pub fn parse_level(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 7] = ["error", "warn", "warning", "info", "debug", "trace", "off"];
+    for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        let is_level = |word: &str| LEVELS.contains(&word.to_lowercase().as_str());
+        let level = word.rsplit_once('=').map_or(word, |(_, level)| level.trim());
+        if !is_level(level) {
+            return Err(format!(
+                "'{level}' is no level: it must be error, warn, info, debug, trace or off, or MODULE=LEVEL"
+            ));
+        }
+    }
+    EnvFilter::builder().parse(directives(text)).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// A bare level speaks of Penstock itself; libraries stay quieter. Anything else is a filter as it is.
@@ -82,10 +152,8 @@ impl ChildLine {
         {
             // Stack traces are for those who debug; the message says what happened.
             if matches!(name.as_str(), "trace" | "traceback" | "exception") {
-                if tracing::enabled!(target: CHILD, Level::DEBUG) {
-                    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                    message = format!("{message}\n{text}");
-                }
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                text.lines().for_each(|line| debug!(target: CHILD, "{line}"));
             } else {
                 message = format!("{message} {name}={value}");
             }
@@ -94,12 +162,14 @@ impl ChildLine {
     }
 
     /// What a worker tells of itself at level info is for those who debug: the router says the same of the
-    /// whole group. How far loading is, only it knows.
+    /// whole group. How far loading is, only it knows. Why it ends is said once, by whoever makes out which of
+    /// several explains the end of all.
     pub fn log_of_worker(self, rank: Option<u32>) {
         let who = rank.map(|rank| format!("worker {rank}: ")).unwrap_or_default();
         let named = match self {
             ChildLine::Event { level, message, fatal, progress } => {
-                let level = if level == Level::INFO && !progress { Level::DEBUG } else { level };
+                let told_elsewhere = fatal || level == Level::INFO && !progress;
+                let level = if told_elsewhere { Level::DEBUG } else { level };
                 ChildLine::Event { level, message: who + &message, fatal, progress }
             }
             ChildLine::Other(text) => ChildLine::Other(who + &text),
@@ -120,7 +190,60 @@ impl ChildLine {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+
+    /// What is logged as text within `write`.
+    fn logged(write: impl FnOnce()) -> String {
+        #[derive(Clone, Default)]
+        struct Kept(Arc<Mutex<Vec<u8>>>);
+        impl io::Write for Kept {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().expect("one thread").extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .compact()
+            .with_ansi(false)
+            .without_time()
+            .fmt_fields(format::debug_fn(write_field).delimited(" "))
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, write);
+        let bytes = std::mem::take(&mut *kept.0.lock().expect("one thread"));
+        String::from_utf8(bytes).expect("UTF-8")
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_is_in_it() {
+        let hostile = "a\r\n2026-01-01 INFO forged\u{1b}[2K\u{2028}\u{202e}\u{85}\u{0}é\"\\";
+        let escaped = r"a\r\n2026-01-01 INFO forged\u{1b}[2K\u{2028}\u{202e}\u{85}\0é";
+        let line = logged(|| info!(field = hostile, shown = %hostile, number = 7, "{hostile}"));
+        assert_eq!(line.matches('\n').count(), 1, "{line:?}");
+        assert!(
+            !line.trim_end().contains(|c: char| c.is_control() || "\u{2028}\u{202e}".contains(c)),
+            "{line:?}"
+        );
+        let message = format!("{escaped}\"\\");
+        assert!(line.contains(&format!("{message} field=\"{escaped}")), "{line}");
+        assert!(line.contains(&format!(" shown={message} number=7")), "{line}");
+    }
+
+    #[test]
+    fn a_message_has_a_length_and_a_prompt_has_none() {
+        let long = "x".repeat(1_500_000);
+        let line = logged(|| info!("{long}"));
+        assert!(line.trim_end().ends_with("x...") && line.len() < LONGEST_MESSAGE + 100, "{}", line.len());
+        assert!(logged(|| info!(prompts = long, "answered")).len() > 1_500_000);
+    }
 
     #[test]
     fn a_structured_line_keeps_its_level_and_its_fields() {
@@ -156,6 +279,16 @@ mod tests {
     fn what_is_no_event_is_kept_as_it_is() {
         assert_eq!(ChildLine::parse(b"[1, 2]\n"), ChildLine::Other("[1, 2]".into()));
         assert_eq!(ChildLine::parse(b"{\"level\": 3}\n"), ChildLine::Other("{\"level\": 3}".into()));
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_and_not_taken_for_a_module() {
+        for text in ["verbose", "info,verbose", "penstock=loud", "no=such=filter", "2", "[span]"] {
+            assert!(parse_level(text).is_err(), "{text}");
+        }
+        for text in ["", "INFO", "warning", "off", "info,penstock_router=debug", "trace"] {
+            assert_eq!(parse_level(text), Ok(text.to_owned()));
+        }
     }
 
     #[test]

@@ -1,24 +1,28 @@
 //! The `penstock` command: parses flags, gets the model, starts the workers, runs the router in this
 //! process, and supervises both. Read `serve` first.
 
-mod backoff;
 mod child;
+mod child_spawner;
+mod contradictions;
+mod descriptors;
 mod doctor;
-mod errand;
+mod environment;
 mod flags;
+mod json_subprocess;
+mod lines;
 mod log;
 mod model;
-mod nursery;
 mod python;
 mod report;
+mod restart_policy;
 mod shards;
 mod sockets;
-mod surroundings;
-mod tgi;
+mod tgi_flags;
 mod tokenizer;
 mod workers;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,13 +35,18 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::child_spawner::ChildSpawner;
+use crate::environment::Environment;
 use crate::flags::Cli;
 use crate::model::{Model, Named};
-use crate::nursery::Nursery;
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
-use crate::surroundings::Surroundings;
 use crate::workers::{WorkerCommand, Workers};
+
+/// Gives freed memory back within seconds, by a thread of its own. The C library's keeps it in each thread's arena: after
+/// answers of 100 MB on several threads a router with nothing to do held up to 1.5 GB.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Beyond `--shutdown-timeout`, for what the router does after its last request.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(2);
@@ -46,15 +55,18 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let began = Instant::now();
-    let around = Surroundings::read();
+    let environment = Environment::read();
     if std::env::args_os().nth(1).is_some_and(|word| word == "doctor") {
-        return doctor::run(std::env::args_os().skip(1), &around);
+        return doctor::run(std::env::args_os().skip(1), &environment);
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == doctor::PROMPT_FILES) {
+        return doctor::prompt_files(std::env::args_os().nth(2));
     }
     let (cli, warnings) = match flags::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report()),
     };
-    let outcome = log::start(&cli.log, &around).and_then(|()| {
+    let outcome = log::start(&cli.log, &environment).and_then(|()| {
         for line in warnings {
             warn!("{line}");
         }
@@ -62,7 +74,7 @@ fn main() -> ExitCode {
             .enable_all()
             .build()
             .map_err(|error| format!("the system gives no threads: {error}"))?;
-        let outcome = runtime.block_on(supervise(&cli, &around, began));
+        let outcome = runtime.block_on(supervise(&cli, &environment, began));
         // Requests that outlived their time are not waited for.
         runtime.shutdown_background();
         outcome
@@ -83,10 +95,10 @@ fn main() -> ExitCode {
 
 /// Serves until a signal says stop: the first drains, the second ends at once. A stop is no failure.
 /// `serve` is a task of its own, so that whatever keeps it busy cannot keep a signal from being heard.
-async fn supervise(cli: &Cli, around: &Surroundings, began: Instant) -> Result<(), String> {
+async fn supervise(cli: &Cli, environment: &Environment, began: Instant) -> Result<(), String> {
     let drain = CancellationToken::new();
     let mut signals = Signals::listen().map_err(|error| format!("signals cannot be watched: {error}"))?;
-    let mut serving = tokio::spawn(serve(cli.clone(), around.clone(), began, drain.clone()));
+    let mut serving = tokio::spawn(serve(cli.clone(), environment.clone(), began, drain.clone()));
     let ended = |outcome: Result<Result<(), String>, JoinError>| {
         outcome.unwrap_or_else(|panic| Err(format!("a fault of Penstock's own: {panic}")))
     };
@@ -109,36 +121,28 @@ async fn supervise(cli: &Cli, around: &Surroundings, began: Instant) -> Result<(
     Ok(())
 }
 
-/// Every connection is a file: takes what the system allows of them. Many systems start programs with 1,024.
-fn allow_open_files(connections: u32) {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    // Workers, sockets, models and logs need some, too.
-    let wanted = u64::from(connections) + 256;
-    if soft >= wanted {
-        return;
-    }
-    let _ = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard);
-    if hard < wanted {
-        warn!("the system allows {hard} open files: fewer connections than --max-connections {connections}");
-    }
-}
-
 /// The whole life of the server. Returns when it has drained, or why it cannot serve.
 async fn serve(
-    cli: Cli,
-    around: Surroundings,
+    mut cli: Cli,
+    environment: Environment,
     began: Instant,
     drain: CancellationToken,
 ) -> Result<(), String> {
+    contradictions::check_device(cli.worker.device.as_deref(), Path::new("/dev"))?;
     let named = Named::read(&cli.model)?;
-    let (num_shard, counted) = shards::count(&cli.worker, &around.devices, report::gpus()).await?;
+    let (num_shard, counted) = shards::count(&cli.worker, &environment.devices, report::gpus()).await?;
     let stages = cli.worker.pipeline_parallel;
     let world_size = num_shard.saturating_mul(stages);
-    allow_open_files(cli.router.max_connections);
+    let connections = descriptors::for_connections(cli.router.max_connections, world_size)?;
+    if connections < cli.router.max_connections {
+        let wanted = std::mem::replace(&mut cli.router.max_connections, connections);
+        warn!(
+            "--max-connections {wanted}: {connections}, since the system allows no more open files (`ulimit -n`)"
+        );
+    }
     let port = penstock_router::bind(&cli.router).map_err(|error| error.to_string())?;
-    let interpreter = python::find(cli.worker.python.as_deref(), &around)?;
-    let nursery = Nursery::open().map_err(|error| format!("the system gives no threads: {error}"))?;
+    let interpreter = python::find(cli.worker.python.as_deref(), &environment)?;
+    let spawner = ChildSpawner::open().map_err(|error| format!("the system gives no threads: {error}"))?;
     info!("Penstock {}", env!("CARGO_PKG_VERSION"));
     if let Some(variable) = counted {
         info!("--num-shard {num_shard}, from the devices that {variable} shows");
@@ -146,28 +150,31 @@ async fn serve(
     if cli.env {
         report::environment(&interpreter).await;
     }
-    let show_progress = around.stderr_is_terminal && !cli.log.json_output;
+    let show_progress = environment.stderr_is_terminal && !cli.log.json_output;
     let model = tokio::select! {
-        model = model::obtain(named, &cli.model, &cli.worker, &interpreter, &nursery, &around, show_progress) => model?,
+        model = model::obtain(named, &cli.model, &cli.worker, &interpreter, &spawner, &environment, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
+    contradictions::check_model(&model.folder, &cli, num_shard)?;
     let cache = cli.model.huggingface_hub_cache.as_deref();
     let tokenizer = tokio::select! {
-        tokenizer = tokenizer::obtain(&model.folder, cache, &interpreter, &nursery) => tokenizer?,
+        tokenizer = tokenizer::obtain(&model.folder, cache, &interpreter, &spawner, &environment.secrets) => tokenizer?,
         () = drain.cancelled() => return Ok(()),
     };
     info!("loading {} from {}", model.id, model.folder.display());
 
-    let sockets = SocketFolder::make(&around.runtime_dir)?;
+    let sockets = SocketFolder::make(&environment.runtime_dir)?;
     let command = WorkerCommand {
         python: interpreter,
         arguments: worker_arguments(&cli, &model, world_size),
         world_size,
         stages,
         rendezvous: Rendezvous::of(&cli.worker),
-        names_interface: around.names_interface,
+        names_interface: environment.names_interface,
+        secrets: environment.secrets.clone(),
+        load_timeout: Duration::from_secs(cli.worker.load_timeout),
     };
-    let workers = Arc::new(Workers::start(command, nursery, sockets).await?);
+    let workers = Arc::new(Workers::start(command, spawner, sockets).await?);
 
     let config = Config {
         args: cli.router.clone(),

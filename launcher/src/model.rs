@@ -1,6 +1,9 @@
 //! Which model is served and where its files are: the one that ships, a local folder, or a download by
-//! `python -m penstock.hub`. What is wrong with a folder is said here, before anything starts.
+//! `python -m penstock.download`. What is wrong with a folder is said here, before anything starts.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
@@ -9,10 +12,10 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tracing::info;
 
-use crate::errand::{self, Ended};
+use crate::child_spawner::ChildSpawner;
+use crate::environment::Environment;
 use crate::flags::{ModelArgs, WorkerArgs};
-use crate::nursery::Nursery;
-use crate::surroundings::Surroundings;
+use crate::json_subprocess::{self, Ended};
 use crate::{python, tokenizer};
 
 /// The name of the shipped model in answers.
@@ -91,6 +94,11 @@ fn check(folder: &Path, trusted: bool) -> Result<(), String> {
             older.join(", ")
         ));
     }
+    for name in names.iter().filter(|name| is_read(name)) {
+        if let Some(instead) = instead_of(&folder.join(name)) {
+            return Err(format!("--model-id: {}: {instead}", folder.join(name).display()));
+        }
+    }
     if any(".safetensors").is_some() {
         return Ok(());
     }
@@ -113,19 +121,50 @@ fn check(folder: &Path, trusted: bool) -> Result<(), String> {
     }
 }
 
+/// Whether a start reads the file of this name.
+fn is_read(name: &str) -> bool {
+    [".safetensors", ".json", ".jinja", ".model"].iter().any(|suffix| name.ends_with(suffix))
+        || PICKLED.contains(&name)
+        || tokenizer::OLDER.iter().any(|files| files.contains(&name))
+}
+
+/// What is there in place of a file, if that is known: reading it might never end, or give what the file is not.
+fn instead_of(file: &Path) -> Option<&'static str> {
+    let kind = file.metadata().ok()?.file_type();
+    if kind.is_fifo() {
+        return Some("a FIFO, not a file");
+    }
+    if kind.is_socket() {
+        return Some("a socket, not a file");
+    }
+    if kind.is_char_device() || kind.is_block_device() {
+        return Some("a device, not a file");
+    }
+    let mut start = Vec::new();
+    File::open(file).ok()?.take(200).read_to_end(&mut start).ok()?;
+    let start = start.trim_ascii_start().to_ascii_lowercase();
+    if start.starts_with(b"version https://git-lfs.github.com/spec") {
+        return Some("a pointer of Git LFS, not the file itself: `git lfs pull` fetches it");
+    }
+    if start.starts_with(b"<!doctype html") || start.starts_with(b"<html") {
+        return Some("an HTML page: what was downloaded is not the file");
+    }
+    None
+}
+
 /// Makes the model available on this machine. The error is one line for the user.
 pub async fn obtain(
     named: Named,
     args: &ModelArgs,
     worker: &WorkerArgs,
     interpreter: &Path,
-    nursery: &Nursery,
-    around: &Surroundings,
+    spawner: &ChildSpawner,
+    environment: &Environment,
     show_progress: bool,
 ) -> Result<Model, String> {
     match named {
         Named::Shipped => {
-            let folder = python::package(interpreter, around)?.join("tiny").join("model");
+            let folder = python::package(interpreter, environment)?.join("tiny").join("model");
             check(&folder, false)
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
             Ok(Model { id: SHIPPED.into(), folder, commit: None })
@@ -136,18 +175,18 @@ pub async fn obtain(
             Ok(Model { id, folder, commit: None })
         }
         Named::Hub(id) => {
-            let mut command = hub_command(&id, args, worker, interpreter, around);
+            let mut command = hub_command(&id, args, worker, interpreter, environment);
             if show_progress {
                 command.arg("--progress-bar").stderr(Stdio::inherit());
             } else {
                 command.stderr(Stdio::piped());
             }
-            download(id, command, args.trust_remote_code, interpreter, nursery).await
+            download(id, command, args.trust_remote_code, interpreter, spawner).await
         }
     }
 }
 
-/// The last line that `penstock.hub` writes.
+/// The last line that `penstock.download` writes.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {
@@ -155,16 +194,16 @@ enum Outcome {
     Failed(String),
 }
 
-/// `python -m penstock.hub`. What it is told of the workers is for the checks that come before a large download.
+/// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
 fn hub_command(
     id: &str,
     args: &ModelArgs,
     worker: &WorkerArgs,
     interpreter: &Path,
-    around: &Surroundings,
+    environment: &Environment,
 ) -> Command {
     let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.hub", id]);
+    command.args(["-P", "-m", "penstock.download", id]);
     if let Some(revision) = &args.revision {
         command.args(["--revision", revision]);
     }
@@ -189,7 +228,10 @@ fn hub_command(
     if let Some(device) = &worker.device {
         command.args(["--device", device]);
     }
-    if let Some(token) = &around.hf_api_token {
+    for secret in environment.secrets_beside_the_hubs() {
+        command.env_remove(secret);
+    }
+    if let Some(token) = &environment.hf_api_token {
         command.env("HF_TOKEN", token);
     }
     command
@@ -200,17 +242,20 @@ async fn download(
     command: Command,
     trusted: bool,
     interpreter: &Path,
-    nursery: &Nursery,
+    spawner: &ChildSpawner,
 ) -> Result<Model, String> {
     let began = Instant::now();
     info!("looking up {id} on the hub");
-    match errand::run(command, interpreter, nursery).await? {
+    match json_subprocess::run(command, interpreter, spawner).await? {
         Ended::Answered(Outcome::Snapshot { folder, commit }) => {
             check(&folder, trusted).map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
             Ok(Model { id, folder, commit })
         }
-        Ended::Answered(Outcome::Failed(line)) => Err(line),
+        // It may have been meant for a folder.
+        Ended::Answered(Outcome::Failed(line)) => {
+            Err(format!("--model-id: no such folder: {id}; and {line}"))
+        }
         Ended::Silent(why) => Err(format!("the download of {id} ended with {why}")),
     }
 }
@@ -272,6 +317,31 @@ mod tests {
         for id in ["/no/such", "./no", "../no/such", "a/b/c", "a b", "", "owner/"] {
             let line = named(id).unwrap_err();
             assert!(line.starts_with("--model-id"), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_or_another_is_said_and_not_read() {
+        let lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+        for (name, content, says) in [
+            ("model.safetensors", lfs, "Git LFS"),
+            ("tokenizer.json", lfs, "Git LFS"),
+            ("model-00001-of-00002.safetensors", "\n<!DOCTYPE HTML><title>404</title>", "HTML"),
+        ] {
+            let model = folder(&["config.json", "tokenizer.json", "model.safetensors"]);
+            std::fs::write(model.path().join(name), content).unwrap();
+            let line = check(model.path(), false).unwrap_err();
+            assert!(line.contains(says) && line.contains(name), "{line}");
+        }
+        for name in ["config.json", "tokenizer_config.json", "model.safetensors", "chat_template.jinja"] {
+            let model = folder(&["config.json", "tokenizer.json", "model.safetensors"]);
+            let path = model.path().join(name);
+            let _ = std::fs::remove_file(&path);
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            assert!(check(model.path(), false).unwrap_err().contains("a FIFO, not a file"));
+            std::fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+            assert!(check(model.path(), false).unwrap_err().contains("a device, not a file"));
         }
     }
 

@@ -4,19 +4,19 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::surroundings::Surroundings;
+use crate::environment::Environment;
 
 /// The interpreter: the one the user names, else the one beside this program, else the active virtual
 /// environment's. Never just any `python3` of the PATH: it would not have the package, or not this version.
-pub fn find(named: Option<&Path>, around: &Surroundings) -> Result<PathBuf, String> {
+pub fn find(named: Option<&Path>, environment: &Environment) -> Result<PathBuf, String> {
     if let Some(path) = named {
         return Ok(path.to_owned());
     }
     // The name it was called by comes first: `bin/penstock` of an environment may be a link to a file
     // that lies elsewhere, without a Python beside it.
-    let called = around.argv0.as_deref().and_then(|name| called_in(name, &around.path));
-    let lies = around.executable.as_deref().and_then(Path::parent).map(Path::to_owned);
-    let active = around.virtual_env.as_deref().map(|prefix| prefix.join("bin"));
+    let called = environment.argv0.as_deref().and_then(|name| called_in(name, &environment.path));
+    let lies = environment.executable.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let active = environment.virtual_env.as_deref().map(|prefix| prefix.join("bin"));
     let folders: Vec<PathBuf> = [called, lies, active].into_iter().flatten().collect();
     folders
         .iter()
@@ -37,9 +37,9 @@ fn called_in(name: &Path, path: &[PathBuf]) -> Option<PathBuf> {
 }
 
 /// The folder of the package `penstock` that `python` imports.
-pub fn package(python: &Path, around: &Surroundings) -> Result<PathBuf, String> {
+pub fn package(python: &Path, environment: &Environment) -> Result<PathBuf, String> {
     let holds = |folder: &Path| folder.join("penstock").join("worker.py").is_file();
-    let looked = around.python_path.iter().find(|folder| holds(folder)).cloned();
+    let looked = environment.python_path.iter().find(|folder| holds(folder)).cloned();
     if let Some(folder) = looked.or_else(|| site_folders(python).into_iter().find(|folder| holds(folder))) {
         return Ok(folder.join("penstock"));
     }
@@ -90,10 +90,10 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::surroundings::VisibleDevices;
+    use crate::environment::VisibleDevices;
 
-    fn around() -> Surroundings {
-        Surroundings {
+    fn environment() -> Environment {
+        Environment {
             argv0: None,
             executable: None,
             path: vec![],
@@ -101,6 +101,7 @@ mod tests {
             python_path: vec![],
             runtime_dir: std::env::temp_dir(),
             hf_api_token: None,
+            secrets: vec![],
             devices: VisibleDevices::Unsaid,
             names_interface: false,
             stderr_is_terminal: false,
@@ -122,13 +123,13 @@ mod tests {
         let python = touch(root.path().join("venv/bin/python"));
         let link = root.path().join("venv/bin/penstock");
         symlink(&built, &link).unwrap();
-        let called = Surroundings { argv0: Some(link), executable: Some(built.clone()), ..around() };
+        let called = Environment { argv0: Some(link), executable: Some(built.clone()), ..environment() };
         assert_eq!(find(None, &called), Ok(python.clone()));
-        let by_path = Surroundings {
+        let by_path = Environment {
             argv0: Some("penstock".into()),
             executable: Some(built),
             path: vec![root.path().join("none"), root.path().join("venv/bin")],
-            ..around()
+            ..environment()
         };
         assert_eq!(find(None, &by_path), Ok(python));
     }
@@ -137,7 +138,7 @@ mod tests {
     fn without_a_python_beside_it_the_error_says_what_to_do() {
         let root = tempfile::tempdir().unwrap();
         let program = touch(root.path().join("bin/penstock"));
-        let line = find(None, &Surroundings { argv0: Some(program), ..around() }).unwrap_err();
+        let line = find(None, &Environment { argv0: Some(program), ..environment() }).unwrap_err();
         assert!(line.contains("--python"), "{line}");
     }
 
@@ -153,8 +154,8 @@ mod tests {
             format!("import x\n{}\n", root.path().join("source").display()),
         )
         .unwrap();
-        assert_eq!(package(&python, &around()).unwrap(), source.parent().unwrap());
+        assert_eq!(package(&python, &environment()).unwrap(), source.parent().unwrap());
         let installed = touch(site.join("penstock/worker.py"));
-        assert_eq!(package(&python, &around()).unwrap(), installed.parent().unwrap());
+        assert_eq!(package(&python, &environment()).unwrap(), installed.parent().unwrap());
     }
 }

@@ -1,8 +1,8 @@
 //! Over how many processes the model is spread, and how those find each other: what the flags say, else one for
 //! each device that the environment shows, as TGI counts them. Called by `main`.
 
+use crate::environment::VisibleDevices;
 use crate::flags::WorkerArgs;
-use crate::surroundings::VisibleDevices;
 
 /// Where TGI's workers met.
 const MASTER_ADDR: &str = "localhost";
@@ -77,6 +77,7 @@ mod tests {
             master_port: None,
             deterministic: false,
             worker_threads: None,
+            load_timeout: 300,
             python: None,
         }
     }

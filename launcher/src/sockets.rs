@@ -3,7 +3,7 @@
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
@@ -13,8 +13,14 @@ const PREFIX: &str = "penstock-";
 /// Held by the launcher as long as it lives, whatever ends it.
 const LOCK: &str = "lock";
 
+/// Where the folder is made if the usual place is gone.
+const LAST_RESORT: &str = "/tmp";
+
 pub struct SocketFolder {
+    parent: PathBuf,
     folder: TempDir,
+    /// Device and inode: another folder of its name is not it.
+    identity: (u64, u64),
     _lock: Flock<File>,
 }
 
@@ -23,18 +29,32 @@ impl SocketFolder {
         // A socket's path holds 107 bytes at most (unix(7)); some runtime folders leave no room.
         let parent = if parent.as_os_str().len() > 60 { Path::new("/tmp") } else { parent };
         sweep(parent);
-        let failed = |error: std::io::Error| {
-            format!("cannot make a folder for sockets in {}: {error}", parent.display())
-        };
+        Self::make_in(parent)
+            .map_err(|error| format!("cannot make a folder for sockets in {}: {error}", parent.display()))
+    }
+
+    fn make_in(parent: &Path) -> std::io::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
             .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(parent)
-            .map_err(failed)?;
-        let file = File::create(folder.path().join(LOCK)).map_err(failed)?;
-        let lock =
-            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| failed(error.into()))?;
-        Ok(Self { folder, _lock: lock })
+            .tempdir_in(parent)?;
+        let found = folder.path().symlink_metadata()?;
+        let file = File::create(folder.path().join(LOCK))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
+        let identity = (found.dev(), found.ino());
+        Ok(Self { parent: parent.to_owned(), folder, identity, _lock: lock })
+    }
+
+    /// Makes a new one where this one is gone: what cleans up temporary files removes it. Whether it was.
+    pub fn restore(&mut self) -> std::io::Result<bool> {
+        let found = self.folder.path().symlink_metadata();
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            return Ok(false);
+        }
+        let new = Self::make_in(&self.parent).or_else(|_| Self::make_in(Path::new(LAST_RESORT)))?;
+        // What has the old one's name now, if anything, is not ours to remove.
+        std::mem::replace(self, new).folder.disable_cleanup(true);
+        Ok(true)
     }
 
     pub fn path(&self) -> &Path {
@@ -84,5 +104,25 @@ mod tests {
         let path = first.path().to_owned();
         drop(first);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_is_made_again_and_a_strange_one_in_its_place_is_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut folder = SocketFolder::make(parent.path()).unwrap();
+        assert!(!folder.restore().unwrap(), "nothing was wrong with it");
+        let first = folder.path().to_owned();
+        std::fs::remove_dir_all(&first).unwrap();
+        std::fs::create_dir(&first).unwrap();
+        assert!(folder.restore().unwrap());
+        assert_ne!(folder.path(), first);
+        assert_eq!(folder.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        drop(folder);
+        assert!(first.exists());
+
+        let mut folder = SocketFolder::make(parent.path()).unwrap();
+        std::fs::remove_dir_all(parent.path()).unwrap();
+        assert!(folder.restore().unwrap());
+        assert!(folder.path().starts_with(LAST_RESORT));
     }
 }

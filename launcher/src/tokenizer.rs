@@ -1,6 +1,7 @@
 //! A tokenizer.json for a model that has only older files (tokenizer.model, vocab.json with merges.txt,
-//! vocab.txt): `python -m penstock.tokenizer` makes it once and keeps it in a cache. Called by `main`.
+//! vocab.txt): `python -m penstock.hub.tokenizer` makes it once and keeps it in a cache. Called by `main`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -8,10 +9,10 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tracing::info;
 
-use crate::errand::{self, Ended};
-use crate::nursery::Nursery;
+use crate::child_spawner::ChildSpawner;
+use crate::json_subprocess::{self, Ended};
 
-/// Sets of files of which each alone is enough, as in `penstock.tokenizer`.
+/// Sets of files of which each alone is enough, as in `penstock.hub.tokenizer`.
 pub const OLDER: [&[&str]; 5] = [
     &["tokenizer.model"],
     &["spiece.model"],
@@ -33,18 +34,22 @@ pub async fn obtain(
     folder: &Path,
     cache: Option<&Path>,
     interpreter: &Path,
-    nursery: &Nursery,
+    spawner: &ChildSpawner,
+    secrets: &[OsString],
 ) -> Result<Option<PathBuf>, String> {
     if folder.join("tokenizer.json").exists() {
         return Ok(None);
     }
     info!("{} has no tokenizer.json: making one of its older files", folder.display());
     let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.tokenizer"]).arg(folder).stderr(Stdio::piped());
+    command.args(["-P", "-m", "penstock.hub.tokenizer"]).arg(folder).stderr(Stdio::piped());
+    for secret in secrets {
+        command.env_remove(secret);
+    }
     if let Some(cache) = cache {
         command.arg("--cache-dir").arg(cache);
     }
-    match errand::run(command, interpreter, nursery).await? {
+    match json_subprocess::run(command, interpreter, spawner).await? {
         Ended::Answered(Outcome::Tokenizer(file)) => Ok(Some(file)),
         Ended::Answered(Outcome::Failed(line)) => Err(line),
         Ended::Silent(why) => {

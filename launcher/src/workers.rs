@@ -1,21 +1,22 @@
 //! The group of worker processes: one per shard, started, watched and replaced here. The scheduler asks for
-//! a fresh group through `WorkerSource`; whether and when it gets one is `backoff`'s to say.
+//! a fresh group through `WorkerSource`; whether and when it gets one is `restart_policy`'s to say.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use penstock_router::worker::source::{GiveUp, Loss, WorkerSource};
+use penstock_router::worker::source::{GiveUp, Loss, WorkerSource, is_passing};
 use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-use crate::backoff::{End, Record, Verdict};
 use crate::child::{Exit, Watched};
-use crate::nursery::Nursery;
+use crate::child_spawner::ChildSpawner;
+use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
 
@@ -23,9 +24,16 @@ use crate::sockets::SocketFolder;
 const SOCKET_POLL: Duration = Duration::from_millis(3);
 /// A sign of life while a large model loads.
 const STILL_LOADING: Duration = Duration::from_secs(15);
+/// Workers that load again may take this many times longer than the slowest start so far, which read as many bytes,
+/// and `load_timeout` more.
+const SLOWER: u32 = 10;
+/// A process starts at once, unless its program is on a disk that does not answer.
+const SPAWN_DEADLINE: Duration = Duration::from_secs(60);
 /// A worker whose stream has just broken may not have been reaped yet; nor the one that it has lost.
 const REAPED: Duration = Duration::from_millis(30);
 const OTHER_REAPED: Duration = Duration::from_millis(500);
+/// Until a start is tried again for which the system had too little of something.
+const PASSING: Duration = Duration::from_secs(1);
 /// A killed process ends at once, unless the kernel itself is stuck in it (a driver, a dead disk).
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -41,21 +49,26 @@ pub struct WorkerCommand {
     pub rendezvous: Rendezvous,
     /// The environment says by which network interface the ranks speak; else it is the loopback.
     pub names_interface: bool,
+    /// Variables of the environment that hold secrets, which no worker needs.
+    pub secrets: Vec<OsString>,
+    /// How long a worker that loads may show no progress.
+    pub load_timeout: Duration,
 }
 
 pub struct Workers {
     command: WorkerCommand,
-    nursery: Nursery,
-    sockets: SocketFolder,
+    spawner: ChildSpawner,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
+    sockets: SocketFolder,
     group: Option<Group>,
     /// Groups started so far; part of the sockets' names, so that none is used twice.
     groups: u32,
-    record: Record,
+    restarts: RestartPolicy,
+    /// How long the slowest group took until it answered.
+    slowest_start: Option<Duration>,
 }
 
 struct Group {
@@ -76,10 +89,17 @@ impl Workers {
     /// Starts the first group at once, so that it loads while the router gets ready.
     pub async fn start(
         command: WorkerCommand,
-        nursery: Nursery,
+        spawner: ChildSpawner,
         sockets: SocketFolder,
     ) -> Result<Self, String> {
-        let workers = Self { command, nursery, sockets, state: Mutex::default() };
+        let state = State {
+            sockets,
+            group: None,
+            groups: 0,
+            restarts: RestartPolicy::default(),
+            slowest_start: None,
+        };
+        let workers = Self { command, spawner, state: Mutex::new(state) };
         let mut state = workers.state.lock().await;
         workers.start_group(&mut state).await.map_err(|error| workers.cannot_start(&error))?;
         drop(state);
@@ -96,20 +116,27 @@ impl Workers {
 
     async fn start_group(&self, state: &mut State) -> std::io::Result<()> {
         state.groups += 1;
+        if state.sockets.restore()? {
+            warn!(
+                "the folder of the workers' sockets was gone; now it is {}",
+                state.sockets.path().display()
+            );
+        }
+        let sockets = state.sockets.path();
         let started = Instant::now();
         // A group never meets what an earlier one has left: neither its file nor, at an address, its names.
-        let meeting = self.sockets.path().join(format!("{}.ranks", state.groups));
+        let meeting = sockets.join(format!("{}.ranks", state.groups));
         let rendezvous = match &self.command.rendezvous {
             Rendezvous::Folder => format!("file://{}", meeting.display()),
             Rendezvous::Address(address) => {
-                let run = self.sockets.path().file_name().unwrap_or_default().to_string_lossy();
+                let run = sockets.file_name().unwrap_or_default().to_string_lossy();
                 format!("tcp://{address}/{run}-{}", state.groups)
             }
         };
         let several = self.command.world_size > 1;
         let mut ranks = Vec::new();
         for number in 0..self.command.world_size {
-            let socket = self.sockets.path().join(format!("{}-{number}.sock", state.groups));
+            let socket = sockets.join(format!("{}-{number}.sock", state.groups));
             let mut command = Command::new(&self.command.python);
             // -P keeps the current folder, whatever lies in it, off the import path.
             command.args(["-P", "-m", "penstock.worker"]).args(&self.command.arguments);
@@ -128,11 +155,15 @@ impl Workers {
                 }
             }
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // A worker reads local files only; it gets no secrets that it does not need.
-            for secret in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"] {
+            // A worker reads local files only.
+            for secret in &self.command.secrets {
                 command.env_remove(secret);
             }
-            let process = Watched::new(self.nursery.start(command).await?, several.then_some(number))?;
+            let starting = tokio::time::timeout(SPAWN_DEADLINE, self.spawner.start(command));
+            let child = starting
+                .await
+                .map_err(|_| std::io::Error::other(format!("it did not start in {SPAWN_DEADLINE:.0?}")))??;
+            let process = Watched::new(child, several.then_some(number))?;
             ranks.push(Rank { number, socket, process });
         }
         state.group = Some(Group { ranks, meeting, started, answered: None });
@@ -145,20 +176,81 @@ impl Workers {
 }
 
 /// What had become of a worker when its group was ended.
-enum Fate {
+enum WorkerEnd {
     Ended(Exit),
     Stopped,
 }
 
+/// What became of a group that was started.
+enum Start {
+    Answers,
+    /// A worker has ended.
+    Ended,
+    /// A worker shows no progress; why that is too long.
+    Hangs {
+        rank: u32,
+        why: String,
+    },
+}
+
+/// How long a start may take.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// Without a sign of progress.
+    silence: Duration,
+    /// In all, where an earlier start tells.
+    whole: Option<Duration>,
+}
+
+impl Patience {
+    fn of(load_timeout: Duration, slowest_start: Option<Duration>) -> Self {
+        let whole = slowest_start.map(|took| took.saturating_mul(SLOWER).saturating_add(load_timeout));
+        Self { silence: load_timeout, whole }
+    }
+
+    /// Why a start that began `started` ago, with the last sign of progress `quiet` ago, has taken too long.
+    fn exhausted(&self, started: Duration, quiet: Duration) -> Option<String> {
+        if quiet > self.silence {
+            return Some(format!("showed no progress for {:.0} s (--load-timeout)", quiet.as_secs_f64()));
+        }
+        let whole = self.whole.filter(|whole| started > *whole)?;
+        Some(format!("was not ready after {:.0} s, ten times longer than before", whole.as_secs_f64()))
+    }
+}
+
+/// Why a group did not start.
+struct Failure {
+    rank: u32,
+    /// Follows its name in a sentence.
+    what: String,
+    /// Stands alone.
+    reason: String,
+    explained: bool,
+}
+
+impl Failure {
+    fn of(rank: u32, exit: &Exit) -> Self {
+        Self { rank, what: exit.describe(), reason: exit.reason(), explained: exit.explained() }
+    }
+
+    fn unexplained(rank: u32, what: String) -> Self {
+        Self { rank, reason: format!("it {what}"), what, explained: false }
+    }
+}
+
 impl Group {
-    /// Waits until every rank takes connections, which it does once its part of the model is loaded. `false`
-    /// when one has ended instead.
-    async fn answers(&mut self) -> bool {
+    /// Waits until every rank takes connections, which it does once its part of the model is loaded.
+    async fn answers(&mut self, patience: Patience) -> Start {
         let mut next_sign = Instant::now() + STILL_LOADING;
         for rank in &self.ranks {
             while UnixStream::connect(&rank.socket).await.is_err() {
                 if self.ranks.iter().any(|rank| rank.process.exited().is_some()) {
-                    return false;
+                    return Start::Ended;
+                }
+                // Of ranks that load at different speeds, or wait for a slow one, the liveliest counts.
+                let quiet = self.ranks.iter().map(|rank| rank.process.last_progress().elapsed()).min();
+                if let Some(why) = patience.exhausted(self.started.elapsed(), quiet.unwrap_or_default()) {
+                    return Start::Hangs { rank: rank.number, why };
                 }
                 if Instant::now() >= next_sign {
                     info!("still loading after {:.0} s", self.started.elapsed().as_secs_f64());
@@ -168,7 +260,7 @@ impl Group {
             }
         }
         self.answered = Some(Instant::now());
-        true
+        Start::Answers
     }
 
     /// The rank whose end explains that of the others, if any has ended.
@@ -190,10 +282,10 @@ impl Group {
     }
 
     /// Kills what is left and waits until it is gone. Returns what became of it before.
-    async fn end(self) -> Option<(u32, Fate)> {
-        let stopped = |rank: &Rank| rank.process.is_stopped().then_some((rank.number, Fate::Stopped));
-        let fate = match self.culprit().await {
-            Some((rank, exit)) => Some((rank, Fate::Ended(exit))),
+    async fn end(self) -> Option<(u32, WorkerEnd)> {
+        let stopped = |rank: &Rank| rank.process.is_stopped().then_some((rank.number, WorkerEnd::Stopped));
+        let end = match self.culprit().await {
+            Some((rank, exit)) => Some((rank, WorkerEnd::Ended(exit))),
             None => self.ranks.iter().find_map(stopped),
         };
         for rank in &self.ranks {
@@ -210,7 +302,7 @@ impl Group {
             let _ = std::fs::remove_file(&rank.socket);
         }
         let _ = std::fs::remove_file(&self.meeting);
-        fate
+        end
     }
 }
 
@@ -223,39 +315,66 @@ impl WorkerSource for Workers {
             // Left over is nothing when the last call was dropped half way.
             if let Some(group) = state.group.take() {
                 match group.end().await {
-                    Some((rank, Fate::Ended(exit))) => warn!("{loss}; worker {rank} {}", exit.describe()),
-                    Some((rank, Fate::Stopped)) => {
+                    Some((rank, WorkerEnd::Ended(exit))) => {
+                        warn!("{loss}; worker {rank} {}", exit.describe())
+                    }
+                    Some((rank, WorkerEnd::Stopped)) => {
                         warn!("{loss}; worker {rank} was stopped by a signal, and was ended");
                     }
                     None => warn!("{loss}; its process was ended"),
                 }
             }
-            if let Verdict::StartAfter(delay) = state.record.judge(End::After(lived.unwrap_or_default())) {
+            if let RestartDecision::StartAfter(delay) =
+                state.restarts.on_end(End::After(lived.unwrap_or_default()))
+            {
                 pause(delay).await;
             }
         }
         loop {
             if state.group.is_none() {
                 info!("starting the workers again");
-                self.start_group(&mut state).await.map_err(|error| GiveUp(self.cannot_start(&error)))?;
+                match self.start_group(&mut state).await {
+                    Ok(()) => {}
+                    // No fault of the workers: as long as it lasts, nothing is lost by waiting. `WouldBlock` is a limit
+                    // of processes (fork(2)).
+                    Err(error) if is_passing(&error) || error.kind() == ErrorKind::WouldBlock => {
+                        warn!("{}; trying again", self.cannot_start(&error));
+                        tokio::time::sleep(PASSING).await;
+                        continue;
+                    }
+                    Err(error) => return Err(GiveUp(self.cannot_start(&error))),
+                }
             }
+            let patience = Patience::of(self.command.load_timeout, state.slowest_start);
             let Some(group) = state.group.as_mut() else { continue };
-            if group.answers().await {
-                debug!("every worker answers after {:.2} s", group.started.elapsed().as_secs_f64());
-                return Ok(group.ranks.iter().map(|rank| rank.socket.clone()).collect());
+            let start = group.answers(patience).await;
+            if let Start::Answers = start {
+                let took = group.started.elapsed();
+                debug!("every worker answers after {:.2} s", took.as_secs_f64());
+                let sockets = group.ranks.iter().map(|rank| rank.socket.clone()).collect();
+                state.slowest_start = state.slowest_start.max(Some(took));
+                return Ok(sockets);
             }
             let Some(group) = state.group.take() else { continue };
-            let Some((rank, Fate::Ended(exit))) = group.end().await else { continue };
-            match state.record.judge(End::AtStart { explained: exit.explained() }) {
-                Verdict::StartAfter(delay) => {
-                    warn!("worker {rank} {} before it was ready", exit.describe());
+            let failure = match (start, group.end().await) {
+                (_, Some((rank, WorkerEnd::Ended(exit)))) => Failure::of(rank, &exit),
+                (Start::Hangs { .. }, Some((rank, WorkerEnd::Stopped))) => {
+                    Failure::unexplained(rank, "was stopped by a signal while it was loading".into())
+                }
+                (Start::Hangs { rank, why }, None) => Failure::unexplained(rank, why),
+                // A process that ended is found by `end`.
+                (Start::Answers | Start::Ended, _) => continue,
+            };
+            match state.restarts.on_end(End::AtStart { explained: failure.explained }) {
+                RestartDecision::StartAfter(delay) => {
+                    warn!("worker {} {} before it was ready", failure.rank, failure.what);
                     pause(delay).await;
                 }
-                Verdict::GiveUp { starts: 1 } => return Err(GiveUp(exit.reason())),
-                Verdict::GiveUp { starts } => {
+                RestartDecision::GiveUp { starts: 1 } => return Err(GiveUp(failure.reason)),
+                RestartDecision::GiveUp { starts } => {
                     return Err(GiveUp(format!(
-                        "worker {rank} failed to start {starts} times in a row: {}",
-                        exit.reason()
+                        "worker {} failed to start {starts} times in a row: {}",
+                        failure.rank, failure.reason
                     )));
                 }
             }
@@ -299,6 +418,12 @@ if how == "rank 1 explains" and rank == "0":
 if how in ("explains", "rank 1 explains"):
     print(json.dumps({"level": "ERROR", "message": "no such dtype", "fatal": True}), file=sys.stderr)
     sys.exit(1)
+if how == "hangs":
+    time.sleep(600)
+if how == "loads slowly":
+    for _ in range(40):
+        print(json.dumps({"level": "DEBUG", "message": "loading", "progress": True}), file=sys.stderr, flush=True)
+        time.sleep(0.05)
 if how == "raises":
     sys.exit("SomeError: by surprise")
 if how == "killed":
@@ -314,11 +439,13 @@ time.sleep(600)
 
     struct Bench {
         folder: TempDir,
+        load_timeout: Duration,
     }
 
     impl Bench {
         fn new(how: &str) -> Self {
-            let bench = Self { folder: tempfile::tempdir().unwrap() };
+            let load_timeout = Duration::from_secs(60);
+            let bench = Self { folder: tempfile::tempdir().unwrap(), load_timeout };
             bench.behave(how);
             let mut file = std::fs::OpenOptions::new();
             let mut file = file.create(true).write(true).mode(0o755).open(bench.path("python")).unwrap();
@@ -346,9 +473,11 @@ time.sleep(600)
                 stages: 1,
                 rendezvous,
                 names_interface: false,
+                secrets: vec!["PENSTOCK_TEST_SECRET".into()],
+                load_timeout: self.load_timeout,
             };
             let sockets = SocketFolder::make(self.folder.path()).unwrap();
-            Workers::start(command, Nursery::open().unwrap(), sockets).await.unwrap()
+            Workers::start(command, ChildSpawner::open().unwrap(), sockets).await.unwrap()
         }
 
         fn pid(&self) -> Pid {
@@ -443,6 +572,63 @@ time.sleep(600)
             assert!(gave_up.contains(reason) && gave_up.contains("3 times"), "{gave_up}");
             assert_eq!(bench.starts(), 3);
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_worker_that_hangs_while_it_loads_is_replaced_and_given_up_in_the_end() {
+        let bench = Bench { load_timeout: Duration::from_millis(300), ..Bench::new("hangs") };
+        let gave_up = bench.start().await.fresh(None).await.unwrap_err().to_string();
+        assert!(gave_up.contains("3 times") && gave_up.contains("--load-timeout"), "{gave_up}");
+        assert_eq!(bench.starts(), 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_recovery_whose_worker_hangs_is_not_waited_for() {
+        let bench = Bench { load_timeout: Duration::from_secs(2), ..Bench::new("serves") };
+        let workers = Arc::new(bench.start().await);
+        let (pid, _) = ready(&bench, &workers, None).await;
+        bench.behave("hangs");
+        kill(pid, Signal::SIGKILL).unwrap();
+        let waiting = tokio::spawn({
+            let workers = workers.clone();
+            async move { workers.fresh(Some(&Loss::of(0, LossKind::Died, "its stream broke"))).await }
+        });
+        while bench.starts() < 3 {
+            tokio::time::sleep(SOCKET_POLL).await;
+        }
+        bench.behave("serves");
+        assert_eq!(waiting.await.unwrap().unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_worker_that_shows_progress_has_time() {
+        let bench = Bench { load_timeout: Duration::from_secs(1), ..Bench::new("loads slowly") };
+        assert_eq!(bench.start().await.fresh(None).await.unwrap().len(), 1);
+        assert_eq!(bench.starts(), 1);
+    }
+
+    #[test]
+    fn progress_alone_does_not_go_on_for_ever_where_an_earlier_start_tells_how_long_it_takes() {
+        let [short, long] = [1, 1000].map(Duration::from_secs);
+        let first = Patience::of(Duration::from_secs(5), None);
+        assert_eq!(first.exhausted(long, short), None);
+        assert!(first.exhausted(long, Duration::from_secs(6)).is_some());
+        let later = Patience::of(Duration::from_secs(5), Some(Duration::from_secs(10)));
+        assert_eq!(later.exhausted(Duration::from_secs(104), short), None);
+        assert!(later.exhausted(Duration::from_secs(106), short).is_some());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_folder_of_sockets_that_was_removed_is_made_again() {
+        let bench = Bench::new("serves");
+        let workers = bench.start().await;
+        let (pid, socket) = ready(&bench, &workers, None).await;
+        let folder = socket.parent().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        kill(pid, Signal::SIGKILL).unwrap();
+        let loss = Loss::of(0, LossKind::Died, "its stream broke");
+        let (_, socket) = ready(&bench, &workers, Some(&loss)).await;
+        assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,15 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn a_flag_that_does_not_exist_or_parse_is_exit_code_2() {
-    for arguments in [&["--no-such-flag"][..], &["--port", "many"], &["--num-shard", "0"], &["word"]] {
+    for arguments in [
+        &["--no-such-flag"][..],
+        &["--port", "many"],
+        &["--num-shard", "0"],
+        &["word"],
+        &["--log-level", "verbose"],
+        &["--master-addr", "a/b"],
+        &["--load-timeout", "soon"],
+    ] {
         assert_eq!(penstock(arguments, &[]).status.code(), Some(2), "{arguments:?}");
     }
     assert_eq!(penstock(&[], &[("PORT", "many")]).status.code(), Some(2));
@@ -37,7 +45,8 @@ fn everything_else_is_exit_code_1_and_one_line() {
         (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
         (&["--max-total-tokens", "5"], &[("MAX_INPUT_LENGTH", "5")], "--max-input-tokens"),
         (&["--model-id", "/no/such/folder"], &[], "/no/such/folder"),
-        (&["--log-level", "no=such=filter"], &[], "--log-level"),
+        (&["--tls-cert", "/no/such/file"], &[], "--tls-key"),
+        (&["--device", "cuda:7", "--num-shard", "2"], &[], "--device cuda:7"),
     ] {
         let output = penstock(arguments, environment);
         let said = said(&output);

@@ -12,6 +12,9 @@ use axum::http::HeaderValue;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 
+use crate::address::Network;
+use crate::http::AllowedHost;
+
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
 pub struct RouterArgs {
@@ -27,11 +30,11 @@ pub struct RouterArgs {
     /// Largest request body, in bytes
     #[arg(long, env, default_value_t = 2_000_000, value_parser = parse_payload_limit)]
     pub payload_limit: usize,
-    /// Threads that tokenize prompts
+    /// Threads that tokenize prompts, for each of three classes of sizes
     #[arg(long, env, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub validation_workers: u32,
     /// Origins that browsers may call from; any, when not given
-    #[arg(long, env, value_delimiter = ',')]
+    #[arg(long, env, value_delimiter = ',', value_parser = parse_origin)]
     pub cors_allow_origin: Vec<String>,
     /// Refuse requests with fields that have no effect, which are otherwise named in `warnings`
     #[arg(long, env, value_parser = clap::builder::BoolishValueParser::new())]
@@ -51,6 +54,16 @@ pub struct RouterArgs {
     /// A file of such keys, one on a line
     #[arg(long, env, help_heading = "Access")]
     pub api_key_file: Option<PathBuf>,
+    /// Ask for a key at /metrics, too, which names the keys
+    #[arg(long, env, help_heading = "Access", value_parser = BoolishValueParser::new())]
+    pub guard_metrics: bool,
+    /// Names by which browsers and clients may call this server (`Host`), such as models.example or *.example;
+    /// repeated, or with commas; any, when not given
+    #[arg(long, env, help_heading = "Access", value_delimiter = ',')]
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Let requests of all API keys share cached prefixes of prompts: each can then find out what others have asked
+    #[arg(long, env, help_heading = "Access", value_parser = BoolishValueParser::new())]
+    pub shared_prefix_cache: bool,
     /// Serve HTTPS with this certificate chain, a PEM file
     #[arg(long, env, help_heading = "Access")]
     pub tls_cert: Option<PathBuf>,
@@ -78,6 +91,14 @@ pub struct RouterArgs {
     /// Most connections at once; more are told to come back, and closed
     #[arg(long, env, default_value_t = 8192, help_heading = "Connections", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// Most connections of one address at once (of IPv6, of one /64) [default: an eighth of --max-connections, at
+    /// least 64]
+    #[arg(long, env, help_heading = "Connections", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections_per_address: Option<u32>,
+    /// A proxy in front of this server, an IP address or a network such as 10.0.0.0/8: its connections are those of
+    /// many clients, whose addresses it says in X-Forwarded-For; may be given several times
+    #[arg(long, env, help_heading = "Connections", value_delimiter = ',')]
+    pub trusted_proxy: Vec<Network>,
     /// Largest head of a request, all its headers together, in bytes
     #[arg(long, env, default_value_t = 65_536, help_heading = "Connections", value_parser = parse_header_size)]
     pub max_header_size: u32,
@@ -228,6 +249,10 @@ fn parse_header(text: &str) -> Result<HeaderValue, &'static str> {
         .ok()
         .filter(|value| !value.is_empty() && value.to_str().is_ok())
         .ok_or("must be visible ASCII characters")
+}
+
+fn parse_origin(text: &str) -> Result<String, &'static str> {
+    HeaderValue::from_str(text).map(|_| text.into()).map_err(|_| "is not an origin")
 }
 
 fn parse_collector(text: &str) -> Result<String, &'static str> {

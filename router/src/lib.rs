@@ -1,22 +1,18 @@
 //! The router: HTTP in, step plans out. `run` wires the rooms:
 //!
 //! - `http` speaks to clients, in TGI's and OpenAI's dialects;
-//! - `prompt` renders chats and tokenizes;
-//! - `generation` is one request's life, from its prompt to its text events;
-//! - `scheduler` owns every sequence and every KV block, and is alone in talking to `worker`;
-//! - `limits` knows what a request may ask, `health` what the server can say of itself, `telemetry`
-//!   what operators see.
+//! - `address` knows where clients come from, `limits` what this server can take, `telemetry` what operators see;
+//! - `penstock-core`, whose rooms are named here as the router's own, makes tokens of texts, batches of tokens, and
+//!   texts of tokens.
 
+pub mod address;
 pub mod config;
-pub mod generation;
-pub mod health;
 pub mod http;
-pub mod ids;
 pub mod limits;
-pub mod prompt;
-pub mod scheduler;
 pub mod telemetry;
-pub mod worker;
+
+pub use penstock_core::{blocking, generation, health, prompt, scheduler, worker};
+pub use penstock_proto::ids;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -24,7 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
+use penstock_proto::ModelDescription;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -39,7 +37,6 @@ use crate::limits::{FlagError, Limits};
 use crate::prompt::{LoadError, Prompt};
 use crate::scheduler::{Handle, Settings, Watermark};
 use crate::telemetry::metrics;
-use crate::worker::proto::ModelDescription;
 use crate::worker::{Group, PrepareLimits, StartError, WorkerSource};
 
 /// Steps of this many tokens keep a GPU busy; more only makes running streams wait.
@@ -64,8 +61,8 @@ pub enum RunError {
     Tokenizer(String),
     #[error(transparent)]
     Workers(#[from] StartError),
-    /// The workers were lost and cannot be replaced.
-    #[error("the workers cannot be restarted: {0}")]
+    /// The workers were lost and cannot be replaced, or the router is broken.
+    #[error("{0}")]
     Failed(String),
     #[error("the HTTP server ended: {0}")]
     Http(String),
@@ -131,13 +128,16 @@ async fn serve(
     let accepting = tokio::spawn(http::serve(
         listener,
         tls,
-        http::Patience::of(&server.config.args),
-        http::routes(server.clone())?,
+        http::ConnectionLimits::of(&server.config.args, drain.clone()),
+        http::ConnectionLimiter::of(&server.config.args),
+        http::router(server.clone())?,
         stop.clone(),
     ));
     let mut accepting = AbortOnDropHandle::new(accepting);
-    let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep()));
-    let _following = AbortOnDropHandle::new(tokio::spawn(metrics::follow(health.subscribe())));
+    // They end with the server; before, only by a panic.
+    let mut telemetry = JoinSet::new();
+    telemetry.spawn(metrics::upkeep());
+    telemetry.spawn(metrics::follow(health.subscribe()));
 
     let scheduler = tokio::select! {
         scheduler = load(&server, source, &health) => Some(scheduler?),
@@ -150,25 +150,31 @@ async fn serve(
     let failure = tokio::select! {
         () = drain.cancelled() => None,
         failed = seen.wait_for(|health| matches!(health, Health::Failed(_))) => {
-            failed.ok().and_then(|health| health.refusal())
+            failed.ok().and_then(|health| failure_of(&health))
+        }
+        Some(Err(panic)) = telemetry.join_next() => {
+            let why = format!("the telemetry broke: {panic}");
+            health.send_replace(Health::Failed(why.clone()));
+            Some(why)
         }
         ended = &mut accepting => {
             return Err(RunError::Http(ended.map_or_else(|error| error.to_string(), |()| "no reason".into())));
         }
     };
 
-    server.under_way.close();
+    server.in_flight.close();
     let patience = match failure {
         None => {
             health.send_replace(Health::Draining);
-            info!("draining: {} requests are under way", server.under_way.len());
+            info!("draining: {} requests are in flight", server.in_flight.len());
             shutdown_timeout
         }
         Some(_) => LAST_WORDS,
     };
-    if timeout(patience, server.under_way.wait()).await.is_err() {
-        warn!("{} requests did not finish in time", server.under_way.len());
+    if timeout(patience, server.in_flight.wait()).await.is_err() {
+        warn!("{} requests did not finish in time", server.in_flight.len());
     }
+    let failure = failure.or_else(|| failure_of(&health.borrow()));
     if let Some(scheduler) = scheduler {
         // What it still has is failed with a reason, so that those streams end with one.
         let _ = timeout(LAST_WORDS, scheduler.stop()).await;
@@ -267,7 +273,8 @@ async fn load(
             decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
             cache_namespace: cache_namespace(config),
             watermark: watermark(args, model.vocab_size),
-            users: Default::default(),
+            shared_cache: args.shared_prefix_cache,
+            digests: Default::default(),
         },
         compute_type: args
             .compute_type
@@ -289,6 +296,13 @@ async fn load(
     Ok(scheduler)
 }
 
+fn failure_of(health: &Health) -> Option<String> {
+    match health {
+        Health::Failed(why) => Some(why.clone()),
+        _ => None,
+    }
+}
+
 fn starting(health: &HealthSender, what: &str) {
     health.send_if_modified(|health| {
         let still = matches!(health, Health::Starting(_));
@@ -302,9 +316,11 @@ fn starting(health: &HealthSender, what: &str) {
 fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<PrepareLimits, FlagError> {
     let max_sequence_tokens = limits::max_sequence_tokens(args, model)?;
     let max_slots = args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests);
+    let max_step_tokens = limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?;
     Ok(PrepareLimits {
-        max_slots,
-        max_step_tokens: limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?,
+        // Each of them feeds a token in a step.
+        max_slots: max_slots.min(max_step_tokens),
+        max_step_tokens,
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,

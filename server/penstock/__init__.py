@@ -1,1 +1,1 @@
-"""Penstock's worker: holds a model's weights and executes step plans. `penstock.worker` is the entry."""
+"""Penstock's worker: holds a model's weights and executes step plans. `penstock.worker` is the process' main."""

@@ -1,4 +1,4 @@
-"""What can be wrong with what the worker was given. Each text is one line for whoever gave it."""
+"""The worker's errors. Each message is one line, for the operator or for the router."""
 
 
 class UnusableModel(Exception):
@@ -13,7 +13,7 @@ class BadPlan(Exception):
     """A plan contradicts itself, the slots or the limits: names the field. For the router."""
 
 
-class LostPeer(Exception):
+class PeerLost(Exception):
     """The connection to another rank broke, which has ended or is about to be. For the operator."""
 
 
@@ -22,7 +22,7 @@ class TooLittleMemory(Exception):
 
 
 # What a worker exits with that ends only since it lost a peer. The launcher knows it, too (launcher/src/child.rs).
-LOST_PEER = 3
+PEER_LOST = 3
 
 
 def one_line(error: Exception) -> str:

@@ -14,9 +14,9 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from penstock.plan import NO_PAGE
+from penstock.engine.plan import NO_PAGE
+from penstock.engine.tables import BLOCK_SIZE, ONE_TABLE, Tables
 from penstock.proto import penstock_pb2 as pb
-from penstock.tables import BLOCK_SIZE, ONE_TABLE, Tables
 
 # `make test-gpu` sets it to "cuda".
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")

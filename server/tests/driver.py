@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from client import DEVICE, Numbering, make_plan
-from penstock.engine import Engine
-from penstock.parallel import ALONE, TensorGroup
-from penstock.plan import PlanReader
+from penstock.engine.engine import Engine
+from penstock.engine.slots import Limits
+from penstock.engine.tables import BLOCK_SIZE
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
-from penstock.slots import Limits
-from penstock.tables import BLOCK_SIZE
+from penstock.rpc.plan_reader import PlanReader
 
 
 class Driver:

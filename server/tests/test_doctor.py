@@ -16,9 +16,12 @@ import torch
 import checkpoints
 import encoder_decoders
 from hub_server import Hub, Repo
-from penstock import doctor, hub
-from penstock.doctor import SHIPPED, Question, Report, as_json, as_text, examine
-from penstock.kv_cache import Room
+from penstock import tiny
+from penstock.doctor import examination as doctor
+from penstock.doctor.examination import Question, examine
+from penstock.doctor.report import Report, as_json, as_text
+from penstock.hub import client as hub
+from penstock.loading.memory import Room
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -27,7 +30,7 @@ def write(folder: Path, config: dict[str, Any] | None = None, **more: Any) -> Pa
     """A checkpoint with the shipped model's tokenizer and template."""
     checkpoints.write(folder, config or checkpoints.config(vocab_size=4096), **more)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(SHIPPED / name, folder)
+        shutil.copy(tiny.MODEL / name, folder)
     return folder
 
 
@@ -103,7 +106,7 @@ def test_stages_have_their_layers(tied: bool, tmp_path: Path) -> None:
 
 def test_what_cannot_be_divided_is_a_problem(tmp_path: Path) -> None:
     folder = encoder_decoders.write(tmp_path / "model", next(iter(encoder_decoders.FAMILIES)))
-    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    shutil.copy(tiny.MODEL / "tokenizer.json", folder)
     assert "use --pipeline-parallel 1" in problem(folder, stages=2)
     folder = write(tmp_path / "other")
     assert "--pipeline-parallel 2: LlamaForCausalLM runs through transformers" in problem(
@@ -127,7 +130,7 @@ def test_a_recipe_can_be_passed_over(folder: Path) -> None:
 @pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
 def test_an_encoder_decoder_is_described(family: str, tmp_path: Path) -> None:
     folder = encoder_decoders.write(tmp_path / "model", family)
-    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    shutil.copy(tiny.MODEL / "tokenizer.json", folder)
     report = examine(folder, Question())
     assert report.would_serve, report.problems
     assert report.recipe in ("t5", "bart") and report.fits[-1].sequences > 10
@@ -301,7 +304,7 @@ def test_a_model_on_the_hub_that_does_not_exist_is_a_problem(served: Hub, tmp_pa
 def download(served: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
-        [sys.executable, "-m", "penstock.hub", "owner/model", *arguments],
+        [sys.executable, "-m", "penstock.download", "owner/model", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 import checkpoints
 from client import Worker, row
 from driver import Driver
-from penstock import self_check
-from penstock.doctor import Question, examine
-from penstock.engine import Engine
+from penstock.doctor.examination import Question, examine
+from penstock.engine import self_check
+from penstock.engine.engine import Engine
 from penstock.errors import UnusableModel
-from penstock.kv_cache import LayerCache
 from penstock.models import fallback
 from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
-from penstock.models.decoder import Step
 from penstock.models.fallback import Fallback, fallback_verdict
-from penstock.parallel import Pipeline, TensorGroup
+from penstock.models.step import LayerCache, Step
+from penstock.parallel.group import Pipeline, TensorGroup
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -55,7 +54,7 @@ def engine_of(folder: Path, **options: Any) -> Engine:
     config = json.loads((folder / "config.json").read_text())
     engine = Engine(config, folder, torch.float32, CPU, **options)
     assert isinstance(engine.model, Fallback)
-    self_check.check(engine, engine.model)
+    self_check.check(engine)
     return engine
 
 
@@ -330,9 +329,9 @@ def test_layers_of_different_sizes_share_one_shape_of_cache(tmp_path: Path) -> N
     caches = [LayerCache(torch.zeros(64, 8, 24), 0) for _ in range(3)]
     run: Any = driver.engine.model.forward
 
-    def keep(step: Any, caches: list[LayerCache]) -> Tensor:
+    def keep(step: Any, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         steps.append(step)
-        hidden: Tensor = run(step, caches)
+        hidden: Tensor = run(step, caches, given_TE)
         return hidden
 
     driver.engine.model.forward = keep  # type: ignore[method-assign]

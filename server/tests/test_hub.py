@@ -1,4 +1,4 @@
-"""`python -m penstock.hub` with the real `huggingface_hub` client against a hub on loopback."""
+"""`python -m penstock.download` with the real `huggingface_hub` client against a hub on loopback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Machine:
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
         return subprocess.Popen(
-            [sys.executable, "-m", "penstock.hub", *arguments],
+            [sys.executable, "-m", "penstock.download", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,11 +11,13 @@ import torch
 
 import checkpoints
 
+pytestmark = pytest.mark.alone
+
 MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
-from penstock import weights
+from penstock.loading import read_ahead
 from penstock.models import recipes
 from penstock.worker import keep_memory
 
@@ -30,7 +32,7 @@ def load(folder):
     return recipes.load(config, folder, dtype, torch.device("cpu"), trusted=True)
 
 load(Path(sys.argv[4]))  # what the code itself takes
-weights.QUIET_SECONDS = float(sys.argv[3])
+read_ahead.QUIET_SECONDS = float(sys.argv[3])
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
 model = load(folder)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import kv_cache
+from penstock.loading import memory
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_files_in_a_control_groups_memory_are_free(
         (box / name).write_text(text)
     groups = tmp_path / "cgroup"
     groups.write_text(line + "\n")
-    monkeypatch.setattr(kv_cache, "CONTROL_GROUPS", tmp_path)
-    monkeypatch.setattr(kv_cache, "OWN_GROUPS", groups)
-    assert kv_cache.cpu_room() == kv_cache.Room(1000, 600)
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_GROUPS", groups)
+    assert memory.cpu_room() == memory.Room(1000, 600)

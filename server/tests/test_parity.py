@@ -261,3 +261,41 @@ def test_masked_positions_of_a_reused_block_cannot_leak(tmp_path: Path) -> None:
     driver.step([row(0, [PROMPT[5]], 5), row(1, [PROMPT[40]], 40), row(2, [PROMPT[1]], 1)])
     for got, position in zip(driver.last_logits(), (5, 40, 1), strict=True):
         reference.check(got, position)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_with_large_scores(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases of queries and keys bring every score to 68, as they do in Qwen's models: what a model of this kind means
+    is in what is left, which scores in a short type do not have. Decodes in either kernel, and pieces of a prompt.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = checkpoints.config(attention_bias=True, head_dim=32, rope_theta=1e8)
+    weights = checkpoints.tensors(config)
+    biased = [13, 14, 15, 29, 30, 31]  # planes that turn by next to nothing
+    for name, tensor in weights.items():
+        if "q_proj" in name or "k_proj" in name:
+            heads = tensor.view(-1, 32, *tensor.shape[1:])
+            heads[:, biased] = 8.0 if name.endswith("bias") else 0.0
+    folder = checkpoints.write(tmp_path, config, weights)
+    exact_TV = reference_logits(folder, PROMPT)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    with torch.inference_mode():
+        theirs_TV: Tensor = model(torch.tensor([PROMPT])).logits[0].float()
+
+    def error(logits: Tensor, position: int) -> float:
+        return float((logits - exact_TV[position]).norm() / exact_TV[position].norm())
+
+    allowed = 1.5 * max(error(logits_V, position) for position, logits_V in enumerate(theirs_TV))
+    for few in (0, 1 << 30):
+        monkeypatch.setattr("penstock.engine.attention_metadata.FEW_NUMBERS", few)
+        driver = Driver(folder, dtype)
+        driver.step([row(0, PROMPT[:40], 0, blocks_for(LENGTH), start={})])
+        assert error(driver.last_logits()[0], 39) < allowed
+        driver.step([row(0, PROMPT[40:60], 40)])
+        assert error(driver.last_logits()[0], 59) < allowed
+        for position in range(60, LENGTH):
+            driver.step([row(0, [PROMPT[position]], position)])
+            assert error(driver.last_logits()[0], position) < allowed, (few, position)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import checkpoints
-from penstock.checks import check_folder
 from penstock.errors import UnusableModel
+from penstock.loading.checks import check_folder
 from penstock.models import recipes
 from penstock.models.decoder import Decoder
 
@@ -54,7 +54,7 @@ def test_pickled_weights_are_loaded_with_consent(shards: int, older: bool, tmp_p
     head = decoder.ends.head
     assert head is not None and torch.equal(head.weight_OI, weights["lm_head.weight"])
     down = weights["model.layers.2.mlp.down_proj.weight"]
-    assert any(torch.equal(tensor, down) for tensor in decoder.layers[2].feed_forward.tensors())
+    assert any(torch.equal(tensor, down) for tensor in decoder.layers[2].feed_forward.weights())
 
 
 def test_safetensors_files_go_first(tmp_path: Path) -> None:

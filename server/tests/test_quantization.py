@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import checkpoints
-from penstock.checks import check_folder
 from penstock.errors import UnusableModel
+from penstock.loading.checks import check_folder
 
 
 def refusal(folder: Path) -> str:

@@ -11,23 +11,23 @@ from typing import IO, Any
 
 import pytest
 
-from penstock.rendezvous import parse
+from penstock.parallel.rendezvous import parse
 
 # A rank: meets the others, exchanges something, and says what came of it as a line. Then it exchanges again and
 # again until it is ended, or loses another.
 RANK = """
 import json, os, sys
 import torch
-from penstock.errors import LOST_PEER, LostPeer
-from penstock.rendezvous import meet
+from penstock.errors import PEER_LOST, PeerLost
+from penstock.parallel.rendezvous import meet
 
 address, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
 group = meet(address, rank, size, 1, torch.device("cpu"))
 told = {
-    "sum": group.add_up(torch.tensor([1.0, 10.0 * rank])).tolist(),
-    "joined": group.join(torch.tensor([[rank, rank], [9, 9]])).tolist(),
-    "followed": group.follow(torch.tensor([rank + 5])).tolist(),
+    "sum": group.all_reduce(torch.tensor([1.0, 10.0 * rank])).tolist(),
+    "joined": group.all_gather(torch.tensor([[rank, rank], [9, 9]])).tolist(),
+    "followed": group.broadcast(torch.tensor([rank + 5])).tolist(),
     "least": group.least(7 - rank),
     "first says": [group.first_says(rank == 0), group.first_says(rank == 1)],
     "neighbours": group.neighbours,
@@ -36,9 +36,9 @@ print(json.dumps(told), flush=True)
 try:
     while True:
         group.least(rank)
-except LostPeer as error:
+except PeerLost as error:
     print(json.dumps(str(error)), flush=True)
-    os._exit(LOST_PEER)  # as a worker does: the library aborts when it is taken down with a peer missing
+    os._exit(PEER_LOST)  # as a worker does: the library aborts when it is taken down with a peer missing
 """
 
 
@@ -78,7 +78,8 @@ def test_ranks_meet_agree_and_notice_a_killed_one(tmp_path: Path, kind: str) -> 
                 "neighbours": 2,
             }
         ranks[1].process.send_signal(signal.SIGKILL)
-        assert "127.0.0.1" in ranks[0].line(), "the library names the address at least"
+        lost = ranks[0].line()
+        assert ("connection" if kind == "file" else "127.0.0.1") in lost, "it names what it lost"
         assert ranks[0].process.wait(60) == 3
     finally:
         for rank in ranks:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.plan import Starts
-from penstock.sampling import Sampled, Sampler
+from penstock.engine.plan import Starts
+from penstock.engine.sampling import Sampled, Sampler
 
 VOCABULARY = 97
 CPU = torch.device("cpu")
@@ -76,17 +76,14 @@ def naive_kept(logits: list[float], row: dict[str, Any]) -> dict[int, float]:
     history, outputs = row.get("history", []), row.get("outputs", 0)
     output = history[len(history) - outputs :]
     x = list(map(float, logits))
-    if row.get("delta"):
-        green = ops.green_tokens(torch.tensor([0]), len(logits), row.get("greens", VOCABULARY // 2))[0]
-        x = [value + row["delta"] * bool(is_green) for value, is_green in zip(x, green, strict=True)]
+    for token, bias in row.get("bias", {}).items():
+        x[token] += bias
     for token in set(history):
         x[token] = (
             x[token] / row.get("repetition", 1) if x[token] > 0 else x[token] * row.get("repetition", 1)
         )
     for token in set(output):
         x[token] -= output.count(token) * row.get("frequency", 0) + row.get("presence", 0)
-    for token, bias in row.get("bias", {}).items():
-        x[token] += bias
     for token in row.get("ends", []) if row.get("first_end", 0) > 500 else []:
         x[token] = -math.inf
     x = [value / row["temperature"] for value in x]
@@ -123,6 +120,10 @@ def naive_kept(logits: list[float], row: dict[str, Any]) -> dict[int, float]:
             if mass >= row["typical_p"]:
                 break
         kept = short
+    if row.get("delta"):
+        green = ops.green_tokens(torch.tensor([0]), len(logits), row.get("greens", VOCABULARY // 2))[0]
+        for token in kept:
+            x[token] += row["delta"] * bool(green[token])
     return distribution(kept)
 
 
@@ -148,9 +149,24 @@ CASES: dict[str, dict[str, Any]] = {
     "frequency": {"temperature": 1.0, "frequency": 0.4, "history": [3, 3, 3, 8, 9, 9], "outputs": 5},
     "presence": {"temperature": 1.0, "presence": 1.5, "history": [3, 3, 3, 8, 9, 9], "outputs": 2},
     "bias": {"temperature": 1.0, "bias": {4: 3.0, 5: -100.0, 6: -math.inf}},
+    "bias and penalties": {
+        "temperature": 1.0,
+        "bias": {3: 4.0, 8: -3.0},
+        "repetition": 1.7,
+        "frequency": 0.4,
+        "history": [3, 3, 8, 9],
+        "outputs": 2,
+    },
     "no end yet": {"temperature": 1.0, "ends": [2, 9], "first_end": 1000},
     "an end at last": {"temperature": 1.0, "ends": [2, 9], "first_end": 1},
     "watermark": {"temperature": 1.0, "delta": 2.0, "greens": 30},
+    "watermark, temperature and truncation": {
+        "temperature": 0.4,
+        "top_k": 12,
+        "top_p": 0.95,
+        "delta": 2.0,
+        "greens": 30,
+    },
     "watermark and penalty": {
         "temperature": 1.0,
         "delta": 1.0,

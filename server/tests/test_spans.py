@@ -1,6 +1,6 @@
 """What a step's span says, without a collector: who it links to."""
 
-from penstock.spans import requests_of
+from penstock.engine.spans import requests_of
 
 
 def test_each_traced_request_is_linked_to_once_in_the_order_of_its_rows() -> None:

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from penstock.engine.plan import NO_PAGE, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.slots import Limits, SlotTable
+from penstock.engine.tables import divide
 from penstock.errors import BadPlan
 from penstock.models.config import Window
-from penstock.plan import NO_PAGE, SAMPLE, START, Plan, greedy_starts
-from penstock.slots import Limits, SlotTable
-from penstock.tables import divide
 
 SHORT, LONG = Window(1024), Window(4096)
 LONGEST = 100_000

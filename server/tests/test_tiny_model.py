@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,7 +15,7 @@ from penstock.tiny.evaluate import evaluate
 from penstock.tiny.model_card import ABOUT
 from penstock.tiny.network import load_weights
 
-MODEL = Path(tiny.__file__).parent / "model"
+MODEL = tiny.MODEL
 WEATHER = {
     "type": "function",
     "function": {

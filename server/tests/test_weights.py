@@ -13,15 +13,16 @@ import torch
 from safetensors.torch import save_file
 
 import checkpoints
-from penstock import weights
-from penstock.checks import check_folder
-from penstock.engine import Engine
+from penstock.engine.engine import Engine
 from penstock.errors import UnusableModel
-from penstock.kv_cache import Room
+from penstock.loading import checkpoint
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.checks import check_folder
+from penstock.loading.memory import Room
+from penstock.loading.tensor_reader import TensorReader
 from penstock.models import recipes
 from penstock.models.decoder import Attention, Decoder
-from penstock.parallel import TensorGroup
-from penstock.weights import Checkpoint
+from penstock.parallel.group import TensorGroup
 
 CPU = torch.device("cpu")
 
@@ -74,7 +75,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path: Path) -> N
         checkpoint.check_all_used(re.compile(""))
 
     with pytest.raises(UnusableModel, match=r"model\.safetensors was cut short while it was read"):
-        weights.load(tmp_path, torch.float32, CPU, build)
+        checkpoint.load(tmp_path, torch.float32, CPU, build)
 
 
 def test_a_huge_header_is_refused_before_it_is_read(folder: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_contradiction_is_found_before_a_weight_is_read(
     def read(*_: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("penstock.weights.Checkpoint._source", read)
+    monkeypatch.setattr("penstock.loading.tensor_reader.TensorReader._source", read)
     with pytest.raises(AssertionError, match="weights were read"):
         load(folder)
     (folder / "config.json").write_text(json.dumps(checkpoints.config(vocab_size=200)))
@@ -150,7 +151,7 @@ def test_a_contradiction_is_found_before_a_weight_is_read(
 
 
 def test_weights_that_memory_cannot_hold_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.weights.device_room", lambda _: Room(10**6, 4 * 10**5))
+    monkeypatch.setattr("penstock.loading.checkpoint.device_room", lambda _: Room(10**6, 4 * 10**5))
     assert "weights take 0.5 MB of memory, and 0.4 MB are free" in refusal(folder)
 
 
@@ -338,7 +339,7 @@ def test_a_config_that_is_not_served_names_its_key(change: dict[str, Any], words
 def test_ranges_of_rows_and_columns_are_what_slicing_gives(
     piece: int, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.weights.PIECE", piece)
+    monkeypatch.setattr("penstock.loading.tensor_reader.PIECE", piece)
     whole = torch.randn(24, 3, 40, generator=torch.Generator().manual_seed(1)).to(stored)
     line, one = whole[0, 0].clone(), torch.tensor(1.5, dtype=stored)
     folder = checkpoints.write(
@@ -376,13 +377,13 @@ def test_a_rank_takes_only_its_part_out_of_the_file(tmp_path: Path, monkeypatch:
     config = checkpoints.config()
     folder = checkpoints.write(tmp_path, config)
     copied: list[int] = []
-    take = Checkpoint._take
+    take = TensorReader._take
 
-    def count(found: Checkpoint, file: str, piece: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    def count(reader: TensorReader, file: str, piece: tuple[torch.Tensor, torch.Tensor]) -> bool:
         copied.append(piece[1].numel())
-        return take(found, file, piece)
+        return take(reader, file, piece)
 
-    monkeypatch.setattr(Checkpoint, "_take", count)
+    monkeypatch.setattr(TensorReader, "_take", count)
     whole = recipes.load(config, folder, torch.float32, CPU)
     assert sum(copied) == whole.parameters == sum(t.numel() for t in whole.weights())
     for rank in range(2):

@@ -10,8 +10,8 @@ import torch
 import checkpoints
 from client import row
 from driver import Driver
-from penstock.models import recipes
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipes import llama
 
 LENGTH = 90
 IDS = [(7 * i * i + 3 * i + 5) % 199 for i in range(LENGTH)]
@@ -24,14 +24,12 @@ def test_a_query_sees_the_keys_of_its_window_and_no_others(
     windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoints.write(tmp_path, checkpoints.config())
-    read = recipes.read_config
 
     def with_windows(config: dict[str, Any]) -> DecoderConfig:
-        one = read(config)
-        assert isinstance(one, DecoderConfig)
-        return replace(one, windows=windows, window_of=tuple(i % len(windows) for i in range(one.layers)))
+        read = llama.read_config(config)
+        return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
 
-    monkeypatch.setattr(recipes, "read_config", with_windows)
+    monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
     driver = Driver(folder)
     exact = reference(folder, windows)
     position = 0

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import checkpoints
 from client import DEVICE, Worker, floats, make_plan, row, sampled, u32
 from penstock.proto import generate
 from penstock.proto import penstock_pb2 as pb
+from penstock.worker import Work
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +431,8 @@ def test_a_worker_dies_with_its_parent_and_with_its_standard_input(model: Path, 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert parent.stdout is not None
-    assert '"ready"' in parent.stdout.readline()
+    while '"ready"' not in (line := parent.stdout.readline()):
+        assert '"progress"' in line, line
     parent.kill()
     # The worker holds the other end of the pipe: it closes when the worker is gone.
     assert parent.stdout.read() == ""
@@ -471,3 +474,21 @@ def test_the_generated_stubs_are_fresh(tmp_path: Path) -> None:
     for name in ("penstock_pb2.py", "penstock_pb2.pyi", "contract.py"):
         committed = Path(generate.__file__).parent / name
         assert (tmp_path / name).read_text() == committed.read_text(), f"run {generate.__file__}"
+
+
+def test_a_process_that_waits_does_nothing_and_one_that_computes_or_reads_does_something(
+    tmp_path: Path,
+) -> None:
+    work = Work()
+    time.sleep(0.3)
+    assert not work.goes_on(), "it waited"
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    assert work.goes_on(), "it computed"
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    time.sleep(0.3)
+    work.goes_on()
+    (tmp_path / "file").read_bytes()
+    time.sleep(0.3)
+    assert work.goes_on(), "it read"

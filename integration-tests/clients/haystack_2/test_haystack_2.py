@@ -10,7 +10,7 @@ import pytest
 from haystack.components.generators import HuggingFaceAPIGenerator, OpenAIGenerator
 from haystack.dataclasses import StreamingChunk
 from haystack.utils import Secret
-from huggingface_hub.errors import HfHubHTTPError, OverloadedError, ValidationError
+from huggingface_hub.errors import HfHubHTTPError, OverloadedError, UnknownError, ValidationError
 
 from conftest import Guarded
 from prompts import ADD, REPEAT, as_text
@@ -81,9 +81,8 @@ def test_openai(url: str) -> None:
 def test_errors(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:
     with pytest.raises(ValidationError, match="top_p"):
         hugging_face(url, top_p=2.0).run("x")
-    with pytest.raises(HfHubHTTPError, match="not valid") as refused:
+    with pytest.raises(UnknownError, match="not valid"):
         hugging_face(guarded.url, "wrong").run("x")
-    assert refused.value.response.status_code == 401
     with pytest.raises(OverloadedError, match="overloaded"):
         hugging_face(busy.url, busy.key).run("x")
     with pytest.raises(HfHubHTTPError, match="starting"):

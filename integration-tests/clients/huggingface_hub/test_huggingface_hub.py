@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     InferenceTimeoutError,
     OverloadedError,
     TextGenerationError,
+    UnknownError,
     ValidationError,
 )
 
@@ -202,12 +203,19 @@ def test_a_busy_server_is_an_overloaded_error(busy: Guarded) -> None:
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
-def test_a_wrong_key_is_an_http_error_with_its_status(guarded: Guarded) -> None:
+def test_a_wrong_key_is_an_error_of_its_own(guarded: Guarded) -> None:
+    """On TGI's routes by `error_type`, for which this client has no class; on OpenAI's by the status."""
     for token, said in (("wrong", "not valid"), (None, "required")):
         client = InferenceClient(model=guarded.url, token=token)
         for call in (
             lambda c: c.text_generation("x"),
             lambda c: list(c.text_generation("x", stream=True)),
+        ):
+            with pytest.raises(UnknownError, match=said) as unknown:
+                call(client)
+            cause = unknown.value.__cause__
+            assert isinstance(cause, HfHubHTTPError) and cause.response.status_code == 401
+        for call in (
             lambda c: c.chat_completion(user("x")),
             lambda c: list(c.chat_completion(user("x"), stream=True)),
         ):

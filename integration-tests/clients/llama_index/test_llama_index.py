@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from huggingface_hub.errors import HfHubHTTPError, OverloadedError, ValidationError
+from huggingface_hub.errors import HfHubHTTPError, OverloadedError, UnknownError, ValidationError
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.huggingface_api import HuggingFaceInferenceAPI
@@ -118,9 +118,9 @@ def test_a_wrong_option(url: str) -> None:
 
 def test_errors(guarded: Guarded, busy: Guarded, starting: str) -> None:
     for task in ("conversational", "text-generation"):
-        with pytest.raises(HfHubHTTPError, match="not valid") as refused:
+        unauthorized = HfHubHTTPError if task == "conversational" else UnknownError
+        with pytest.raises(unauthorized, match="not valid"):
             hugging_face(guarded.url, task, token="wrong").complete("x")
-        assert refused.value.response.status_code == 401
         with pytest.raises((HfHubHTTPError, OverloadedError), match="overloaded"):
             hugging_face(busy.url, task, token=busy.key).complete("x")
         with pytest.raises(HfHubHTTPError, match="starting"):

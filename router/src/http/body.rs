@@ -1,5 +1,7 @@
-//! Reads a request's body: JSON only, no larger than `--payload-limit`, and not for ever.
+//! Reads a request's body: JSON only, no larger than `--payload-limit`, and not for ever; and its members, where
+//! they keep nobody waiting.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -7,9 +9,13 @@ use axum::http::{HeaderMap, Request, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
+use crate::blocking::SHORT;
 use crate::config::RouterArgs;
+use crate::http::Server;
 use crate::http::error::{ApiError, Cause};
+use crate::http::fields::Fields;
 
 /// The longest pause within a body.
 const IDLE: Duration = Duration::from_secs(30);
@@ -80,6 +86,44 @@ pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, A
         }
     }
     Ok(first.unwrap_or_else(|| rest.freeze()))
+}
+
+/// Reads the members of a body with `read`: those of a short one at once, those of a long one on a blocking
+/// thread, since nothing else would run on this one meanwhile.
+pub async fn parse<T: Send + 'static>(
+    server: &Arc<Server>,
+    body: Bytes,
+    read: impl FnOnce(&Fields, &Server) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() <= SHORT {
+        parsed(server, &body, read)
+    } else {
+        parse_apart(server, body, |fields, server, _| read(fields, server)).await
+    }
+}
+
+/// The same, always on a blocking thread, for a `read` that does more, such as rendering a chat. It is given a token
+/// that is cancelled when the client has gone.
+pub async fn parse_apart<T: Send + 'static>(
+    server: &Arc<Server>,
+    body: Bytes,
+    read: impl FnOnce(&Fields, &Server, &CancellationToken) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let shared = server.clone();
+    let result = server
+        .reading
+        .run(body.len(), move |client| parsed(&shared, &body, |fields, server| read(fields, server, client)));
+    let result = result.await;
+    // The panic hook has logged where it was.
+    result.unwrap_or_else(|_| Err(ApiError::internal()))
+}
+
+fn parsed<T>(
+    server: &Server,
+    body: &[u8],
+    read: impl FnOnce(&Fields, &Server) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    read(&Fields::parse(body, &server.loaded()?.limits)?, server)
 }
 
 fn too_slow(time: Duration) -> ApiError {

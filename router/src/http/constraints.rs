@@ -1,27 +1,29 @@
 //! The fields that constrain a text: grammars, response formats, tools. They are read and checked as if they
 //! were served; what is in order is then refused as "not supported yet".
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
-use crate::limits::{self, Field};
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::request_fields::{self, Field};
 
 /// `grammar` of TGI's routes.
 pub fn refuse_grammar(fields: &Fields) -> Result<(), ApiError> {
-    match fields.tree(&limits::GRAMMAR)? {
+    match fields.tree(&request_fields::GRAMMAR)? {
         None => Ok(()),
         Some(grammar) => {
-            check_format(limits::GRAMMAR.name, &grammar, &TGI_TYPES)?;
-            Err(ApiError::not_supported_yet(limits::GRAMMAR.name))
+            check_format(request_fields::GRAMMAR.name, &grammar, &TGI_TYPES)?;
+            Err(ApiError::not_supported_yet(request_fields::GRAMMAR.name))
         }
     }
 }
 
 /// `response_format`, `tools` and `tool_choice` of OpenAI's routes.
 pub fn refuse_openai(fields: &Fields) -> Result<(), ApiError> {
-    const FORMAT: &str = limits::RESPONSE_FORMAT.name;
-    if let Some(format) = fields.tree(&limits::RESPONSE_FORMAT)? {
+    const FORMAT: &str = request_fields::RESPONSE_FORMAT.name;
+    if let Some(format) = fields.tree(&request_fields::RESPONSE_FORMAT)? {
         check_format(FORMAT, &format, &ALL_TYPES)?;
         if format["type"] != "text" {
             let message = "`response_format` other than {\"type\": \"text\"} is not supported yet";
@@ -31,18 +33,19 @@ pub fn refuse_openai(fields: &Fields) -> Result<(), ApiError> {
     let names = tools(fields)?;
     let choice = tool_choice(fields)?;
     if let Choice::Function(wanted) = &choice
-        && !names.contains(wanted)
+        && !names.contains(wanted.as_str())
     {
         let message = format!("`tool_choice` names a tool that is not in `tools`: {}", shortened(wanted));
-        return Err(ApiError::invalid(limits::TOOL_CHOICE.name, message));
+        return Err(ApiError::invalid(request_fields::TOOL_CHOICE.name, message));
     }
     match choice {
         Choice::None => Ok(()),
         Choice::Auto if names.is_empty() => Ok(()),
-        Choice::Required if names.is_empty() => {
-            Err(ApiError::invalid(limits::TOOL_CHOICE.name, "`tool_choice` \"required\" needs `tools`"))
-        }
-        _ => Err(ApiError::not_supported_yet(limits::TOOLS.name)),
+        Choice::Required if names.is_empty() => Err(ApiError::invalid(
+            request_fields::TOOL_CHOICE.name,
+            "`tool_choice` \"required\" needs `tools`",
+        )),
+        _ => Err(ApiError::not_supported_yet(request_fields::TOOLS.name)),
     }
 }
 
@@ -53,14 +56,15 @@ const ALL_TYPES: [&str; 5] = ["text", "json", "json_object", "json_schema", "reg
 fn check_format(name: &'static str, format: &Value, types: &[&str]) -> Result<(), ApiError> {
     let wrong = |text: String| Err(ApiError::invalid(name, text));
     if !format.is_object() {
-        return wrong(format!("`{name}` must be an object. Given: {}", shortened(&format.to_string())));
+        let error = ApiError::invalid(name, format!("`{name}` must be an object"));
+        return Err(error.given(shortened(&format.to_string())));
     }
     let kind = format["type"].as_str().filter(|kind| types.contains(kind));
     let value = format.get("value").filter(|value| !value.is_null());
     match (kind, value) {
         (None, _) => {
-            let given = format["type"].to_string();
-            wrong(format!("`{name}.type` must be one of {}. Given: {}", types.join(", "), shortened(&given)))
+            let text = format!("`{name}.type` must be one of {}", types.join(", "));
+            Err(ApiError::invalid(name, text).given(shortened(&format["type"].to_string())))
         }
         (Some("regex"), Some(value)) if value.is_string() => Ok(()),
         (Some("regex"), _) => wrong(format!("`{name}.value` must be a string, the regular expression")),
@@ -87,23 +91,22 @@ fn check_format(name: &'static str, format: &Value, types: &[&str]) -> Result<()
 }
 
 /// The names of the functions in `tools`.
-fn tools(fields: &Fields) -> Result<Vec<String>, ApiError> {
-    let Some(Value::Array(tools)) = fields.tree(&limits::TOOLS)? else { return Ok(Vec::new()) };
-    let mut names: Vec<String> = Vec::with_capacity(tools.len());
+fn tools(fields: &Fields) -> Result<HashSet<String>, ApiError> {
+    let Some(Value::Array(tools)) = fields.tree(&request_fields::TOOLS)? else { return Ok(HashSet::new()) };
+    let mut names = HashSet::with_capacity(tools.len());
     for (place, tool) in tools.iter().enumerate() {
-        let wrong = |text: String| Err(ApiError::invalid(limits::TOOLS.name, text));
+        let wrong = |text: String| Err(ApiError::invalid(request_fields::TOOLS.name, text));
         if tool["type"] != "function" {
+            let text = format!("`tools[{place}].type` must be \"function\"");
             let given = tool["type"].to_string();
-            return wrong(format!(
-                "`tools[{place}].type` must be \"function\". Given: {}",
-                shortened(&given)
-            ));
+            return Err(ApiError::invalid(request_fields::TOOLS.name, text).given(shortened(&given)));
         }
         let function = &tool["function"];
         let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
             return wrong(format!("`tools[{place}].function.name` must be a string that is not empty"));
         };
-        if names.iter().any(|other| other == name) {
+        checked_name(request_fields::TOOLS.name, &format!("tools[{place}].function.name"), name)?;
+        if !names.insert(name.to_string()) {
             return wrong(format!("`tools[{place}].function.name` is the same as another tool's"));
         }
         if !(function["description"].is_null() || function["description"].is_string()) {
@@ -115,7 +118,6 @@ fn tools(fields: &Fields) -> Result<Vec<String>, ApiError> {
                 return wrong(format!("`tools[{place}].function.{schema}` must be an object, a JSON schema"));
             }
         }
-        names.push(name.to_string());
     }
     Ok(names)
 }
@@ -128,7 +130,8 @@ enum Choice {
 }
 
 fn tool_choice(fields: &Fields) -> Result<Choice, ApiError> {
-    const FIELD: &Field = &limits::TOOL_CHOICE;
+    const FIELD: &Field = &request_fields::TOOL_CHOICE;
+    let named = |name: &str| checked_name(FIELD.name, FIELD.name, name);
     Ok(match fields.tree(FIELD)? {
         None => Choice::Auto,
         Some(Value::String(word)) => match word.as_str() {
@@ -136,18 +139,21 @@ fn tool_choice(fields: &Fields) -> Result<Choice, ApiError> {
             "none" => Choice::None,
             "required" => Choice::Required,
             // TGI's way to name a function.
-            _ => Choice::Function(word),
+            _ => {
+                named(&word)?;
+                Choice::Function(word)
+            }
         },
         Some(choice) => match choice["function"]["name"].as_str() {
-            Some(name) if choice["type"] == "function" => Choice::Function(name.to_string()),
+            Some(name) if choice["type"] == "function" => {
+                named(name)?;
+                Choice::Function(name.to_string())
+            }
             _ => {
                 let given = choice.to_string();
-                let message = format!(
-                    "`tool_choice` must be \"auto\", \"none\", \"required\", the name of a function, or \
-                     {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}. Given: {}",
-                    shortened(&given)
-                );
-                return Err(ApiError::invalid(FIELD.name, message));
+                let text = "`tool_choice` must be \"auto\", \"none\", \"required\", the name of a function, or \
+                            {\"type\": \"function\", \"function\": {\"name\": ...}}";
+                return Err(ApiError::invalid(FIELD.name, text).given(shortened(&given)));
             }
         },
     })
@@ -197,6 +203,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
+        let long = "f".repeat(257);
         for (body, text) in [
             (r#"{"response_format": {"type": "yaml"}}"#, "`response_format.type` must be one of text, json,"),
             (r#"{"response_format": {}}"#, "`response_format.type`"),
@@ -220,6 +227,20 @@ mod tests {
             (r#"{"tool_choice": "f"}"#, "`tool_choice` names a tool that is not in `tools`: f"),
             (r#"{"tool_choice": "required"}"#, "`tool_choice` \"required\" needs `tools`"),
             (r#"{"tool_choice": 5}"#, "`tool_choice` must be"),
+            (
+                r#"{"tools": [{"type": "function", "function": {"name": "f"}},
+                              {"type": "function", "function": {"name": "f"}}]}"#,
+                "`tools[1].function.name` is the same as another tool's",
+            ),
+            (
+                format!(r#"{{"tools": [{{"type": "function", "function": {{"name": "{long}"}}}}]}}"#)
+                    .as_str(),
+                "`tools[0].function.name` must have at most 256 characters. Given: 257 characters",
+            ),
+            (
+                format!(r#"{{"tool_choice": "{long}"}}"#).as_str(),
+                "`tool_choice` must have at most 256 characters. Given: 257 characters",
+            ),
         ] {
             let refused = refusal(body);
             assert!(refused.contains(text), "{body}: {refused}");

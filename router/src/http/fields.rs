@@ -1,4 +1,4 @@
-//! Reads the fields of a JSON body one by one against the table of `limits`. A number out of its bounds,
+//! Reads the fields of a JSON body one by one against the table of `request_fields`. A number out of its bounds,
 //! a wrong type, a field given twice: each becomes an error that names the field, the limit and what was
 //! given. `null` is the same as not given. Fields nobody asks for are named by `warnings`.
 
@@ -12,7 +12,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, Cause};
-use crate::limits::{DEPTH, Field, Kind, Limits, Low, Most};
+use crate::http::request_fields::{DEPTH, Field, Kind, Low, Most, NAME_LENGTH};
+use crate::limits::Limits;
 
 /// A JSON object whose members are still text: each is read when its field is asked for.
 pub struct Fields<'a> {
@@ -40,7 +41,9 @@ impl<'a> Fields<'a> {
     fn unique(members: Members<'a>, limits: &'a Limits) -> Result<Self, ApiError> {
         match members.twice {
             Some(name) => {
-                Err(ApiError::invalid(name.clone(), format!("`{}` is given twice", shortened(&name))))
+                let name = shortened(&name).into_owned();
+                let message = format!("`{name}` is given twice");
+                Err(ApiError::invalid(name, message))
             }
             None => Ok(Self { members: members.by_name, limits }),
         }
@@ -53,6 +56,11 @@ impl<'a> Fields<'a> {
     /// The text of a field; `None` when it is absent or null.
     pub fn raw(&self, field: &Field) -> Option<&'a RawValue> {
         self.given(field.name)
+    }
+
+    /// Whether it is there, be it null.
+    pub fn has(&self, field: &Field) -> bool {
+        self.members.contains_key(field.name)
     }
 
     fn given(&self, name: &str) -> Option<&'a RawValue> {
@@ -133,12 +141,22 @@ impl<'a> Fields<'a> {
 
     pub fn text(&self, field: &Field) -> Result<Option<Cow<'a, str>>, ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(None) };
-        text_of(raw).map(Some).ok_or_else(|| self.wrong(field, raw))
+        let text = text_of(raw).ok_or_else(|| self.wrong(field, raw))?;
+        match field.kind {
+            Kind::Text { longest } => self.not_longer(field, &text, longest)?,
+            _ => debug_assert!(matches!(field.kind, Kind::Prompt)),
+        }
+        Ok(Some(text))
     }
 
-    /// A string or a list of strings, none empty, at most as many as the table says.
+    fn not_longer(&self, field: &Field, text: &str, longest: usize) -> Result<(), ApiError> {
+        let Some(given) = longer_than(text, longest) else { return Ok(()) };
+        Err(self.expected(field).given(format!("{given} characters")))
+    }
+
+    /// A string or a list of strings, none empty, at most as many and as long as the table says.
     pub fn texts(&self, field: &Field) -> Result<Vec<String>, ApiError> {
-        let Kind::Texts { most } = field.kind else {
+        let Kind::Texts { most, longest } = field.kind else {
             unreachable!("`{}` is no list of strings in the table", field.name)
         };
         let Some(raw) = self.raw(field) else { return Ok(Vec::new()) };
@@ -155,6 +173,9 @@ impl<'a> Fields<'a> {
             let message = format!("`{}` must not contain an empty string", field.name);
             return Err(ApiError::invalid(field.name, message));
         }
+        for text in &texts {
+            self.not_longer(field, text, longest)?;
+        }
         Ok(texts)
     }
 
@@ -165,8 +186,29 @@ impl<'a> Fields<'a> {
         Self::unique(members, self.limits).map(Some)
     }
 
+    /// The entries of a list, at most as many as the table says, each to be read by `entry`.
+    pub fn list(&self, field: &Field) -> Result<Option<Vec<&'a RawValue>>, ApiError> {
+        let Kind::List { most } = field.kind else {
+            unreachable!("`{}` is no list in the table", field.name)
+        };
+        let Some(raw) = self.raw(field) else { return Ok(None) };
+        let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| self.wrong(field, raw))?;
+        if list.len() as u64 > self.limits.most(most) {
+            return Err(self.too_many(field.name, most, list.len()));
+        }
+        Ok(Some(list))
+    }
+
+    /// An entry of `field`'s list that is an object, to be read field by field.
+    pub fn entry(&self, field: &Field, place: usize, raw: &'a RawValue) -> Result<Fields<'a>, ApiError> {
+        let members = Self::members(raw).ok_or_else(|| {
+            ApiError::invalid(field.name, format!("`{}[{place}]` must be an object", field.name))
+        })?;
+        Self::unique(members, self.limits).map_err(|error| error.within(&format!("{}[{place}]", field.name)))
+    }
+
     /// The members of an object whose names are data, in no order.
-    pub fn entries(self) -> impl Iterator<Item = (Cow<'a, str>, &'a RawValue)> {
+    pub fn entries(self) -> impl ExactSizeIterator<Item = (Cow<'a, str>, &'a RawValue)> {
         self.members.into_iter()
     }
 
@@ -179,10 +221,18 @@ impl<'a> Fields<'a> {
         };
         let fits = match field.kind {
             Kind::Object => tree.is_object(),
-            Kind::List => tree.is_array(),
+            Kind::List { .. } => tree.is_array(),
             _ => true,
         };
-        if fits { Ok(Some(tree)) } else { Err(self.wrong(field, raw)) }
+        if !fits {
+            return Err(self.wrong(field, raw));
+        }
+        if let (Kind::List { most }, Value::Array(list)) = (field.kind, &tree)
+            && list.len() as u64 > self.limits.most(most)
+        {
+            return Err(self.too_many(field.name, most, list.len()));
+        }
+        Ok(Some(tree))
     }
 
     pub fn required<T>(&self, field: &Field, value: Option<T>) -> Result<T, ApiError> {
@@ -191,14 +241,18 @@ impl<'a> Fields<'a> {
 
     /// The field does not hold what the table says.
     pub fn wrong(&self, field: &Field, raw: &RawValue) -> ApiError {
+        self.expected(field).given(shortened(raw.get()))
+    }
+
+    fn expected(&self, field: &Field) -> ApiError {
         let expects = field.kind.expects(self.limits);
-        let given = shortened(raw.get());
-        ApiError::invalid(field.name, format!("`{}` must be {expects}. Given: {given}", field.name))
+        ApiError::invalid(field.name, format!("`{}` must be {expects}", field.name))
     }
 
     pub fn too_many(&self, name: &'static str, most: Most, given: usize) -> ApiError {
         let limit = self.limits.describe(most);
-        ApiError::invalid(name, format!("`{name}` must have at most {limit} entries. Given: {given}"))
+        ApiError::invalid(name, format!("`{name}` must have at most {limit} entries"))
+            .given(given.to_string())
     }
 }
 
@@ -214,6 +268,20 @@ pub fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
     }
 }
 
+/// The name of something in a part of the request that is no field of the table.
+pub fn checked_name(field: &'static str, place: &str, name: &str) -> Result<(), ApiError> {
+    let Some(given) = longer_than(name, NAME_LENGTH) else { return Ok(()) };
+    let text = format!("`{place}` must have at most {NAME_LENGTH} characters");
+    Err(ApiError::invalid(field, text).given(format!("{given} characters")))
+}
+
+/// The characters of a text that has more than `most`.
+fn longer_than(text: &str, most: usize) -> Option<usize> {
+    // A character has at least one byte.
+    let given = if text.len() > most { text.chars().count() } else { 0 };
+    (given > most).then_some(given)
+}
+
 /// A JSON number without a fractional part. `10.0` and `1e3` are not taken, as in TGI.
 pub fn whole_number(text: &str) -> Option<i128> {
     text.parse().ok()
@@ -227,8 +295,12 @@ pub fn finite(text: &str) -> Option<f64> {
 
 /// What a client sent, short enough for a message.
 pub fn shortened(text: &str) -> Cow<'_, str> {
-    const MOST: usize = 60;
-    match text.char_indices().nth(MOST) {
+    shortened_to(60, text)
+}
+
+/// At most so many characters.
+pub fn shortened_to(most: usize, text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(most) {
         None => Cow::Borrowed(text),
         Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
     }
@@ -247,8 +319,9 @@ fn malformed(body: &[u8], error: &serde_json::Error) -> ApiError {
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
     let at = (before_line + error.column().saturating_sub(1)).min(text.len());
     if let Some((name, literal)) = not_a_number(text, at) {
-        let message = format!("`{name}` must be a finite number. Given: {literal}");
-        return ApiError::invalid(name, message);
+        let name = shortened(&name).into_owned();
+        let text = format!("`{name}` must be a finite number");
+        return ApiError::invalid(name, text).given(literal);
     }
     if error.is_eof() {
         return ApiError::new(Cause::MalformedBody, "the body is not valid JSON: it ends too early");
@@ -414,7 +487,7 @@ impl<'de> Visitor<'de> for UniqueNames {
 pub mod tests {
     use super::*;
     use crate::http::error::Family;
-    use crate::limits;
+    use crate::http::request_fields;
 
     pub fn limits() -> Limits {
         Limits {
@@ -445,8 +518,23 @@ pub mod tests {
     }
 
     #[test]
+    fn a_short_text_has_a_length() {
+        let limits = limits();
+        let fits = format!(r#"{{"cache_salt": "{}"}}"#, "é".repeat(256));
+        let fields = Fields::parse(fits.as_bytes(), &limits).expect("JSON");
+        assert!(fields.text(&request_fields::CACHE_SALT).is_ok());
+        let long = format!(r#"{{"cache_salt": "{}"}}"#, "x".repeat(257));
+        let (status, text) = refused(&long, |f| f.text(&request_fields::CACHE_SALT).map(|_| ()));
+        assert_eq!(status, 422);
+        assert!(
+            text.starts_with("`cache_salt` must be a string of at most 256 characters. Given: "),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn a_number_out_of_bounds_names_field_limit_and_value() {
-        let top_p = |fields: &Fields| fields.number(&limits::TOP_P);
+        let top_p = |fields: &Fields| fields.number(&request_fields::TOP_P);
         for (body, given) in [
             (r#"{"top_p": 0}"#, "0"),
             (r#"{"top_p": -0.5}"#, "-0.5"),
@@ -464,14 +552,14 @@ pub mod tests {
 
     #[test]
     fn what_is_infinite_in_32_bits_is_refused() {
-        let (status, text) = refused(r#"{"temperature": 1e300}"#, |f| f.number(&limits::TEMPERATURE));
+        let (status, text) = refused(r#"{"temperature": 1e300}"#, |f| f.number(&request_fields::TEMPERATURE));
         assert_eq!((status, text.as_str()), (422, "`temperature` must be a finite number > 0. Given: 1e300"));
     }
 
     #[test]
     fn what_is_its_own_bound_in_32_bits_is_refused() {
         let (status, text) =
-            refused(r#"{"repetition_penalty": 5e-324}"#, |f| f.number(&limits::REPETITION_PENALTY));
+            refused(r#"{"repetition_penalty": 5e-324}"#, |f| f.number(&request_fields::REPETITION_PENALTY));
         let expected = "`repetition_penalty` must be a finite number > 0. Given: 5e-324";
         assert_eq!((status, text.as_str()), (422, expected));
     }
@@ -480,7 +568,7 @@ pub mod tests {
     fn nan_and_infinity_are_named_though_they_are_not_json() {
         for literal in ["NaN", "Infinity", "-Infinity"] {
             let body = format!("{{\"inputs\": \"x\",\n \"parameters\": {{\"temperature\" : {literal} }}}}");
-            let (status, text) = refused(&body, |f| f.number(&limits::TEMPERATURE));
+            let (status, text) = refused(&body, |f| f.number(&request_fields::TEMPERATURE));
             assert_eq!(status, 422, "{body}");
             assert_eq!(text, format!("`temperature` must be a finite number. Given: {literal}"));
         }
@@ -488,7 +576,7 @@ pub mod tests {
 
     #[test]
     fn a_whole_number_is_not_a_fraction_nor_a_string() {
-        let read = |fields: &Fields| fields.small(&limits::MAX_NEW_TOKENS);
+        let read = |fields: &Fields| fields.small(&request_fields::MAX_NEW_TOKENS);
         for given in ["0", "-3", "1.5", "10.0", "1e3", "\"7\"", "4294967296", "99999999999999999999"] {
             let body = format!("{{\"max_new_tokens\": {given}}}");
             let (status, text) = refused(&body, read);
@@ -502,9 +590,9 @@ pub mod tests {
 
     #[test]
     fn a_limit_of_the_server_is_named_with_its_flag() {
-        let (_, text) = refused(r#"{"best_of": 3}"#, |f| f.small(&limits::BEST_OF));
+        let (_, text) = refused(r#"{"best_of": 3}"#, |f| f.small(&request_fields::BEST_OF));
         assert_eq!(text, "`best_of` must be a whole number >= 1 and <= 2 (--max-best-of). Given: 3");
-        let (_, text) = refused(r#"{"stop": ["a","b","c","d","e"]}"#, |f| f.texts(&limits::STOP));
+        let (_, text) = refused(r#"{"stop": ["a","b","c","d","e"]}"#, |f| f.texts(&request_fields::STOP));
         assert_eq!(text, "`stop` must have at most 4 (--max-stop-sequences) entries. Given: 5");
     }
 
@@ -512,8 +600,8 @@ pub mod tests {
     fn the_whole_range_of_a_seed_is_kept() {
         let limits = limits();
         let fields = Fields::parse(br#"{"seed": 18446744073709551615}"#, &limits).expect("JSON");
-        assert_eq!(fields.unsigned(&limits::SEED), Ok(Some(u64::MAX)));
-        let (_, text) = refused(r#"{"seed": -1}"#, |f| f.unsigned(&limits::SEED));
+        assert_eq!(fields.unsigned(&request_fields::SEED), Ok(Some(u64::MAX)));
+        let (_, text) = refused(r#"{"seed": -1}"#, |f| f.unsigned(&request_fields::SEED));
         assert_eq!(text, "`seed` must be a whole number >= 0. Given: -1");
     }
 
@@ -522,26 +610,27 @@ pub mod tests {
         let limits = limits();
         let body = br#"{"seed": null, "stop": null, "details": null, "top_p": null, "inputs": null}"#;
         let fields = Fields::parse(body, &limits).expect("JSON");
-        assert_eq!(fields.unsigned(&limits::SEED), Ok(None));
-        assert_eq!(fields.texts(&limits::STOP), Ok(vec![]));
-        assert_eq!(fields.boolean(&limits::DETAILS), Ok(None));
-        assert_eq!(fields.number(&limits::TOP_P), Ok(None));
-        assert_eq!(fields.text(&limits::INPUTS), Ok(None));
+        assert_eq!(fields.unsigned(&request_fields::SEED), Ok(None));
+        assert_eq!(fields.texts(&request_fields::STOP), Ok(vec![]));
+        assert_eq!(fields.boolean(&request_fields::DETAILS), Ok(None));
+        assert_eq!(fields.number(&request_fields::TOP_P), Ok(None));
+        assert_eq!(fields.text(&request_fields::INPUTS), Ok(None));
     }
 
     #[test]
     fn a_name_given_twice_is_refused_at_every_depth() {
-        let (status, text) = refused(r#"{"seed": 1, "s\u0065ed": 2}"#, |f| f.unsigned(&limits::SEED));
+        let (status, text) = refused(r#"{"seed": 1, "s\u0065ed": 2}"#, |f| f.unsigned(&request_fields::SEED));
         assert_eq!((status, text.as_str()), (422, "`seed` is given twice"));
-        let (status, text) =
-            refused(r#"{"messages": [{"role": "user", "role": "user"}]}"#, |f| f.tree(&limits::MESSAGES));
+        let (status, text) = refused(r#"{"messages": [{"role": "user", "role": "user"}]}"#, |f| {
+            f.tree(&request_fields::MESSAGES)
+        });
         assert_eq!((status, text.as_str()), (422, "`messages` has `role` twice in one object"));
     }
 
     #[test]
     fn hostile_nesting_is_refused() {
         let body = format!("{{\"messages\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
-        let (status, text) = refused(&body, |f| f.tree(&limits::MESSAGES));
+        let (status, text) = refused(&body, |f| f.tree(&request_fields::MESSAGES));
         assert_eq!((status, text.as_str()), (422, "`messages` is nested too deeply: at most 127 levels"));
     }
 
@@ -550,8 +639,9 @@ pub mod tests {
         let limits = limits();
         let body = r#"{"inputs": "a\n\"\u00e9\ud83d\ude00é"}"#;
         let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-        assert_eq!(fields.text(&limits::INPUTS).expect("text").as_deref(), Some("a\n\"é😀é"));
-        let (status, text) = refused(r#"{"inputs": "\ud800"}"#, |f| f.text(&limits::INPUTS).map(|_| ()));
+        assert_eq!(fields.text(&request_fields::INPUTS).expect("text").as_deref(), Some("a\n\"é😀é"));
+        let (status, text) =
+            refused(r#"{"inputs": "\ud800"}"#, |f| f.text(&request_fields::INPUTS).map(|_| ()));
         assert_eq!(status, 422);
         assert!(text.starts_with("`inputs` must be a string"), "{text}");
     }
@@ -576,10 +666,32 @@ pub mod tests {
     fn a_single_stop_string_is_a_list_of_one() {
         let limits = limits();
         let fields = Fields::parse(br#"{"stop": "END"}"#, &limits).expect("JSON");
-        assert_eq!(fields.texts(&limits::STOP), Ok(vec!["END".to_string()]));
-        let (_, text) = refused(r#"{"stop": ["", "a"]}"#, |f| f.texts(&limits::STOP));
+        assert_eq!(fields.texts(&request_fields::STOP), Ok(vec!["END".to_string()]));
+        let (_, text) = refused(r#"{"stop": ["", "a"]}"#, |f| f.texts(&request_fields::STOP));
         assert_eq!(text, "`stop` must not contain an empty string");
-        let (_, text) = refused(r#"{"stop": [1]}"#, |f| f.texts(&limits::STOP));
+        let (_, text) = refused(r#"{"stop": [1]}"#, |f| f.texts(&request_fields::STOP));
         assert!(text.starts_with("`stop` must be a string or a list of at most 4"), "{text}");
+    }
+
+    #[test]
+    fn a_text_has_a_length() {
+        let limits = limits();
+        // Characters, not bytes.
+        let fits = format!(r#"{{"user": "{0}", "stop": "{1}"}}"#, "é".repeat(256), "é".repeat(1024));
+        let fields = Fields::parse(fits.as_bytes(), &limits).expect("JSON");
+        assert!(fields.text(&request_fields::USER).is_ok() && fields.texts(&request_fields::STOP).is_ok());
+        let long = format!(r#"{{"user": "{0}", "stop": ["a", "{0}"]}}"#, "x".repeat(1_900_000));
+        let (_, text) = refused(&long, |f| f.text(&request_fields::USER).map(|_| ()));
+        let of = "of at most 256 characters. Given: 1900000 characters";
+        assert_eq!(text, format!("`user` must be a string {of}"));
+        let (_, text) = refused(&long, |f| f.texts(&request_fields::STOP));
+        assert!(text.ends_with("of at most 1024 characters each. Given: 1900000 characters"), "{text}");
+    }
+
+    #[test]
+    fn a_list_has_a_length() {
+        let body = format!(r#"{{"tools": [{}0]}}"#, "0, ".repeat(1024));
+        let (_, text) = refused(&body, |f| f.tree(&request_fields::TOOLS));
+        assert_eq!(text, "`tools` must have at most 1024 entries. Given: 1025");
     }
 }

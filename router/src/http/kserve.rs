@@ -4,73 +4,68 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::Response;
-use axum::routing::{get, post};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json as object};
+use serde_json::Value;
 
-use crate::http::Server;
 use crate::http::error::{ApiError, Family};
-use crate::http::fields::{Fields, shortened};
-use crate::http::platforms::texts;
-use crate::http::tgi::{TextRequest, json};
-use crate::http::visit::Visit;
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::request_context::RequestContext;
+use crate::http::request_fields;
+use crate::http::response::json;
+use crate::http::text_request::{TextRequest, generate_texts};
+use crate::http::tgi;
 use crate::http::warnings::{Warnings, names};
-use crate::limits::{self, Limits, Most};
+use crate::http::{Server, body};
+use crate::limits::Limits;
 
-/// With and without a version, which the protocol leaves to the client. Any name is taken, as everywhere.
-pub fn routes(router: Router<Arc<Server>>) -> Router<Arc<Server>> {
-    let mut router = router
-        .route("/v2", get(server_metadata))
-        .route("/v2/health/live", get(live))
-        .route("/v2/health/ready", get(ready));
-    for model in ["/v2/models/{name}", "/v2/models/{name}/versions/{version}"] {
-        router = router
-            .route(model, get(model_metadata))
-            .route(&format!("{model}/ready"), get(ready))
-            .route(&format!("{model}/infer"), post(infer));
-    }
-    router
-}
-
-async fn server_metadata() -> Response<Body> {
+pub async fn server_metadata() -> Response<Body> {
     let extensions = ["health", "models", "metrics"];
-    json(&object!({ "name": "penstock", "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
+    json(&About { name: "penstock", version: env!("CARGO_PKG_VERSION"), extensions: &extensions })
 }
 
-async fn live() -> Response<Body> {
-    json(&object!({ "live": true }))
+pub async fn live() -> Response<Body> {
+    json(&Live { live: true })
 }
 
 /// TGI says `live` here too.
-async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
+pub async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     match server.health.borrow().refusal() {
-        None => json(&object!({ "live": true, "ready": true })),
+        None => json(&Ready { live: true, ready: true }),
         Some(reason) => ApiError::unhealthy(reason).response(Family::Tgi),
     }
 }
 
-async fn model_metadata(Path(path): Path<HashMap<String, String>>) -> Response<Body> {
+pub async fn model_metadata(Path(path): Path<HashMap<String, String>>) -> Response<Body> {
+    if let Err(error) = checked_path(&path) {
+        return error.response(Family::Tgi);
+    }
     let version = path.get("version").map_or("1", String::as_str);
-    json(&object!({ "name": path["name"], "version": version, "extensions": ["infer", "ready"] }))
+    json(&About { name: &path["name"], version, extensions: &["infer", "ready"] })
+}
+
+/// The names in the path come back in the answer.
+fn checked_path(path: &HashMap<String, String>) -> Result<(), ApiError> {
+    for field in ["name", "version"] {
+        checked_name(field, field, path.get(field).map_or("", String::as_str))?;
+    }
+    Ok(())
 }
 
 /// All inputs run side by side; when one fails, the request fails.
-async fn infer(
+pub async fn infer(
     State(server): State<Arc<Server>>,
     Path(path): Path<HashMap<String, String>>,
     request: Request,
 ) -> Response<Body> {
-    Visit::answer(server, request, Family::Tgi, async |visit, body| {
-        let visit = visit.as_mut().expect("nothing here streams");
-        let Asked { id, inputs, requests, warnings } = {
-            let limits = &visit.loaded()?.limits;
-            Asked::parse(&Fields::parse(&body, limits)?, limits)?
-        };
-        let (texts, warnings) = texts(visit, requests, warnings, "inputs").await?;
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        checked_path(&path)?;
+        let Asked { id, inputs, requests, warnings } =
+            body::parse(context.server(), body, |fields, _| Asked::parse(fields, fields.limits())).await?;
+        let (texts, warnings) = generate_texts(&context, requests, warnings, "inputs").await?;
         let outputs = inputs.into_iter().zip(texts).map(|(input, text)| input.answered(text)).collect();
         let model_version = path.get("version").map(String::as_str);
         Ok(json(&Inferred { id, model_name: &path["name"], model_version, outputs, warnings }))
@@ -100,15 +95,13 @@ enum Form {
 impl Asked {
     fn parse(fields: &Fields, limits: &Limits) -> Result<Self, ApiError> {
         let mut warnings = Warnings::default();
-        warnings.unknown(fields, "", names(limits::KSERVE));
-        let id = fields.text(&limits::KSERVE_ID)?.map(|id| id.into_owned());
-        let given = fields.required(&limits::KSERVE_INPUTS, fields.tree(&limits::KSERVE_INPUTS)?)?;
+        warnings.unknown(fields, "", names(request_fields::KSERVE));
+        let id = fields.text(&request_fields::KSERVE_ID)?.map(|id| id.into_owned());
+        let given =
+            fields.required(&request_fields::KSERVE_INPUTS, fields.tree(&request_fields::KSERVE_INPUTS)?)?;
         let Value::Array(given) = given else { unreachable!("the table says that it is a list") };
         if given.is_empty() {
             return Err(ApiError::invalid("inputs", "`inputs` must have at least one entry"));
-        }
-        if given.len() as u64 > limits.most(Most::Prompts) {
-            return Err(fields.too_many("inputs", Most::Prompts, given.len()));
         }
         let outputs = outputs(fields)?;
         if outputs.as_ref().is_some_and(|outputs| outputs.len() != given.len()) {
@@ -116,14 +109,14 @@ impl Asked {
                 format!("`outputs` must have one entry for each of `inputs`, {} in all", given.len());
             return Err(ApiError::invalid("outputs", message));
         }
-        let parameters = fields.raw(&limits::PARAMETERS).map_or("{}", |raw| raw.get());
+        let parameters = fields.raw(&request_fields::PARAMETERS).map_or("{}", |raw| raw.get());
         let (mut inputs, mut requests) = (Vec::new(), Vec::new());
         for (place, input) in given.iter().enumerate() {
             let (name, text, form) = tensor(place, input)?;
             let text = Value::from(text);
             let body = format!("{{\"inputs\":{text},\"parameters\":{parameters}}}");
             let request =
-                Fields::parse(body.as_bytes(), limits).and_then(|fields| TextRequest::parse(&fields));
+                Fields::parse(body.as_bytes(), limits).and_then(|fields| tgi::text_request(&fields));
             requests.push(request.map_err(|error| error.within(&format!("inputs[{place}]")))?);
             let output = outputs.as_ref().map_or(name, |outputs| outputs[place].clone());
             inputs.push(Input { output, form });
@@ -134,10 +127,12 @@ impl Asked {
 
 /// The names that the answer's tensors shall have.
 fn outputs(fields: &Fields) -> Result<Option<Vec<String>>, ApiError> {
-    let Some(Value::Array(given)) = fields.tree(&limits::KSERVE_OUTPUTS)? else { return Ok(None) };
+    let Some(Value::Array(given)) = fields.tree(&request_fields::KSERVE_OUTPUTS)? else { return Ok(None) };
     let names = given.iter().enumerate().map(|(place, output)| {
         let name = output["name"].as_str().map(str::to_string);
-        name.ok_or_else(|| ApiError::invalid("outputs", format!("`outputs[{place}].name` must be a string")))
+        let place = format!("outputs[{place}].name");
+        let name = name.ok_or_else(|| ApiError::invalid("outputs", format!("`{place}` must be a string")))?;
+        checked_name("outputs", &place, &name).map(|()| name)
     });
     names.collect::<Result<_, _>>().map(Some)
 }
@@ -148,9 +143,10 @@ fn tensor(place: usize, input: &Value) -> Result<(String, String, Form), ApiErro
     let Some(name) = input["name"].as_str() else {
         return wrong(format!("`inputs[{place}].name` must be a string"));
     };
+    checked_name("inputs", &format!("inputs[{place}].name"), name)?;
     if !matches!(input["datatype"].as_str(), Some("BYTES" | "UINT8")) {
-        let given = input["datatype"].to_string();
-        return wrong(format!("`inputs[{place}].datatype` must be \"BYTES\". Given: {}", shortened(&given)));
+        let error = ApiError::invalid("inputs", format!("`inputs[{place}].datatype` must be \"BYTES\""));
+        return Err(error.given(shortened(&input["datatype"].to_string())));
     }
     let sizes = input["shape"].as_array();
     if !sizes.is_some_and(|sizes| sizes.iter().all(Value::is_u64)) {
@@ -161,7 +157,8 @@ fn tensor(place: usize, input: &Value) -> Result<(String, String, Form), ApiErro
     };
     if let Some(Value::String(text)) = data.first() {
         if data.len() > 1 {
-            return wrong(format!("`inputs[{place}].data` must have one string. Given: {}", data.len()));
+            let error = ApiError::invalid("inputs", format!("`inputs[{place}].data` must have one string"));
+            return Err(error.given(data.len().to_string()));
         }
         return Ok((name.into(), text.clone(), Form::Text));
     }
@@ -181,12 +178,32 @@ impl Input {
             Form::Bytes => (vec![1, text.len()], Data::Bytes(text.into_bytes())),
             Form::Text => (vec![1], Data::Text([text])),
         };
-        Output { name: self.output, shape, datatype: "BYTES", data }
+        Output { name: self.output, shape, datatype: Datatype::Bytes, data }
     }
 }
 
-#[derive(Serialize)]
-struct Inferred<'a> {
+/// The server, or the model.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "KserveAbout")]
+pub struct About<'a> {
+    name: &'a str,
+    version: &'a str,
+    extensions: &'a [&'a str],
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct Live {
+    live: bool,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct Ready {
+    live: bool,
+    ready: bool,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct Inferred<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     model_name: &'a str,
@@ -197,16 +214,25 @@ struct Inferred<'a> {
     warnings: Warnings,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
 struct Output {
     name: String,
     shape: Vec<usize>,
-    datatype: &'static str,
+    datatype: Datatype,
     data: Data,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+enum Datatype {
+    #[serde(rename = "BYTES")]
+    Bytes,
+}
+
+#[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
+#[schemars(inline)]
 enum Data {
     Bytes(Vec<u8>),
     Text([String; 1]),
@@ -214,6 +240,8 @@ enum Data {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json as object;
+
     use super::*;
     use crate::http::fields::tests::limits;
 

@@ -1,27 +1,31 @@
 //! The wire: routes, and what each request needs before its dialect reads it. Dialects parse into one
 //! `GenerationRequest` and encode its events; nothing below this room knows them.
 
-mod answers;
+mod access_log;
+mod auth;
 mod body;
-mod chat;
-mod choices;
-mod completions;
+mod connection;
 mod constraints;
+mod docs;
 mod error;
 mod fields;
-mod gate;
+mod host;
 mod kserve;
-mod listener;
 mod openai;
+mod openapi;
 mod ops;
 mod page;
 mod platforms;
-mod reference;
+mod request_context;
+mod request_fields;
+mod response;
+mod response_schemas;
+mod routes;
+mod sampling;
 mod sse;
-mod stall;
+mod text_request;
 mod tgi;
-mod tls;
-mod visit;
+mod tokenize;
 mod warnings;
 
 use std::panic::AssertUnwindSafe;
@@ -29,35 +33,38 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::routing::{get, post};
 use futures::FutureExt;
 use tokio_util::task::TaskTracker;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
+use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
 use crate::generation::Serving;
 use crate::health::HealthReceiver;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
-use crate::worker::proto::ModelDescription;
+use access_log::REQUEST_ID;
+use auth::Auth;
 use body::BodyLimits;
+pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, RESERVE, serve, tls};
 use error::{ApiError, Cause, Family};
-use gate::{Keys, REQUEST_ID};
-pub use listener::{Patience, serve};
-pub use tls::acceptor as tls;
-use visit::TRACE_RESPONSE;
+pub use host::AllowedHost;
+use penstock_proto::ModelDescription;
+use request_context::TRACE_RESPONSE;
 
 /// What all routes share.
 pub struct Server {
     pub config: Config,
     pub health: HealthReceiver,
     /// Every request that generates holds a token until its last byte is on its way.
-    pub under_way: TaskTracker,
+    pub in_flight: TaskTracker,
     /// With `--otlp-endpoint`.
     pub tracing: Option<Tracing>,
+    /// For the members of long bodies, and for chats.
+    reading: BlockingPool,
     loaded: OnceLock<Loaded>,
 }
 
@@ -77,7 +84,9 @@ pub struct Loaded {
 impl Server {
     pub fn new(config: Config, health: HealthReceiver) -> Result<Arc<Self>, FlagError> {
         let tracing = Tracing::start(&config.args)?;
-        Ok(Arc::new(Self { config, health, under_way: TaskTracker::new(), tracing, loaded: OnceLock::new() }))
+        let reading = BlockingPool::new(config.args.validation_workers);
+        let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
+        Ok(Arc::new(Self { config, health, in_flight, tracing, reading, loaded }))
     }
 
     /// The model is there. Only the first call counts.
@@ -106,37 +115,20 @@ impl Server {
     }
 }
 
-pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
-    let cors = cors(&server.config.args.cors_allow_origin)?;
-    let keys = Arc::new(Keys::read(&server.config.args)?);
-    let router = Router::new()
-        .route("/", get(page::index).post(tgi::compat))
-        .route("/page/{name}", get(page::file))
-        .route("/generate", post(tgi::generate))
-        .route("/generate_stream", post(tgi::generate_stream))
-        .route("/tokenize", post(tgi::tokenize))
-        .route("/chat_tokenize", post(chat::chat_tokenize))
-        .route("/invocations", post(platforms::invocations))
-        .route("/vertex", post(platforms::vertex))
-        .route("/v1/chat/completions", post(chat::chat_completions))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/models", get(ops::models))
-        .route("/v1/models/{*id}", get(ops::model))
-        .route("/health", get(ops::health))
-        .route("/ping", get(ops::health))
-        .route("/readyz", get(ops::health))
-        .route("/livez", get(ops::alive))
-        .route("/info", get(ops::info))
-        .route("/metrics", get(ops::metrics))
-        .route("/docs", get(reference::page))
-        .route("/api-doc/openapi.json", get(reference::openapi));
-    let aliases = platforms::Aliases::of(&server.config.args);
-    let router = if server.config.args.kserve { kserve::routes(router) } else { router };
-    let router = router
+/// All routes, and the layers around them: the outermost is the last.
+pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
+    let args = &server.config.args;
+    let cors = cors(&args.cors_allow_origin)?;
+    let auth = Arc::new(Auth::of(args)?);
+    let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
+    let aliases = platforms::Aliases::of(args);
+    let router = routes::router(args)
         .fallback(unknown)
         .with_state(server)
         .layer(middleware::from_fn(frame))
-        .layer(middleware::from_fn_with_state(keys, gate::guard))
+        .layer(middleware::from_fn_with_state(auth, auth::require_key))
+        .layer(middleware::from_fn_with_state(hosts, host::require_allowed))
+        .layer(middleware::from_fn(access_log::observe))
         .layer(cors);
     Ok(aliases.around(router))
 }
@@ -144,7 +136,7 @@ pub fn routes(server: Arc<Server>) -> Result<Router, FlagError> {
 /// What can be said of this room's flags before anything is served.
 pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
     cors(&args.cors_allow_origin).map(|_| ())?;
-    Keys::read(args)?;
+    Auth::of(args)?;
     tls(args)?;
     Ok(())
 }
@@ -166,7 +158,7 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
             header::CONTENT_TYPE,
             header::AUTHORIZATION,
             HeaderName::from_static(REQUEST_ID),
-            HeaderName::from_static(crate::limits::DEADLINE.name),
+            HeaderName::from_static(request_fields::DEADLINE.name),
         ])
         .expose_headers([
             HeaderName::from_static(REQUEST_ID),
@@ -185,14 +177,17 @@ fn unknown_route(path: &str) -> Response<Body> {
     ApiError::new(Cause::NotFound, format!("there is no route {path}")).response(Family::of(&path))
 }
 
-/// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request.
+/// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request. (tower-http's
+/// layer for panics does not show its handler the request, whose path says which shape the error has.)
 async fn frame(request: Request, next: Next) -> Response<Body> {
     let family = Family::of(request.uri().path());
     let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
     match AssertUnwindSafe(next.run(request)).catch_unwind().await {
         Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => {
-            let allow = response.headers().get(header::ALLOW).cloned();
-            ApiError::method_not_allowed(method.as_str(), allow).response(family)
+            // The framework knows the methods too, but adds its header `Allow` outside of this layer.
+            let allowed = route.map(|route| routes::methods(route.as_str())).unwrap_or_default();
+            ApiError::method_not_allowed(&method, &allowed).response(family)
         }
         // What is left of the framework's own words: a path that cannot be decoded.
         Ok(response) if response.status() == StatusCode::BAD_REQUEST && is_text(&response) => {
@@ -200,10 +195,7 @@ async fn frame(request: Request, next: Next) -> Response<Body> {
         }
         Ok(response) => response,
         // The panic hook has logged where it was.
-        Err(_) => {
-            let message = "an internal error; the server's log has more";
-            ApiError::new(Cause::Internal, message).response(family)
-        }
+        Err(_) => ApiError::internal().response(family),
     }
 }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, header};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::http::Server;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::fields::shortened;
-use crate::http::tgi::json;
+use crate::http::response::json;
 use crate::telemetry;
 
 /// Whether new requests are served now.
@@ -37,7 +38,7 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response<Body> {
     if let Err(error) = server.loaded() {
         return error.response(Family::OpenAi);
     }
-    json(&Models { object: "list", data: [Model::served(&server)] })
+    json(&Models { object: ListObject::List, data: vec![Model::served(&server)] })
 }
 
 pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Response<Body> {
@@ -84,6 +85,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_batch_size: loaded.max_slots,
         max_client_batch_size: limits.max_client_batch_size,
         validation_workers: args.validation_workers,
+        prefix_cache: if args.is_guarded() && !args.shared_prefix_cache { "api_key" } else { "shared" },
         kv_block_size: model.block_size,
         kv_blocks: stats.blocks,
         kv_blocks_used: stats.blocks_used,
@@ -100,30 +102,44 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
     })
 }
 
-#[derive(Serialize)]
-struct Models<'a> {
-    object: &'static str,
-    data: [Model<'a>; 1],
+#[derive(JsonSchema, Serialize)]
+pub struct Models<'a> {
+    object: ListObject,
+    data: Vec<Model<'a>>,
 }
 
-#[derive(Serialize)]
-struct Model<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Model<'a> {
     id: &'a str,
-    object: &'static str,
+    object: ModelObject,
     created: u64,
     owned_by: &'a str,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+enum ListObject {
+    List,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+enum ModelObject {
+    Model,
 }
 
 impl<'a> Model<'a> {
     fn served(server: &'a Server) -> Self {
         let id = &server.config.model_id;
-        Self { id, object: "model", created: 0, owned_by: id }
+        Self { id, object: ModelObject::Model, created: 0, owned_by: id }
     }
 }
 
 /// TGI's fields, and what it lacks: what the model runs on, the budgets, the KV cache.
-#[derive(Serialize)]
-struct Info<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Info<'a> {
     model_id: &'a str,
     model_sha: Option<&'a str>,
     model_pipeline_tag: &'static str,
@@ -148,6 +164,8 @@ struct Info<'a> {
     max_batch_size: u32,
     max_client_batch_size: u32,
     validation_workers: u32,
+    /// Who shares cached prefixes: `api_key`, each key's requests; `shared`, all.
+    prefix_cache: &'static str,
     kv_block_size: u32,
     kv_blocks: u32,
     kv_blocks_used: u32,

@@ -9,22 +9,24 @@ use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Response, Uri};
 use axum::middleware::{self, Next};
-use futures::future::{select_all, try_join_all};
+use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
+use crate::blocking::SHORT;
 use crate::config::RouterArgs;
-use crate::generation::collect;
 use crate::http::error::{ApiError, Family};
 use crate::http::fields::Fields;
-use crate::http::openai::in_openai_words;
-use crate::http::tgi::{self, TextRequest, json};
-use crate::http::visit::Visit;
+use crate::http::openai::{chat, completions};
+use crate::http::request_context::RequestContext;
+use crate::http::request_fields;
+use crate::http::response::json;
+use crate::http::text_request::{TextRequest, generate_texts};
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body, chat, completions};
-use crate::limits::{self, Most};
+use crate::http::{Server, body, tgi};
+use crate::prompt::Prompt;
 
 /// Goes to the dialect that the body is written in, and is answered as there.
 pub async fn invocations(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
@@ -40,10 +42,18 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
         Ok(body) => body,
         Err(error) => {
             let request = Request::from_parts(head, Body::empty());
-            return Visit::refuse(server, &request, Family::Tgi, &error);
+            return RequestContext::refuse(server, &request, Family::Tgi, &error);
         }
     };
-    let keys: Option<Keys> = serde_json::from_slice(&body).ok();
+    let read = {
+        let body = body.clone();
+        move || serde_json::from_slice::<Keys>(&body).ok()
+    };
+    let keys = if body.len() <= SHORT {
+        read()
+    } else {
+        server.reading.run(body.len(), move |_| read()).await.unwrap_or_default()
+    };
     let request = Request::from_parts(head, Body::from(body));
     match keys {
         Some(Keys { inputs: None, messages: Some(_), .. }) => {
@@ -54,7 +64,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
         }
         Some(Keys { inputs: None, messages: None, prompt: None }) => {
             let message = "one of `inputs`, `messages` and `prompt` is required";
-            Visit::refuse(server, &request, Family::Tgi, &ApiError::invalid("inputs", message))
+            RequestContext::refuse(server, &request, Family::Tgi, &ApiError::invalid("inputs", message))
         }
         // What is no JSON object is told so there.
         _ => tgi::compat(State(server), request).await,
@@ -63,71 +73,43 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
 
 /// All instances run side by side; when one fails, the request fails.
 pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
-    Visit::answer(server, request, Family::Tgi, async |visit, body| {
-        let visit = visit.as_mut().expect("nothing here streams");
-        let (requests, warnings) = {
-            let loaded = visit.loaded()?;
-            let fields = Fields::parse(&body, &loaded.limits)?;
-            let instances = fields.required(&limits::INSTANCES, fields.tree(&limits::INSTANCES)?)?;
-            let Value::Array(instances) = instances else { unreachable!("the table says that it is a list") };
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        let (requests, warnings) = body::parse_apart(context.server(), body, |fields, server, client| {
+            let limits = fields.limits();
+            let instances =
+                fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
             if instances.is_empty() {
                 return Err(ApiError::invalid("instances", "`instances` must have at least one entry"));
             }
-            if instances.len() > loaded.limits.max_client_batch_size as usize {
-                return Err(fields.too_many("instances", Most::Prompts, instances.len()));
-            }
             let mut warnings = Warnings::default();
-            warnings.unknown(&fields, "", [limits::INSTANCES.name].into_iter());
-            let requests =
-                instances.iter().enumerate().map(|(place, instance)| parse(visit, place, instance));
-            (try_join_all(requests).await?, warnings.settle(&loaded.limits)?)
-        };
-        let (predictions, warnings) = texts(visit, requests, warnings, "instances").await?;
+            warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
+            let prompt = &server.loaded()?.serving.prompt;
+            let requests = instances.into_iter().enumerate().map(|(place, instance)| {
+                let instance = fields.entry(&request_fields::INSTANCES, place, instance)?;
+                let request = instance_request(&instance, &server.config.model_id, prompt, client);
+                request.map_err(|error| error.within(&format!("instances[{place}]")))
+            });
+            Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
+        })
+        .await?;
+        let (predictions, warnings) = generate_texts(&context, requests, warnings, "instances").await?;
         Ok(json(&Predictions { predictions, warnings }))
     })
     .await
 }
 
-/// Answers requests side by side, each with a text; `list` is the field that holds them.
-pub async fn texts(
-    visit: &mut Visit,
-    requests: Vec<TextRequest>,
-    mut warnings: Warnings,
-    list: &str,
-) -> Result<(Vec<String>, Warnings), ApiError> {
-    let mut prefixes = Vec::with_capacity(requests.len());
-    let mut started = Vec::with_capacity(requests.len());
-    for (place, TextRequest { request, prefix, warnings: own }) in requests.into_iter().enumerate() {
-        warnings.take_over(&format!("{list}[{place}]"), own);
-        prefixes.push(prefix);
-        started.push(request);
+/// A chat, or a request of `/generate`.
+fn instance_request(
+    instance: &Fields,
+    served: &str,
+    prompt: &Prompt,
+    client: &CancellationToken,
+) -> Result<TextRequest, ApiError> {
+    if instance.has(&request_fields::MESSAGES) {
+        chat::text_request(instance, served, prompt, client)
+    } else {
+        tgi::text_request(instance)
     }
-    let mut started =
-        try_join_all(started.into_iter().map(|request| async { visit.start(request).await })).await?;
-    select_all(started.iter_mut().map(|one| Box::pin(one.first()))).await.0?;
-    visit.began();
-    let answers = try_join_all(started.into_iter().map(collect)).await?;
-    for (_, done) in &answers {
-        visit.succeeded(done);
-    }
-    let texts = prefixes.into_iter().zip(&answers).map(|(prefix, (_, done))| prefix + &done.text);
-    Ok((texts.collect(), warnings))
-}
-
-async fn parse(visit: &Visit, place: usize, instance: &Value) -> Result<TextRequest, ApiError> {
-    let loaded = visit.loaded()?;
-    let named = |error: ApiError| error.within(&format!("instances[{place}]"));
-    let Value::Object(members) = instance else {
-        return Err(ApiError::invalid("instances", format!("`instances[{place}]` must be an object")));
-    };
-    let text = instance.to_string();
-    let fields = Fields::parse(text.as_bytes(), &loaded.limits).map_err(named)?;
-    if members.contains_key(limits::MESSAGES.name) {
-        let served = &visit.server().config.model_id;
-        let request = chat::text_request(&fields, served, &loaded.serving.prompt).await;
-        return request.map_err(|error| named(in_openai_words(error, "messages")));
-    }
-    TextRequest::parse(&fields).map_err(named)
 }
 
 /// The paths by which Vertex AI asks: it chooses them, and tells them in the environment. A request to one
@@ -167,8 +149,8 @@ impl Aliases {
     }
 }
 
-#[derive(Serialize)]
-struct Predictions {
+#[derive(JsonSchema, Serialize)]
+pub struct Predictions {
     predictions: Vec<String>,
     #[serde(skip_serializing_if = "Warnings::is_empty")]
     warnings: Warnings,

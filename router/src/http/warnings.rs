@@ -1,16 +1,48 @@
 //! What a request asks for and does not get. Each such field is named in the answer's `warnings`; with
 //! `--strict-requests` the request is refused instead. The dialects collect, and settle before anything runs.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Serialize, Serializer};
 
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, shortened};
-use crate::limits::{Field, Limits};
+use crate::http::request_fields::Field;
+use crate::limits::Limits;
 
-/// One line for each field, which stands first, in backticks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Warnings(Vec<String>);
+/// One for each field.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Warnings(Vec<Warning>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Warning {
+    field: String,
+    /// Names the field first, in backticks.
+    line: String,
+}
+
+impl Serialize for Warnings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.lines())
+    }
+}
+
+impl JsonSchema for Warnings {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Warnings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut lines = <Vec<String>>::json_schema(generator);
+        lines.insert("description".into(), "Fields of the request that have no effect".into());
+        lines
+    }
+}
 
 /// As many as help; a body of a thousand strange names is not answered with a thousand lines.
 const MOST: usize = 16;
@@ -20,13 +52,13 @@ impl Warnings {
         self.0.is_empty()
     }
 
-    pub fn lines(&self) -> &[String] {
-        &self.0
+    pub fn lines(&self) -> Vec<&str> {
+        self.0.iter().map(|warning| &*warning.line).collect()
     }
 
     /// `why` ends the sentence "`name` has no effect ...".
     pub fn no_effect(&mut self, name: &str, why: &str) {
-        self.push(format!("`{name}` has no effect {why}"));
+        self.push(name.into(), format!("`{name}` has no effect {why}"));
     }
 
     /// Names what is given and in none of the route's tables. `place` goes before the names.
@@ -37,19 +69,21 @@ impl Warnings {
         known: impl Iterator<Item = &'t str> + Clone,
     ) {
         for name in fields.names() {
+            if self.0.len() > MOST {
+                return;
+            }
             if !known.clone().any(|known| known == name) {
-                self.push(format!(
-                    "`{place}{}` is not a field of this route and has no effect",
-                    shortened(name)
-                ));
+                let field = format!("{place}{}", shortened(name));
+                let line = format!("`{field}` is not a field of this route and has no effect");
+                self.push(field, line);
             }
         }
     }
 
     /// Those of a part of the request, which `place` names.
     pub fn take_over(&mut self, place: &str, part: Warnings) {
-        for line in part.0 {
-            self.push(format!("{place}: {line}"));
+        for Warning { field, line } in part.0 {
+            self.push(field, format!("{place}: {line}"));
         }
     }
 
@@ -57,18 +91,17 @@ impl Warnings {
     pub fn settle(self, limits: &Limits) -> Result<Self, ApiError> {
         match self.0.first() {
             Some(first) if limits.strict_requests => {
-                let field = first.split('`').nth(1).unwrap_or_default().to_string();
-                let message = format!("{} (--strict-requests)", self.0.join("; "));
-                Err(ApiError::invalid(field, message).verbatim())
+                let text = format!("{} (--strict-requests)", self.lines().join("; "));
+                Err(ApiError::invalid(first.field.clone(), text))
             }
             _ => Ok(self),
         }
     }
 
-    fn push(&mut self, line: String) {
+    fn push(&mut self, field: String, line: String) {
         match self.0.len() {
-            ..MOST => self.0.push(line),
-            MOST => self.0.push("more fields have no effect".into()),
+            ..MOST => self.0.push(Warning { field, line }),
+            MOST => self.0.push(Warning { field, line: "more fields have no effect".into() }),
             _ => {}
         }
     }

@@ -1,13 +1,11 @@
 //! The Prometheus metrics: TGI's names and buckets for what exists here, and what TGI lacks. The request
-//! metrics are recorded here, called by `http`; those of steps and blocks by the scheduler.
+//! metrics are recorded here, called by `http`; those of tokens, steps and blocks by `penstock-core`.
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::StatusCode;
-use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
-};
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::generation::FinishReason;
@@ -200,31 +198,6 @@ pub fn error(kind: &'static str) {
 pub fn answered(route: &str, status: StatusCode) {
     let status = metrics::SharedString::from_owned(status.as_str().to_owned());
     counter!("penstock_http_requests", "route" => route.to_owned(), "status" => status).increment(1);
-}
-
-/// Counts the tokens of one sequence as they come. The metrics are looked up once, not for every token.
-pub struct Tokens {
-    generated: Counter,
-    between: Histogram,
-}
-
-impl Default for Tokens {
-    fn default() -> Self {
-        Self {
-            generated: counter!("penstock_generated_tokens"),
-            between: histogram!("penstock_inter_token_duration"),
-        }
-    }
-}
-
-impl Tokens {
-    /// One more, `last` being when the one before it was there.
-    pub fn another(&self, last: Option<Instant>) {
-        self.generated.increment(1);
-        if let Some(last) = last {
-            self.between.record(last.elapsed());
-        }
-    }
 }
 
 fn describe() {

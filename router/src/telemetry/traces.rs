@@ -16,7 +16,7 @@ use opentelemetry::trace::{
     Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig};
+use opentelemetry_otlp::{RetryPolicy, SpanExporter as OtlpExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -25,7 +25,7 @@ use opentelemetry_sdk::trace::{
 };
 
 use crate::config::RouterArgs;
-use crate::generation::Course;
+use crate::generation::Timeline;
 use crate::ids::SpanRef;
 use crate::limits::FlagError;
 
@@ -50,6 +50,7 @@ impl Tracing {
     pub fn start(args: &RouterArgs) -> Result<Option<Self>, FlagError> {
         let Some(endpoint) = &args.otlp_endpoint else { return Ok(None) };
         let exporter = OtlpExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(SENDING);
+        let exporter = exporter.with_retry_policy(retries(SystemTime::now()));
         let exporter = exporter.build().map_err(|error| FlagError(format!("--otlp-endpoint: {error}")))?;
         let exporter = Patient {
             exporter: Arc::new(exporter),
@@ -101,6 +102,12 @@ impl Tracing {
     }
 }
 
+/// The library draws the time between two tries from the clock, and panics at one before 1970 (its `generate_jitter`): a
+/// board without a battery. There nothing is tried twice.
+fn retries(now: SystemTime) -> RetryPolicy {
+    if now < SystemTime::UNIX_EPOCH { RetryPolicy::disabled() } else { RetryPolicy::recommended() }
+}
+
 /// A request's span, from its arrival to its end.
 pub struct RequestSpan {
     tracer: SdkTracer,
@@ -129,11 +136,11 @@ impl RequestSpan {
     }
 
     /// Ends it, with a span for each phase of each sequence.
-    pub fn end(mut self, courses: &[Course], error: Option<(&'static str, String)>, more: Vec<KeyValue>) {
+    pub fn end(mut self, timelines: &[Timeline], error: Option<(&'static str, String)>, more: Vec<KeyValue>) {
         if self.context.is_sampled() {
             let clock = Clock::now();
-            for course in courses {
-                self.phases(course, &clock);
+            for timeline in timelines {
+                self.phases(timeline, &clock);
             }
             self.span.set_attributes(more);
             if let Some((kind, message)) = error {
@@ -144,23 +151,23 @@ impl RequestSpan {
         self.span.end();
     }
 
-    fn phases(&self, course: &Course, clock: &Clock) {
-        let end = course.ended.unwrap_or(clock.instant);
+    fn phases(&self, timeline: &Timeline, clock: &Clock) {
+        let end = timeline.ended.unwrap_or(clock.instant);
         let phases = [
-            ("queue", Some(course.queued), course.admitted.unwrap_or(end)),
-            ("prefill", course.admitted, course.first_token.unwrap_or(end)),
-            ("decode", course.first_token, end),
+            ("queue", Some(timeline.queued), timeline.admitted.unwrap_or(end)),
+            ("prefill", timeline.admitted, timeline.first_token.unwrap_or(end)),
+            ("decode", timeline.first_token, end),
         ];
         let parent = Context::new().with_remote_span_context(self.context.clone());
         for (name, begin, end) in phases {
             let Some(begin) = begin else { continue };
             let attributes = match name {
                 "prefill" => vec![
-                    KeyValue::new("penstock.prompt_tokens", i64::from(course.prompt_tokens)),
-                    KeyValue::new("penstock.cached_tokens", i64::from(course.cached_tokens)),
+                    KeyValue::new("penstock.prompt_tokens", i64::from(timeline.prompt_tokens)),
+                    KeyValue::new("penstock.cached_tokens", i64::from(timeline.cached_tokens)),
                 ],
                 "decode" => {
-                    vec![KeyValue::new("penstock.generated_tokens", i64::from(course.generated_tokens))]
+                    vec![KeyValue::new("penstock.generated_tokens", i64::from(timeline.generated_tokens))]
                 }
                 _ => Vec::new(),
             };
@@ -249,5 +256,19 @@ impl SpanExporter for Patient {
         if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
             exporter.set_resource(resource);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_before_1970_is_no_reason_to_panic() {
+        let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+        assert!(format!("{:?}", retries(before)).contains("max_retries: 0"));
+        assert!(!format!("{:?}", retries(SystemTime::now())).contains("max_retries: 0"));
+        let clock = Clock { instant: Instant::now(), time: before };
+        assert!(clock.at(Instant::now()) <= SystemTime::UNIX_EPOCH);
     }
 }

@@ -121,7 +121,8 @@ impl Served {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.send(Request::get(path).body(Full::default()).expect("valid")).await
+        self.send(Request::get(path).header(header::HOST, "localhost").body(Full::default()).expect("valid"))
+            .await
     }
 
     pub async fn post(&self, path: &str, body: Value) -> Answer {

@@ -207,6 +207,24 @@ async fn tokenize_gives_a_bare_list_with_byte_offsets() {
 }
 
 #[tokio::test]
+async fn many_tokens_are_told_in_pieces_and_too_many_are_not() {
+    let served = Served::default().await;
+    let text = "a".repeat(1 << 18);
+    let answer = served.post("/tokenize", json!({"inputs": text})).await;
+    assert!(!answer.headers.contains_key("content-length"));
+    assert_eq!(answer.good().as_array().map(Vec::len), Some(1 << 18));
+    let chat = json!({"messages": [{"role": "user", "content": "a".repeat(100_000)}]});
+    let answer = served.post("/chat_tokenize", chat).await.good();
+    let told = answer["tokenize_response"].as_array().expect("a list");
+    let texts: String = told.iter().map(|token| token["text"].as_str().expect("a text")).collect();
+    assert_eq!(answer["templated_text"], texts);
+    let answer = served.post("/tokenize", json!({"inputs": text + "a"})).await;
+    assert_eq!(answer.status, 422);
+    let error = answer.json()["error"].to_string();
+    assert!(error.contains("`inputs` must have <= 262144 tokens"), "{error}");
+}
+
+#[tokio::test]
 async fn without_a_limit_the_answer_fills_what_a_sequence_may_have() {
     let served = Served::ready(Setup { flags: vec!["--max-total-tokens", "50"], ..Setup::default() }).await;
     let body = json!({"inputs": "hello", "parameters": {"details": true}});

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.parallel import TensorGroup
+from penstock.layers.module import Module
+from penstock.parallel.group import TensorGroup
 
 
-class RmsNorm:
+class RmsNorm(Module):
     """Root mean square normalisation with weight (E,) or None."""
 
     __slots__ = ("eps", "weight_E")
@@ -19,10 +20,6 @@ class RmsNorm:
     def __call__(self, x_TE: Tensor) -> Tensor:
         """(..., E) to (..., E)."""
         return ops.rms_norm(x_TE, self.weight_E, self.eps)
-
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        return [] if self.weight_E is None else [self.weight_E]
 
 
 class SharedRmsNorm(RmsNorm):
@@ -39,12 +36,12 @@ class SharedRmsNorm(RmsNorm):
         """(T, E / ranks) to (T, E / ranks)."""
         assert self.weight_E is not None
         long_TE = x_TE.float()
-        squares_T1 = self.group.add_up(long_TE.square().sum(-1, keepdim=True))
+        squares_T1 = self.group.all_reduce(long_TE.square().sum(-1, keepdim=True))
         scaled_TE = long_TE * torch.rsqrt(squares_T1 / self.width + self.eps)
         return (scaled_TE * self.weight_E.float()).to(x_TE.dtype)
 
 
-class LayerNorm:
+class LayerNorm(Module):
     """Normalisation to mean 0 and variance 1, with weight and bias (E,) or None."""
 
     __slots__ = ("bias_E", "eps", "weight_E")
@@ -57,10 +54,6 @@ class LayerNorm:
     def __call__(self, x_TE: Tensor) -> Tensor:
         """(..., E) to (..., E)."""
         return ops.layer_norm(x_TE, self.weight_E, self.bias_E, self.eps)
-
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        return [t for t in (self.weight_E, self.bias_E) if t is not None]
 
 
 class HeadsLayerNorm(LayerNorm):

@@ -1,6 +1,6 @@
 """Which recipe serves which architecture, as `architectures` of config.json names it.
 
-Imports nothing: whoever only has to know whether a model is served need not load torch.
+Imports nothing: to ask whether a model is served must not load torch.
 """
 
 # Architecture to module of `penstock.models.recipes`.

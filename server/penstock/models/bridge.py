@@ -1,7 +1,7 @@
 """How attention in a model of Hugging Face transformers reaches our paged cache.
 
 transformers lets a program name an attention function and the mask function that goes with it. Ours makes masks that
-hold no numbers, only what they mean, and attends to the pages that the step's layout names. A forward pass is
+hold no numbers, only what they mean, and attends to the pages that the step's metadata names. A forward pass is
 traced once before it is served: what each call of attention asks for is written down, and a model that asks for
 anything that is not known here is refused. Used by `penstock.models.fallback`. Letters as in `decoder`.
 """
@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import penstock_kernels as ops
-from penstock.kv_cache import LayerCache
 from penstock.models.config import Window
-from penstock.models.decoder import Step
+from penstock.models.step import LayerCache, Step
 
 # The name under which transformers finds our functions, and the attribute of modules that leads back to us.
 NAME = "penstock"
@@ -94,7 +93,7 @@ class Call:
     window: int  # index into the bridge's windows
     cache: int  # which cache; that of an earlier call where keys and values are the same tensors
     writes: bool
-    terms: ops.AttentionTerms
+    score_modifiers: ops.ScoreModifiers
 
 
 class Bridge:
@@ -130,7 +129,7 @@ class Bridge:
     @property
     def simple(self) -> bool:
         """Whether attention is products and a softmax, and nothing else."""
-        return all(call.terms is ops.PLAIN for call in self.calls)
+        return all(call.score_modifiers is ops.PLAIN for call in self.calls)
 
     def attach(self, model: nn.Module) -> None:
         """Lets the model's attention find this bridge."""
@@ -148,7 +147,7 @@ class Bridge:
             self._traced = None
         if not self.calls:
             raise Unfit("does not call attention through transformers' attention interface")
-        self.calls = [replace(call, terms=self._filled(call)) for call in self.calls]
+        self.calls = [replace(call, score_modifiers=self._filled(call)) for call in self.calls]
 
     @contextmanager
     def serving(self, step: Step, caches: list[LayerCache]) -> Iterator[None]:
@@ -184,7 +183,7 @@ class Bridge:
             raise RuntimeError("attention is called in another order than in the trace")
         cache = self._caches[call.cache]
         cache_NJD = cache.rows_NJD
-        places_T, layout = step.view(call.window, cache)
+        slot_mapping_T, metadata = step.view(call.window, cache)
         tokens, filled = step.ids_T.shape[0], query_1HTD.shape[2]
         kv_heads, size = cache_NJD.shape[1] // 2, cache_NJD.shape[2]
         if call.writes:
@@ -193,8 +192,8 @@ class Bridge:
             value_TKV = value_1KTV[0].transpose(0, 1)[:tokens]
             keys_NKD = cache_NJD[:, : call.kv_heads, : call.key_size]
             values_NKV = cache_NJD[:, kv_heads : kv_heads + call.kv_heads, : call.value_size]
-            ops.write_kv(key_TKD.to(cache_NJD.dtype), keys_NKD, places_T)
-            ops.write_kv(value_TKV.to(cache_NJD.dtype), values_NKV, places_T)
+            ops.write_kv(key_TKD.to(cache_NJD.dtype), keys_NKD, slot_mapping_T)
+            ops.write_kv(value_TKV.to(cache_NJD.dtype), values_NKV, slot_mapping_T)
         query_THD = query_1HTD[0].transpose(0, 1)[:tokens].to(cache_NJD.dtype)
         shared = call.heads // call.kv_heads
         heads = kv_heads * shared
@@ -203,17 +202,19 @@ class Bridge:
             query_THD = F.pad(query_THD, (0, size - call.key_size, 0, heads - call.heads))
         out_THD = query_THD.new_empty(filled, heads, size)
         scale = call.key_size**-0.5 if scaling is None else float(scaling)
-        ops.paged_attention(query_THD.contiguous(), cache_NJD, layout, scale, out_THD[:tokens], call.terms)
+        ops.paged_attention(
+            query_THD.contiguous(), cache_NJD, metadata, scale, out_THD[:tokens], call.score_modifiers
+        )
         out_THD[tokens:] = 0
         return out_THD[:, : call.heads, : call.value_size].unsqueeze(0).to(query_1HTD.dtype)
 
-    def _filled(self, call: Call) -> ops.AttentionTerms:
-        """The call's terms, with a sink for each of the heads that fill it up to the cache's."""
-        sinks_H = call.terms.sinks_H
+    def _filled(self, call: Call) -> ops.ScoreModifiers:
+        """The call's score modifiers, with a sink for each of the heads that fill it up to the cache's."""
+        sinks_H = call.score_modifiers.sinks_H
         heads = self.kv_heads * (call.heads // call.kv_heads)
         if sinks_H is None or heads == call.heads:
-            return call.terms
-        return replace(call.terms, sinks_H=F.pad(sinks_H.detach(), (0, heads - call.heads)))
+            return call.score_modifiers
+        return replace(call.score_modifiers, sinks_H=F.pad(sinks_H.detach(), (0, heads - call.heads)))
 
     def _write_down(
         self,
@@ -247,9 +248,9 @@ class Bridge:
         if window not in self.windows:
             self.windows.append(window)
         softcap, sinks = options.get("softcap"), options.get("s_aux")
-        terms = ops.PLAIN
+        score_modifiers = ops.PLAIN
         if softcap is not None or sinks is not None:
-            terms = ops.AttentionTerms(softcap=float(softcap or 0.0), sinks_H=sinks)
+            score_modifiers = ops.ScoreModifiers(softcap=float(softcap or 0.0), sinks_H=sinks)
         cache = next(
             (i for i, (k, v) in enumerate(self._traced) if k is key and v is value), len(self._traced)
         )
@@ -267,7 +268,7 @@ class Bridge:
                 window=self.windows.index(window),
                 cache=cache,
                 writes=writes,
-                terms=terms,
+                score_modifiers=score_modifiers,
             )
         )
 

@@ -7,10 +7,8 @@ import torch
 
 from penstock.models import fallback, recipes
 from penstock.models.architectures import architecture_of
-from penstock.models.decoder import Decoder
-from penstock.models.encoder_decoder import EncoderDecoder
-from penstock.models.fallback import Fallback
-from penstock.parallel import TensorGroup
+from penstock.models.model import Model
+from penstock.parallel.group import TensorGroup
 
 
 def uses_fallback(config: dict[str, Any], implementation: str) -> bool:
@@ -28,12 +26,11 @@ def load(
     group: TensorGroup,
     trusted: bool,
     implementation: str,
-) -> tuple[str, Decoder | EncoderDecoder | Fallback]:
+) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
     `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code).
     """
     if uses_fallback(config, implementation):
-        model = fallback.load(config, folder, dtype, device, group, trusted)
-        return fallback.RECIPE, model
-    return recipes.recipe_of(config), recipes.load(config, folder, dtype, device, group, trusted)
+        return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
+    return recipes.served_architecture(config), recipes.load(config, folder, dtype, device, group, trusted)

@@ -1,13 +1,16 @@
 """What a recipe reads from a family's config.json: the shape of a decoder and the choices its family made.
 
-Knows no weights. Used by the decoder, by the loader, and by whoever has to say what a model needs.
+Knows no weights. Used by the decoder, its loader, Prepare and the doctor.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import penstock_kernels as ops
 from penstock.layers.rope import RopeConfig
-from penstock.parallel import TensorGroup
+from penstock.parallel.group import TensorGroup
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,22 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class LayerConfig:
+    """What a layer may have otherwise than its neighbours."""
+
+    rope: RopeConfig | None = None  # None: it rotates nothing
+    window: Window | None = None  # None: it attends to all earlier tokens
+    experts: ExpertsConfig | None = None  # None: its feed-forward layer is dense
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """The shape of a decoder and the choices its family made. Counts are of the whole model, over all ranks."""
 
     vocab_size: int
     width: int  # E
     feed_forward: int  # F
-    layers: int
+    layers: tuple[LayerConfig, ...]
     heads: int
     kv_heads: int
     head_dim: int
@@ -75,11 +87,7 @@ class DecoderConfig:
 
     # Attention.
     scale: float | None = None  # of the scores; None: head_dim ** -0.5
-    ropes: tuple[RopeConfig, ...] = ()
-    rope_of: tuple[int | None, ...] | None = None  # each layer's entry of `ropes`; None: all have the first
     interleaved: bool = False  # in the checkpoint, neighbours of D are the coordinates of a plane
-    windows: tuple[Window | None, ...] = (None,)
-    window_of: tuple[int, ...] | None = None  # each layer's entry of `windows`; None: all have the first
     softcap: float = 0.0
     slopes: tuple[float, ...] = ()  # ALiBi: of each head
     slopes_rounded: bool = False  # its products with positions are rounded to bf16
@@ -96,8 +104,6 @@ class DecoderConfig:
     gated: bool = True
     up_bias: bool = False
     down_bias: bool = False
-    experts: ExpertsConfig | None = None
-    experts_in: tuple[bool, ...] | None = None  # which layers have them; None: all
 
     # A layer.
     parallel: bool = False  # feed-forward reads what attention reads, and both are added
@@ -119,31 +125,59 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
 
+    # An encoder-decoder has these.
+    has_encoder: ClassVar[bool] = False
+    max_side_positions: ClassVar[int] = 0
+    default_start: ClassVar[int | None] = None
+
+    def with_layers(
+        self,
+        *,
+        rope: Sequence[RopeConfig | None] | None = None,
+        window: Sequence[Window | None] | None = None,
+        experts: Sequence[ExpertsConfig | None] | None = None,
+    ) -> "DecoderConfig":
+        """The same with these choices, one of each kind for each layer; None: as it was."""
+        given: dict[str, Sequence[Any] | None] = {"rope": rope, "window": window, "experts": experts}
+        layers = self.layers
+        for name, choices in given.items():
+            if choices is not None:
+                layers = tuple(
+                    replace(layer, **{name: one}) for layer, one in zip(layers, choices, strict=True)
+                )
+        return replace(self, layers=layers)
+
     @property
-    def goes_on(self) -> bool:
-        """Whether a sequence may be longer than those the model was made for: linear biases have no end, and are all
-        that tells positions apart.
-        """
-        return bool(self.slopes) and not self.ropes and not self.learned_positions
+    def num_layers(self) -> int:
+        """Over all stages."""
+        return len(self.layers)
 
-    def rope_index(self, layer: int) -> int | None:
-        """The layer's entry of `ropes`, or None when it rotates nothing."""
-        if not self.ropes:
-            return None
-        return 0 if self.rope_of is None else self.rope_of[layer]
+    @cached_property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """Rotary tables of all layers, each once."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
-    def window_index(self, layer: int) -> int:
-        """The layer's entry of `windows`."""
-        return 0 if self.window_of is None else self.window_of[layer]
+    @cached_property
+    def windows(self) -> tuple[Window | None, ...]:
+        """Of all layers, each once."""
+        return tuple(dict.fromkeys(self.layer_windows))
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
         """Of each layer."""
-        return tuple(self.windows[self.window_index(layer)] for layer in range(self.layers))
+        return tuple(layer.window for layer in self.layers)
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether the layer is a mixture of experts."""
-        return self.experts is not None and (self.experts_in is None or self.experts_in[layer])
+    @property
+    def usual_positions(self) -> int:
+        """Of a sequence where nothing else is asked for."""
+        return self.max_positions
+
+    @property
+    def positions_go_on(self) -> bool:
+        """Whether a sequence may be longer than those the model was made for: linear biases have no end, and are all
+        that tells positions apart.
+        """
+        return bool(self.slopes) and not self.ropes and not self.learned_positions
 
     @property
     def simple_attention(self) -> bool:
@@ -156,7 +190,9 @@ class DecoderConfig:
             return 1, self.latent.rank + self.latent.rope_dim
         return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
 
-    def kv_numbers_per_token(self, group: TensorGroup) -> int:
-        """Numbers that a rank's cache of all layers holds for one token."""
-        rows, size = self.cache_shape(group)
-        return self.layers * rows * size
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """(K, D) of what attention gathers from the cache for a token."""
+        if self.latent is not None:
+            return 1, self.latent.rank + self.latent.rope_dim
+        return self.kv_heads, self.head_dim

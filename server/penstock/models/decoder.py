@@ -1,6 +1,6 @@
 """The decoder: every decoder-only model that is served, by a few named choices.
 
-Made by `penstock.models.loading` after a recipe, run by the engine. Nothing in the forward pass branches on
+Made by `penstock.models.decoder_loader` after a recipe, run by the engine. Nothing in the forward pass branches on
 data: what changes from step to step is in the tensors of `Step`. Letters: T tokens, H query heads, K key/value
 heads, J cache rows of a token (keys, then values), D head size, E model width, F feed-forward width, V
 vocabulary, N cache rows, X experts. Where a model is divided over ranks, H, K, F, V and X are this rank's.
@@ -13,31 +13,16 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.kv_cache import LayerCache
 from penstock.layers.linear import Embedding, Linear
+from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm
 from penstock.models.config import DecoderConfig
-from penstock.parallel import ALONE, TensorGroup
+from penstock.models.model import Reference
+from penstock.models.step import LayerCache, Step
+from penstock.parallel.group import ALONE, TensorGroup
 
 
-@dataclass(slots=True)
-class Step:
-    """What one forward pass reads, in the order in which the layout put the tokens."""
-
-    ids_T: Tensor  # int64
-    positions_T: Tensor  # int64
-    ropes: list[tuple[Tensor, Tensor]]  # cos and sin (T, 1, D) of each of the model's tables
-    places: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
-    attentions: list[list[ops.AttentionLayout | None]]  # by the model's window, and table
-
-    def view(self, window: int, cache: LayerCache) -> tuple[Tensor, ops.AttentionLayout]:
-        """Where a layer writes, and how it attends."""
-        attention = self.attentions[window][cache.table]
-        assert attention is not None, "a window and a table that no layer has"
-        return self.places[cache.table], attention
-
-
-class Attention:
+class Attention(Module):
     """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads."""
 
     def __init__(
@@ -50,26 +35,27 @@ class Attention:
         out: Linear,
         q_norm: Norm | None,
         k_norm: Norm | None,
-        terms: ops.AttentionTerms,
+        score_modifiers: ops.ScoreModifiers,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        self.rope = config.rope_index(layer)
-        self.rope_dim = 0 if self.rope is None else config.ropes[self.rope].head_dim
-        self.window = config.window_index(layer)
+        rope, window = config.layers[layer].rope, config.layers[layer].window
+        self.rope = None if rope is None else config.ropes.index(rope)
+        self.rope_dim = 0 if rope is None else rope.head_dim
+        self.window = config.windows.index(window)
         self.clip = config.clip_qkv
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
-        self.terms = terms
+        self.score_modifiers = score_modifiers
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D). Writes the tokens' keys and values into the cache."""
         tokens, heads, kv_heads = x_TE.shape[0], self.heads, self.kv_heads
-        qkv_TX = self.qkv(x_TE)
+        qkv_TO = self.qkv(x_TE)
         if self.clip:
-            qkv_TX.clamp_(-self.clip, self.clip)
-        heads_TD = qkv_TX.view(tokens, heads + 2 * kv_heads, self.head_dim)
+            qkv_TO.clamp_(-self.clip, self.clip)
+        heads_TD = qkv_TO.view(tokens, heads + 2 * kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
             if self.norm_over_all:
@@ -84,25 +70,15 @@ class Attention:
                 turned_TD = turned_TD[..., : self.rope_dim]
             ops.rope(turned_TD, *step.ropes[self.rope])
         # All rows write before any row reads: one row's prefix may be what another row computes now.
-        places_T, attention = step.view(self.window, cache)
-        ops.write_kv(heads_TD[:, heads:], cache.rows_NJD, places_T)
+        slot_mapping_T, attention = step.view(self.window, cache)
+        ops.write_kv(heads_TD[:, heads:], cache.rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
         q_THD = heads_TD[:, :heads]
-        ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.terms)
+        ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
         return attended_THD.view(tokens, heads * self.head_dim)
 
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
-        return [
-            *self.qkv.tensors(),
-            *self.out.tensors(),
-            *(t for norm in norms for t in norm.tensors()),
-            *([] if self.terms.sinks_H is None else [self.terms.sinks_H]),
-        ]
 
-
-class LatentAttention:
+class LatentAttention(TiledModule):
     """Attention over latents: the cache holds for each token one latent (R) and one rotated key for all heads.
 
     A head's key is a matrix of its own times the latent; that matrix is applied to the query instead, and the
@@ -122,28 +98,29 @@ class LatentAttention:
         keys_HDR: Tensor,
         values_HVR: Tensor,
         out: Linear,
-        terms: ops.AttentionTerms,
+        score_modifiers: ops.ScoreModifiers,
     ) -> None:
+        super().__init__()
         assert config.latent is not None
         self.heads, self.sizes = heads, config.latent
         size = self.sizes.plain_dim + self.sizes.rope_dim
         self.scale = size**-0.5 if config.scale is None else config.scale
-        self.rope = config.rope_index(layer)
-        self.window = config.window_index(layer)
+        rope, window = config.layers[layer].rope, config.layers[layer].window
+        self.rope = None if rope is None else config.ropes.index(rope)
+        self.window = config.windows.index(window)
         self.query_down, self.query_norm, self.query = query_down, query_norm, query
         self.latent, self.latent_norm = latent, latent_norm
         self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
         self.out = out
-        self.terms = terms
-        self.tile = 0  # see `layers.linear.set_tile`
+        self.score_modifiers = score_modifiers
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H V). Writes the tokens' latents into the cache."""
         tokens, heads, sizes = x_TE.shape[0], self.heads, self.sizes
-        low_TX = x_TE
+        low_TI = x_TE
         if self.query_down is not None and self.query_norm is not None:
-            low_TX = self.query_norm(self.query_down(x_TE))
-        q_THD = self.query(low_TX).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
+            low_TI = self.query_norm(self.query_down(x_TE))
+        q_THD = self.query(low_TI).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
         latent_TD = self.latent(x_TE)
         row_T1D = torch.cat(
             (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
@@ -155,29 +132,18 @@ class LatentAttention:
         if self.rope is not None:
             ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
             ops.rope(row_T1D[..., sizes.rank :], *step.ropes[self.rope])
-        places_T, attention = step.view(self.window, cache)
-        ops.write_kv(row_T1D, cache.rows_NJD, places_T)
+        slot_mapping_T, attention = step.view(self.window, cache)
+        ops.write_kv(row_T1D, cache.rows_NJD, slot_mapping_T)
         latent_THR = x_TE.new_empty(tokens, heads, sizes.rank)
-        ops.paged_attention(asked_THD, cache.rows_NJD, attention, self.scale, latent_THR, self.terms)
+        ops.paged_attention(
+            asked_THD, cache.rows_NJD, attention, self.scale, latent_THR, self.score_modifiers
+        )
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
         return values_THV.view(tokens, heads * sizes.value_dim)
 
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        parts = (
-            self.query_down,
-            self.query_norm,
-            self.query,
-            self.latent,
-            self.latent_norm,
-            self.out,
-        )
-        found = [t for part in parts if part is not None for t in part.tensors()]
-        return [*found, self.keys_HDR, self.values_HVR]
 
-
-class FeedForward:
+class FeedForward(Module):
     """One hidden layer. Gated, the rows of `up` are gate, then up."""
 
     def __init__(self, up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
@@ -188,12 +154,8 @@ class FeedForward:
         """What `out` reads: (T, F)."""
         return self.activation(self.up(x_TE))
 
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        return [*self.up.tensors(), *self.out.tensors()]
 
-
-class Experts:
+class Experts(TiledModule):
     """A mixture of experts, of which this rank holds some, and the expert that every token goes to."""
 
     def __init__(
@@ -210,13 +172,13 @@ class Experts:
         shared: FeedForward | None,
         shared_gate: Linear | None,
     ) -> None:
+        super().__init__()
         self.routing, self.router, self.correction_X = routing, router, correction_X
         self.first = first
         self.up_XGE, self.up_bias_XG = up_XGE, up_bias_XG
         self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
         self.activation = activation
         self.shared, self.shared_gate = shared, shared_gate
-        self.tile = 0  # see `layers.linear.set_tile`
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
@@ -241,23 +203,9 @@ class Experts:
             shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
         return mixed_TE.add_(shared_TE)
 
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        found = [
-            self.correction_X,
-            self.up_XGE,
-            self.up_bias_XG,
-            self.down_XEF,
-            self.down_bias_XE,
-            *self.router.tensors(),
-            *([] if self.shared is None else self.shared.tensors()),
-            *([] if self.shared_gate is None else self.shared_gate.tensors()),
-        ]
-        return [t for t in found if t is not None]
-
 
 @dataclass(slots=True)
-class Layer:
+class Layer(Module):
     """Attention, then feed-forward, and where they are normalised (None: not there)."""
 
     attention: Attention | LatentAttention
@@ -267,20 +215,9 @@ class Layer:
     attention_out_norm: Norm | None = None  # of what the branch gives, or of the sum with it
     feed_forward_out_norm: Norm | None = None
 
-    def tensors(self) -> list[Tensor]:
-        """What it holds."""
-        norms = (
-            self.attention_norm,
-            self.feed_forward_norm,
-            self.attention_out_norm,
-            self.feed_forward_out_norm,
-        )
-        found = [t for norm in norms if norm is not None for t in norm.tensors()]
-        return [*self.attention.tensors(), *self.feed_forward.tensors(), *found]
-
 
 @dataclass(slots=True)
-class Ends:
+class Ends(Module):
     """What comes before the first layer and after the last. Where a pipeline divides the layers, only the first
     stage has an embedding, and only the last one a head.
     """
@@ -307,7 +244,7 @@ def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
     return bias_HN * config.slopes_scale
 
 
-class Decoder:
+class Decoder(Module):
     """Token ids to hidden states, and hidden states to logits."""
 
     def __init__(
@@ -318,16 +255,28 @@ class Decoder:
         self.layers = layers
         self.group = group
         self.cache_shape = config.cache_shape(group)
-        self.parameters = 0  # of the whole model, over all ranks; set by who loads it
+        self.parameters = 0  # of the whole model, over all ranks; set when it is loaded
+        self.reference: Reference | None = None
+
+    def make_batch_invariant(self, rows: int) -> None:
+        """See Model."""
+        self.set_tile(rows)
+
+    @property
+    def repeated_parameters(self) -> int:
+        """Parameters of this stage that an earlier stage holds as well: a tied head's."""
+        config, group = self.config, self.group
+        again = config.tied_head and group.is_last_stage and not group.is_first_stage
+        return config.vocab_size * (config.embedding_width or config.width) if again else 0
 
     def serve_up_to(self, longest: int) -> None:
-        """Sequences will have at most so many tokens: as many linear biases are made, one table for all layers."""
+        """Makes linear biases (ALiBi) for sequences of up to `longest` tokens, one table for all layers."""
         if not self.config.slopes:
             return
         device = self.weights()[0].device
         bias_HN = linear_biases(self.config, self.group.share(self.config.heads), longest).to(device)
         for layer in self.layers:
-            layer.attention.terms = replace(layer.attention.terms, bias_HN=bias_HN)
+            layer.attention.score_modifiers = replace(layer.attention.score_modifiers, bias_HN=bias_HN)
 
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
@@ -341,7 +290,11 @@ class Decoder:
 
     def views(self) -> list[tuple[int, int]]:
         """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
-        return [(self.config.window_index(layer), layer) for layer in self.group.layers(self.config.layers)]
+        config = self.config
+        return [
+            (config.windows.index(config.layers[layer].window), layer)
+            for layer in self.group.layers(config.num_layers)
+        ]
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
@@ -351,7 +304,7 @@ class Decoder:
         if ends.project_out is not None:
             hidden_SE = ends.project_out(hidden_SE)
         assert ends.head is not None, "asked of the last stage only"
-        logits_SV = self.group.join(ends.head(hidden_SE))
+        logits_SV = self.group.all_gather(ends.head(hidden_SE))
         out_SV.copy_(logits_SV[:, : config.vocab_size])
         if config.logit_scale != 1.0:
             out_SV.mul_(config.logit_scale)
@@ -359,25 +312,13 @@ class Decoder:
             out_SV.div_(config.logit_softcap).tanh_().mul_(config.logit_softcap)
         return out_SV
 
-    def weights(self) -> list[Tensor]:
-        """Every tensor of this rank's part of the model, each once."""
-        ends = self.ends
-        tables = (ends.embedding, ends.positions)
-        found = [table.weight_VE for table in tables if table is not None]
-        for part in (ends.head, ends.norm, ends.embedding_norm, ends.project_in, ends.project_out):
-            if part is not None:
-                found += part.tensors()
-        for layer in self.layers:
-            found += layer.tensors()
-        return list({id(t): t for t in found}.values())
-
     def _embed(self, step: Step) -> Tensor:
         config, ends = self.config, self.ends
         assert ends.embedding is not None, "asked of the first stage only"
         x_TE = ends.embedding(step.ids_T)
         if config.embedding_scale != 1.0:
             # The factor is rounded to the activations' dtype first, as the families that have one do.
-            x_TE = x_TE * torch.tensor(config.embedding_scale, dtype=x_TE.dtype, device=x_TE.device)
+            x_TE = x_TE * x_TE.new_full((), config.embedding_scale)
         if ends.project_in is not None:
             x_TE = ends.project_in(x_TE)
         if ends.positions is not None:
@@ -409,7 +350,7 @@ class Decoder:
             read_TE = layer.feed_forward_norm(x_TE)
         inner = layer.feed_forward(read_TE)
         given_TE += inner if isinstance(layer.feed_forward, Experts) else layer.feed_forward.out(inner)
-        self.group.add_up(given_TE)
+        self.group.all_reduce(given_TE)
         if self.config.residual_scale != 1.0:
             given_TE *= self.config.residual_scale
         return given_TE.add_(x_TE)
@@ -421,11 +362,11 @@ class Decoder:
         branch: Attention | LatentAttention | FeedForward | Experts,
         norm: Norm | None,
     ) -> Tensor:
-        """The residual and what a branch gives, once all ranks' parts of it are added."""
+        """The residual plus the output of a branch, all-reduced over the ranks."""
         config = self.config
         given_TE = given if isinstance(branch, Experts) else branch.out(given)
         if self.group.size > 1:
-            self.group.add_up(given_TE)
+            self.group.all_reduce(given_TE)
         if norm is not None and config.branch_norm:
             given_TE = norm(given_TE)
         if config.residual_scale != 1.0:

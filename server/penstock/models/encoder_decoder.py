@@ -1,8 +1,8 @@
 """Encoder-decoders: T5 and BART and alike, by a few named choices.
 
-Made by `penstock.models.two_sided_loading` after a recipe, run by the engine. An encoder reads a whole input, and
-what each layer of the decoder attends to of it is computed once and kept in the cache, at the positions of the
-encoder's tokens; the decoder then goes on token by token, as any decoder does. Letters: X tokens that encoders read
+Made by `penstock.models.encoder_decoder_loader` after a recipe, run by the engine. An encoder reads a whole input. The
+keys and values of cross-attention are computed once for each layer of the decoder and kept in the cache, at the positions
+of the encoder's tokens; the decoder then generates token by token. Letters: U tokens that encoders read
 in this step, T tokens of decoders, H heads, J = 2 H cache rows of a token, D head size, E model width, F
 feed-forward width, V vocabulary, N cache rows or distances, B buckets.
 """
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.kv_cache import LayerCache
 from penstock.layers.linear import Embedding, Linear
+from penstock.layers.module import Module
 from penstock.layers.norm import Norm
+from penstock.layers.rope import RopeConfig
 from penstock.models.config import NormConfig
-from penstock.models.encoder_decoder_layout import Reading, TwoSidedStep
+from penstock.models.model import Reference
+from penstock.models.step import EncoderDecoderStep, LayerCache, Reading
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class EncoderDecoderConfig:
     encoder_layers: int
     encoder_heads: int
     encoder_feed_forward: int
-    layers: int  # of the decoder
+    num_layers: int  # of the decoder
     heads: int  # of the decoder
     feed_forward: int  # of the decoder
     norm: NormConfig
@@ -65,14 +67,34 @@ class EncoderDecoderConfig:
         return 2 * self.max_side_positions or UNBOUNDED
 
     @property
-    def layer_windows(self) -> tuple[None, ...]:
-        """Of the decoder's layers: none has one."""
-        return (None,) * self.layers
+    def usual_positions(self) -> int:
+        """Where nothing else is asked for: see `limits.rs` of the router."""
+        return self.max_positions if self.max_side_positions else 4096
 
     @property
-    def usual_positions(self) -> int:
-        """The same where nothing else is asked for: see `limits.rs` of the router."""
-        return self.max_positions if self.max_side_positions else 4096
+    def positions_go_on(self) -> bool:
+        """Its sides are bounded each, or not at all."""
+        return False
+
+    @property
+    def has_encoder(self) -> bool:
+        """It has one."""
+        return True
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """None rotates anything."""
+        return ()
+
+    @property
+    def windows(self) -> tuple[None, ...]:
+        """None of its layers has one."""
+        return (None,)
+
+    @property
+    def layer_windows(self) -> tuple[None, ...]:
+        """Of the decoder's layers."""
+        return (None,) * self.num_layers
 
     @property
     def simple_attention(self) -> bool:
@@ -84,13 +106,18 @@ class EncoderDecoderConfig:
         """Every head has keys of its own."""
         return self.heads
 
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """(K, D) of what attention gathers from the cache for a token."""
+        return self.heads, self.head_dim
+
 
 # Positions of a model that has no longest input: what fits is the limit.
 UNBOUNDED = 1 << 20
 
 
 @dataclass(slots=True)
-class SelfAttention:
+class SelfAttention(Module):
     """Attention of tokens among themselves. The rows of `qkv` are query, key and value heads."""
 
     norm: Norm
@@ -99,7 +126,7 @@ class SelfAttention:
 
 
 @dataclass(slots=True)
-class CrossAttention:
+class CrossAttention(Module):
     """Attention to what the encoder made. The rows of `kv` are key and value heads."""
 
     norm: Norm
@@ -109,7 +136,7 @@ class CrossAttention:
 
 
 @dataclass(slots=True)
-class FeedForward:
+class FeedForward(Module):
     """The rows of `up` are those of the gate, if there is one, and up."""
 
     norm: Norm
@@ -118,7 +145,7 @@ class FeedForward:
 
 
 @dataclass(slots=True)
-class EncoderLayer:
+class EncoderLayer(Module):
     """Weights of a layer of the encoder."""
 
     attention: SelfAttention
@@ -126,7 +153,7 @@ class EncoderLayer:
 
 
 @dataclass(slots=True)
-class DecoderLayer:
+class DecoderLayer(Module):
     """Weights of a layer of the decoder."""
 
     attention: SelfAttention
@@ -135,7 +162,7 @@ class DecoderLayer:
 
 
 @dataclass(slots=True)
-class Side:
+class Side(Module):
     """What encoder and decoder have each, beside their layers."""
 
     positions: Embedding | None
@@ -144,7 +171,7 @@ class Side:
     bias_HN: Tensor | None  # added to the scores, by the distance between query and key; see `by_distance`
 
 
-class EncoderDecoder:
+class EncoderDecoder(Module):
     """Token ids to hidden states of the decoder, and those to logits."""
 
     def __init__(
@@ -169,14 +196,34 @@ class EncoderDecoder:
         self.activation: Callable[[Tensor], Tensor] = ops.ACTIVATIONS[config.activation]
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
         self.parameters = sum(t.numel() for t in self.weights())
+        self.reference: Reference | None = None
 
     @property
     def cache_shape(self) -> tuple[int, int]:
         """(J, D) of what the cache holds for a token and a layer."""
         return 2 * self.config.heads, self.config.head_dim
 
-    def forward(self, step: TwoSidedStep, caches: list[LayerCache]) -> Tensor:
+    @property
+    def repeated_parameters(self) -> int:
+        """It runs in one stage."""
+        return 0
+
+    def make_batch_invariant(self, rows: int) -> None:
+        """See Model."""
+        self.set_tile(rows)
+
+    def serve_up_to(self, longest: int) -> None:
+        """Nothing in it depends on that."""
+
+    def views(self) -> list[tuple[int, int]]:
+        """(window, layer) of the decoder."""
+        return [(0, layer) for layer in range(self.config.num_layers)]
+
+    def forward(
+        self, step: EncoderDecoderStep, caches: list[LayerCache], given_TE: Tensor | None = None
+    ) -> Tensor:
         """Hidden states (T, E) of the decoder's tokens; writes what later steps attend to into the caches."""
+        assert given_TE is None, "it runs in one stage"
         # All inputs are read before any token is decoded: one row's input may be what another row reads now.
         caches_NJD = [cache.rows_NJD for cache in caches]  # one table
         if step.reading is not None:
@@ -192,47 +239,28 @@ class EncoderDecoder:
         out_SV.copy_(self.head(normed_SE))
         return out_SV if self.logits_bias_V is None else out_SV.add_(self.logits_bias_V)
 
-    def weights(self) -> list[Tensor]:
-        """Every tensor of the model, each once."""
-        found = [self.embedding.weight_VE, *self.head.tensors()]
-        for side in (self.encoder, self.decoder):
-            found += [] if side.positions is None else [side.positions.weight_VE]
-            for norm in (side.embedding_norm, side.final_norm):
-                found += [] if norm is None else norm.tensors()
-            found += [] if side.bias_HN is None else [side.bias_HN]
-        layers: list[EncoderLayer | DecoderLayer] = [*self.encoder_layers, *self.layers]
-        for layer in layers:
-            attention, feed_forward = layer.attention, layer.feed_forward
-            parts: list[Norm | Linear] = [attention.norm, attention.qkv, attention.out]
-            if isinstance(layer, DecoderLayer):
-                parts += [layer.across.norm, layer.across.q, layer.across.kv, layer.across.out]
-            parts += [feed_forward.norm, feed_forward.up, feed_forward.down]
-            found += [t for part in parts for t in part.tensors()]
-        found += [] if self.logits_bias_V is None else [self.logits_bias_V]
-        return list({id(t): t for t in found}.values())
-
     def _read(self, reading: Reading, caches_NJD: list[Tensor]) -> None:
-        config, tokens = self.config, len(reading.ids_X)
+        config, tokens = self.config, len(reading.ids_U)
         bias_HN = None
         if self.encoder.bias_HN is not None and config.relative is not None:
             longest, furthest = max(reading.counts), config.relative.furthest
-            offsets = torch.arange(1 - longest, longest, device=reading.ids_X.device)
+            offsets = torch.arange(1 - longest, longest, device=reading.ids_U.device)
             bias_HN = self.encoder.bias_HN.index_select(1, offsets.clamp(-furthest, furthest) + furthest)
-        x_XE = self._embed(self.encoder, reading.ids_X, reading.positions_X)
+        x_UE = self._embed(self.encoder, reading.ids_U, reading.positions_U)
         for layer in self.encoder_layers:
             own = layer.attention
-            qkv_XJD = own.qkv(self._input(own.norm, x_XE)).view(tokens, 3 * config.encoder_heads, -1)
-            attended_XHD = qkv_XJD.new_empty(tokens, config.encoder_heads, qkv_XJD.shape[2])
-            ops.bidirectional_attention(qkv_XJD, reading.counts, self.scale, bias_HN, attended_XHD)
-            x_XE = self._sum(own.norm, x_XE, own.out(attended_XHD.flatten(1)))
-            x_XE = self._feed_forward(layer.feed_forward, x_XE)
+            qkv_UJD = own.qkv(self._input(own.norm, x_UE)).view(tokens, 3 * config.encoder_heads, -1)
+            attended_UHD = qkv_UJD.new_empty(tokens, config.encoder_heads, qkv_UJD.shape[2])
+            ops.bidirectional_attention(qkv_UJD, reading.counts, self.scale, bias_HN, attended_UHD)
+            x_UE = self._sum(own.norm, x_UE, own.out(attended_UHD.flatten(1)))
+            x_UE = self._feed_forward(layer.feed_forward, x_UE)
         norm = self.encoder.final_norm
-        encoded_XE = (x_XE if norm is None else norm(x_XE)).to(self.dtype)
+        encoded_UE = (x_UE if norm is None else norm(x_UE)).to(self.dtype)
         for decoding, cache_NJD in zip(self.layers, caches_NJD, strict=True):
-            kv_XJD = decoding.across.kv(encoded_XE).view(tokens, *self.cache_shape)
-            ops.write_kv(kv_XJD, cache_NJD, reading.places_X)
+            kv_UJD = decoding.across.kv(encoded_UE).view(tokens, *self.cache_shape)
+            ops.write_kv(kv_UJD, cache_NJD, reading.slot_mapping_U)
 
-    def _decode(self, step: TwoSidedStep, caches_NJD: list[Tensor]) -> Tensor:
+    def _decode(self, step: EncoderDecoderStep, caches_NJD: list[Tensor]) -> Tensor:
         heads, tokens = self.config.heads, len(step.ids_T)
         x_TE = self._embed(self.decoder, step.ids_T, step.positions_T)
         if tokens == 0:
@@ -251,7 +279,7 @@ class EncoderDecoder:
         for layer, cache_NJD in zip(self.layers, caches_NJD, strict=True):
             among = layer.attention
             qkv_TJD = among.qkv(self._input(among.norm, x_TE)).view(tokens, 3 * heads, -1)
-            ops.write_kv(qkv_TJD[:, heads:], cache_NJD, step.places_T)
+            ops.write_kv(qkv_TJD[:, heads:], cache_NJD, step.slot_mapping_T)
             x_TE = self._sum(among.norm, x_TE, among.out(attend(qkv_TJD[:, :heads], cache_NJD, own)))
             to = layer.across
             q_THD = to.q(self._input(to.norm, x_TE)).view(tokens, heads, -1)
@@ -289,16 +317,16 @@ def is_wide(config: EncoderDecoderConfig, dtype: torch.dtype) -> bool:
     return config.wide_residual and dtype == torch.float16
 
 
-def by_distance(table_BH: Tensor, relative: RelativeBias, *, two_sided: bool) -> Tensor:
+def by_distance(table_BH: Tensor, relative: RelativeBias, *, bidirectional: bool) -> Tensor:
     """The bias (H, N) by the distance between query and key, from that of each bucket.
 
-    Two-sided, N = 2 furthest + 1, and the entry of a key o places behind its query is furthest + o. One-sided,
+    Bidirectional, N = 2 furthest + 1, and the entry of a key o places behind its query is furthest + o. Causal,
     N = furthest + 1, and the entry of a key n places before its query is n. Raffel et al., 2020, section 2.1: half
-    of the buckets are for a distance each, the others grow with its logarithm; two-sided, each side has half.
+    of the buckets are for a distance each, the others grow with its logarithm; bidirectional, each side has half.
     """
     furthest = relative.furthest
-    offsets_N = torch.arange(-furthest if two_sided else 0, furthest + 1)
-    buckets = relative.buckets // 2 if two_sided else relative.buckets
+    offsets_N = torch.arange(-furthest if bidirectional else 0, furthest + 1)
+    buckets = relative.buckets // 2 if bidirectional else relative.buckets
     exact = buckets // 2
     distances_N = offsets_N.abs()
     # In fp32, as the models were trained: the edges of buckets are where rounding puts them.
@@ -307,6 +335,6 @@ def by_distance(table_BH: Tensor, relative: RelativeBias, *, two_sided: bool) ->
     )
     far_N = (exact + grown_N.long()).clamp(max=buckets - 1)
     bucket_N = torch.where(distances_N < exact, distances_N, far_N)
-    if two_sided:
+    if bidirectional:
         bucket_N += (offsets_N > 0) * buckets
     return table_BH.index_select(0, bucket_N.to(table_BH.device)).t().contiguous()

@@ -2,7 +2,7 @@
 
 The classes are theirs, the cache, the batching and the checks are ours: a model is refused, in one sentence, unless
 all of its attention goes through the interface that `bridge` fills. Whether the numbers are right is not taken
-on trust either: `penstock.self_check` compares them, at each start, with what transformers computes by itself.
+on trust either: `penstock.engine.self_check` compares them, at each start, with what transformers computes by itself.
 Imports transformers only when something is to be examined or loaded.
 """
 
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from penstock import quantization
 from penstock.errors import UnusableModel
-from penstock.kv_cache import LayerCache
 from penstock.layers.rope import RopeConfig
 from penstock.models.architectures import architecture_of, architectures
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import Window
-from penstock.models.decoder import Step
-from penstock.parallel import TensorGroup
+from penstock.models.model import Reference
+from penstock.models.step import LayerCache, Step
+from penstock.parallel.group import TensorGroup
 from penstock_kernels.matrix import ROWS
 
 RECIPE = "transformers"  # what such a model says its recipe is
@@ -42,12 +42,12 @@ NAMED = 10  # of the tensors that are missing or have no place
 
 @dataclass(frozen=True)
 class FallbackConfig:
-    """What the engine needs to know of the shape: a part of DecoderConfig's fields, with their meaning."""
+    """The shape, as far as transformers tells it. See ModelConfig."""
 
     vocab_size: int
     width: int
     feed_forward: int
-    layers: int  # caches
+    num_layers: int  # caches
     heads: int
     kv_heads: int
     head_dim: int
@@ -56,14 +56,20 @@ class FallbackConfig:
     layer_windows: tuple[Window | None, ...]  # of each cache
     simple_attention: bool
     ropes: tuple[RopeConfig, ...] = ()  # the model has its own
+    positions_go_on: bool = False
+    has_encoder: bool = False
+    max_side_positions: int = 0
+    default_start: int | None = None
 
+    @property
+    def usual_positions(self) -> int:
+        """Of a sequence where nothing else is asked for."""
+        return self.max_positions
 
-@dataclass(frozen=True)
-class Reference:
-    """What the model computes by itself, without our cache."""
-
-    ids_T: Tensor
-    logits_TV: Tensor  # fp32
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """(K, D) of what attention gathers from the cache for a token."""
+        return self.kv_heads, self.head_dim
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Examined:
 
 
 class Fallback:
-    """A model of transformers, cut in two: the body makes hidden states, the head logits of those that count."""
+    """A model of transformers, cut in two: the body computes hidden states, the head the logits of the chosen tokens."""
 
     def __init__(
         self, model: Any, bridge: Bridge, config: FallbackConfig, reference: Reference | None, traced: Any
@@ -94,16 +100,23 @@ class Fallback:
         setattr(model, name, self._given)
         self._head = model
 
+    def make_batch_invariant(self, rows: int) -> None:
+        """Raises UnusableModel: its sums are transformers' own."""
+        raise UnusableModel(
+            f"--deterministic: {self.name} runs through transformers, whose sums depend on the batch"
+        )
+
     def serve_up_to(self, longest: int) -> None:
-        """Sequences will have at most so many tokens: rotary frequencies that depend on it are fixed."""
+        """Fixes the rotary frequencies that depend on the longest sequence."""
         self._ropes.fix(longest)
 
     def views(self) -> list[tuple[int, int]]:
         """(window, cache) of each call of attention."""
         return [(call.window, call.cache) for call in self._bridge.calls]
 
-    def forward(self, step: Step, caches: list[LayerCache]) -> Tensor:
+    def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
+        assert given_TE is None, "it runs in one stage"
         tokens = step.ids_T.shape[0]
         fill = _fill(step.ids_T, self._weights[0].dtype)
         ids_1T = F.pad(step.ids_T, (0, fill)).unsqueeze(0)
@@ -164,7 +177,7 @@ class _Ropes:
         ]
 
     def fix(self, longest: int) -> None:
-        """Computes the frequencies for sequences of up to so many tokens, and keeps them."""
+        """Computes the frequencies for sequences of up to `longest` tokens, and keeps them."""
         for module, kind in self._found:
             changing: Any = module
             changing.rope_type = kind
@@ -378,7 +391,7 @@ def _reference(model: Any, device: torch.device) -> Reference:
         raise Unfit(
             "computes logits that are not numbers; its weights may be damaged, or --dtype too short for it"
         )
-    return Reference(ids_T, logits_TV)
+    return Reference(type(model).__name__, ids_T, logits_TV)
 
 
 def _cut(model: Any, device: torch.device, reference: Reference | None) -> Fallback:
@@ -432,7 +445,7 @@ def _shape(model: Any, bridge: Bridge) -> FallbackConfig:
         vocab_size=int(text.vocab_size) if head is None else head.shape[0],
         width=width,
         feed_forward=forward if isinstance(forward, int) else 4 * width,
-        layers=bridge.caches,
+        num_layers=bridge.caches,
         heads=max(call.heads for call in bridge.calls),
         kv_heads=bridge.kv_heads,
         head_dim=bridge.size,

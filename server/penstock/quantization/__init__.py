@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.model_files import CONFIG, read_json
+from penstock.loading.model_files import CONFIG, read_json
 
-# Configuration files beside config.json, and the scheme of those that do not say which they are of.
+# Configuration files beside config.json, each with the scheme that is meant where the file names none.
 BESIDE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",

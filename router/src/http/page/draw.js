@@ -23,15 +23,24 @@ export function draw(place, answer) {
   const blocks = parse(text);
   const pen = new Pen(text, tokens);
   blocks.forEach((block, index) => {
-    const shape = `${block.kind} ${block.start} ${block.end} ${tokens.length > 0}`;
+    const shape = `${block.kind} ${block.start} ${block.end} ${block.closed} ${tokens.length > 0}`;
     const old = place.children[index];
     if (old?.dataset.shape === shape) return;
     const drawn = pen.block(block);
     drawn.dataset.shape = shape;
+    if (old?.open) drawn.open = true; // thoughts that somebody reads while they are written
     if (old) old.replaceWith(drawn);
     else place.append(drawn);
   });
   while (place.children.length > blocks.length) place.lastElementChild.remove();
+}
+
+const SAFE = new Set(["http:", "https:", "mailto:"]);
+
+/** Opens beside this page, which it learns nothing of. An address that is none of the web stays text. */
+function link(address) {
+  const safe = URL.canParse(address) && SAFE.has(new URL(address).protocol);
+  return safe ? element("a", { href: address, target: "_blank", rel: "noopener noreferrer" }) : element("span");
 }
 
 class Pen {
@@ -48,6 +57,10 @@ class Pen {
         return this.lines(element(`h${Math.min(block.level + 2, 6)}`, { dir: "auto" }), block.lines);
       case "list":
         return this.list(block.items);
+      case "table":
+        return this.table(block);
+      case "think":
+        return this.think(block);
       default:
         return this.lines(element("p", { dir: "auto" }), block.lines);
     }
@@ -80,6 +93,27 @@ class Pen {
     return open[0];
   }
 
+  table({ rows, aligned }) {
+    const drawn = rows.map((row, at) => {
+      const cells = row.map((pieces, column) => {
+        const cell = element(at === 0 ? "th" : "td", { dir: "auto" });
+        if (aligned[column]) cell.classList.add(aligned[column]);
+        this.pieces(cell, pieces);
+        return cell;
+      });
+      return element("tr", {}, ...cells);
+    });
+    const [head, ...body] = drawn;
+    const whole = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+    return element("div", { className: "table", tabIndex: 0 }, whole);
+  }
+
+  /** Folded: it is not the answer. */
+  think({ blocks, closed }) {
+    const inside = blocks.map((block) => this.block(block));
+    return element("details", { className: "think" }, element("summary", {}, closed ? "Thoughts" : "Thinking"), ...inside);
+  }
+
   lines(place, lines) {
     lines.forEach((pieces, index) => {
       if (index > 0) place.append("\n");
@@ -93,7 +127,7 @@ class Pen {
       if (piece.kind === "text") {
         this.write(place, piece.start, piece.end);
       } else {
-        const inner = element(piece.kind === "code" ? "code" : piece.kind);
+        const inner = piece.kind === "link" ? link(piece.address) : element(piece.kind);
         if (piece.children) this.pieces(inner, piece.children);
         else this.write(inner, piece.start, piece.end);
         place.append(inner);

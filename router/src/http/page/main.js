@@ -294,6 +294,7 @@ function showAll() {
   byId("new").disabled = turns.length === 0;
   byId("send").hidden = Boolean(underWay);
   byId("stop").hidden = !underWay;
+  if (!underWay) byId("busy").hidden = true;
   document.body.dataset.underWay = Boolean(underWay);
 }
 
@@ -394,7 +395,10 @@ const watch = new Watch({
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (underWay) return say("The answer before is still being written. Escape stops it.");
+  if (underWay) {
+    byId("busy").hidden = false;
+    return say("The answer before is still being written. Escape stops it.");
+  }
   if (text.value.trim()) ask(text.value);
 });
 text.addEventListener("keydown", (event) => {

@@ -1,37 +1,62 @@
-// The little Markdown that models write most: code blocks, headings, lists, code, bold, emphasis. No links, no
-// images, no HTML: what is not known stays text. A parsed piece names its place in the source instead of holding
-// text, so that whoever draws it can cut it where tokens begin.
+// The little Markdown that models write most: code blocks, headings, lists, tables, code, bold, emphasis, links, and the
+// <think> in front of an answer. No images, no HTML: what is not known stays text. A parsed piece names its place in the
+// source instead of holding text, so that whoever draws it can cut it where tokens begin.
 //
-// Blocks: {kind: "paragraph" | "heading" | "code" | "list", start, end, ...}
+// Blocks: {kind: "paragraph" | "heading" | "code" | "list" | "table" | "think", start, end, ...}
 //   paragraph, heading (level): lines, each a list of inline pieces
 //   code: language, start and end of the content
 //   list: items {depth, ordered, number, lines}
-// Inline pieces: {kind: "text" | "code" | "strong" | "em", start, end, children?}
+//   table: rows of cells, each a list of inline pieces, the first is the head; aligned: one of "", left, right, center
+//   think: blocks, and whether it is closed
+// Inline pieces: {kind: "text" | "code" | "strong" | "em" | "link", start, end, children?}, link with its address
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6}) +(?=\S)/;
 const ITEM = /^( *)(?:([-*+])|(\d{1,9})[.)])(?: +(?=\S)|$)/;
 const BLANK = /^\s*$/;
+const DIVIDER = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/;
+const THINK = /^\s*<think>/;
+// Nothing but these is ever made a link. Round brackets in an address come in pairs.
+const ADDRESS = /(?:https?:\/\/|mailto:)[^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*/y;
+const TITLE = /(?:[ \t]+"[^"\n]*")?\)/y;
+const BARE = /https?:\/\/[^\s<>()[\]"'`*|\\]*[^\s<>()[\]"'`*|\\.,;:!?]/y;
 
 export function parse(source) {
+  const opened = THINK.exec(source);
+  if (!opened) return blocks(source, 0, source.length);
+  const inside = opened[0].length;
+  const found = source.indexOf("</think>", inside);
+  // Not closed yet while it is being written: all that follows belongs to it.
+  const end = found < 0 ? source.length : found;
+  const after = found < 0 ? end : end + "</think>".length;
+  const think = { kind: "think", start: 0, end: after, closed: found >= 0, blocks: blocks(source, inside, end) };
+  return [think, ...(found < 0 ? [] : blocks(source, after, source.length))];
+}
+
+function blocks(source, from, until) {
   const lines = [];
-  for (let start = 0; start <= source.length; ) {
+  for (let start = from; start <= until; ) {
     const found = source.indexOf("\n", start);
-    const end = found < 0 ? source.length : found;
+    const end = found < 0 || found > until ? until : found;
     lines.push({ start, end, text: source.slice(start, end) });
     start = end + 1;
   }
-  const blocks = [];
+  const found = [];
   for (let at = 0; at < lines.length; ) {
     if (BLANK.test(lines[at].text)) {
       at += 1;
       continue;
     }
-    const [block, next] = code(lines, at) ?? heading(source, lines, at) ?? list(source, lines, at) ?? paragraph(source, lines, at);
-    blocks.push(block);
+    const [block, next] =
+      code(lines, at) ??
+      heading(source, lines, at) ??
+      table(source, lines, at) ??
+      list(source, lines, at) ??
+      paragraph(source, lines, at);
+    found.push(block);
     at = next;
   }
-  return blocks;
+  return found;
 }
 
 function code(lines, at) {
@@ -88,10 +113,56 @@ function list(source, lines, at) {
   return [{ kind: "list", start: lines[at].start, end: lines[last].end, items }, last + 1];
 }
 
+const ends = (text) => BLANK.test(text) || FENCE.test(text) || HEADING.test(text) || ITEM.test(text);
+
+/** A line with the line of dashes below it, as many cells in both. */
+function isTable(lines, at) {
+  const [head, divider] = [lines[at].text, lines[at + 1]?.text];
+  if (!head.includes("|") || !divider?.includes("-") || !DIVIDER.test(divider.trimEnd())) return false;
+  return cells(lines[at]).length === cells(lines[at + 1]).length;
+}
+
+function table(source, lines, at) {
+  if (!isTable(lines, at)) return null;
+  const aligned = cells(lines[at + 1]).map(([from, to]) => {
+    const [left, right] = [source[from] === ":", source[to - 1] === ":"];
+    return left && right ? "center" : right ? "right" : left ? "left" : "";
+  });
+  let next = at + 2;
+  while (next < lines.length && !ends(lines[next].text)) next += 1;
+  const rows = lines
+    .slice(at, next)
+    .filter((_, index) => index !== 1)
+    .map((line) => {
+      const row = cells(line).slice(0, aligned.length);
+      while (row.length < aligned.length) row.push([line.end, line.end]);
+      return row.map(([from, to]) => inline(source, from, to));
+    });
+  return [{ kind: "table", start: lines[at].start, end: lines[next - 1].end, aligned, rows }, next];
+}
+
+/** Where the cells of a line are in the source, without the spaces around them. */
+function cells({ start, text }) {
+  const found = [];
+  let from = text.length - text.trimStart().length;
+  const last = text.trimEnd().length;
+  if (text[from] === "|") from += 1;
+  for (let at = from; at <= last; at += 1) {
+    if (at < last && text[at] === "\\") at += 1;
+    else if (at === last || text[at] === "|") {
+      if (at === last && from === last && found.length) break;
+      const words = text.slice(from, at);
+      const begin = from + words.length - words.trimStart().length;
+      found.push([start + begin, start + Math.max(begin, from + words.trimEnd().length)]);
+      from = at + 1;
+    }
+  }
+  return found;
+}
+
 function paragraph(source, lines, at) {
   let next = at + 1;
-  const ends = (text) => BLANK.test(text) || FENCE.test(text) || HEADING.test(text) || ITEM.test(text);
-  while (next < lines.length && !ends(lines[next].text)) next += 1;
+  while (next < lines.length && !ends(lines[next].text) && !isTable(lines, next)) next += 1;
   const own = lines.slice(at, next);
   return [
     { kind: "paragraph", start: own[0].start, end: own.at(-1).end, lines: own.map((line) => inline(source, line.start, line.end)) },
@@ -104,8 +175,9 @@ const SPACE = /\s/;
 const ESCAPED = /[\\`*_#+\-.!()[\]{}<>|~]/;
 
 /** The pieces of one line. Linear: a mark that was sought in vain once is not sought again. */
-function inline(source, start, end) {
+function inline(source, start, end, linked = false) {
   const pieces = [];
+  let middle = -1; // of the next link, between its text and its address
   const missing = new Set();
   let text = start;
   let at = start;
@@ -142,14 +214,53 @@ function inline(source, start, end) {
         at = inside;
       } else {
         const kind = mark === "**" ? "strong" : "em";
-        take({ kind, start: inside, end: close, children: inline(source, inside, close) }, close + mark.length);
+        take({ kind, start: inside, end: close, children: inline(source, inside, close, linked) }, close + mark.length);
       }
+    } else if (character === "[" && !linked && !missing.has("[")) {
+      if (middle < at) middle = source.indexOf("](", at);
+      if (middle < 0 || middle >= end) {
+        missing.add("[");
+        at += 1;
+        continue;
+      }
+      const inner = source.indexOf("[", at + 1);
+      const address = inner < 0 || inner > middle ? match(ADDRESS, source, middle + 2, end) : null;
+      const close = address && match(TITLE, source, middle + 2 + address.length, end);
+      if (close) {
+        const children = inline(source, at + 1, middle, true);
+        take({ kind: "link", start: at + 1, end: middle, children, address }, middle + 2 + address.length + close.length);
+      } else {
+        at += 1;
+      }
+    } else if (character === "<" && !linked && source[at + 1] === "h") {
+      const address = match(BARE, source, at + 1, end);
+      const [from, to] = [at + 1, at + 1 + (address?.length ?? 0)];
+      if (address && to < end && source[to] === ">") {
+        take({ kind: "link", start: from, end: to, children: [{ kind: "text", start: from, end: to }], address }, to + 1);
+      } else {
+        at += 1;
+      }
+    } else if (character === "h" && !linked && (at === start || !WORD.test(source[at - 1]))) {
+      const address = match(BARE, source, at, end);
+      if (!address) {
+        at += 1;
+        continue;
+      }
+      const piece = { kind: "text", start: at, end: at + address.length };
+      take({ ...piece, kind: "link", children: [piece], address }, piece.end);
     } else {
       at += 1;
     }
   }
   before();
   return pieces;
+}
+
+/** What a sticky expression finds at a place, if it ends before `end`. */
+function match(expression, source, at, end) {
+  expression.lastIndex = at;
+  const found = expression.exec(source)?.[0];
+  return found && at + found.length <= end ? found : null;
 }
 
 function closingTicks(source, from, end, ticks) {

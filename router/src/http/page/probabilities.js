@@ -102,13 +102,18 @@ function visible(token) {
   return token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍");
 }
 
+/** Above the token's line or below it, never on it: where it has room, or else where more is, as much as fits. */
 function place(span) {
   // A token that runs over two lines is pointed at where it begins.
   const at = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const margin = 8;
+  popover.style.maxHeight = "";
   const { offsetWidth: width, offsetHeight: height } = popover;
   const left = Math.max(margin, Math.min(at.left, innerWidth - width - margin));
-  const above = at.top - height - margin;
+  const [above, below] = [at.top - 2 * margin, innerHeight - at.bottom - 2 * margin];
+  const isAbove = height <= above || (height > below && above > below);
+  const shown = Math.max(0, Math.min(height, isAbove ? above : below));
+  popover.style.maxHeight = `${shown}px`;
   popover.style.left = `${left}px`;
-  popover.style.top = `${above >= margin ? above : Math.min(at.bottom + margin, innerHeight - height - margin)}px`;
+  popover.style.top = `${isAbove ? at.top - margin - shown : at.bottom + margin}px`;
 }

@@ -1,28 +1,23 @@
-"""Families of models: one module each, which maps config.json and checkpoint names to the decoder's choices.
-
-A recipe has `read_config`, its `NAMES` (or `names(config)` where they depend on it), and, where a part of the
-checkpoint has a layout of its own, a `LOADER`.
-"""
+"""Families of models: one module each, whose RECIPE maps config.json and checkpoint names to a model's choices."""
 
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from penstock import weights
 from penstock.errors import UnusableModel
+from penstock.loading import checkpoint as checkpoints
+from penstock.loading.checkpoint import Checkpoint
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from penstock.models.loading import Loader
-from penstock.parallel import ALONE, TensorGroup
-from penstock.weights import Checkpoint
+from penstock.models.recipe import DecoderRecipe, EncoderDecoderRecipe
+from penstock.parallel.group import ALONE, TensorGroup
 
 
-def recipe_of(config: dict[str, Any]) -> str:
+def served_architecture(config: dict[str, Any]) -> str:
     """The architecture to serve, or an error that names it."""
     name = architecture_of(config)
     if name is None:
@@ -33,30 +28,23 @@ def recipe_of(config: dict[str, Any]) -> str:
     return name
 
 
+def recipe_of(config: dict[str, Any]) -> DecoderRecipe | EncoderDecoderRecipe:
+    """The recipe of the architecture. Raises UnusableModel."""
+    module = import_module(f"{__name__}.{RECIPES[served_architecture(config)]}")
+    recipe: DecoderRecipe | EncoderDecoderRecipe = module.RECIPE
+    return recipe
+
+
 def read_config(config: dict[str, Any]) -> DecoderConfig | EncoderDecoderConfig:
     """The model that config.json describes; needs no weights."""
-    read: DecoderConfig | EncoderDecoderConfig = _module(config).read_config(config)
-    if isinstance(read, EncoderDecoderConfig):
-        return read
-    for rope in read.ropes:
-        if rope.head_dim % 2 or not 0 < rope.head_dim <= max(
-            read.head_dim, read.latent.rope_dim if read.latent else 0
-        ):
-            raise UnusableModel(
-                f"config.json: {rope.head_dim} of head_dim {read.head_dim} are rotated, not an even part"
-            )
-    return read
+    return recipe_of(config).shape(config)
 
 
 def load_from(
     config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup = ALONE
 ) -> Decoder | EncoderDecoder:
     """Takes a rank's part of the model from a checkpoint."""
-    module = _module(config)
-    names = module.names(config) if hasattr(module, "names") else module.NAMES
-    loader: Any = getattr(module, "LOADER", Loader)  # of the configuration that the recipe reads
-    decoder: Decoder | EncoderDecoder = loader(read_config(config), names, checkpoint, group).decoder()
-    return decoder
+    return recipe_of(config).load(config, checkpoint, group)
 
 
 def load(
@@ -73,26 +61,13 @@ def load(
     """
 
     def build(checkpoint: Checkpoint) -> Decoder | EncoderDecoder:
-        decoder = load_from(config, checkpoint, group)
-        decoder.parameters = checkpoint.parameters
-        return decoder
+        model = load_from(config, checkpoint, group)
+        model.parameters = checkpoint.parameters
+        return model
 
-    decoder = weights.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
-    if group.pipeline is not None and isinstance(decoder, Decoder):
+    model = checkpoints.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
+    if group.pipeline is not None:
         # Each stage has asked for its own tensors only.
-        own = torch.tensor([decoder.parameters - counted_before(decoder)])
-        decoder.parameters = int(group.everyone.add_up(own)) // group.size
-    return decoder
-
-
-def counted_before(decoder: Decoder | EncoderDecoder) -> int:
-    """Parameters of a stage that an earlier stage has, too: those of a tied head."""
-    config = decoder.config
-    if not isinstance(decoder, Decoder) or not isinstance(config, DecoderConfig):
-        return 0
-    again = config.tied_head and decoder.group.is_last_stage and not decoder.group.is_first_stage
-    return config.vocab_size * (config.embedding_width or config.width) if again else 0
-
-
-def _module(config: dict[str, Any]) -> ModuleType:
-    return import_module(f"{__name__}.{RECIPES[recipe_of(config)]}")
+        own = torch.tensor([model.parameters - model.repeated_parameters])
+        model.parameters = int(group.everyone.all_reduce(own)) // group.size
+    return model

@@ -5,10 +5,9 @@ from typing import Any
 from penstock.errors import UnusableModel
 from penstock.models.config import NormConfig
 from penstock.models.encoder_decoder import EncoderDecoderConfig
+from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, SideKeys
+from penstock.models.recipe import EncoderDecoderRecipe
 from penstock.models.recipes.fields import Fields
-from penstock.models.two_sided_loading import SideNames, TwoSidedLoader, TwoSidedNames
-
-LOADER = TwoSidedLoader
 
 
 def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
@@ -30,7 +29,7 @@ def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
         encoder_layers=fields.count("encoder_layers", default=12),
         encoder_heads=encoder_heads,
         encoder_feed_forward=fields.count("encoder_ffn_dim", default=4096),
-        layers=fields.count("decoder_layers", default=12),
+        num_layers=fields.count("decoder_layers", default=12),
         heads=heads,
         feed_forward=fields.count("decoder_ffn_dim", default=4096),
         norm=NormConfig(1e-5, layer=True, bias=True),
@@ -46,11 +45,11 @@ def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
     )
 
 
-def names(config: dict[str, Any]) -> TwoSidedNames:
+def keys(config: dict[str, Any]) -> EncoderDecoderKeys:
     """What the tensors are called."""
 
-    def side(kind: str) -> SideNames:
-        return SideNames(
+    def side(kind: str) -> SideKeys:
+        return SideKeys(
             layer=f"{kind}.layers.{{}}.",
             attention="self_attn.",
             attention_norm="self_attn_layer_norm",
@@ -64,7 +63,7 @@ def names(config: dict[str, Any]) -> TwoSidedNames:
             final_norm=f"{kind}.layer_norm",
         )
 
-    return TwoSidedNames(
+    return EncoderDecoderKeys(
         embeddings=("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
         encoder=side("encoder"),
         decoder=side("decoder"),
@@ -79,3 +78,6 @@ def names(config: dict[str, Any]) -> TwoSidedNames:
 
 def _is_mbart(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "mbart"
+
+
+RECIPE = EncoderDecoderRecipe(read_config, keys)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import alibi
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("transformer.", ""),
     embedding="word_embeddings",
     embedding_norm="word_embeddings_layernorm",
@@ -31,7 +32,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=4 * width,
-        layers=fields.count("n_layer", "num_hidden_layers"),
+        layers=(LayerConfig(),) * fields.count("n_layer", "num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=fields.head_dim(width, heads),
@@ -48,3 +49,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         embedding_norm=True,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

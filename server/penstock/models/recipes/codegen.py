@@ -1,14 +1,15 @@
-"""CodeGen 1: GPT-J with one matrix for queries, keys and values, in the four parts of the hardware it was trained on."""
+"""CodeGen 1: GPT-J with one matrix for queries, keys and values, in four parts as on the hardware it was trained on."""
 
 from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gptj
 
-NAMES = replace(
-    gptj.NAMES,
+KEYS = replace(
+    gptj.KEYS,
     q="",
     k="",
     v="",
@@ -24,3 +25,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if read.heads % 4:
         raise UnusableModel(f"config.json: n_head is {read.heads}, no multiple of 4")
     return read
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

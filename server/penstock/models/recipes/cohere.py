@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(llama.NAMES, feed_forward_norm="", q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+KEYS = replace(llama.KEYS, feed_forward_norm="", q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -24,3 +25,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         logit_scale=fields.number("logit_scale", default=0.0625),
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

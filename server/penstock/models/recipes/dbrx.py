@@ -5,14 +5,15 @@ from typing import Any
 import torch
 
 import penstock_kernels as ops
-from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
+from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
+from penstock.models.config import DecoderConfig, ExpertsConfig, LayerConfig, NormConfig
 from penstock.models.decoder import Experts
-from penstock.models.loading import Loader
-from penstock.models.names import ExpertNames, Names
+from penstock.models.decoder_loader import Loader
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
-from penstock.parallel import ranges
+from penstock.parallel.group import ranges
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     embedding="transformer.wte",
     layer="transformer.blocks.{}.",
     norm="transformer.norm_f",
@@ -20,7 +21,7 @@ NAMES = Names(
     feed_forward_norm="norm_attn_norm.norm_2",
     qkv="norm_attn_norm.attn.Wqkv",
     out="norm_attn_norm.attn.out_proj",
-    experts=ExpertNames(
+    experts=ExpertKeys(
         router="ffn.router.layer",
         gate="ffn.experts.mlp.w1",
         up="ffn.experts.mlp.v1",
@@ -44,38 +45,40 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         mixture.count("moe_top_k", default=1),
         normalize=mixture.config.get("moe_normalize_expert_weights", 1) is not None,
     )
+    experts = ExpertsConfig(mixture.count("moe_num_experts", default=4), hidden, routing)
     return DecoderConfig(
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=hidden,
-        layers=fields.count("n_layers"),
+        layers=(LayerConfig(rope, experts=experts),) * fields.count("n_layers"),
         heads=heads,
         kv_heads=attention.count("kv_n_heads", default=1),
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=NormConfig(1e-5, layer=True),
         activation=activation,
-        ropes=(rope,),
         clip_qkv=attention.number("clip_qkv", default=0.0),
-        experts=ExpertsConfig(mixture.count("moe_num_experts", default=4), hidden, routing),
         tied_head=fields.flag("tie_word_embeddings"),
     )
 
 
-class LOADER(Loader):
+class DbrxLoader(Loader):
     """Reads the rows of its experts."""
 
-    def experts(self, at: str) -> Experts:
+    def experts(self, at: str, choice: ExpertsConfig) -> Experts:
         """Every tensor is (X F, E), the last one transposed for each expert."""
-        names, choice = self.names.experts, self.expert_choice
-        assert names is not None
+        keys = self.keys.experts
+        assert keys is not None
         mine = self.group.share(choice.count)
         rows = ranges([range(mine.start * choice.width, mine.stop * choice.width)])
         shape = (choice.count * choice.width, self.config.width)
         gate, up, down = (
             self.checkpoint.tensor(at + name, shape, rows).view(len(mine), choice.width, self.config.width)
-            for name in (names.gate, names.up, names.down)
+            for name in (keys.gate, keys.up, keys.down)
         )
         return self.mixture(
-            at, mine.start, torch.cat((gate, up), 1), None, down.transpose(1, 2).contiguous(), None
+            at, choice, mine.start, torch.cat((gate, up), 1), None, down.transpose(1, 2).contiguous(), None
         )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS, DbrxLoader)

@@ -10,23 +10,24 @@ import torch
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
+from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig, LatentConfig, NormConfig
 from penstock.models.decoder import LatentAttention
-from penstock.models.loading import Loader, halves
-from penstock.models.names import ExpertNames, Names
+from penstock.models.decoder_loader import Loader, halves
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
 
-def names(config: dict[str, Any]) -> Names:
+def keys(config: dict[str, Any]) -> CheckpointKeys:
     """The layers that predict several tokens ahead come after the others, and are not used."""
     after = "|".join(
         re.escape(str(int(config["num_hidden_layers"]) + i))
         for i in range(int(config.get("num_nextn_predict_layers") or 0))
     )
     return replace(
-        llama.NAMES,
-        experts=ExpertNames(
+        llama.KEYS,
+        experts=ExpertKeys(
             router="mlp.gate",
             gate="mlp.experts.{}.gate_proj",
             up="mlp.experts.{}.up_proj",
@@ -60,16 +61,19 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if rope.variant != "default" and rope.mscale_all_dim and rope.factor > 1:
         magnitude = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
     first, every = fields.whole("first_k_dense_replace", 0), fields.count("moe_layer_freq", default=1)
-    return replace(
+    experts = _experts(fields, third) if config.get("n_routed_experts") else None
+    read = replace(
         read,
-        ropes=(rope,),
         max_positions=rope.max_positions,
         interleaved=fields.flag("rope_interleave", True),
         scale=size**-0.5 * magnitude**2,
         latent=latent,
         qkv_bias=fields.flag("attention_bias"),
-        experts=_experts(fields, third) if config.get("n_routed_experts") else None,
-        experts_in=tuple(i >= first and i % every == 0 for i in range(read.layers)),
+    )
+    layers = range(read.num_layers)
+    return read.with_layers(
+        rope=[rope for _ in layers],
+        experts=[experts if i >= first and i % every == 0 else None for i in layers],
     )
 
 
@@ -99,7 +103,7 @@ def _experts(fields: Fields, third: bool) -> ExpertsConfig:
     )
 
 
-class LOADER(Loader):
+class DeepseekLoader(Loader):
     """Reads latent attention."""
 
     def attention(self, at: str, index: int) -> LatentAttention:
@@ -155,5 +159,8 @@ class LOADER(Loader):
             self.row_parallel(
                 at + "o_proj", sizes.value_dim, self.heads, heads, width, config.attention_out_bias
             ),
-            self.terms(at),
+            self.score_modifiers(at),
         )
+
+
+RECIPE = DecoderRecipe(read_config, keys, DeepseekLoader)

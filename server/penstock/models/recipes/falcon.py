@@ -1,15 +1,18 @@
-"""Falcon: 7B (all query heads share a key head), 40B, 180B and 11B (groups of them do), and Falcon-RW (ALiBi)."""
+"""Falcon: parallel branches, rotary positions; in 7B all query heads share a key head, in 40B, 180B and 11B groups of
+them do. Falcon-RW has ALiBi in place of rotary positions.
+"""
 
 from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import alibi
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("transformer.", ""),
     embedding="word_embeddings",
     layer="h.{}.",
@@ -23,15 +26,15 @@ NAMES = Names(
 )
 
 
-def names(config: dict[str, Any]) -> Names:
+def keys(config: dict[str, Any]) -> CheckpointKeys:
     """Norms by how many there are in a layer."""
     fields = Fields(config)
     new = fields.flag("new_decoder_architecture")
     if new and fields.count("num_ln_in_parallel_attn", default=2) == 2:
-        return replace(NAMES, attention_norm="ln_attn", feed_forward_norm="ln_mlp")
+        return replace(KEYS, attention_norm="ln_attn", feed_forward_norm="ln_mlp")
     if new or fields.flag("parallel_attn", True):
-        return NAMES
-    return replace(NAMES, feed_forward_norm="post_attention_layernorm")
+        return KEYS
+    return replace(KEYS, feed_forward_norm="post_attention_layernorm")
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -58,14 +61,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("ffn_hidden_size", default=4 * width),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=rope.max_positions if rope else positions,
         norm=fields.norm("layer_norm_epsilon", 1e-5, layer=True, bias=True),
         activation=fields.activation("activation", default="gelu"),
-        ropes=(rope,) if rope else (),
         slopes=() if rope else alibi.slopes(heads),
         # Biases are rounded, and scaled with the scores.
         slopes_rounded=True,
@@ -78,3 +80,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         parallel=new or parallel,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, keys)

@@ -8,6 +8,9 @@ from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig, read_rope
 from penstock.models.config import NormConfig
 
+# Positions, vocabularies and widths are 32-bit numbers on the way to the router.
+MOST = 2**31 - 1
+
 
 class Fields:
     """A config.json. Every method raises UnusableModel, naming the field, when it does not hold what is wanted."""
@@ -21,7 +24,9 @@ class Fields:
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnusableModel(f"config.json: {name} is {value!r}, not a positive whole number")
+            raise UnusableModel(f"config.json: {name} is {_shown(value)}, not a positive whole number")
+        if value > MOST:
+            raise UnusableModel(f"config.json: {name} is {_shown(value)}, more than {MOST}")
         return value
 
     def whole(self, name: str, default: int) -> int:
@@ -30,7 +35,9 @@ class Fields:
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UnusableModel(f"config.json: {name} is {value!r}, not a whole number of 0 or more")
+            raise UnusableModel(f"config.json: {name} is {_shown(value)}, not a whole number of 0 or more")
+        if value > MOST:
+            raise UnusableModel(f"config.json: {name} is {_shown(value)}, more than {MOST}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -56,9 +63,9 @@ class Fields:
         name, value = self._first(names)
         if value is None:
             value = default
-        if value not in ops.ACTIVATIONS:
+        if not isinstance(value, str) or value not in ops.ACTIVATIONS:
             supported = ", ".join(ops.ACTIVATIONS)
-            raise UnusableModel(f"config.json: unsupported {name} {value!r}; supported: {supported}")
+            raise UnusableModel(f"config.json: unsupported {name} {_shown(value)}; supported: {supported}")
         return str(value)
 
     def refuse(self, name: str, *served: object) -> None:
@@ -121,3 +128,8 @@ class Fields:
 
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
         return next(((n, self.config[n]) for n in names if self.config.get(n) is not None), (names[0], None))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = llama.NAMES
+KEYS = llama.KEYS
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -24,3 +25,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         embedding_scale=math.sqrt(read.width),
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

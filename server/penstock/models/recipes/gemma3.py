@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gemma2
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(gemma2.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+KEYS = replace(gemma2.KEYS, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -25,10 +26,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     else:
         theta = fields.number("rope_local_base_freq", default=10000.0)
         local = Fields({"rope_theta": theta}).rope(read.head_dim, positions)
-    return replace(
-        read,
-        max_positions=positions,
-        qk_norm=read.norm,
-        ropes=(everywhere, local),
-        rope_of=tuple(int(kind == "sliding_attention") for kind in kinds),
+    return replace(read, max_positions=positions, qk_norm=read.norm).with_layers(
+        rope=[local if kind == "sliding_attention" else everywhere for kind in kinds]
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -3,10 +3,11 @@
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gemma3
-from penstock.models.recipes.beside_images import text_config, text_names
+from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 
-NAMES = text_names(gemma3.NAMES)
+KEYS = text_keys(gemma3.KEYS)
 
 # Of transformers' Gemma3TextConfig, where it is not what the recipe takes by itself.
 DEFAULTS = {
@@ -23,3 +24,6 @@ DEFAULTS = {
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     return gemma3.read_config(text_config(config, DEFAULTS))
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

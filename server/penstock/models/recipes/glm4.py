@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import glm
 
-NAMES = replace(
-    glm.NAMES,
+KEYS = replace(
+    glm.KEYS,
     attention_out_norm="post_self_attn_layernorm",
     feed_forward_out_norm="post_mlp_layernorm",
 )
@@ -16,3 +17,6 @@ NAMES = replace(
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     return replace(glm.read_config(config), branch_norm=True)
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

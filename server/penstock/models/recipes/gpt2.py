@@ -1,12 +1,13 @@
-"""GPT-2, and what has its layout: DistilGPT-2, DialoGPT, Cerebras-GPT."""
+"""GPT-2, DistilGPT-2, DialoGPT, Cerebras-GPT: learned positions, layer norms and biases, matrices stored as (in, out)."""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("transformer.", ""),
     embedding="wte",
     positions="wpe",
@@ -34,7 +35,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("n_inner", default=4 * width),
-        layers=fields.count("n_layer", "num_hidden_layers"),
+        layers=(LayerConfig(),) * fields.count("n_layer", "num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=fields.head_dim(width, heads),
@@ -50,3 +51,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         learned_positions=positions,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
+from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gpt2
 from penstock.models.recipes.fields import Fields
 
 
-def names(config: dict[str, Any]) -> Names:
+def keys(config: dict[str, Any]) -> CheckpointKeys:
     """With a key head for each, a head's query, key and value are neighbours."""
     shared = Fields(config).flag("multi_query", True)
-    return replace(gpt2.NAMES, transposed=False, qkv_order="stacked" if shared else "heads")
+    return replace(gpt2.KEYS, transposed=False, qkv_order="stacked" if shared else "heads")
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -24,3 +25,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         activation=fields.activation("activation_function", default="gelu_pytorch_tanh"),
         kv_heads=1 if fields.flag("multi_query", True) else read.heads,
     )
+
+
+RECIPE = DecoderRecipe(read_config, keys)

@@ -5,11 +5,12 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gpt2
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(
-    gpt2.NAMES,
+KEYS = replace(
+    gpt2.KEYS,
     qkv="",
     q="attn.attention.q_proj",
     k="attn.attention.k_proj",
@@ -25,14 +26,12 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields = Fields(config)
     heads, layers = fields.count("num_heads"), fields.count("num_layers")
     inner = config.get("intermediate_size")
-    return replace(
-        gpt2.read_config(
-            {"max_position_embeddings": 2048, **config, "n_head": heads, "n_layer": layers, "n_inner": inner}
-        ),
-        scale=1.0,
-        windows=(None, Window(fields.count("window_size", default=256))),
-        window_of=tuple(int(kind == "local") for kind in kinds(config, layers)),
-        qkv_bias=False,
+    read = gpt2.read_config(
+        {"max_position_embeddings": 2048, **config, "n_head": heads, "n_layer": layers, "n_inner": inner}
+    )
+    window = Window(fields.count("window_size", default=256))
+    return replace(read, scale=1.0, qkv_bias=False).with_layers(
+        window=[window if kind == "local" else None for kind in kinds(config, layers)]
     )
 
 
@@ -46,3 +45,6 @@ def kinds(config: dict[str, Any], layers: int) -> list[str]:
     if len(found) != layers or set(found) - {"global", "local"}:
         raise UnusableModel(f"config.json: attention_types does not say global or local of {layers} layers")
     return found
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

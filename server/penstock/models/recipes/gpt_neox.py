@@ -1,16 +1,19 @@
-"""GPT-NeoX, Pythia, Dolly 2, RedPajama-INCITE and the first StableLM models."""
+"""GPT-NeoX, Pythia, Dolly 2, RedPajama-INCITE and the first StableLM models: parallel branches with a norm each, a
+quarter of each head rotated, query, key and value of a head side by side, and a head with two possible names.
+"""
 
 from dataclasses import replace
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.loading import Loader
-from penstock.models.names import Names
+from penstock.loading.checkpoint import Checkpoint
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.decoder_loader import Loader
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
-from penstock.parallel import TensorGroup
-from penstock.weights import Checkpoint
+from penstock.parallel.group import TensorGroup
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("gpt_neox.", ""),
     embedding="embed_in",
     layer="layers.{}.",
@@ -27,15 +30,15 @@ NAMES = Names(
 )
 
 
-class LOADER(Loader):
+class GptNeoxLoader(Loader):
     """The head has two names."""
 
     def __init__(
-        self, config: DecoderConfig, names: Names, checkpoint: Checkpoint, group: TensorGroup
+        self, config: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
     ) -> None:
         if checkpoint.has("lm_head.weight"):
-            names = replace(names, head="lm_head")
-        super().__init__(config, names, checkpoint, group)
+            keys = replace(keys, head="lm_head")
+        super().__init__(config, keys, checkpoint, group)
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -54,14 +57,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=fields.norm("layer_norm_eps", 1e-5, layer=True, bias=True),
         activation=fields.activation("hidden_act", default="gelu"),
-        ropes=(rope,),
         qkv_bias=bias,
         attention_out_bias=bias,
         gated=False,
@@ -70,3 +72,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         parallel=fields.flag("use_parallel_residual", True),
         tied_head=fields.flag("tie_word_embeddings"),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS, GptNeoxLoader)

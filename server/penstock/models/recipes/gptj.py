@@ -1,12 +1,15 @@
-"""GPT-J."""
+"""GPT-J: both branches of a layer read one norm; a part of each head is rotated, in interleaved planes; biases only in
+the feed-forward layer and the head.
+"""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("transformer.", ""),
     embedding="wte",
     layer="h.{}.",
@@ -36,14 +39,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("n_inner", default=4 * width),
-        layers=fields.count("n_layer", "num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("n_layer", "num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=fields.norm("layer_norm_epsilon", 1e-5, layer=True, bias=True),
         activation=fields.activation("activation_function", default="gelu_new"),
-        ropes=(rope,),
         interleaved=True,
         gated=False,
         up_bias=True,
@@ -52,3 +54,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         tied_head=fields.flag("tie_word_embeddings"),
         head_bias=True,
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

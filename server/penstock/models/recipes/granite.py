@@ -5,10 +5,11 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = llama.NAMES
+KEYS = llama.KEYS
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -24,3 +25,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         residual_scale=fields.number("residual_multiplier", default=1.0),
         logit_scale=1 / scaling,
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

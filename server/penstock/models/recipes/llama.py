@@ -1,12 +1,15 @@
-"""Llama 1, 2 and 3, TinyLlama, SmolLM and alike."""
+"""Llama 1, 2 and 3, TinyLlama, SmolLM: what most families start from. RMS norms before each branch, rotary positions
+in halves, grouped key heads, a gated feed-forward layer, no biases unless config.json asks for them.
+"""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     embedding="model.embed_tokens",
     layer="model.layers.{}.",
     norm="model.norm",
@@ -33,17 +36,19 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=fields.count("hidden_size"),
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=fields.norm("rms_norm_eps", 1e-6),
         activation=fields.activation("hidden_act", default="silu"),
-        ropes=(rope,),
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
         up_bias=mlp_bias,
         down_bias=mlp_bias,
         tied_head=fields.flag("tie_word_embeddings"),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -3,11 +3,12 @@
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import mistral
-from penstock.models.recipes.beside_images import text_config, text_names
 from penstock.models.recipes.fields import Fields
+from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 
-NAMES = text_names(mistral.NAMES)
+KEYS = text_keys(mistral.KEYS)
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -16,3 +17,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     # Ministral 3 has another text model, which scales queries by their position.
     Fields(text).refuse("model_type", "mistral")
     return mistral.read_config(text)
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import alibi
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("transformer.", ""),
     embedding="wte",
     layer="blocks.{}.",
@@ -39,7 +40,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("expansion_ratio", default=4) * width,
-        layers=fields.count("n_layers", "num_hidden_layers"),
+        layers=(LayerConfig(),) * fields.count("n_layers", "num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
@@ -52,3 +53,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         gated=False,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

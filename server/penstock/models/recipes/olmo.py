@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig, NormConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = llama.NAMES
+KEYS = llama.KEYS
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -17,3 +18,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         norm=NormConfig(1e-5, layer=True, weight=False),
         clip_qkv=Fields(config).number("clip_qkv", default=0.0),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

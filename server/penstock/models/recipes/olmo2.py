@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 
-NAMES = replace(
-    llama.NAMES,
+KEYS = replace(
+    llama.KEYS,
     attention_norm="",
     feed_forward_norm="",
     attention_out_norm="post_attention_layernorm",
@@ -21,3 +22,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     read = llama.read_config(config)
     return replace(read, pre_norm=False, branch_norm=True, qk_norm=read.norm, qk_norm_over="all")
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gpt2
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(
-    gpt2.NAMES,
+KEYS = replace(
+    gpt2.KEYS,
     embedding="tokens_embed",
     positions="positions_embed",
     attention_norm="",
@@ -30,3 +31,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         sum_norm=True,
         final_norm=False,
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

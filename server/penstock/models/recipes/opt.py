@@ -1,13 +1,14 @@
-"""OPT and Galactica. OPT-350M normalises after each branch, and its embeddings are narrower than the model."""
+"""OPT and Galactica: learned positions that begin at row 2, ReLU. OPT-350M normalises after each branch, and its embeddings are narrower than the model."""
 
 from dataclasses import replace
 from typing import Any
 
-from penstock.models.config import DecoderConfig, NormConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig, NormConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     prefixes=("model.decoder.", "decoder."),
     embedding="embed_tokens",
     positions="embed_positions",
@@ -25,7 +26,7 @@ NAMES = Names(
     down="fc2",
 )
 AFTER = replace(
-    NAMES,
+    KEYS,
     attention_norm="",
     feed_forward_norm="",
     attention_out_norm="self_attn_layer_norm",
@@ -33,9 +34,9 @@ AFTER = replace(
 )
 
 
-def names(config: dict[str, Any]) -> Names:
+def keys(config: dict[str, Any]) -> CheckpointKeys:
     """Norms before the branches, or after them."""
-    return NAMES if Fields(config).flag("do_layer_norm_before", True) else AFTER
+    return KEYS if Fields(config).flag("do_layer_norm_before", True) else AFTER
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -49,7 +50,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("ffn_dim"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=fields.head_dim(width, heads),
@@ -69,3 +70,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         final_norm=before and not fields.flag("_remove_final_layer_norm"),
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, keys)

@@ -1,12 +1,13 @@
-"""Persimmon: GPT-NeoX whose queries and keys are normalised."""
+"""Persimmon: GPT-NeoX with normalised queries and keys, squared ReLU, and one branch after the other."""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     embedding="model.embed_tokens",
     layer="model.layers.{}.",
     norm="model.final_layernorm",
@@ -33,14 +34,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=width,
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=norm,
         activation=fields.activation("hidden_act", default="relu2"),
-        ropes=(rope,),
         qkv_bias=True,
         attention_out_bias=True,
         qk_norm=norm if fields.flag("qk_layernorm", True) else None,
@@ -49,3 +49,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         down_bias=True,
         tied_head=fields.flag("tie_word_embeddings"),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

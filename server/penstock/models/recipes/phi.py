@@ -1,12 +1,15 @@
-"""Phi-1, Phi-1.5 and Phi-2."""
+"""Phi-1, Phi-1.5 and Phi-2: both branches of a layer read one norm, half of each head is rotated, biases everywhere,
+also in the head.
+"""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     embedding="model.embed_tokens",
     layer="model.layers.{}.",
     norm="model.final_layernorm",
@@ -32,14 +35,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=fields.count("hidden_size"),
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=norm,
         activation=fields.activation("hidden_act", default="gelu_new"),
-        ropes=(rope,),
         qkv_bias=True,
         attention_out_bias=True,
         qk_norm=norm if fields.flag("qk_layernorm") else None,
@@ -50,3 +52,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         tied_head=fields.flag("tie_word_embeddings"),
         head_bias=True,
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

@@ -5,11 +5,12 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(
-    llama.NAMES,
+KEYS = replace(
+    llama.KEYS,
     q="",
     k="",
     v="",
@@ -25,13 +26,16 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields = Fields(config)
     read = llama.read_config(config)
     # Some of the first ones said "yarn" and meant longrope.
-    if read.ropes[0].variant not in ("default", "longrope"):
+    variant = read.ropes[0].variant
+    if variant not in ("default", "longrope"):
         raise UnusableModel(
-            f"config.json: rope_scaling has the type {read.ropes[0].variant!r}; of Phi 3 only longrope is served"
+            f"config.json: rope_scaling has the type {variant!r}; of Phi 3 only longrope is served"
         )
-    window = fields.whole("sliding_window", 0)
-    return replace(
-        read,
-        norm=fields.norm("rms_norm_eps", 1e-5),
-        windows=(Window(window) if 0 < window < read.max_positions else None,),
+    size = fields.whole("sliding_window", 0)
+    window = Window(size) if 0 < size < read.max_positions else None
+    return replace(read, norm=fields.norm("rms_norm_eps", 1e-5)).with_layers(
+        window=[window] * read.num_layers
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

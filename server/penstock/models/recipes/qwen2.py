@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
-NAMES = llama.NAMES
+KEYS = llama.KEYS
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -21,10 +22,10 @@ def windowed(config: dict[str, Any], read: DecoderConfig) -> DecoderConfig:
     if not fields.flag("use_sliding_window") or config.get("sliding_window") is None:
         return read
     first = fields.whole("max_window_layers", 28)
-    default = ["sliding_attention" if i >= first else "full_attention" for i in range(read.layers)]
-    kinds = fields.layer_kinds(read.layers, default)
-    return replace(
-        read,
-        windows=(None, Window(fields.count("sliding_window"))),
-        window_of=tuple(int(kind == "sliding_attention") for kind in kinds),
-    )
+    default = ["sliding_attention" if i >= first else "full_attention" for i in range(read.num_layers)]
+    kinds = fields.layer_kinds(read.num_layers, default)
+    window = Window(fields.count("sliding_window"))
+    return read.with_layers(window=[window if kind == "sliding_attention" else None for kind in kinds])
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

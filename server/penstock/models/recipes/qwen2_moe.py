@@ -4,14 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import penstock_kernels as ops
+from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
-from penstock.models.names import ExpertNames
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama, qwen2
 from penstock.models.recipes.fields import Fields
 
-NAMES = replace(
-    llama.NAMES,
-    experts=ExpertNames(
+KEYS = replace(
+    llama.KEYS,
+    experts=ExpertKeys(
         router="mlp.gate",
         gate="mlp.experts.{}.gate_proj",
         up="mlp.experts.{}.up_proj",
@@ -46,5 +47,9 @@ def with_experts(config: dict[str, Any], read: DecoderConfig, shared_width: int 
         shared_width=shared_width,
         shared_gate=shared_width > 0,
     )
-    where = tuple(i not in dense and (i + 1) % step == 0 for i in range(read.layers))
-    return replace(read, experts=experts, experts_in=where)
+    return read.with_layers(
+        experts=[experts if i not in dense and (i + 1) % step == 0 else None for i in range(read.num_layers)]
+    )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

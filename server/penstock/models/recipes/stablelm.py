@@ -1,17 +1,20 @@
-"""StableLM 3B, StableLM 2 and StableCode."""
+"""StableLM 3B, StableLM 2 and StableCode: Llama with layer norms and a quarter of each head rotated; the larger ones
+have parallel branches, and a norm of its own for each query and key head.
+"""
 
 from typing import Any
 
 import torch
 
 from penstock.layers.norm import HeadsLayerNorm, Norm
-from penstock.models.config import DecoderConfig, NormConfig
-from penstock.models.loading import Loader
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig, NormConfig
+from penstock.models.decoder_loader import Loader
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
 
-class LOADER(Loader):
+class StableLmLoader(Loader):
     """The norm of each head is a tensor of its own."""
 
     def head_norm(self, name: str, all_heads: int, heads: range, index: int) -> Norm:
@@ -24,10 +27,10 @@ class LOADER(Loader):
         return HeadsLayerNorm(weights_HD, None, self.config.qk_norm.eps)
 
 
-def names(config: dict[str, Any]) -> Names:
+def keys(config: dict[str, Any]) -> CheckpointKeys:
     """A parallel layer has one norm."""
     parallel = Fields(config).flag("use_parallel_residual")
-    return Names(
+    return CheckpointKeys(
         embedding="model.embed_tokens",
         layer="model.layers.{}.",
         norm="model.norm",
@@ -55,17 +58,19 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         vocab_size=fields.count("vocab_size"),
         width=fields.count("hidden_size"),
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=norm,
         activation=fields.activation("hidden_act", default="silu"),
-        ropes=(rope,),
         qkv_bias=fields.flag("use_qkv_bias"),
         qk_norm=NormConfig(norm.eps, layer=True) if fields.flag("qk_layernorm") else None,
         qk_norm_over="heads",
         parallel=fields.flag("use_parallel_residual"),
         tied_head=fields.flag("tie_word_embeddings"),
     )
+
+
+RECIPE = DecoderRecipe(read_config, keys, StableLmLoader)

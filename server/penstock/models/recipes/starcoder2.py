@@ -1,12 +1,13 @@
-"""StarCoder2."""
+"""StarCoder2: rotary positions, layer norms, biases, a plain feed-forward layer, and a sliding window in every layer."""
 
 from typing import Any
 
-from penstock.models.config import DecoderConfig, Window
-from penstock.models.names import Names
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig, LayerConfig, Window
+from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 
-NAMES = Names(
+KEYS = CheckpointKeys(
     embedding="model.embed_tokens",
     layer="model.layers.{}.",
     norm="model.norm",
@@ -28,21 +29,20 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("mlp_type", "default")
     heads, kv_heads, head_dim = fields.heads(kv_default=2)
     rope = fields.rope(head_dim, fields.count("max_position_embeddings", default=4096))
-    window = fields.whole("sliding_window", 0)
+    size = fields.whole("sliding_window", 0)
+    window = Window(size) if 0 < size < rope.max_positions else None
     bias = fields.flag("use_bias", True)
     return DecoderConfig(
         vocab_size=fields.count("vocab_size"),
         width=fields.count("hidden_size"),
         feed_forward=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        layers=(LayerConfig(rope, window),) * fields.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=rope.max_positions,
         norm=fields.norm("norm_epsilon", 1e-5, layer=True, bias=True),
         activation=fields.activation("hidden_act", default="gelu_pytorch_tanh"),
-        ropes=(rope,),
-        windows=(Window(window) if 0 < window < rope.max_positions else None,),
         qkv_bias=bias,
         attention_out_bias=bias,
         gated=False,
@@ -50,3 +50,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         down_bias=bias,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

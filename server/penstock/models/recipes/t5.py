@@ -1,4 +1,4 @@
-"""T5, T5 1.1, Flan-T5 and mT5.
+"""T5, T5 1.1, Flan-T5 and mT5: encoder and decoder with biases by distance in place of positions, scores not scaled.
 
 The first T5 has a plain feed-forward layer with ReLU and a head that is the embedding, of hidden states scaled
 down; the later ones a gated layer and a head of their own.
@@ -8,10 +8,9 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.encoder_decoder import EncoderDecoderConfig, RelativeBias
+from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, SideKeys
+from penstock.models.recipe import EncoderDecoderRecipe
 from penstock.models.recipes.fields import Fields
-from penstock.models.two_sided_loading import SideNames, TwoSidedLoader, TwoSidedNames
-
-LOADER = TwoSidedLoader
 
 
 def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
@@ -33,7 +32,7 @@ def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
         encoder_layers=layers,
         encoder_heads=heads,
         encoder_feed_forward=fields.count("d_ff", default=2048),
-        layers=fields.count("num_decoder_layers", default=layers),
+        num_layers=fields.count("num_decoder_layers", default=layers),
         heads=heads,
         feed_forward=fields.count("d_ff", default=2048),
         norm=fields.norm("layer_norm_epsilon", 1e-6),
@@ -48,13 +47,13 @@ def read_config(config: dict[str, Any]) -> EncoderDecoderConfig:
     )
 
 
-def names(config: dict[str, Any]) -> TwoSidedNames:
+def keys(config: dict[str, Any]) -> EncoderDecoderKeys:
     """What the tensors are called."""
     up = ("wi_0", "wi_1") if _is_gated(config) else ("wi",)
 
-    def side(kind: str, last: int) -> SideNames:
+    def side(kind: str, last: int) -> SideKeys:
         feed_forward = f"layer.{last}."
-        return SideNames(
+        return SideKeys(
             layer=f"{kind}.block.{{}}.",
             attention="layer.0.SelfAttention.",
             attention_norm="layer.0.layer_norm",
@@ -67,7 +66,7 @@ def names(config: dict[str, Any]) -> TwoSidedNames:
             relative=f"{kind}.block.0.layer.0.SelfAttention.relative_attention_bias",
         )
 
-    return TwoSidedNames(
+    return EncoderDecoderKeys(
         embeddings=("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
         encoder=side("encoder", 1),
         decoder=side("decoder", 2),
@@ -107,3 +106,6 @@ def _activation(config: dict[str, Any]) -> str:
     name = _projection(config)[-1]
     name = "gelu_new" if _is_gated(config) and name == "gelu" else name
     return Fields({"feed_forward_proj": name}).activation("feed_forward_proj", default="relu")
+
+
+RECIPE = EncoderDecoderRecipe(read_config, keys)

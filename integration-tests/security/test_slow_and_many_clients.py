@@ -1,0 +1,319 @@
+"""Class: resource exhaustion by slow or many clients.
+
+Tried: answers that are asked for and never taken, over both versions of HTTP; half heads from one address and from
+many; connections that are all at work; all file descriptors held while a worker is killed. `test_connections.py` has
+single connections that misbehave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import http2
+import wire
+from conftest import Launch
+from launched import Launched
+from processes import wait_for
+
+pytestmark = pytest.mark.alone
+
+# Many choices with many alternatives: more than the system's buffers of a socket hold.
+LARGE = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 16, "logprobs": 20}
+SMALL = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
+
+
+def connect(launched: Launched, source: str = "127.0.0.1") -> socket.socket:
+    target = (launched.address.host, launched.address.port)
+    return socket.create_connection(target, timeout=20, source_address=(source, 0))
+
+
+def half_head(launched: Launched, source: str = "127.0.0.1") -> socket.socket:
+    connection = connect(launched, source)
+    connection.sendall(b"GET /info HTTP/1.1\r\nHost: x\r\nX-")
+    return connection
+
+
+def half_body(launched: Launched, source: str = "127.0.0.1") -> socket.socket:
+    """A request that is under way, and stays so."""
+    connection = connect(launched, source)
+    connection.sendall(wire.raw_post("/generate", b"{", length=10_000))
+    return connection
+
+
+@contextlib.contextmanager
+def dripping(connections: list[socket.socket]) -> Iterator[None]:
+    """Their bodies go on, a byte at a time: one that pauses for long is given up."""
+    stop = threading.Event()
+
+    def drip() -> None:
+        while not stop.wait(3):
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b" ")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(20)
+
+
+def is_refused(connection: socket.socket) -> bool:
+    """Whether it was answered, or closed."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connection.setblocking(True)
+    return True
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    finally:
+        connection.setblocking(True)
+
+
+def first_line(connection: socket.socket) -> bytes:
+    connection.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(4096).split(b"\r\n")[0]
+    return b""
+
+
+def status_from(launched: Launched, path: str, source: str) -> int:
+    with connect(launched, source) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return int(first_line(connection).split()[1])
+
+
+# Answers that nobody takes.
+
+
+def test_an_answer_that_is_not_taken_is_given_up_and_costs_no_other(launch: Launch) -> None:
+    """A window of 0 keeps an answer back for ever, while pings keep its connection alive. The stream is reset, and the
+    others of its connection go on.
+    """
+    launched = launch("--write-timeout", "2").wait_ready()
+    with http2.Connection(launched.address, window=0) as client:
+        stalled = [client.post("/v1/completions", {**SMALL, "stream": stream}) for stream in (True, False)]
+        reset: set[int] = set()
+        began = time.monotonic()
+        while reset != set(stalled):
+            one = client.read()
+            if one.kind == http2.RST_STREAM:
+                reset.add(one.stream)
+        assert time.monotonic() - began < 60
+        taken = client.post("/v1/completions", SMALL)
+        client.open_window(taken, 1 << 20)
+        status, body = client.answer(taken)
+        assert status == 200 and body.endswith(b"}")
+
+
+def test_one_byte_now_and_then_keeps_no_answer(launch: Launch) -> None:
+    launched = launch("--write-timeout", "3").wait_ready()
+    with http2.Connection(launched.address, window=1) as client:
+        stream = client.post("/v1/completions", {**SMALL, "max_tokens": 300, "stream": True})
+        began = time.monotonic()
+        while not (one := client.read()).is_last_of(stream):
+            if one.kind == http2.DATA:
+                time.sleep(0.05)
+                client.open_window(stream, 1)
+            assert time.monotonic() - began < 60
+        assert one.kind == http2.RST_STREAM
+
+
+def test_a_place_is_held_until_the_answer_is_taken(launch: Launch) -> None:
+    """Answers that are complete and wait for their client count against --max-concurrent-requests, so that their
+    number is bounded; they are given up with --write-timeout.
+    """
+    launched = launch("--write-timeout", "8", "--max-concurrent-requests", "2").wait_ready()
+    with http2.Connection(launched.address, window=0) as client:
+        for _ in range(2):
+            client.post("/v1/completions", SMALL)
+        wait_for(lambda: launched.metrics().value("tgi_request_success") == 2, "both to be generated")
+        refused = wire.post(launched.address, "/v1/completions", SMALL)
+        assert refused.status == 429, refused
+        wait_for(
+            lambda: wire.post(launched.address, "/v1/completions", SMALL).status == 200, "a place again", 60
+        )
+
+
+def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch: Launch) -> None:
+    launched = launch("--max-best-of", "16", "--shutdown-timeout", "100").wait_ready()
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((launched.address.host, launched.address.port))
+    deaf.sendall(wire.raw_post("/v1/completions", {**LARGE, "stream": True}))
+    with deaf, http2.Connection(launched.address, window=0) as client:
+        client.post("/v1/completions", SMALL)
+        wait_for(lambda: launched.metrics().value("tgi_request_success") >= 1, "an answer that waits", 60)
+        launched.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert launched.wait_ended(95) == 0
+    assert time.monotonic() - began < 70, "less than --shutdown-timeout, on a busy machine"
+    assert "did not finish in time" not in launched.log()
+
+
+# Connections without end.
+
+
+@pytest.fixture(scope="module")
+def small_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    flags = ("--max-connections", "40", "--max-connections-per-address", "20", "--body-timeout", "300")
+    with Launched(
+        tmp_path_factory.mktemp("house"), *flags, "--trusted-proxy", "127.0.9.0/24", "--header-timeout", "300"
+    ) as launched:
+        yield launched.wait_ready()
+
+
+def test_half_heads_of_one_address_cost_it_alone(small_house: Launched) -> None:
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(half_head(small_house, "127.0.0.3"))
+        time.sleep(0.2)  # a connection is not sent away before it is a moment old
+        held = []
+        for _ in range(60):
+            held.append(stack.enter_context(half_head(small_house, "127.0.0.2")))
+            time.sleep(0.02)
+        assert status_from(small_house, "/info", "127.0.0.1") == 200
+        wait_for(lambda: sum(map(is_open, held)) <= 20, "those beyond the limit to be closed")
+        assert is_open(other)
+        assert status_from(small_house, "/info", "127.0.0.2") in (200, 503)
+
+
+def test_half_heads_of_many_addresses_give_way_to_who_asks_the_oldest_first(small_house: Launched) -> None:
+    with contextlib.ExitStack() as stack:
+        held = []
+        for number in range(120):
+            held.append(stack.enter_context(half_head(small_house, f"127.0.1.{number % 12 + 1}")))
+            time.sleep(0.02)
+        for path in ("/health", "/livez", "/info") * 5:
+            assert status_from(small_house, path, "127.0.0.1") == 200
+        alive = [is_open(connection) for connection in held]
+        assert not any(alive[:40]), "the oldest are gone"
+        assert any(alive[-20:]), "the newest are not"
+
+
+def test_probes_are_answered_when_every_connection_is_at_work(small_house: Launched) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            stack.enter_context(half_body(small_house, f"127.0.2.{number % 4 + 1}"))
+        wait_for(lambda: status_from(small_house, "/info", "127.0.0.1") == 503, "the house to be full")
+        for path in ("/health", "/livez", "/readyz"):
+            assert status_from(small_house, path, "127.0.0.1") == 200
+        # Half heads in the reserve, too.
+        late = []
+        for number in range(40):
+            late.append(stack.enter_context(half_head(small_house, f"127.0.3.{number % 4 + 1}")))
+            time.sleep(0.02)
+        time.sleep(0.2)
+        assert status_from(small_house, "/livez", "127.0.0.1") == 200
+    wait_for(lambda: status_from(small_house, "/info", "127.0.0.1") == 200, "room again")
+
+
+def test_a_client_at_its_limit_is_told_so_and_a_trusted_proxy_has_none(small_house: Launched) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(half_body(small_house, "127.0.4.1"))
+
+        def refused() -> bool:
+            with connect(small_house, "127.0.4.1") as connection:
+                connection.settimeout(20)
+                try:
+                    connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    answer = b"".join(iter(lambda: connection.recv(65536), b""))
+                except ConnectionError:
+                    return True
+            return b" 503 " in answer and b"connections of this address" in answer
+
+        wait_for(refused, "the client's limit")
+        assert status_from(small_house, "/info", "127.0.4.2") == 200
+    with contextlib.ExitStack() as stack:
+        proxied = [stack.enter_context(half_body(small_house, "127.0.9.7")) for _ in range(30)]
+        assert status_from(small_house, "/info", "127.0.9.7") == 200
+        assert all(map(is_open, proxied))
+
+
+# File descriptors.
+
+LIMITED = ("bash", "-c", 'ulimit -n "$0" && exec "$@"')
+
+
+def descriptors(launched: Launched) -> int:
+    return len(list(Path(f"/proc/{launched.process.pid}/fd").iterdir()))
+
+
+def restarts(launched: Launched) -> int:
+    """Over a connection of an address that holds no other."""
+    with connect(launched, "127.0.5.1") as connection:
+        connection.sendall(b"GET /info HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    return int(answer.split(b'"worker_restarts":')[1].split(b",")[0]) if b"worker_restarts" in answer else -1
+
+
+def is_ready(launched: Launched) -> bool:
+    try:
+        return status_from(launched, "/health", "127.0.5.1") == 200
+    except (OSError, IndexError):
+        return False
+
+
+@pytest.mark.parametrize("limit", [72, 100])
+def test_a_lost_worker_is_replaced_while_clients_hold_every_connection(launch: Launch, limit: int) -> None:
+    """With connections up to `ulimit -n`, the launcher could not start another worker, and gave up."""
+    launched = launch("--body-timeout", "600", prefix=(*LIMITED, str(limit))).wait_ready()
+    assert "no more open files" in launched.log()
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(half_body(launched, f"127.0.6.{n % 200 + 1}")) for n in range(2 * limit)]
+        stack.enter_context(dripping(held))
+        wait_for(lambda: sum(map(is_refused, held)) >= limit, "the limit to be reached")
+        assert descriptors(launched) < limit
+        for _ in range(2):
+            worker = launched.worker()
+            worker.signal(signal.SIGKILL)
+            wait_for(lambda: launched.process.poll() is not None or not is_ready(launched), "the loss", 30)
+            wait_for(lambda: launched.process.poll() is not None or is_ready(launched), "another worker", 120)
+            assert launched.process.poll() is None, launched.log()[-3000:]
+            assert launched.worker().pid != worker.pid
+    wait_for(lambda: restarts(launched) == 2, "room, and both restarts")
+
+
+def test_descriptors_that_run_out_are_waited_for(launch: Launch) -> None:
+    """The limit falls below what is open, so that nothing can be opened any more, while the worker is lost."""
+    launched = launch().wait_ready()
+    pid = launched.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, before[1]))
+    launched.worker().signal(signal.SIGKILL)
+    wait_for(
+        lambda: launched.process.poll() is not None or launched.log().count("trying again") >= 3, "tries", 60
+    )
+    assert launched.process.poll() is None, launched.log()[-3000:]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    wait_for(lambda: is_ready(launched), "the worker to be replaced", 120)
+    assert restarts(launched) == 1
+
+
+def test_too_few_descriptors_are_an_error_at_start(launch: Launch) -> None:
+    launched = launch(prefix=(*LIMITED, "48"))
+    assert launched.wait_ended(30) == 1
+    assert "48 open files" in launched.stderr(), launched.stderr()

@@ -1,0 +1,138 @@
+"""What the documents say of the repository is there: files and names of the glossary, files that other pages name, links
+between pages. Starts no server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "decisions").glob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    ]
+)
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+# Rooms whose files pages name, and what is in them that is built or installed.
+ROOMS = (
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "integration-tests",
+    "kernels",
+    "launcher",
+    "proto",
+    "router",
+    "server",
+)
+SKIPPED = {"__pycache__", "node_modules", "target"}
+
+# Files of other projects, and of nobody yet, that pages name.
+ELSEWHERE = {
+    "env_runtime.rs",
+    "envs.py",
+    "server.rs",
+    "server/penstock/models/recipes/FAMILY.py",
+    "transformers_flash_causal_lm.py",
+}
+
+QUOTED = re.compile(r"`([^`\s]+)`")
+SOURCE = re.compile(r"[\w./*-]+\.(?:rs|py|mjs|proto)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def files() -> Iterator[Path]:
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*"):
+            if path.is_file() and not SKIPPED & set(path.parts):
+                yield path
+
+
+FILES = {path.relative_to(ROOT).as_posix(): path for path in files()}
+
+
+def named(path: str) -> list[Path]:
+    """The files that a page means: a path from the root, or the end of one (`scheduler/core.rs`)."""
+    return [file for name, file in FILES.items() if f"/{name}".endswith(f"/{path}")]
+
+
+def in_folder(path: str) -> list[Path]:
+    """The files below a folder that a page names, with a slash at its end."""
+    return [file for name, file in FILES.items() if f"/{path}" in f"/{name}"]
+
+
+def missing(where: str) -> list[str]:
+    """What a cell of the third column names and is not there: files, and names that none of its files holds."""
+    words = QUOTED.findall(where)
+    sources = [word for word in words if SOURCE.fullmatch(word) or word.endswith("/")]
+    holding = {word: in_folder(word) if word.endswith("/") else named(word) for word in sources}
+    wrong = [word for word, found in holding.items() if not found]
+    texts = [
+        file.read_text()
+        for found in holding.values()
+        for file in found
+        if file.suffix in (".rs", ".py", ".proto")
+    ]
+    names = [word for word in words if word not in sources]
+    return wrong + [
+        name for name in names if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+    ]
+
+
+def rows() -> dict[str, str]:
+    """Term of the glossary to where it is: the lines of its tables that have five columns."""
+    found = {}
+    for line in GLOSSARY.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 5 and cells[0] != "term":
+            found[cells[0]] = cells[2]
+    return found
+
+
+@pytest.mark.parametrize("term", rows())
+def test_a_term_of_the_glossary_is_where_it_says(term: str) -> None:
+    where = rows()[term]
+    assert QUOTED.search(where), f"{term}: nowhere"
+    assert not missing(where), f"{term}: the code has no {', '.join(missing(where))}"
+
+
+def test_what_is_not_there_is_missed() -> None:
+    assert missing("`scheduler/core.rs` `Core`") == []
+    assert missing("`scheduler/no_such_file.rs`") == ["scheduler/no_such_file.rs"]
+    assert missing("`scheduler/core.rs` `NoSuchName`") == ["NoSuchName"]
+    assert missing("`launcher/src/` `NoSuchName`, `no-such-folder/`") == ["no-such-folder/", "NoSuchName"]
+    assert len(rows()) > 60, "most of the glossary was read"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_names_files_that_are_there(page: Path) -> None:
+    text = page.read_text()
+    sources = {word for word in QUOTED.findall(text) if SOURCE.fullmatch(word) and "*" not in word}
+    gone = sorted(word for word in sources if not named(word) and word not in ELSEWHERE)
+    assert not gone, f"no file is {', '.join(gone)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as Markdown's readers make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,0 +1,33 @@
+//! The contract between router and workers, as `penstock.proto` lays it down: the messages and the client and server
+//! that are generated from it, the ids in its columns, and how a block is divided into pages. Both sides of the
+//! contract in Rust, the scheduler and the mock worker, read it here; it knows neither.
+
+pub mod ids;
+pub mod tables;
+
+pub use generated::*;
+
+#[allow(clippy::all, missing_docs)]
+mod generated {
+    tonic::include_proto!("penstock.v1");
+}
+
+/// See `ModelDescription.contract`.
+pub const CONTRACT: u32 = match u32::from_str_radix(env!("PENSTOCK_CONTRACT"), 10) {
+    Ok(contract) => contract,
+    Err(_) => panic!("build.rs writes a number"),
+};
+
+impl ModelDescription {
+    pub fn is_encoder_decoder(&self) -> bool {
+        !self.decoder_start_ids.is_empty()
+    }
+
+    /// Positions that a sequence may take beside those of its request's input and output.
+    pub fn positions_beside(&self) -> u32 {
+        match self.is_encoder_decoder() {
+            true => self.decoder_start_ids.len() as u32 + self.block_size - 1,
+            false => 0,
+        }
+    }
+}

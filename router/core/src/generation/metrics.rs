@@ -1,0 +1,30 @@
+//! The metrics of a sequence's tokens, recorded by its task. The router describes them, with all others.
+
+use std::time::Instant;
+
+use metrics::{Counter, Histogram, counter, histogram};
+
+/// Counts the tokens of one sequence as they come. The metrics are looked up once, not for every token.
+pub struct Tokens {
+    generated: Counter,
+    between: Histogram,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self {
+            generated: counter!("penstock_generated_tokens"),
+            between: histogram!("penstock_inter_token_duration"),
+        }
+    }
+}
+
+impl Tokens {
+    /// One more, `last` being when the one before it was there.
+    pub fn another(&self, last: Option<Instant>) {
+        self.generated.increment(1);
+        if let Some(last) = last {
+            self.between.record(last.elapsed());
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! One request's life, from parsed request to text events. Knows text and tokens, no dialect.
+
+mod detokenizer;
+pub mod event;
+mod metrics;
+mod output_processor;
+pub mod progress;
+pub mod request;
+mod stop;
+pub mod task;
+#[cfg(test)]
+mod tests;
+
+pub use crate::prompt::Input;
+pub use event::{
+    Done, FinishReason, GenerationEvent, GenerationFailure, InvalidRequest, Part, PromptToken, TextToken,
+    Timings, TokenEvent,
+};
+pub use progress::{Progress, Timeline};
+pub use request::{Caller, GenerationRequest, StopText};
+pub use task::{Generation, PromptLimits, Serving, collect, start};

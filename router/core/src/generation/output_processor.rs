@@ -1,0 +1,361 @@
+//! Turns sampled tokens into token events: text, stop strings, finish reason. Owned by the generation
+//! task; knows nothing of channels or time.
+
+use std::sync::Arc;
+
+use penstock_proto::ids::TokenId;
+
+use crate::generation::detokenizer::Detokenizer;
+use crate::generation::event::{FinishReason, TextToken, TokenEvent};
+use crate::generation::request::StopText;
+use crate::generation::stop::{Checked, StopStrings};
+use crate::prompt::Vocabulary;
+use crate::scheduler::{Finish, SampledToken};
+
+pub struct OutputProcessor {
+    vocabulary: Arc<Vocabulary>,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    /// In the text of so many tokens no stop string counts.
+    min_tokens: u32,
+    /// Any token may turn out to have been the last, so one is always kept back for `time_up`.
+    keeps_last: bool,
+    text: String,
+    /// A stop string has ended the text.
+    stopped: bool,
+    tokens: u32,
+    /// Events that are not sent yet: the last token with text, while some of its text is held back, and
+    /// the special tokens after it. If no token with text follows, what was held back is still its own.
+    waiting: Vec<TokenEvent>,
+}
+
+/// What one more token makes known.
+pub struct Processed {
+    pub events: Vec<TokenEvent>,
+    /// Nothing follows.
+    pub ended: Option<FinishReason>,
+}
+
+impl OutputProcessor {
+    pub fn new(
+        vocabulary: Arc<Vocabulary>,
+        prompt: &[TokenId],
+        stop: &[String],
+        stop_text: StopText,
+        min_tokens: u32,
+    ) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(vocabulary.clone(), prompt),
+            vocabulary,
+            stop: StopStrings::new(stop, stop_text),
+            min_tokens,
+            keeps_last: false,
+            text: String::new(),
+            stopped: false,
+            tokens: 0,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// The text may end by `time_up`.
+    pub fn keep_last(self) -> Self {
+        Self { keeps_last: true, ..self }
+    }
+
+    /// `finish` says that the token is the last. After one that ended the text, none may follow.
+    pub fn process(&mut self, token: SampledToken, finish: Option<Finish>) -> Processed {
+        self.tokens += 1;
+        // What ends the sequence is never text, whatever the tokenizer calls it.
+        let special = self.vocabulary.is_special(token.id) || finish == Some(Finish::Eos);
+        let mut ended = finish.map(|finish| match finish {
+            Finish::Eos => FinishReason::EosToken,
+            Finish::Length => FinishReason::Length,
+        });
+        let text = if special {
+            let name = self.vocabulary.name(token.id);
+            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.in_name(&name) {
+                ended = Some(FinishReason::StopSequence);
+            }
+            name
+        } else {
+            let piece = self.detokenizer.push(token.id);
+            self.pass(&piece, &mut ended)
+        };
+
+        // Held-back text is now the new token's, so that those before it are complete.
+        let mut events = if special { Vec::new() } else { std::mem::take(&mut self.waiting) };
+        self.waiting.push(TokenEvent {
+            index: self.tokens,
+            id: token.id,
+            text,
+            logprob: token.logprob,
+            special,
+            top: each_alone(&self.vocabulary, &token.top),
+            last: false,
+            prefill: Vec::new(),
+        });
+        if ended.is_some() {
+            self.close_events(&mut ended);
+            events.append(&mut self.waiting);
+        } else if !(self.detokenizer.holds() || self.stop.holds()) {
+            let kept = self.waiting.split_off(self.waiting.len() - usize::from(self.keeps_last));
+            events.extend(std::mem::replace(&mut self.waiting, kept));
+        }
+        Processed { events, ended }
+    }
+
+    /// No token follows: the last one was the last. There must have been one, and `keep_last`.
+    pub fn time_up(&mut self) -> Processed {
+        let mut ended = Some(FinishReason::Length);
+        self.close_events(&mut ended);
+        Processed { events: std::mem::take(&mut self.waiting), ended }
+    }
+
+    /// Gives what was held back to the token that it belongs to, and marks the last one.
+    fn close_events(&mut self, ended: &mut Option<FinishReason>) {
+        let rest = self.close(ended);
+        if let Some(event) = self.waiting.iter_mut().find(|event| !event.special) {
+            event.text.push_str(&rest);
+        }
+        if let Some(event) = self.waiting.last_mut() {
+            event.last = true;
+        }
+    }
+
+    /// What still waits, when the sequence breaks off.
+    pub fn break_off(&mut self) -> Vec<TokenEvent> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// The whole text, once it has ended, and the number of tokens.
+    pub fn into_text(self) -> (String, u32) {
+        (self.text, self.tokens)
+    }
+
+    /// What goes of a piece of text now. Sets `ended` if a stop string is complete.
+    fn pass(&mut self, piece: &str, ended: &mut Option<FinishReason>) -> String {
+        let part = if self.tokens <= self.min_tokens {
+            self.stop.pass(piece)
+        } else {
+            match self.stop.push(piece) {
+                Checked::Goes(part) => part,
+                Checked::Ends(part) => {
+                    *ended = Some(FinishReason::StopSequence);
+                    self.stopped = true;
+                    part
+                }
+            }
+        };
+        self.text.push_str(&part);
+        part
+    }
+
+    /// What was held back, now that no token follows.
+    fn close(&mut self, ended: &mut Option<FinishReason>) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        let tail = self.detokenizer.finish();
+        let mut rest = self.pass(&tail, ended);
+        if !self.stopped {
+            let held = self.stop.flush();
+            self.text.push_str(&held);
+            rest.push_str(&held);
+        }
+        rest
+    }
+}
+
+/// A token with the text of itself alone.
+pub fn each_alone(vocabulary: &Vocabulary, tokens: &[(TokenId, f32)]) -> Vec<TextToken> {
+    tokens.iter().map(|&(id, logprob)| alone(vocabulary, id, Some(logprob))).collect()
+}
+
+pub fn alone(vocabulary: &Vocabulary, id: TokenId, logprob: Option<f32>) -> TextToken {
+    TextToken { id, text: vocabulary.text(id), logprob, special: vocabulary.is_special(id) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::samples;
+    use proptest::prelude::*;
+
+    fn vocabulary() -> Arc<Vocabulary> {
+        Arc::new(Vocabulary::new(samples::byte_level(), &[]))
+    }
+
+    /// `<|end|>` is a special token.
+    fn ids(text: &str) -> Vec<TokenId> {
+        let encoding = samples::byte_level().encode_fast(text, false).unwrap();
+        encoding.get_ids().iter().copied().map(TokenId).collect()
+    }
+
+    fn sampled(id: TokenId) -> SampledToken {
+        SampledToken { id, logprob: -0.5, top: vec![(id, -0.5)] }
+    }
+
+    struct Outcome {
+        /// The texts of the events that each token brought.
+        steps: Vec<Vec<String>>,
+        events: Vec<TokenEvent>,
+        reason: FinishReason,
+        text: String,
+        tokens: u32,
+    }
+
+    /// Writes the tokens of `text`, the last of them with `finish`, up to the end.
+    fn write(text: &str, stop: &[&str], stop_text: StopText, finish: Finish) -> Outcome {
+        let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
+        let mut output = OutputProcessor::new(vocabulary(), &[], &stop, stop_text, 0);
+        let tokens = ids(text);
+        let (mut steps, mut events) = (Vec::new(), Vec::new());
+        for (at, &id) in tokens.iter().enumerate() {
+            let processed = output.process(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+            steps.push(processed.events.iter().map(|event| event.text.clone()).collect());
+            events.extend(processed.events);
+            if let Some(reason) = processed.ended {
+                let (text, tokens) = output.into_text();
+                return Outcome { steps, events, reason, text, tokens };
+            }
+        }
+        panic!("the last token ends the text");
+    }
+
+    fn joined(events: &[TokenEvent]) -> String {
+        events.iter().filter(|event| !event.special).map(|event| event.text.as_str()).collect()
+    }
+
+    #[test]
+    fn each_token_is_told_when_it_is_there() {
+        let outcome = write("hello hello!", &[], StopText::Omit, Finish::Length);
+        assert_eq!(outcome.steps, [vec!["hello"], vec![" hello"], vec!["!"]]);
+        assert_eq!(outcome.text, "hello hello!");
+        assert_eq!((outcome.reason, outcome.tokens), (FinishReason::Length, 3));
+        assert_eq!(outcome.events.iter().map(|e| e.index).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(outcome.events.iter().map(|e| e.last).collect::<Vec<_>>(), [false, false, true]);
+        let id = outcome.events[1].id;
+        let top = TextToken { id, text: " hello".into(), logprob: Some(-0.5), special: false };
+        assert_eq!(outcome.events[1].top, [top]);
+    }
+
+    #[test]
+    fn the_token_that_ends_it_has_its_name_and_adds_nothing() {
+        let outcome = write("hello<|end|>", &[], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.steps, [vec!["hello"], vec!["<|end|>"]]);
+        assert!(outcome.events[1].special);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hello", FinishReason::EosToken));
+        // Also one that the tokenizer does not call special.
+        let outcome = write("hello!", &[], StopText::Omit, Finish::Eos);
+        assert_eq!((outcome.text.as_str(), outcome.events[1].special), ("hello", true));
+    }
+
+    #[test]
+    fn text_held_back_to_the_end_belongs_to_its_own_token() {
+        let outcome = write("a</<|end|>", &["</stop>"], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec![""], vec!["</", "<|end|>"]]);
+        assert_eq!(outcome.text, "a</");
+        // Special tokens in between change nothing.
+        let outcome = write("a<<|end|><|end|>", &["</stop>"], StopText::Omit, Finish::Length);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec![], vec!["<", "<|end|>", "<|end|>"]]);
+        assert_eq!(outcome.text, "a<");
+    }
+
+    #[test]
+    fn an_incomplete_character_at_the_end_is_a_replacement_character() {
+        let mut output = OutputProcessor::new(vocabulary(), &[], &[], StopText::Keep, 0);
+        let euro = ids("€");
+        assert_eq!(euro.len(), 2);
+        let processed = output.process(sampled(euro[0]), Some(Finish::Length));
+        assert_eq!(processed.events[0].text, "\u{FFFD}");
+        assert_eq!(output.into_text().0, "\u{FFFD}");
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_text_whatever_else_would() {
+        for finish in [Finish::Length, Finish::Eos] {
+            let outcome = write("hello. hello<|end|>", &["."], StopText::Keep, finish);
+            assert_eq!(
+                (outcome.text.as_str(), outcome.reason, outcome.tokens),
+                ("hello.", FinishReason::StopSequence, 2)
+            );
+            assert!(outcome.events[1].last);
+        }
+        let outcome = write("hello.", &["lo."], StopText::Omit, Finish::Length);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hel", FinishReason::StopSequence));
+        assert_eq!(outcome.events.iter().map(|e| e.text.as_str()).collect::<Vec<_>>(), ["hel", ""]);
+    }
+
+    #[test]
+    fn the_name_of_a_special_token_can_be_a_stop_string() {
+        let outcome = write("hello<|end|>hello", &["<|end|>"], StopText::Omit, Finish::Length);
+        assert_eq!(
+            (outcome.text.as_str(), outcome.reason, outcome.tokens),
+            ("hello", FinishReason::StopSequence, 2)
+        );
+        let outcome = write("hello<|end|>", &["<|end|>"], StopText::Omit, Finish::Eos);
+        assert_eq!(outcome.reason, FinishReason::EosToken);
+    }
+
+    #[test]
+    fn a_stop_string_does_not_count_before_the_minimum() {
+        for (min_tokens, text, count) in [(0, "hello", 1), (1, "hello hello", 2), (2, "hello hello!", 3)] {
+            let stop = ["lo".to_string(), "!".to_string()];
+            let mut output = OutputProcessor::new(vocabulary(), &[], &stop, StopText::Keep, min_tokens);
+            let processed = ids("hello hello!").into_iter().map(|id| output.process(sampled(id), None));
+            let reason = processed.map(|processed| processed.ended).find(Option::is_some).expect("it ends");
+            assert_eq!(reason, Some(FinishReason::StopSequence));
+            assert_eq!(output.into_text(), (text.to_string(), count), "after {min_tokens}");
+        }
+        // The name of a special token neither.
+        let mut output = OutputProcessor::new(vocabulary(), &[], &["<|end|>".into()], StopText::Omit, 1);
+        let ends = ids("<|end|><|end|>").into_iter().map(|id| output.process(sampled(id), None).ended);
+        assert_eq!(ends.collect::<Vec<_>>(), [None, Some(FinishReason::StopSequence)]);
+    }
+
+    fn any_part() -> impl Strategy<Value = &'static str> {
+        prop::sample::select(vec!["hello", "<|end|>", "é", "€", "é ", "a", "b", "😀"])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn the_texts_of_the_tokens_are_the_text(
+            parts in prop::collection::vec(any_part(), 1..10),
+            stops in prop::collection::vec("[abé€]{1,3}", 0..3),
+            keep: bool,
+            eos: bool,
+            cut: bool,
+        ) {
+            let stop_text = if keep { StopText::Keep } else { StopText::Omit };
+            let mut tokens = ids(&parts.concat());
+            if cut && tokens.len() > 1 { tokens.pop(); }
+            let finish = if eos { Finish::Eos } else { Finish::Length };
+            let vocabulary = vocabulary();
+            let mut output = OutputProcessor::new(vocabulary.clone(), &[], &stops, stop_text, 0);
+            let mut events = Vec::new();
+            let mut reason = None;
+            for (at, &id) in tokens.iter().enumerate() {
+                let processed = output.process(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+                events.extend(processed.events);
+                if processed.ended.is_some() { reason = processed.ended; break; }
+                prop_assert!(events.iter().all(|event| !event.last));
+            }
+            let (text, count) = output.into_text();
+            prop_assert_eq!(joined(&events), &text[..]);
+            prop_assert_eq!(events.len() as u32, count);
+            prop_assert!(events.iter().zip(1..).all(|(event, index)| event.index == index));
+            prop_assert!(events.iter().zip(&tokens).all(|(event, id)| event.id == *id));
+            prop_assert_eq!(events.iter().filter(|event| event.last).count(), 1);
+            prop_assert!(events.last().unwrap().last);
+            let has_stop = stops.iter().any(|stop| text.contains(stop.as_str()));
+            if reason == Some(FinishReason::StopSequence) {
+                prop_assert_eq!(has_stop, keep);
+            } else {
+                let visible = if eos { &tokens[..tokens.len() - 1] } else { &tokens[..] };
+                prop_assert_eq!(&text, &vocabulary.decode(visible));
+                prop_assert!(!has_stop);
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A request after its dialect was parsed and checked, before its prompt is tokens.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use penstock_proto::ids::{SpanRef, TokenId};
+
+use crate::prompt::Input;
+use crate::scheduler::Sampling;
+
+/// What any dialect asks for. All numbers were checked against `limits`, except those that depend on
+/// the prompt's length.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    pub input: Input,
+    pub sampling: Sampling,
+    /// Reported back to the client when it sampled; `None` when it decodes greedily.
+    pub reported_seed: Option<u64>,
+    /// `None`: as many as fit under `max_total_tokens`.
+    pub max_new_tokens: Option<u32>,
+    /// The text goes on until it has so many, whatever would end it.
+    pub min_new_tokens: u32,
+    /// With the server's watermark.
+    pub watermark: bool,
+    /// Keep only the last so many tokens of the prompt.
+    pub truncate: Option<u32>,
+    pub stop: Vec<String>,
+    pub stop_text: StopText,
+    pub ignore_eos: bool,
+    /// More tokens that end the text like an end-of-sequence token, whatever `ignore_eos` says.
+    pub stop_token_ids: Vec<TokenId>,
+    pub top_tokens: u32,
+    pub prompt_logprobs: bool,
+    /// Whom the client asks for, by its own name.
+    pub user: Option<String>,
+    /// Cached blocks are shared only with requests that have the same.
+    pub cache_salts: Vec<String>,
+    /// From the request's arrival; the text ends with the token after it.
+    pub max_time: Option<Duration>,
+}
+
+/// Who asks, and since when.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// When the request's first byte was there.
+    pub arrival: Instant,
+    /// The place of its API key among the server's; `None` where none is asked for.
+    pub key: Option<u32>,
+    /// Who may not be told apart from it by its address alone: one of IPv4, or the network of one of IPv6.
+    pub address: Option<IpAddr>,
+    /// Nobody wants the answer after this.
+    pub deadline: Option<Instant>,
+    /// The request's span, when it is recorded.
+    pub trace: Option<SpanRef>,
+}
+
+impl Caller {
+    pub fn anonymous(arrival: Instant) -> Self {
+        Self { arrival, key: None, address: None, deadline: None, trace: None }
+    }
+}
+
+/// What becomes of a stop string in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopText {
+    /// Kept at the end (TGI's routes).
+    Keep,
+    /// Left out, and never streamed (OpenAI's routes).
+    Omit,
+}

@@ -1,0 +1,15 @@
+//! Below the wire: text in, text events out, with the workers in between. Knows neither HTTP nor a dialect's names.
+//!
+//! - `prompt` renders chats and tokenizes;
+//! - `generation` is one request's life, from its prompt to its text events;
+//! - `scheduler` owns every sequence and every KV block, and is alone in talking to `worker`;
+//! - `worker` is the client of the worker contract, which the crate `penstock-proto` holds;
+//! - `blocking` has the threads for what takes time in proportion to a request's size;
+//! - `health` is what the server can say of itself.
+
+pub mod blocking;
+pub mod generation;
+pub mod health;
+pub mod prompt;
+pub mod scheduler;
+pub mod worker;

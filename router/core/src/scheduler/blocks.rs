@@ -1,0 +1,456 @@
+//! The blocks of the KV cache and the pages that they are kept in: who holds what, what is free, what is
+//! kept for the prefix cache. Called by the scheduler's core only; knows no sequences, only their tables and ids.
+//!
+//! A block is `block_size` tokens of a sequence. It has a page in each full table, which are held for as long
+//! as the block is, and one in each windowed table, which are given back when the sequence has left them
+//! behind its window. Then they stay for the prefix cache, as idle blocks do, and are the first to be taken.
+//! A block whose windowed pages were taken still says what comes before others, and is read in full tables.
+//!
+//! Why a page may be handed out the moment its last holder lets go, although plans that use it may still
+//! be in flight: every rank executes plans in the order they were built, and a page let go now can only be
+//! named by plans built from now on. So no write of its new owner comes before a read of its old one. The
+//! one thing that must not happen is to let go of the blocks of a row that is already in the plan being
+//! built, unless they are behind what it reads; the core never does (it only takes blocks from sequences that it
+//! has not reached yet).
+//!
+//! For the same reason a block may be shared as soon as the row that fills it is planned: later plans run
+//! later, and within a plan every write of a layer comes before its reads.
+//!
+//! Whoever holds a registered block holds every block before it, up to the root: sequences only register
+//! below blocks that they hold themselves, and a match holds all that it walked. So below an idle node all
+//! nodes are idle, and every idle block can be taken, leaves first. Who holds a block's windowed pages holds
+//! the block.
+//!
+//! A block may hold NaN: its keys and values were computed from an overflow, say. Whoever attends to it gets NaN,
+//! so a block is *sound* once a row that attends to it has sampled. When a row's logits are not numbers, the
+//! blocks that it may have got that from, or brought it into, are those that are not sound.
+
+use penstock_proto::ids::{BlockId, SequenceId, TokenId};
+use penstock_proto::tables::{Table, Tables};
+
+use super::prefix_cache::{NodeId, Parent, PrefixCache};
+
+/// In the place of a page behind the window.
+const NO_PAGE: u32 = u32::MAX;
+
+#[derive(Clone, Default)]
+struct Block {
+    references: u32,
+    /// Tables that hold its windowed pages.
+    windowed_references: u32,
+    /// Whether it has windowed pages.
+    is_windowed: bool,
+    /// Its node, if it is registered.
+    node: Option<NodeId>,
+    /// Who computed it, if it is registered.
+    writer: SequenceId,
+    /// A row that attends to it has sampled.
+    sound: bool,
+}
+
+pub(super) struct BlockPool {
+    tables: Tables,
+    blocks: Vec<Block>,
+    /// `tables.count()` for each of `blocks`.
+    pages: Vec<u32>,
+    free_blocks: Vec<BlockId>,
+    /// Blocks that there may be: as many as all pages and all sequences can need.
+    most_blocks: usize,
+    total: u32,
+    free_pages: Vec<u32>,
+    cache: PrefixCache,
+    /// Pages that nobody holds, of registered blocks.
+    idle: u32,
+    /// Nodes of a match, kept for its memory.
+    matched: Vec<NodeId>,
+}
+
+impl BlockPool {
+    /// `held` blocks are at most in the tables of all sequences together.
+    pub fn new(pages: u32, tables: Tables, held: u32) -> Self {
+        Self {
+            tables,
+            blocks: Vec::new(),
+            pages: Vec::new(),
+            free_blocks: Vec::new(),
+            most_blocks: (pages as usize).saturating_add(held as usize),
+            total: pages,
+            // Popped from the end: low ids first.
+            free_pages: (0..pages).rev().collect(),
+            cache: PrefixCache::new(tables.block_size),
+            idle: 0,
+            matched: Vec::new(),
+        }
+    }
+
+    pub fn block_size(&self) -> u32 {
+        self.tables.block_size
+    }
+
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// All pages.
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// How many pages can still be handed out.
+    pub fn available(&self) -> u32 {
+        self.free() + self.idle
+    }
+
+    pub fn free(&self) -> u32 {
+        self.free_pages.len() as u32
+    }
+
+    pub fn cached(&self) -> u32 {
+        self.idle
+    }
+
+    /// One more block for a table; takes from the prefix cache when no pages are free. `false`, and nothing
+    /// happens, when there are none.
+    pub fn grow(&mut self, table: &mut Table) -> bool {
+        if self.available() < self.tables.count() {
+            return false;
+        }
+        while self.free() < self.tables.count() {
+            self.evict_pages();
+        }
+        let Some(block) = self.new_block() else { return false };
+        let count = self.tables.count() as usize;
+        let from = self.free_pages.len() - count;
+        let at = index(block);
+        for (page, free) in self.pages[at * count..].iter_mut().zip(self.free_pages.drain(from..).rev()) {
+            *page = free;
+        }
+        let is_windowed = self.tables.windowed > 0;
+        self.blocks[at] = Block {
+            references: 1,
+            windowed_references: u32::from(is_windowed),
+            is_windowed,
+            ..Block::default()
+        };
+        table.blocks.push(block);
+        true
+    }
+
+    /// Gives back the windowed pages that no token of the sequence from `position` on reads.
+    pub fn advance(&mut self, table: &mut Table, position: u32) {
+        self.leave_behind(table, table.blocks.len() as u32, position);
+    }
+
+    /// The same of a table whose first `held` blocks it has so far.
+    fn leave_behind(&mut self, table: &mut Table, held: u32, position: u32) {
+        let first = self.tables.first_read(position);
+        for at in table.first_windowed..first.min(held) {
+            self.release_windowed(table.blocks[at as usize]);
+        }
+        table.first_windowed = table.first_windowed.max(first);
+    }
+
+    /// Appends to `table`, which holds the blocks of the first tokens of `tokens`, those registered blocks
+    /// that hold the next ones, until it has `limit` blocks or nothing more is known. It goes as far as
+    /// everything is there that the token behind it reads.
+    pub fn extend_from_cache(&mut self, namespace: u64, tokens: &[TokenId], limit: u32, table: &mut Table) {
+        let size = self.block_size() as usize;
+        let mut matched = std::mem::take(&mut self.matched);
+        let held = table.blocks.len();
+        let mut parent = self.parent(namespace, table, held);
+        let (mut usable, mut windowed_from) = (0, table.first_windowed.min(held as u32));
+        while let Some(above) = parent
+            && held + matched.len() < limit as usize
+        {
+            let from = (held + matched.len()) * size;
+            let Some(node) = self.cache.find(above, &tokens[from..from + size]) else { break };
+            matched.push(node);
+            parent = Some(Parent::Node(node));
+            let end = (held + matched.len()) as u32;
+            if !self.block_of(node).is_windowed {
+                windowed_from = end;
+            }
+            if windowed_from <= self.tables.first_read(end * self.block_size()) {
+                usable = matched.len();
+            }
+        }
+        for &node in &matched[..usable] {
+            let block = self.cache.block(node);
+            if self.block_of(node).references == 0 {
+                self.cache.set_busy(node);
+                self.idle -= self.tables.full;
+            }
+            self.blocks[index(block)].references += 1;
+            table.blocks.push(block);
+        }
+        let (held, end) = (held as u32, table.blocks.len() as u32);
+        self.leave_behind(table, held, end * self.block_size());
+        for at in table.first_windowed.max(held)..end {
+            let block = &mut self.blocks[index(table.blocks[at as usize])];
+            if block.windowed_references == 0 {
+                self.idle -= self.tables.windowed;
+                self.cache.set_window_busy(block.node.expect("what was matched is registered"));
+            }
+            block.windowed_references += 1;
+        }
+        matched.clear();
+        self.matched = matched;
+    }
+
+    /// Makes the block at `at` of `table`, which `writer` filled with `tokens`, known to the cache. Does nothing
+    /// when the chain before it is not registered, or when another sequence holds a block with the same content:
+    /// then the rest of this sequence stays out of the cache.
+    pub fn register(
+        &mut self,
+        namespace: u64,
+        tokens: &[TokenId],
+        table: &Table,
+        at: usize,
+        writer: SequenceId,
+    ) {
+        let block = table.blocks[at];
+        if self.blocks[index(block)].node.is_some() {
+            return;
+        }
+        let Some(parent) = self.parent(namespace, table, at) else { return };
+        self.blocks[index(block)].writer = writer;
+        match self.cache.find(parent, tokens) {
+            None => self.blocks[index(block)].node = Some(self.cache.insert(parent, tokens, block)),
+            Some(node) if self.block_of(node).references == 0 => {
+                // The same content, idle: the node moves to the block in use, the old one is free.
+                let known = self.cache.block(node);
+                self.cache.set_busy(node);
+                self.cache.set_window_busy(node);
+                self.cache.replace_block(node, block);
+                self.blocks[index(block)].node = Some(node);
+                self.idle -= self.free_block(known);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Lets go of a whole table, last block first.
+    pub fn release(&mut self, table: &mut Table) {
+        while let Some(block) = table.blocks.pop() {
+            if table.blocks.len() as u32 >= table.first_windowed && self.tables.windowed > 0 {
+                self.release_windowed(block);
+            }
+            let held = &mut self.blocks[index(block)];
+            held.references -= 1;
+            if held.references > 0 {
+                continue;
+            }
+            match held.node {
+                Some(node) => {
+                    self.cache.set_idle(node);
+                    self.idle += self.tables.full;
+                }
+                None => drop(self.free_block(block)),
+            }
+        }
+        table.first_windowed = 0;
+    }
+
+    /// A row that attends to the blocks `which` of a table has sampled.
+    pub fn vouch(&mut self, table: &Table, which: std::ops::Range<usize>) {
+        for &block in &table.blocks[which] {
+            self.blocks[index(block)].sound = true;
+        }
+    }
+
+    /// The logits of a row of `writer`, which has `table`, were not numbers: forgets those blocks that it read or
+    /// wrote and that nobody has vouched for, and all that was computed from them. `writer` may have left its
+    /// blocks meanwhile, so those are looked for. Who holds such a block keeps it; nobody new will find it.
+    pub fn purge(&mut self, table: &Table, writer: SequenceId) {
+        let doubtful = table.blocks.iter().map(|&block| index(block)).find(|&at| !self.blocks[at].sound);
+        if let Some(node) = doubtful.and_then(|at| self.blocks[at].node) {
+            self.forget(node);
+        }
+        for at in 0..self.blocks.len() {
+            let block = &self.blocks[at];
+            if let Some(node) = block.node.filter(|_| block.writer == writer && !block.sound) {
+                self.forget(node);
+            }
+        }
+    }
+
+    /// Takes a node, and all below it, out of the cache.
+    fn forget(&mut self, root: NodeId) {
+        let mut forgotten = Vec::new();
+        self.cache.remove_subtree(root, |block| forgotten.push(block));
+        for block in forgotten {
+            let it = &mut self.blocks[index(block)];
+            it.node = None;
+            if it.references == 0 {
+                self.idle -= self.free_block(block);
+            } else if it.is_windowed && it.windowed_references == 0 {
+                self.idle -= self.free_windowed(block);
+            }
+        }
+    }
+
+    /// Appends the pages of a table's blocks from `from` on, as plans name them.
+    pub fn name_pages(&self, table: &Table, from: usize, into: &mut Vec<u32>) {
+        let (full, count) = (self.tables.full as usize, self.tables.count() as usize);
+        for (at, &block) in table.blocks.iter().enumerate().skip(from) {
+            let pages = &self.pages[index(block) * count..][..count];
+            into.extend_from_slice(&pages[..full]);
+            match at as u32 >= table.first_windowed {
+                true => into.extend_from_slice(&pages[full..]),
+                false => into.extend(std::iter::repeat_n(NO_PAGE, count - full)),
+            }
+        }
+    }
+
+    /// What the block at `at` of `table` hangs on; `None` when the one before it is not registered.
+    fn parent(&self, namespace: u64, table: &Table, at: usize) -> Option<Parent> {
+        match at.checked_sub(1) {
+            None => Some(Parent::Root { namespace }),
+            Some(before) => self.blocks[index(table.blocks[before])].node.map(Parent::Node),
+        }
+    }
+
+    fn block_of(&self, node: NodeId) -> &Block {
+        &self.blocks[index(self.cache.block(node))]
+    }
+
+    /// An entry for a block. Where blocks need no page of their own they may run out before the pages do.
+    fn new_block(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.free_blocks.pop() {
+            return Some(block);
+        }
+        if self.blocks.len() < self.most_blocks {
+            self.blocks.push(Block::default());
+            self.pages.extend(std::iter::repeat_n(NO_PAGE, self.tables.count() as usize));
+            return Some(BlockId(self.blocks.len() as u32 - 1));
+        }
+        self.evict_leaf();
+        self.free_blocks.pop()
+    }
+
+    /// Frees what was used longest ago: a block, or what another has behind the window.
+    fn evict_pages(&mut self) {
+        let (leaf, window) = (self.cache.oldest_leaf(), self.cache.oldest_window());
+        // Without full tables a block has no other pages, and stays for what hangs on it.
+        match window {
+            Some(window) if self.tables.full == 0 || leaf.is_none_or(|leaf| window < leaf) => {
+                let block = self.cache.block(window.1);
+                self.cache.set_window_busy(window.1);
+                self.idle -= self.free_windowed(block);
+            }
+            _ => self.evict_leaf(),
+        }
+    }
+
+    fn evict_leaf(&mut self) {
+        let Some((_, leaf)) = self.cache.oldest_leaf() else { return };
+        let block = self.cache.block(leaf);
+        self.cache.remove_leaf(leaf);
+        self.idle -= self.free_block(block);
+    }
+
+    /// One table less holds a block's windowed pages.
+    fn release_windowed(&mut self, block: BlockId) {
+        let held = &mut self.blocks[index(block)];
+        held.windowed_references -= 1;
+        if held.windowed_references > 0 {
+            return;
+        }
+        match held.node {
+            Some(node) => {
+                self.cache.set_window_idle(node);
+                self.idle += self.tables.windowed;
+            }
+            None => drop(self.free_windowed(block)),
+        }
+    }
+
+    /// Nobody knows the block any more. Returns how many pages it had.
+    fn free_block(&mut self, block: BlockId) -> u32 {
+        let windowed = if self.blocks[index(block)].is_windowed { self.free_windowed(block) } else { 0 };
+        let from = index(block) * self.tables.count() as usize;
+        self.free_pages.extend(self.pages[from..from + self.tables.full as usize].iter().rev());
+        self.blocks[index(block)].node = None;
+        self.free_blocks.push(block);
+        self.tables.full + windowed
+    }
+
+    fn free_windowed(&mut self, block: BlockId) -> u32 {
+        let count = self.tables.count() as usize;
+        let pages = &self.pages[index(block) * count..][..count];
+        self.free_pages.extend(pages[self.tables.full as usize..].iter().rev());
+        self.blocks[index(block)].is_windowed = false;
+        self.tables.windowed
+    }
+
+    /// The pages of a block, and whether those of windowed tables are there.
+    #[cfg(test)]
+    pub fn pages_of(&self, block: BlockId) -> (&[u32], bool) {
+        let count = self.tables.count() as usize;
+        (&self.pages[index(block) * count..][..count], self.blocks[index(block)].is_windowed)
+    }
+
+    #[cfg(test)]
+    pub fn is_of(&self, block: BlockId, writer: SequenceId) -> bool {
+        self.blocks[index(block)].writer == writer
+    }
+
+    #[cfg(test)]
+    pub fn is_sound(&self, block: BlockId) -> bool {
+        self.blocks[index(block)].sound
+    }
+
+    /// Tables that hold a block.
+    #[cfg(test)]
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.blocks[index(block)].references
+    }
+
+    /// Checks the invariants in the head of this file against the tables that are held.
+    #[cfg(test)]
+    pub fn check(&self, tables: &[&Table]) {
+        let (mut held, mut windowed) = (vec![0u32; self.blocks.len()], vec![0u32; self.blocks.len()]);
+        for table in tables {
+            for (at, &block) in table.blocks.iter().enumerate() {
+                held[index(block)] += 1;
+                windowed[index(block)] +=
+                    u32::from(self.tables.windowed > 0 && at as u32 >= table.first_windowed);
+            }
+        }
+        let mut pages = self.free_pages.clone();
+        let (mut idle, mut registered) = (0, 0);
+        for (at, block) in self.blocks.iter().enumerate() {
+            let is_free = self.free_blocks.contains(&BlockId(at as u32));
+            assert_eq!(
+                held[at],
+                if is_free { 0 } else { block.references },
+                "references are the tables' entries"
+            );
+            assert_eq!(windowed[at], if is_free { 0 } else { block.windowed_references });
+            registered += usize::from(block.node.is_some());
+            if is_free {
+                assert!(block.node.is_none());
+                continue;
+            }
+            assert!(held[at] > 0 || block.node.is_some(), "a block is held, cached or free");
+            assert!(windowed[at] == 0 || block.is_windowed, "who reads windowed pages has them");
+            assert!(!block.is_windowed || windowed[at] > 0 || block.node.is_some());
+            let (own, has_window) = self.pages_of(BlockId(at as u32));
+            let (full, behind) = own.split_at(self.tables.full as usize);
+            pages.extend(full);
+            idle += if held[at] == 0 { self.tables.full } else { 0 };
+            if has_window {
+                pages.extend(behind);
+                idle += if windowed[at] == 0 { self.tables.windowed } else { 0 };
+            }
+        }
+        assert_eq!(idle, self.idle);
+        assert_eq!(registered, self.cache.len());
+        pages.sort_unstable();
+        assert_eq!(pages, (0..self.total).collect::<Vec<_>>(), "every page is at one place");
+    }
+}
+
+fn index(block: BlockId) -> usize {
+    block.0 as usize
+}

@@ -1,0 +1,516 @@
+//! The scheduler as a state machine: sequences, queue, slots and blocks, and what happens to them on each
+//! event. No clock, no channel to the workers, no async: `task` drives it, tests drive it directly.
+//! `planning` builds plans, `results` applies what came back, `quarantine` starts over.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use penstock_proto::CostModel;
+use penstock_proto::ids::{SequenceId, SlotId, TokenId};
+use penstock_proto::tables::Tables;
+use slab::Slab;
+
+use super::blocks::BlockPool;
+use super::cost::StepCost;
+use super::fairness::FairQueue;
+use super::handle::{Arrival, Stats};
+use super::in_flight::{InFlight, RowRecord, Shape};
+use super::plan::PlanBuilder;
+use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
+use super::sequence::{PromptLogprobs, Sequence};
+use super::submission::{Release, SequenceEvent, SequenceFailure};
+use super::throttle::Throttle;
+
+/// What a prepared group offers. May change when workers are replaced.
+#[derive(Clone, Debug)]
+pub(super) struct Capacity {
+    pub pages: u32,
+    pub tables: Tables,
+    pub max_slots: u32,
+    pub max_step_tokens: u32,
+    pub max_sequence_tokens: u32,
+    /// Of a pipeline, each of which computes a plan of its own at a time.
+    pub stages: u32,
+    pub vocab_size: u32,
+    pub cost: CostModel,
+}
+
+impl Capacity {
+    fn pool(&self) -> BlockPool {
+        let longest = self.max_sequence_tokens.div_ceil(self.tables.block_size) + 1;
+        // Those that run, and one that waits and is looked up.
+        BlockPool::new(self.pages, self.tables, longest.saturating_mul(self.max_slots + 1))
+    }
+}
+
+/// What stays the same for the scheduler's life.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub eos: Vec<TokenId>,
+    pub target_itl: Option<Duration>,
+    pub step_timeout: Duration,
+}
+
+pub(super) struct Core {
+    pub(super) rules: Rules,
+    pub(super) capacity: Capacity,
+    pub(super) pool: BlockPool,
+    pub(super) cost: StepCost,
+    pub(super) builder: PlanBuilder,
+
+    pub(super) sequences: Slab<Sequence>,
+    pub(super) by_id: HashMap<SequenceId, usize>,
+    /// Preempted ones are among them.
+    pub(super) waiting: FairQueue,
+    /// Keys of the sequences that have a slot, oldest first.
+    pub(super) running: Vec<usize>,
+    /// Those that have to run alone; see `quarantine`.
+    pub(super) quarantined: BTreeSet<SequenceId>,
+    /// The size of the step that crashed with those, while none of them has crashed alone.
+    pub(super) suspected_step: Option<StepSize>,
+    pub(super) throttle: Throttle,
+    pub(super) free_slots: Vec<SlotId>,
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Row lists of past plans, to be filled again.
+    pub(super) spare_rows: Vec<Vec<RowRecord>>,
+    /// Memory for a row's new pages.
+    pub(super) named_pages: Vec<u32>,
+    /// Memory for the list of prompts of a plan.
+    pub(super) spare_prompts: Vec<usize>,
+    /// The oldest found no blocks in the last plan, since those that could give some were in it already.
+    pub(super) oldest_is_due: bool,
+    /// When something is to be done about a sequence's deadline.
+    pub(super) due: BTreeSet<(Instant, SequenceId)>,
+    /// The head of the queue, if it found no room.
+    pub(super) blocked: Option<Blocked>,
+    /// How often a sequence gave up its slot.
+    pub(super) departures: u64,
+
+    pub(super) last_result: Option<Instant>,
+    /// Of the steps that these workers have run.
+    pub(super) shapes: HashSet<Shape>,
+    pub(super) counters: Counters,
+    pub(super) completions: Completions,
+    /// Digests what encoders read.
+    encoders: RandomState,
+}
+
+/// How much a step had to do at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StepSize {
+    pub rows: u32,
+    /// If there were prompts in it.
+    pub tokens: Option<u32>,
+}
+
+/// A head of the queue that found no room, and when: it is not tried again before something changed.
+pub(super) struct Blocked {
+    pub id: SequenceId,
+    pub room: u32,
+    pub departures: u64,
+}
+
+/// What is counted; only ever grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub steps: u64,
+    pub preemptions: u64,
+    pub prefix_hit_tokens: u64,
+    /// Tokens fed, of prompts and of decodes.
+    pub prompt_tokens: u64,
+    pub decode_tokens: u64,
+    /// Tokens sampled and handed to their requests.
+    pub generated_tokens: u64,
+    pub finished: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    pub tokens_after_cancel: u64,
+    /// Rows whose sequence had ended when their result came.
+    pub wasted_rows: u64,
+}
+
+impl Core {
+    pub fn new(rules: Rules, capacity: Capacity) -> Self {
+        let pool = capacity.pool();
+        Self {
+            cost: StepCost::new(capacity.cost),
+            free_slots: slots(capacity.max_slots),
+            throttle: Throttle::new(capacity.max_slots, capacity.max_step_tokens),
+            builder: PlanBuilder::default(),
+            rules,
+            capacity,
+            pool,
+            sequences: Slab::new(),
+            by_id: HashMap::new(),
+            waiting: FairQueue::default(),
+            running: Vec::new(),
+            quarantined: BTreeSet::new(),
+            suspected_step: None,
+            in_flight: VecDeque::new(),
+            spare_rows: Vec::new(),
+            named_pages: Vec::new(),
+            spare_prompts: Vec::new(),
+            oldest_is_due: false,
+            due: BTreeSet::new(),
+            blocked: None,
+            departures: 0,
+            last_result: None,
+            shapes: HashSet::new(),
+            counters: Counters::default(),
+            completions: Completions::default(),
+            encoders: RandomState::new(),
+        }
+    }
+
+    /// Fresh workers: nothing is cached, every slot is free, plans are numbered from 1.
+    pub fn renew(&mut self, capacity: Capacity, now: Instant) {
+        debug_assert!(self.in_flight.is_empty() && self.running.is_empty());
+        self.pool = capacity.pool();
+        self.cost = StepCost::new(capacity.cost);
+        self.free_slots = slots(capacity.max_slots);
+        self.builder = PlanBuilder::default();
+        self.capacity = capacity;
+        self.blocked = None;
+        self.last_result = None;
+        self.shapes.clear();
+        self.completions.resume(now);
+    }
+
+    pub fn submit(&mut self, arrival: Arrival, now: Instant) {
+        let account = self.waiting.enter(arrival.spec.tenant);
+        let mut sequence = Sequence::new(arrival, account, self.pool.block_size());
+        if sequence.encoder.tokens > 0 {
+            // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
+            // encoders read the same, all of it.
+            let read = &sequence.tokens[..sequence.encoder.tokens as usize];
+            sequence.namespace = self.encoders.hash_one((sequence.namespace, read));
+        }
+        if let Some(why) = self.refusal(&sequence, now) {
+            self.waiting.leave(account);
+            sequence.tell(SequenceEvent::Failed(why));
+            self.counters.failed += 1;
+            return;
+        }
+        let id = sequence.id;
+        if self.sequences.is_empty() {
+            self.completions.resume(now);
+        }
+        self.due.extend(sequence.deadline.map(|at| (at, id)));
+        let key = self.sequences.insert(sequence);
+        self.by_id.insert(id, key);
+        self.wait(key);
+    }
+
+    fn refusal(&mut self, sequence: &Sequence, now: Instant) -> Option<SequenceFailure> {
+        if sequence.final_len() > self.capacity.max_sequence_tokens || sequence.prompt_len == 0 {
+            // The caller checks; the limit may have shrunk since.
+            let limit = self.capacity.max_sequence_tokens;
+            let why = format!("prompt and output together may have at most {limit} tokens now");
+            return Some(SequenceFailure::Unavailable(why));
+        }
+        self.too_late(sequence, now)
+    }
+
+    /// Puts a sequence into the queue.
+    pub(super) fn wait(&mut self, key: usize) {
+        let sequence = &self.sequences[key];
+        // If it has passed, the token that it was left to may not come any more.
+        self.due.extend(sequence.stop_at.map(|at| (at, sequence.id)));
+        self.waiting.push(sequence.account, sequence.id, key, sequence.tokens.len() as u32);
+    }
+
+    /// Its owner wants no more of it.
+    pub fn release(&mut self, id: SequenceId, why: Release, now: Instant) {
+        let Some(&key) = self.by_id.get(&id) else { return };
+        match why {
+            Release::Cancelled => {
+                self.counters.cancelled += 1;
+                self.counters.tokens_after_cancel += u64::from(self.sequences[key].tokens_in_flight);
+                self.remove(key);
+            }
+            Release::Stopped => {
+                self.counters.finished += 1;
+                self.completions.add(now);
+                self.remove(key);
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, key: usize, end: SequenceEvent, now: Instant) {
+        self.counters.finished += 1;
+        self.completions.add(now);
+        self.remove(key).tell(end);
+    }
+
+    pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
+        self.counters.failed += 1;
+        self.remove(key).tell(SequenceEvent::Failed(why));
+    }
+
+    pub fn fail_all(&mut self, why: &SequenceFailure) {
+        for key in self.sequences.iter().map(|(key, _)| key).collect::<Vec<_>>() {
+            self.fail(key, why.clone());
+        }
+    }
+
+    /// Takes a sequence out of wherever it is. Rows of it that are in flight will find nobody.
+    fn remove(&mut self, key: usize) -> Sequence {
+        let id = self.sequences[key].id;
+        if self.sequences[key].slot.is_some() {
+            self.vacate(key);
+        } else {
+            self.leave_queue(id);
+        }
+        self.by_id.remove(&id);
+        self.quarantined.remove(&id);
+        let sequence = self.sequences.remove(key);
+        self.waiting.leave(sequence.account);
+        for at in sequence.deadline.into_iter().chain(sequence.stop_at) {
+            self.due.remove(&(at, id));
+        }
+        sequence
+    }
+
+    /// Makes room: the sequence goes back to the queue, where its age puts it, to be computed again later, mostly
+    /// from the prefix cache.
+    pub(super) fn preempt(&mut self, key: usize) {
+        self.counters.preemptions += 1;
+        self.sequences[key].preemptions += 1;
+        self.vacate(key);
+        self.wait(key);
+    }
+
+    /// A sequence that runs waits again, though there are blocks for it.
+    pub(super) fn send_back(&mut self, key: usize) {
+        self.vacate(key);
+        self.wait(key);
+    }
+
+    /// A running sequence gives up slot and blocks. The workers hear of it with the next plan, before its
+    /// rows, so the slot may be taken by one of them.
+    fn vacate(&mut self, key: usize) {
+        self.departures += 1;
+        let id = self.sequences[key].id;
+        let at = self.running_index(id).expect("a sequence with a slot is running");
+        self.running.remove(at);
+        let sequence = &mut self.sequences[key];
+        self.pool.release(&mut sequence.table);
+        if let Some(slot) = sequence.slot {
+            self.free_slots.push(slot);
+            if sequence.started {
+                self.builder.release(slot);
+            }
+        }
+        sequence.reset();
+    }
+
+    /// Takes a sequence out of the queue. If it was the head that found no room, nobody is blocked now.
+    fn leave_queue(&mut self, id: SequenceId) {
+        self.waiting.remove(id);
+        if self.blocked.as_ref().is_some_and(|blocked| blocked.id == id) {
+            self.blocked = None;
+        }
+    }
+
+    /// Whether another sequence may run.
+    pub(super) fn has_slot(&self) -> bool {
+        !self.free_slots.is_empty() && (self.running.len() as u32) < self.throttle.rows()
+    }
+
+    /// Gives a waiting sequence a slot; there is a free one.
+    pub(super) fn assign_slot(&mut self, key: usize) {
+        let id = self.sequences[key].id;
+        self.leave_queue(id);
+        let at = self.running_index(id).unwrap_or_else(|at| at);
+        self.running.insert(at, key);
+        let sequence = &mut self.sequences[key];
+        sequence.slot = self.free_slots.pop();
+        debug_assert!(sequence.slot.is_some());
+        // What came back of an earlier, unfinished pass over the prompt is computed again.
+        if let PromptLogprobs::Collecting(collected) = &mut sequence.prompt_logprobs {
+            collected.clear();
+        }
+    }
+
+    fn running_index(&self, id: SequenceId) -> Result<usize, usize> {
+        self.running.binary_search_by_key(&id, |&key| self.sequences[key].id)
+    }
+
+    /// When a worker that has not answered by then counts as hung; `None` while nothing is in flight.
+    pub fn deadline(&self) -> Option<Instant> {
+        let oldest = self.in_flight.front()?;
+        let since = self.last_result.map_or(oldest.built, |last| last.max(oldest.built));
+        let expected: Duration = self.in_flight.iter().map(|step| step.expected).sum();
+        let granted: Duration = self.in_flight.iter().map(|step| step.granted).sum();
+        Some(since + self.rules.step_timeout + granted + expected * HUNG_FACTOR)
+    }
+
+    /// Whether a step that is overdue may be given more time, as long as its workers live: it is the first of its
+    /// size, for which they may compile or tune.
+    pub fn may_grant(&self) -> bool {
+        self.first_run().is_some_and(|step| step.granted < self.rules.step_timeout * FIRST_RUN_FACTOR)
+    }
+
+    /// The workers live: gives that step more time.
+    pub fn grant(&mut self) {
+        let more = self.rules.step_timeout;
+        if let Some(at) = self.first_run().map(|step| step.number)
+            && let Some(step) = self.in_flight.iter_mut().find(|step| step.number == at)
+        {
+            step.granted += more;
+        }
+    }
+
+    /// Of the steps that the workers have begun, the first of its size.
+    fn first_run(&self) -> Option<&InFlight> {
+        self.in_flight.iter().take(self.capacity.stages.max(1) as usize).find(|step| step.first_run)
+    }
+
+    /// Steps in flight, and how long nothing was heard of them.
+    pub fn waiting_for(&self, now: Instant) -> (usize, Duration) {
+        let since = self.in_flight.front().map(|oldest| oldest.built).max(self.last_result);
+        let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        (self.in_flight.len(), waited)
+    }
+
+    /// For each step in flight, whether it has prompts.
+    pub fn unfinished(&self) -> impl Iterator<Item = bool> {
+        self.in_flight.iter().map(|step| step.work.prompts)
+    }
+
+    pub fn last_plan(&self) -> Option<&InFlight> {
+        self.in_flight.back()
+    }
+
+    /// Tokens that the running sequences may have at most.
+    pub fn max_running_tokens(&self) -> u64 {
+        self.running.iter().map(|&key| u64::from(self.sequences[key].final_len())).sum()
+    }
+
+    pub fn live(&self) -> usize {
+        self.sequences.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    pub fn stats(&self) -> Stats {
+        // In whole blocks of all tables.
+        let tables = self.capacity.tables.count().max(1);
+        let [blocks, blocks_free, blocks_cached] =
+            [self.pool.total(), self.pool.free(), self.pool.cached()].map(|pages| pages / tables);
+        Stats {
+            live: self.sequences.len() as u32,
+            waiting: self.waiting.len() as u32,
+            running: self.running.len() as u32,
+            max_slots: self.capacity.max_slots,
+            blocks,
+            blocks_used: blocks - blocks_cached - blocks_free,
+            blocks_cached,
+            blocks_free,
+            block_size: self.pool.block_size(),
+            steps: self.counters.steps,
+            generated_tokens: self.counters.generated_tokens,
+            worker_restarts: 0,
+            preemptions: self.counters.preemptions,
+            prefix_hit_tokens: self.counters.prefix_hit_tokens,
+            tokens_after_cancel: self.counters.tokens_after_cancel,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Core {
+    /// Everything that holds between two events.
+    pub fn check(&self) {
+        let tables: Vec<&penstock_proto::tables::Table> =
+            self.sequences.iter().map(|(_, sequence)| &sequence.table).collect();
+        self.pool.check(&tables);
+        assert_eq!(self.sequences.len(), self.by_id.len());
+        assert_eq!(self.sequences.len(), self.waiting.len() + self.running.len());
+        assert!(self.running.is_sorted_by_key(|&key| self.sequences[key].id));
+        let mut slots: Vec<_> = self.running.iter().filter_map(|&key| self.sequences[key].slot).collect();
+        assert_eq!(slots.len(), self.running.len());
+        slots.extend(&self.free_slots);
+        slots.sort();
+        slots.dedup();
+        assert_eq!(slots.len() as u32, self.capacity.max_slots, "a slot is free or has one sequence");
+        assert!(self.in_flight.len() <= super::policy::plans_in_flight(self.capacity.stages));
+        for (key, sequence) in &self.sequences {
+            let rows = self.in_flight.iter().flat_map(|step| &step.rows);
+            let own: Vec<_> = rows.filter(|row| row.key == key && row.id == sequence.id).collect();
+            assert_eq!(own.len() as u32, sequence.rows_in_flight);
+            assert_eq!(own.iter().map(|row| row.tokens).sum::<u32>(), sequence.tokens_in_flight);
+            assert_eq!(own.iter().filter(|row| row.sample).count() as u32, sequence.samples_in_flight);
+            assert!(
+                sequence.num_scheduled_tokens <= sequence.table.blocks.len() as u32 * self.pool.block_size()
+            );
+            assert!(sequence.len() <= sequence.final_len());
+            assert!(sequence.vouched <= sequence.table.blocks.len());
+            if sequence.slot.is_none() {
+                assert!(sequence.table.blocks.is_empty() && self.waiting.get(sequence.id) == Some(key));
+            }
+        }
+        self.waiting.check(self.sequences.len());
+        assert!(self.blocked.as_ref().is_none_or(|blocked| self.waits(blocked.id)), "who is blocked waits");
+        let due =
+            self.sequences.iter().flat_map(|(_, sequence)| [sequence.deadline, sequence.stop_at]).flatten();
+        assert!(self.due.len() <= due.count());
+    }
+
+    pub fn oldest(&self) -> Option<SequenceId> {
+        self.by_id.keys().min().copied()
+    }
+
+    /// Nobody waits past the time at which it is to stop, but for a token in flight.
+    pub fn check_due(&self, now: Instant) {
+        for (_, sequence) in &self.sequences {
+            let over = sequence.slot.is_none() && sequence.stop_at.is_some_and(|at| at <= now);
+            assert!(!over || sequence.samples_in_flight > 0, "{:?} waits though its time is up", sequence.id);
+        }
+    }
+
+    pub fn waits(&self, id: SequenceId) -> bool {
+        self.waiting.get(id).is_some()
+    }
+
+    pub fn preemptions_of(&self, id: SequenceId) -> Option<u32> {
+        self.by_id.get(&id).map(|&key| self.sequences[key].preemptions)
+    }
+}
+
+fn slots(count: u32) -> Vec<SlotId> {
+    // Popped from the end: low ids first.
+    (0..count).rev().map(SlotId).collect()
+}
+
+/// The recent rate at which sequences end, while there are any.
+#[derive(Default)]
+pub(super) struct Completions {
+    /// The last end, or when there was something to do again.
+    last: Option<Instant>,
+    /// Between two ends, smoothed.
+    interval: Option<Duration>,
+}
+
+impl Completions {
+    /// No sequence could end before now.
+    fn resume(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    fn add(&mut self, now: Instant) {
+        if let Some(last) = self.last.replace(now) {
+            let gap = now.saturating_duration_since(last);
+            self.interval = Some(self.interval.map_or(gap, |smooth| (smooth * 7 + gap) / 8));
+        }
+    }
+
+    /// Never shorter than the time since the last end: a stall shows at once. `None` before one has ended.
+    pub(super) fn interval(&self, now: Instant) -> Option<Duration> {
+        let stalled = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.interval.map(|interval| interval.max(stalled))
+    }
+}

@@ -1,0 +1,188 @@
+//! How long a step will take: the workers' cost model, corrected by what steps were seen to take. Asked by
+//! the core to size prompt chunks and to decide when a worker hangs.
+
+use std::time::Duration;
+
+use penstock_proto::CostModel;
+
+/// What a step does, as far as its time depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Work {
+    pub tokens: u32,
+    /// Cached tokens attended to, summed over the tokens fed.
+    pub context: f64,
+    /// Whether it has decode rows only: those steps are corrected apart, since a decode's attention is
+    /// bound by memory and a chunk's by arithmetic.
+    pub prompts: bool,
+}
+
+impl Work {
+    /// Adds a row that feeds `count` tokens from `position` on.
+    pub fn add(&mut self, position: u32, count: u32) {
+        self.tokens += count;
+        self.context += context(position, count);
+    }
+}
+
+/// Tokens attended to by `count` tokens from `position` on, each with itself and all before it.
+fn context(position: u32, count: u32) -> f64 {
+    let (position, count) = (f64::from(position), f64::from(count));
+    count * position + count * (count + 1.0) / 2.0
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct StepCost {
+    model: CostModel,
+    /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
+    decode_scale: f64,
+    prompt_scale: f64,
+}
+
+/// Weight of the newest measurement.
+const SMOOTHING: f64 = 0.1;
+/// One measurement may say at most that the estimate is this many times wrong: a step that waited for the
+/// machine must not shrink chunks for long.
+const OUTLIER: f64 = 4.0;
+
+impl StepCost {
+    pub fn new(model: CostModel) -> Self {
+        // A worker that did not measure still gets a model under which more work takes longer.
+        let sane = |x: f64, least: f64| if x.is_finite() && x > least { x } else { least };
+        let model = CostModel {
+            fixed_ns: sane(model.fixed_ns, 1_000.0),
+            per_token_ns: sane(model.per_token_ns, 1.0),
+            per_context_token_ns: sane(model.per_context_token_ns, 0.0),
+        };
+        Self { model, decode_scale: 1.0, prompt_scale: 1.0 }
+    }
+
+    pub fn expect(&self, work: Work) -> Duration {
+        Duration::from_nanos((self.unscaled(work) * self.scale(work)) as u64)
+    }
+
+    /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
+    pub fn expect_prompts(&self, tokens: f64, length: f64, chunk: u32, decodes: Work) -> Duration {
+        let steps = (tokens / f64::from(chunk.max(1))).ceil();
+        let beside = self.unscaled(decodes) * steps;
+        let own = self.model.per_token_ns * tokens + self.model.per_context_token_ns * tokens * length / 2.0;
+        Duration::from_nanos(((beside + own) * self.prompt_scale) as u64)
+    }
+
+    pub fn learn(&mut self, work: Work, took: Duration) {
+        let seen = took.as_nanos() as f64 / self.unscaled(work);
+        let scale = if work.prompts { &mut self.prompt_scale } else { &mut self.decode_scale };
+        let seen = seen.clamp(*scale / OUTLIER, *scale * OUTLIER);
+        *scale += SMOOTHING * (seen - *scale);
+    }
+
+    /// The most tokens of a prompt, from `position` on, that may join `work` without the step lasting
+    /// longer than `target`.
+    pub fn chunk_within(&self, target: Duration, work: Work, position: u32) -> u32 {
+        let target = target.as_nanos() as f64 / self.prompt_scale;
+        let left = target - self.unscaled(work);
+        if left <= 0.0 {
+            return 0;
+        }
+        // per_token * n + per_context * (n * position + n * (n + 1) / 2) = left, solved for n.
+        let a = self.model.per_context_token_ns / 2.0;
+        let b = self.model.per_token_ns + self.model.per_context_token_ns * (f64::from(position) + 0.5);
+        let n = 2.0 * left / (b + (b * b + 4.0 * a * left).sqrt());
+        n as u32
+    }
+
+    fn unscaled(&self, work: Work) -> f64 {
+        self.model.fixed_ns
+            + self.model.per_token_ns * f64::from(work.tokens)
+            + self.model.per_context_token_ns * work.context
+    }
+
+    fn scale(&self, work: Work) -> f64 {
+        if work.prompts { self.prompt_scale } else { self.decode_scale }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost() -> StepCost {
+        StepCost::new(CostModel { fixed_ns: 1e6, per_token_ns: 2e4, per_context_token_ns: 50.0 })
+    }
+
+    #[test]
+    fn the_largest_chunk_within_a_target_fits_it_and_one_more_does_not() {
+        let cost = cost();
+        for position in [0, 100, 5000] {
+            let mut work = Work { prompts: true, ..Work::default() };
+            for decode in 0..32 {
+                work.add(100 + decode, 1);
+            }
+            let target = Duration::from_millis(20);
+            let n = cost.chunk_within(target, work, position);
+            assert!(n > 0);
+            let with = |n| {
+                let mut work = work;
+                work.add(position, n);
+                cost.expect(work)
+            };
+            assert!(with(n) <= target, "{n} tokens at {position}: {:?}", with(n));
+            assert!(with(n + 1) >= target, "{n} tokens at {position} is not the most");
+        }
+    }
+
+    #[test]
+    fn a_machine_slower_than_measured_gets_smaller_chunks() {
+        let mut cost = cost();
+        let mut work = Work { prompts: true, ..Work::default() };
+        work.add(0, 512);
+        let before = cost.chunk_within(Duration::from_millis(20), Work::default(), 0);
+        for _ in 0..50 {
+            cost.learn(work, cost_of(work) * 3);
+        }
+        let after = cost.chunk_within(Duration::from_millis(20), Work::default(), 0);
+        assert!(after < before / 2, "{before} -> {after}");
+    }
+
+    #[test]
+    fn many_steps_cost_as_much_as_each_of_them() {
+        let cost = cost();
+        let mut decodes = Work { prompts: true, ..Work::default() };
+        decodes.add(100, 1);
+        let mut whole = Duration::ZERO;
+        for position in (0..4096).step_by(512) {
+            let mut work = decodes;
+            work.add(position, 512);
+            whole += cost.expect(work);
+        }
+        let expected = cost.expect_prompts(4096.0, 4096.0, 512, decodes);
+        let wrong = (expected.as_secs_f64() / whole.as_secs_f64() - 1.0).abs();
+        assert!(wrong < 0.01, "{expected:?} for {whole:?}");
+    }
+
+    #[test]
+    fn one_stalled_step_changes_little() {
+        let mut cost = cost();
+        let mut work = Work::default();
+        work.add(10, 1);
+        let before = cost.expect(work);
+        cost.learn(work, Duration::from_secs(5));
+        assert!(cost.expect(work) < before * 2);
+    }
+
+    #[test]
+    fn a_cost_model_of_nonsense_is_survived() {
+        let cost = StepCost::new(CostModel {
+            fixed_ns: f64::NAN,
+            per_token_ns: -5.0,
+            per_context_token_ns: f64::INFINITY,
+        });
+        let mut work = Work::default();
+        work.add(1_000_000, 2048);
+        assert!(cost.expect(work) < Duration::from_secs(1));
+        assert!(cost.chunk_within(Duration::from_millis(1), Work::default(), 0) > 0);
+    }
+
+    fn cost_of(work: Work) -> Duration {
+        cost().expect(work)
+    }
+}

@@ -1,0 +1,54 @@
+//! Plans that were sent and have no result yet, and what each row of them expects back. `planning` makes them,
+//! `results` and `quarantine` take them off.
+
+use std::time::{Duration, Instant};
+
+use penstock_proto::ids::SequenceId;
+
+use super::cost::Work;
+
+/// One row of a plan in flight.
+pub(super) struct RowRecord {
+    pub key: usize,
+    /// Whose row it was: by the time of the result another sequence may have its key and its slot.
+    pub id: SequenceId,
+    pub tokens: u32,
+    /// Position after the last token fed.
+    pub end: u32,
+    pub sample: bool,
+    pub top_tokens: u32,
+    /// Log probabilities that come back, and how many of them are of the prompt.
+    pub prompt_targets: u32,
+    pub wanted_targets: u32,
+}
+
+/// A plan that was built and has no result yet.
+pub(super) struct InFlight {
+    pub number: u64,
+    pub rows: Vec<RowRecord>,
+    pub work: Work,
+    pub prompt_rows: u32,
+    /// These workers had run no step of its size when it was planned: it may have to be compiled or tuned for.
+    pub first_run: bool,
+    /// How much longer it may take, since its workers were asked and live.
+    pub granted: Duration,
+    /// Sequences that left the queue with it.
+    pub admitted: u32,
+    pub expected: Duration,
+    pub built: Instant,
+}
+
+/// How large a step is, in powers of two: rows and tokens. What workers compile, record or tune at first use is by
+/// size, in buckets no finer than this.
+pub(super) type Shape = (u32, u32);
+
+impl InFlight {
+    pub fn shape(&self) -> Shape {
+        ((self.rows.len() as u32).next_power_of_two(), self.work.tokens.next_power_of_two())
+    }
+
+    /// Sequences that left the queue with it joined others that ran.
+    pub fn joins(&self) -> bool {
+        self.admitted > 0 && self.rows.len() > self.admitted as usize
+    }
+}

@@ -1,0 +1,187 @@
+//! The scheduler's Prometheus metrics: TGI's names for what TGI has, `penstock_` for the rest. The handles
+//! are looked up once; a step costs atomic stores only.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::core::Counters;
+use super::handle::Stats;
+use super::in_flight::InFlight;
+use super::results::Stepped;
+use crate::worker::group::StartupTimings;
+
+/// TGI tells prefill batches from decode batches; a step with any prompt token counts as the former.
+struct PerMethod {
+    inference_count: Counter,
+    inference_success: Counter,
+    inference_failure: Counter,
+    inference_duration: Histogram,
+    forward_duration: Histogram,
+    decode_duration: Histogram,
+    filter_duration: Histogram,
+    steps: Counter,
+    step_duration: Histogram,
+}
+
+impl PerMethod {
+    fn new(method: &'static str) -> Self {
+        Self {
+            inference_count: counter!("tgi_batch_inference_count", "method" => method),
+            inference_success: counter!("tgi_batch_inference_success", "method" => method),
+            inference_failure: counter!("tgi_batch_inference_failure", "method" => method),
+            inference_duration: histogram!("tgi_batch_inference_duration", "method" => method),
+            forward_duration: histogram!("tgi_batch_forward_duration", "method" => method),
+            decode_duration: histogram!("tgi_batch_decode_duration", "method" => method),
+            filter_duration: histogram!("tgi_batch_filter_duration", "method" => method),
+            steps: counter!("penstock_steps", "method" => method),
+            step_duration: histogram!("penstock_step_duration", "method" => method),
+        }
+    }
+}
+
+pub(super) struct Metrics {
+    prefill: PerMethod,
+    decode: PerMethod,
+    queue_size: Gauge,
+    next_size: Histogram,
+    current_size: Gauge,
+    current_max_tokens: Gauge,
+    max_total_tokens: Gauge,
+    total_tokens: Gauge,
+    concat: Counter,
+    concat_duration: Histogram,
+    skipped_tokens: Histogram,
+
+    batch_rows: Histogram,
+    batch_tokens: Histogram,
+    row_errors: Counter,
+    blocks_used: Gauge,
+    blocks_cached: Gauge,
+    blocks_free: Gauge,
+    preemptions: Counter,
+    prefix_hit_tokens: Counter,
+    prompt_tokens: Counter,
+    decode_tokens: Counter,
+    wasted_rows: Counter,
+    cancelled: Counter,
+    tokens_after_cancel: Counter,
+    worker_restarts: Counter,
+    recovery: Recovery,
+}
+
+struct Recovery {
+    detection: Histogram,
+    process: Histogram,
+    load: Histogram,
+    prepare: Histogram,
+    refill: Histogram,
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let recovery = |phase: &'static str| histogram!("penstock_recovery_duration", "phase" => phase);
+        Self {
+            prefill: PerMethod::new("prefill"),
+            decode: PerMethod::new("decode"),
+            queue_size: gauge!("tgi_queue_size"),
+            next_size: histogram!("tgi_batch_next_size"),
+            current_size: gauge!("tgi_batch_current_size"),
+            current_max_tokens: gauge!("tgi_batch_current_max_tokens"),
+            max_total_tokens: gauge!("tgi_batch_max_total_tokens"),
+            total_tokens: gauge!("tgi_batch_total_tokens"),
+            // Prompts are computed beside running sequences, in chunks: TGI's other reasons do not arise.
+            concat: counter!("tgi_batch_concat", "reason" => "chunking"),
+            // TGI gives it this label whatever the step.
+            concat_duration: histogram!("tgi_batch_concat_duration", "method" => "decode"),
+            skipped_tokens: histogram!("tgi_request_skipped_tokens"),
+            batch_rows: histogram!("penstock_batch_rows"),
+            batch_tokens: histogram!("penstock_batch_tokens"),
+            row_errors: counter!("penstock_row_errors"),
+            blocks_used: gauge!("penstock_kv_blocks_used"),
+            blocks_cached: gauge!("penstock_kv_blocks_cached"),
+            blocks_free: gauge!("penstock_kv_blocks_free"),
+            preemptions: counter!("penstock_preemptions"),
+            prefix_hit_tokens: counter!("penstock_prefix_hit_tokens"),
+            prompt_tokens: counter!("penstock_computed_prompt_tokens"),
+            decode_tokens: counter!("penstock_computed_decode_tokens"),
+            wasted_rows: counter!("penstock_wasted_rows"),
+            cancelled: counter!("penstock_cancelled_requests"),
+            tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
+            worker_restarts: counter!("penstock_worker_restarts"),
+            recovery: Recovery {
+                detection: recovery("detection"),
+                process: recovery("process"),
+                load: recovery("load"),
+                prepare: recovery("prepare"),
+                refill: recovery("refill"),
+            },
+        }
+    }
+
+    pub fn planned(&self, step: &InFlight) {
+        self.method(step.prompt_rows > 0).inference_count.increment(1);
+        if step.admitted > 0 {
+            self.next_size.record(step.admitted);
+        }
+        if step.joins() {
+            self.concat.increment(1);
+        }
+    }
+
+    /// `handed_out` is how long it took to give every sequence its token.
+    pub fn stepped(&self, step: &Stepped, handed_out: Duration) {
+        let method = self.method(step.prompts);
+        method.inference_success.increment(1);
+        method.inference_duration.record(step.took);
+        method.forward_duration.record(step.forward);
+        method.decode_duration.record(step.sample);
+        method.filter_duration.record(handed_out);
+        if step.joined {
+            self.concat_duration.record(step.prepare);
+        }
+        // Nothing is speculated yet.
+        self.skipped_tokens.record(0);
+        method.steps.increment(1);
+        method.step_duration.record(step.took);
+        self.batch_rows.record(step.rows);
+        self.batch_tokens.record(step.tokens);
+        self.row_errors.increment(u64::from(step.errors));
+    }
+
+    /// A plan that will get no result.
+    pub fn lost(&self, prompts: bool) {
+        self.method(prompts).inference_failure.increment(1);
+    }
+
+    pub fn snapshot(&self, stats: &Stats, counters: &Counters, max_tokens: u64) {
+        self.queue_size.set(stats.waiting);
+        self.current_size.set(stats.running);
+        self.current_max_tokens.set(max_tokens as f64);
+        self.max_total_tokens.set(f64::from(stats.blocks) * f64::from(stats.block_size));
+        self.total_tokens.set(f64::from(stats.blocks_used) * f64::from(stats.block_size));
+        self.blocks_used.set(stats.blocks_used);
+        self.blocks_cached.set(stats.blocks_cached);
+        self.blocks_free.set(stats.blocks_free);
+        self.preemptions.absolute(counters.preemptions);
+        self.prefix_hit_tokens.absolute(counters.prefix_hit_tokens);
+        self.prompt_tokens.absolute(counters.prompt_tokens);
+        self.decode_tokens.absolute(counters.decode_tokens);
+        self.wasted_rows.absolute(counters.wasted_rows);
+        self.cancelled.absolute(counters.cancelled);
+        self.tokens_after_cancel.absolute(counters.tokens_after_cancel);
+        self.worker_restarts.absolute(stats.worker_restarts);
+    }
+
+    pub fn recovered(&self, detection: Duration, startup_timings: StartupTimings, refill: Duration) {
+        self.recovery.detection.record(detection);
+        self.recovery.process.record(startup_timings.process);
+        self.recovery.load.record(startup_timings.load);
+        self.recovery.prepare.record(startup_timings.prepare);
+        self.recovery.refill.record(refill);
+    }
+
+    fn method(&self, prompts: bool) -> &PerMethod {
+        if prompts { &self.prefill } else { &self.decode }
+    }
+}

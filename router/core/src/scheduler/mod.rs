@@ -1,0 +1,100 @@
+//! Owns every sequence that waits or runs and every KV block, as one task that the rest reaches by messages.
+//!
+//! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out. `task` drives
+//! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
+//! queue of `fairness`, `blocks` with the `prefix_cache`, `policy`, `cost` and `throttle`; `plan` writes the wire's
+//! columns, and `in_flight` is what was sent. `recovery` replaces lost workers.
+
+mod blocks;
+mod concurrency;
+mod core;
+mod cost;
+mod deadlines;
+mod fairness;
+mod handle;
+mod in_flight;
+mod metrics;
+pub mod offline;
+mod plan;
+mod planning;
+mod policy;
+mod prefix_cache;
+mod quarantine;
+mod recovery;
+mod results;
+mod sequence;
+mod submission;
+mod task;
+#[cfg(test)]
+mod tests;
+mod throttle;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{mpsc, oneshot};
+
+pub use handle::{Handle, Permit, Settings, Stats};
+pub use submission::{
+    Finish, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
+    SequenceSpec, Submitted, Tenant, Ticket, Watermark,
+};
+
+use crate::health::{Health, HealthSender};
+use crate::worker::{Group, WorkerSource};
+
+/// Starts the scheduler on a prepared group. From then on it owns the workers' fate: it asks `source` for
+/// fresh ones after a loss. It sets `health` to `Recovering` at a loss, back to `Ready` after it, and to
+/// `Failed` when `source` gives up, when the workers are lost again and again without giving a token, and when the
+/// scheduler itself panics; nothing but `Failed` ever overwrites `Draining`. The first `Ready` is the caller's to
+/// set, and only over `Starting`. Returns when plans can be sent to the workers, or when the first attempt to
+/// open the way to them has failed. Must be called within a tokio runtime, on which `source` is asked.
+pub async fn spawn(
+    group: Group,
+    source: Arc<dyn WorkerSource>,
+    settings: Settings,
+    health: HealthSender,
+) -> Handle {
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let shared = Arc::new(handle::Shared {
+        limiter: concurrency::ConcurrencyLimiter::new(settings.max_live),
+        next_id: AtomicU64::new(1),
+        closed: AtomicBool::new(false),
+        max_request_tokens: AtomicU32::new(group.max_request_tokens()),
+        retry_after_ms: AtomicU64::new(1000),
+        stats: Mutex::new(Stats::default()),
+    });
+    let outside = tokio::runtime::Handle::current();
+    let mut task = task::Task::new(&group, inbox, shared.clone(), settings, health.clone(), source, outside);
+    let (opened, open) = oneshot::channel();
+    // So that whoever looks before the first step sees the empty cache.
+    task.publish();
+    std::thread::Builder::new()
+        .name("scheduler".into())
+        .spawn(move || {
+            let running = move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("the system has a timer and a poller for one more runtime");
+                runtime.block_on(task.run(group, opened));
+            };
+            // Nobody joins this thread. What it owned is gone with it, and every sequence has ended.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(running)) {
+                let why = format!("the scheduler panicked: {}", message_of(&*panic));
+                tracing::error!("{why}");
+                health.send_replace(Health::Failed(why));
+            }
+        })
+        .expect("the system has room for one more thread at start");
+    // A failure is the task's own business.
+    let _ = open.await;
+    Handle { inbox: sender, shared }
+}
+
+/// What a panic was given to say.
+fn message_of(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}

@@ -1,0 +1,66 @@
+//! The scheduler's core without its task: whoever holds it carries plans and results, and is the clock.
+//! For benchmarks, which measure the core alone or the wire alone.
+
+use std::time::Instant;
+
+use penstock_proto::ids::SequenceId;
+use penstock_proto::tables::Tables;
+use penstock_proto::{ModelDescription, Prepared, StepPlan, StepResult};
+use tokio::sync::mpsc;
+
+use super::core::{Capacity, Core, Rules};
+use super::handle::{Arrival, Settings, Stats};
+use super::submission::{SequenceEvent, SequenceSpec};
+use crate::worker::{Loss, PrepareLimits};
+
+pub struct Offline {
+    core: Core,
+    next_id: u64,
+}
+
+impl Offline {
+    /// For a worker that answered `model` and `prepared`.
+    pub fn new(
+        settings: &Settings,
+        model: &ModelDescription,
+        prepared: &Prepared,
+        limits: &PrepareLimits,
+    ) -> Self {
+        let rules = Rules {
+            eos: settings.eos.clone(),
+            target_itl: settings.target_itl,
+            step_timeout: settings.step_timeout,
+        };
+        let capacity = Capacity {
+            pages: prepared.pages,
+            tables: Tables::of(prepared, model.block_size),
+            max_slots: limits.max_slots,
+            max_step_tokens: limits.max_step_tokens,
+            max_sequence_tokens: model.max_positions,
+            stages: model.stages,
+            vocab_size: model.vocab_size,
+            cost: prepared.cost.unwrap_or_default(),
+        };
+        Self { core: Core::new(rules, capacity), next_id: 1 }
+    }
+
+    pub fn submit(&mut self, spec: SequenceSpec) -> mpsc::UnboundedReceiver<SequenceEvent> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.core.submit(Arrival { id, spec, events: sender, permit: None }, Instant::now());
+        events
+    }
+
+    pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
+        self.core.plan(now)
+    }
+
+    pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<(), Loss> {
+        self.core.apply(result, now).map(drop)
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+}

@@ -1,0 +1,449 @@
+//! Writes step plans: rows in, columns out, as proto/penstock.proto lays them out. Knows the wire, decides
+//! nothing. One builder lives as long as one Run of the workers, whose numbers and digest it keeps.
+
+use bytes::Bytes;
+use penstock_proto::ids::{SlotId, SpanRef, TokenId};
+use penstock_proto::{RowFlag, Starts, StepPlan};
+
+use super::submission::Sampling;
+
+// Columns are little-endian arrays, written here by a plain copy.
+const _: () = assert!(cfg!(target_endian = "little"), "plans are written for little-endian machines");
+
+const NO_TARGET: u32 = u32::MAX;
+
+/// What a row feeds.
+pub(super) enum Feed<'a> {
+    Tokens(&'a [TokenId]),
+    /// What the slot sampled last.
+    Continue,
+}
+
+/// What the log probabilities of a row's prompt tokens are wanted of.
+pub(super) struct PromptTargets<'a> {
+    /// The tokens of the prompt that follow those fed, as far as there are any.
+    pub following: &'a [TokenId],
+}
+
+pub(super) struct Row<'a> {
+    pub slot: SlotId,
+    pub position: u32,
+    pub feed: Feed<'a>,
+    pub new_blocks: u32,
+    /// Of each new block in each table.
+    pub new_pages: &'a [u32],
+    pub sample: bool,
+    pub prompt_targets: Option<PromptTargets<'a>>,
+    pub start: Option<Start<'a>>,
+    pub trace: Option<SpanRef>,
+}
+
+/// What a START row says once.
+pub(super) struct Start<'a> {
+    pub sampling: &'a Sampling,
+    pub top_tokens: u32,
+    /// All of the sequence so far.
+    pub tokens: &'a [TokenId],
+    pub prompt_len: u32,
+    pub encoder: Encoder,
+    /// What ends a sequence, of this server and of this one.
+    pub ends: [&'a [TokenId]; 2],
+}
+
+/// The part of a sequence that an encoder reads; nothing of a decoder's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Encoder {
+    /// Its tokens, at least 1.
+    pub tokens: u32,
+    /// Positions that they take with the padding behind them: whole blocks.
+    pub positions: u32,
+}
+
+impl Encoder {
+    pub fn new(tokens: u32, block_size: u32) -> Self {
+        Self { tokens, positions: tokens.next_multiple_of(block_size) }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct PlanBuilder {
+    number: u64,
+    digest: crc32fast::Hasher,
+    columns: Columns,
+    starts: StartColumns,
+    traces: Vec<u8>,
+}
+
+/// Kept from plan to plan, so that a plan costs one copy per column and no growing.
+#[derive(Default)]
+struct Columns {
+    released: Vec<u32>,
+    slots: Vec<u32>,
+    flags: Vec<u8>,
+    positions: Vec<u32>,
+    counts: Vec<u32>,
+    tokens: Vec<u32>,
+    new_block_counts: Vec<u32>,
+    new_pages: Vec<u32>,
+    prompt_targets: Vec<u32>,
+}
+
+#[derive(Default)]
+struct StartColumns {
+    seeds: Vec<u64>,
+    temperatures: Vec<f32>,
+    top_ks: Vec<u32>,
+    top_ps: Vec<f32>,
+    typical_ps: Vec<f32>,
+    min_ps: Vec<f32>,
+    repetition_penalties: Vec<f32>,
+    frequency_penalties: Vec<f32>,
+    presence_penalties: Vec<f32>,
+    top_tokens: Vec<u32>,
+    history_counts: Vec<u32>,
+    history_outputs: Vec<u32>,
+    history: Vec<u32>,
+    bias_counts: Vec<u32>,
+    bias_tokens: Vec<u32>,
+    biases: Vec<f32>,
+    first_ends: Vec<u32>,
+    end_counts: Vec<u32>,
+    end_tokens: Vec<u32>,
+    watermark_deltas: Vec<f32>,
+    watermark_greens: Vec<u32>,
+    /// Stays empty where no sequence has an encoder.
+    encoder_counts: Vec<u32>,
+}
+
+impl PlanBuilder {
+    pub fn release(&mut self, slot: SlotId) {
+        self.columns.released.push(slot.0);
+    }
+
+    pub fn row(&mut self, row: Row<'_>) {
+        let columns = &mut self.columns;
+        let mut flags = RowFlag::None as u8;
+        let count = match row.feed {
+            Feed::Tokens(tokens) => {
+                columns.tokens.extend_from_slice(bytemuck::cast_slice(tokens));
+                tokens.len() as u32
+            }
+            Feed::Continue => {
+                flags |= RowFlag::Continue as u8;
+                1
+            }
+        };
+        if row.sample {
+            flags |= RowFlag::Sample as u8;
+        }
+        if let Some(targets) = row.prompt_targets {
+            flags |= RowFlag::PromptLogprobs as u8;
+            columns.prompt_targets.extend_from_slice(bytemuck::cast_slice(targets.following));
+            let unknown = count as usize - targets.following.len();
+            columns.prompt_targets.extend(std::iter::repeat_n(NO_TARGET, unknown));
+        }
+        if let Some(start) = row.start {
+            flags |= RowFlag::Start as u8;
+            self.starts.push(&start);
+        }
+        if let Some(trace) = row.trace {
+            self.traces.extend_from_slice(&trace.trace);
+            self.traces.extend_from_slice(&trace.span);
+        }
+        columns.slots.push(row.slot.0);
+        columns.flags.push(flags);
+        columns.positions.push(row.position);
+        columns.counts.push(count);
+        columns.new_block_counts.push(row.new_blocks);
+        columns.new_pages.extend_from_slice(row.new_pages);
+    }
+
+    /// The number of the plan that is being built.
+    pub fn number(&self) -> u64 {
+        self.number + 1
+    }
+
+    /// The plan of all rows since the last one, numbered and with its digest.
+    pub fn finish(&mut self) -> StepPlan {
+        self.number += 1;
+        self.digest.update(&self.number.to_le_bytes());
+        let digest = &mut self.digest;
+        let columns = &mut self.columns;
+        // In the order of the fields' numbers, which is the digest's.
+        let mut plan = StepPlan {
+            number: self.number,
+            digest: 0,
+            released: column(digest, &mut columns.released),
+            slots: column(digest, &mut columns.slots),
+            flags: column(digest, &mut columns.flags),
+            positions: column(digest, &mut columns.positions),
+            counts: column(digest, &mut columns.counts),
+            tokens: column(digest, &mut columns.tokens),
+            new_block_counts: column(digest, &mut columns.new_block_counts),
+            new_pages: column(digest, &mut columns.new_pages),
+            prompt_targets: column(digest, &mut columns.prompt_targets),
+            starts: self.starts.finish(digest),
+            traces: column(digest, &mut self.traces),
+        };
+        plan.digest = digest.clone().finalize();
+        plan
+    }
+}
+
+impl StartColumns {
+    fn push(&mut self, start: &Start<'_>) {
+        let Start { sampling, top_tokens, tokens, prompt_len, encoder, ends } = *start;
+        self.seeds.push(sampling.seed);
+        self.temperatures.push(sampling.temperature);
+        self.top_ks.push(sampling.top_k);
+        self.top_ps.push(sampling.top_p);
+        self.typical_ps.push(sampling.typical_p);
+        self.min_ps.push(sampling.min_p);
+        self.repetition_penalties.push(sampling.repetition_penalty);
+        self.frequency_penalties.push(sampling.frequency_penalty);
+        self.presence_penalties.push(sampling.presence_penalty);
+        self.top_tokens.push(top_tokens);
+        let penalised = sampling.repetition_penalty != 1.0
+            || sampling.frequency_penalty != 0.0
+            || sampling.presence_penalty != 0.0;
+        if penalised {
+            // What an encoder read is not repeated by a decoder that says it.
+            let history = &tokens[encoder.positions as usize..];
+            self.history_counts.push(history.len() as u32);
+            self.history_outputs.push(tokens.len() as u32 - prompt_len);
+            self.history.extend_from_slice(bytemuck::cast_slice(history));
+        } else {
+            self.history_counts.push(0);
+            self.history_outputs.push(0);
+        }
+        self.bias_counts.push(sampling.logit_bias.len() as u32);
+        for &(token, bias) in &sampling.logit_bias {
+            self.bias_tokens.push(token.0);
+            self.biases.push(bias);
+        }
+        // An absolute position: whoever starts the sequence again in its middle need not count.
+        let first_end = if sampling.min_new_tokens > 0 { prompt_len + sampling.min_new_tokens } else { 0 };
+        let held_back = ends.map(|some| if first_end > tokens.len() as u32 { some } else { &[] });
+        let count = held_back.iter().map(|some| some.len() as u32).sum();
+        self.first_ends.push(if count > 0 { first_end } else { 0 });
+        self.end_counts.push(count);
+        self.end_tokens.extend(held_back.into_iter().flatten().map(|token| token.0));
+        self.watermark_deltas.push(sampling.watermark.map_or(0.0, |watermark| watermark.delta));
+        self.watermark_greens.push(sampling.watermark.map_or(0, |watermark| watermark.greens));
+        if encoder.tokens > 0 {
+            self.encoder_counts.push(encoder.tokens);
+        }
+    }
+
+    fn finish(&mut self, digest: &mut crc32fast::Hasher) -> Option<Starts> {
+        if self.seeds.is_empty() {
+            return None;
+        }
+        Some(Starts {
+            seeds: column(digest, &mut self.seeds),
+            temperatures: column(digest, &mut self.temperatures),
+            top_ks: column(digest, &mut self.top_ks),
+            top_ps: column(digest, &mut self.top_ps),
+            typical_ps: column(digest, &mut self.typical_ps),
+            min_ps: column(digest, &mut self.min_ps),
+            repetition_penalties: column(digest, &mut self.repetition_penalties),
+            frequency_penalties: column(digest, &mut self.frequency_penalties),
+            presence_penalties: column(digest, &mut self.presence_penalties),
+            top_tokens: column(digest, &mut self.top_tokens),
+            history_counts: column(digest, &mut self.history_counts),
+            history_outputs: column(digest, &mut self.history_outputs),
+            history: column(digest, &mut self.history),
+            bias_counts: column(digest, &mut self.bias_counts),
+            bias_tokens: column(digest, &mut self.bias_tokens),
+            biases: column(digest, &mut self.biases),
+            first_ends: column(digest, &mut self.first_ends),
+            end_counts: column(digest, &mut self.end_counts),
+            end_tokens: column(digest, &mut self.end_tokens),
+            watermark_deltas: column(digest, &mut self.watermark_deltas),
+            watermark_greens: column(digest, &mut self.watermark_greens),
+            encoder_counts: column(digest, &mut self.encoder_counts),
+        })
+    }
+}
+
+/// Digests, copies and empties a column.
+fn column<T: bytemuck::NoUninit>(digest: &mut crc32fast::Hasher, values: &mut Vec<T>) -> Bytes {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    digest.update(bytes);
+    let column = Bytes::copy_from_slice(bytes);
+    values.clear();
+    column
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::Watermark;
+
+    fn tokens(ids: &[u32]) -> Vec<TokenId> {
+        ids.iter().copied().map(TokenId).collect()
+    }
+
+    fn u32s(bytes: &Bytes) -> Vec<u32> {
+        bytemuck::allocation::pod_collect_to_vec(bytes)
+    }
+
+    #[test]
+    fn rows_become_the_columns_of_the_contract() {
+        let mut builder = PlanBuilder::default();
+        let sampling = Sampling {
+            repetition_penalty: 1.2,
+            seed: 7,
+            logit_bias: vec![(TokenId(3), -1.5)],
+            min_new_tokens: 4,
+            watermark: Some(Watermark { greens: 50, delta: 2.0 }),
+            ..Default::default()
+        };
+        let (eos, stop) = (tokens(&[2]), tokens(&[8, 9]));
+        let all = tokens(&[10, 11, 12]);
+        builder.release(SlotId(9));
+        builder.row(Row {
+            slot: SlotId(2),
+            position: 0,
+            feed: Feed::Tokens(&all),
+            new_blocks: 2,
+            new_pages: &[4, 5],
+            sample: true,
+            prompt_targets: Some(PromptTargets { following: &all[1..] }),
+            start: Some(Start {
+                sampling: &sampling,
+                top_tokens: 2,
+                tokens: &all,
+                prompt_len: 2,
+                encoder: Encoder::default(),
+                ends: [&eos, &stop],
+            }),
+            trace: Some(SpanRef { trace: [7; 16], span: [9; 8] }),
+        });
+        builder.row(Row {
+            slot: SlotId(1),
+            position: 33,
+            feed: Feed::Continue,
+            new_blocks: 0,
+            new_pages: &[],
+            sample: true,
+            prompt_targets: None,
+            start: None,
+            trace: None,
+        });
+        let plan = builder.finish();
+        assert_eq!(plan.number, 1);
+        assert_eq!(u32s(&plan.released), [9]);
+        assert_eq!(u32s(&plan.slots), [2, 1]);
+        assert_eq!(plan.flags.as_ref(), [1 + 4 + 8, 2 + 4]);
+        assert_eq!(u32s(&plan.positions), [0, 33]);
+        assert_eq!(u32s(&plan.counts), [3, 1]);
+        assert_eq!(u32s(&plan.tokens), [10, 11, 12]);
+        assert_eq!(u32s(&plan.new_block_counts), [2, 0]);
+        assert_eq!(u32s(&plan.new_pages), [4, 5]);
+        assert_eq!(u32s(&plan.prompt_targets), [11, 12, u32::MAX]);
+        assert_eq!(plan.traces.as_ref(), [[7; 16].as_slice(), &[9; 8]].concat());
+        let starts = plan.starts.expect("there is a START row");
+        assert_eq!(starts.seeds.as_ref(), 7u64.to_le_bytes());
+        assert_eq!(u32s(&starts.history), [10, 11, 12]);
+        assert_eq!(u32s(&starts.history_outputs), [1]);
+        assert_eq!(u32s(&starts.bias_tokens), [3]);
+        assert_eq!(starts.biases.as_ref(), (-1.5f32).to_le_bytes());
+        assert_eq!(u32s(&starts.first_ends), [6]);
+        assert_eq!((u32s(&starts.end_counts), u32s(&starts.end_tokens)), (vec![3], vec![2, 8, 9]));
+        assert_eq!(starts.watermark_deltas.as_ref(), 2f32.to_le_bytes());
+        assert_eq!(u32s(&starts.watermark_greens), [50]);
+        assert!(starts.encoder_counts.is_empty());
+    }
+
+    #[test]
+    fn a_history_has_nothing_of_what_an_encoder_read() {
+        let mut builder = PlanBuilder::default();
+        let sampling = Sampling { repetition_penalty: 1.2, min_new_tokens: 2, ..Default::default() };
+        // Three tokens for the encoder, padded to a block of four; the decoder's start; one of output.
+        let all = tokens(&[10, 11, 12, 0, 1, 30]);
+        builder.row(Row {
+            slot: SlotId(0),
+            position: 0,
+            feed: Feed::Tokens(&all),
+            new_blocks: 0,
+            new_pages: &[],
+            sample: true,
+            prompt_targets: None,
+            start: Some(Start {
+                sampling: &sampling,
+                top_tokens: 0,
+                tokens: &all,
+                prompt_len: 5,
+                encoder: Encoder::new(3, 4),
+                ends: [&tokens(&[2]), &[]],
+            }),
+            trace: None,
+        });
+        let starts = builder.finish().starts.expect("there is a START row");
+        assert_eq!(u32s(&starts.encoder_counts), [3]);
+        assert_eq!((u32s(&starts.history), u32s(&starts.history_outputs)), (vec![1, 30], vec![1]));
+        assert_eq!(u32s(&starts.first_ends), [7]);
+    }
+
+    #[test]
+    fn what_ends_a_sequence_is_named_only_while_it_is_held_back() {
+        let eos = tokens(&[2]);
+        for (min_new_tokens, known, first_end) in [(0, 3, 0), (1, 3, 4), (4, 6, 7), (4, 7, 0)] {
+            let mut builder = PlanBuilder::default();
+            let sampling = Sampling { min_new_tokens, ..Default::default() };
+            let all = tokens(&(0..known).collect::<Vec<_>>());
+            builder.row(Row {
+                slot: SlotId(0),
+                position: 0,
+                feed: Feed::Tokens(&all),
+                new_blocks: 0,
+                new_pages: &[],
+                sample: true,
+                prompt_targets: None,
+                start: Some(Start {
+                    sampling: &sampling,
+                    top_tokens: 0,
+                    tokens: &all,
+                    prompt_len: 3,
+                    encoder: Encoder::default(),
+                    ends: [&eos, &[]],
+                }),
+                trace: None,
+            });
+            let starts = builder.finish().starts.expect("there is a START row");
+            let case = format!("{min_new_tokens} of {known}");
+            assert_eq!(u32s(&starts.first_ends), [first_end], "{case}");
+            assert_eq!(u32s(&starts.end_counts), [u32::from(first_end > 0)], "{case}");
+        }
+    }
+
+    #[test]
+    fn the_digest_runs_over_all_plans_and_is_that_of_the_contract() {
+        let mut builder = PlanBuilder::default();
+        let mut expected = crc32fast::Hasher::new();
+        for number in 1u64..=3 {
+            builder.row(Row {
+                slot: SlotId(0),
+                position: 5,
+                feed: Feed::Continue,
+                new_blocks: 0,
+                new_pages: &[],
+                sample: true,
+                prompt_targets: None,
+                start: None,
+                trace: Some(SpanRef { trace: [number as u8; 16], span: [1; 8] }),
+            });
+            let plan = builder.finish();
+            expected.update(&number.to_le_bytes());
+            for column in [&plan.released, &plan.slots, &plan.flags, &plan.positions, &plan.counts] {
+                expected.update(column);
+            }
+            for column in [&plan.tokens, &plan.new_block_counts, &plan.new_pages, &plan.prompt_targets] {
+                expected.update(column);
+            }
+            expected.update(&plan.traces);
+            assert_eq!(plan.digest, expected.clone().finalize());
+        }
+    }
+}

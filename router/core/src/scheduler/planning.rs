@@ -1,0 +1,478 @@
+//! Builds the next plan: a row for every running sequence that decodes, then prompts, running ones and new ones
+//! from the queue, as far as slots, blocks and the step's budget go, those first whose tenant was served least.
+//!
+//! When blocks run out they are taken from the youngest that has no row in the plan yet: one that has a row
+//! never loses its blocks to a later one (see `blocks` for why that must not happen). The oldest sequence that
+//! runs always gets what it needs: if all that could give blocks have rows already, it comes first in the next
+//! plan. No sequence is longer than the pool, so it ends, and the next one is the oldest.
+
+use std::time::{Duration, Instant};
+
+use penstock_proto::StepPlan;
+use penstock_proto::ids::SequenceId;
+
+use super::core::{Blocked, Core};
+use super::cost::Work;
+use super::fairness::cost;
+use super::in_flight::{InFlight, RowRecord};
+use super::plan::{Feed, PromptTargets, Row, Start};
+use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
+use super::sequence::{PromptLogprobs, Sequence};
+use super::submission::{SequenceEvent, SequenceFailure};
+
+/// A plan being built.
+struct Draft {
+    rows: Vec<RowRecord>,
+    work: Work,
+    prompt_rows: u32,
+    admitted: u32,
+    budget: PromptBudget,
+}
+
+/// What the queue finds, while a plan is built.
+struct Room {
+    /// Pages by which those who run must be able to grow, if that is known.
+    running_growth: Option<u32>,
+    /// False once the head of the queue found none.
+    is_there: bool,
+}
+
+impl Core {
+    /// The next plan, to be sent at once; `None` when there is nothing to do, or enough in flight.
+    pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
+        self.lift_quarantine();
+        if self.in_flight.len() >= plans_in_flight(self.capacity.stages) {
+            return None;
+        }
+        let mut draft = Draft {
+            rows: self.spare_rows.pop().unwrap_or_default(),
+            work: Work::default(),
+            prompt_rows: 0,
+            admitted: 0,
+            budget: PromptBudget { tokens: self.throttle.tokens(), work: Work::default(), target: None },
+        };
+        match self.quarantined.first() {
+            Some(&suspect) => self.plan_quarantined(suspect, &mut draft),
+            None => {
+                self.plan_decodes(&mut draft);
+                self.plan_prompts(&mut draft);
+            }
+        }
+        if draft.rows.is_empty() {
+            self.spare_rows.push(draft.rows);
+            return None;
+        }
+        let plan = self.builder.finish();
+        let mut step = InFlight {
+            number: plan.number,
+            rows: draft.rows,
+            work: draft.work,
+            prompt_rows: draft.prompt_rows,
+            first_run: false,
+            granted: Duration::ZERO,
+            admitted: draft.admitted,
+            expected: self.cost.expect(draft.work),
+            built: now,
+        };
+        step.first_run = !self.shapes.contains(&step.shape());
+        self.in_flight.push_back(step);
+        Some(plan)
+    }
+
+    fn plan_decodes(&mut self, draft: &mut Draft) {
+        let decodes = |sequence: &Sequence| sequence.continues() && !sequence.is_fully_scheduled();
+        let decoding = self.running.iter().filter(|&&key| decodes(&self.sequences[key])).count() as u32;
+        let last = self.in_flight.back().map_or(0, |step| step.number);
+        let microbatches = MicrobatchSchedule::new(self.capacity.stages, decoding, last);
+        // Decodes come out of the budget first: a prompt must not keep them waiting.
+        let budget = &mut draft.budget;
+        for &key in &self.running {
+            let sequence = &self.sequences[key];
+            if budget.work.tokens < microbatches.max_rows
+                && decodes(sequence)
+                && microbatches.may_decode(sequence)
+            {
+                budget.work.add(sequence.num_scheduled_tokens, 1);
+            }
+        }
+        budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
+        budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
+        if std::mem::take(&mut self.oldest_is_due)
+            && let Some(&oldest) = self.running.first()
+        {
+            self.plan_row(oldest, draft);
+        }
+        let mut at = 0;
+        while let Some(&key) = self.running.get(at) {
+            let sequence = &self.sequences[key];
+            // The oldest may have its row already.
+            let is_next = sequence.continues() && draft.rows.first().is_none_or(|row| row.key != key);
+            if is_next
+                && microbatches.may_decode(sequence)
+                && (draft.rows.len() as u32) < microbatches.max_rows
+            {
+                self.plan_row(key, draft);
+            }
+            at += 1;
+        }
+    }
+
+    /// Prompts, in the order in which their tenants were served so far: those that run and those that wait
+    /// compete for what is left of the step. The first in the queue that finds no room holds up those behind
+    /// it: a large request cannot be overtaken for ever by small ones.
+    fn plan_prompts(&mut self, draft: &mut Draft) {
+        let has_row = |key: usize| draft.rows.first().is_some_and(|row| row.key == key);
+        let mut prompts = std::mem::take(&mut self.spare_prompts);
+        prompts.extend(self.running.iter().copied().filter(|&key| {
+            let sequence = &self.sequences[key];
+            !sequence.continues() && !sequence.is_fully_scheduled() && !has_row(key)
+        }));
+        // The one that is next comes last.
+        prompts.sort_by_key(|&key| {
+            let sequence = &self.sequences[key];
+            std::cmp::Reverse((self.waiting.served(sequence.account), sequence.id))
+        });
+        let mut room = Room { running_growth: None, is_there: true };
+        while draft.budget.chunk(&self.cost, 0, self.pool.block_size()) > 0 {
+            let running = prompts.last().map(|&key| self.waiting.served(self.sequences[key].account));
+            let waiting = if room.is_there { self.waiting.head() } else { None };
+            match (running, waiting) {
+                (Some(served), Some((.., least))) if least < served => self.admit(draft, &mut room),
+                (Some(_), _) => {
+                    let Some(key) = prompts.pop() else { break };
+                    // An earlier row may have taken its blocks, and with them its slot; it may even be back.
+                    let mut planned = draft.rows.iter().rev().take(draft.prompt_rows as usize);
+                    if self.sequences[key].slot.is_some() && planned.all(|row| row.key != key) {
+                        self.plan_row(key, draft);
+                        room.running_growth = None;
+                    }
+                }
+                (None, Some(_)) => self.admit(draft, &mut room),
+                (None, None) => break,
+            }
+        }
+        prompts.clear();
+        self.spare_prompts = prompts;
+    }
+
+    /// Lets in the sequence whose turn it is, or finds that there is no room for it now.
+    fn admit(&mut self, draft: &mut Draft, room: &mut Room) {
+        room.is_there = false;
+        let Some((id, key, _)) = self.waiting.head() else { return };
+        let block_size = self.pool.block_size();
+        // Rows of a preempted sequence that are still in flight will bring tokens to start from.
+        if !self.has_slot() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
+            return;
+        }
+        self.reuse_cached(key);
+        if self.chunk(key, draft) == 0 {
+            self.forget_cached(key);
+            return;
+        }
+        let sequence = &self.sequences[key];
+        let ahead = lookahead(sequence.preemptions, block_size);
+        let (tables, chunk) = (self.pool.tables(), self.capacity.max_step_tokens);
+        let own = growth(sequence, ahead, tables, chunk);
+        let others = match room.running_growth {
+            Some(sum) if sequence.preemptions == 0 => sum,
+            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, tables, chunk)).sum(),
+        };
+        if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
+            self.forget_cached(key);
+            self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
+            return;
+        }
+        self.blocked = None;
+        room.is_there = true;
+        let cached_tokens = sequence.cached_tokens();
+        let first_time = sequence.preemptions == 0;
+        self.assign_slot(key);
+        self.count_hits(key, 0);
+        let sequence = &mut self.sequences[key];
+        if !sequence.was_admitted {
+            sequence.was_admitted = true;
+            sequence.tell(SequenceEvent::Admitted { cached_tokens });
+        }
+        let rows = draft.rows.len();
+        self.plan_row(key, draft);
+        draft.admitted += (draft.rows.len() - rows) as u32;
+        room.running_growth = match self.sequences.get(key) {
+            Some(sequence) if first_time => {
+                Some(others + growth(sequence, ahead, self.pool.tables(), self.capacity.max_step_tokens))
+            }
+            _ => None,
+        };
+    }
+
+    /// Whether the head of the queue would find no more room than when it was last tried: a long prompt
+    /// must not be looked up in the cache at every step.
+    fn is_still_blocked(&self, id: SequenceId) -> bool {
+        let unchanged = |blocked: &Blocked| {
+            blocked.id == id && blocked.departures == self.departures && self.pool.available() <= blocked.room
+        };
+        !self.running.is_empty() && self.blocked.as_ref().is_some_and(unchanged)
+    }
+
+    /// A plan for one sequence only, which is suspected of crashing workers. Others keep what they have, as
+    /// long as it does not need it, and wait.
+    fn plan_quarantined(&mut self, id: SequenceId, draft: &mut Draft) {
+        if self.in_flight.iter().flat_map(|step| &step.rows).any(|row| row.id != id) {
+            return;
+        }
+        let key = match self.waiting.get(id) {
+            Some(key) => {
+                if self.sequences[key].rows_in_flight > 0 {
+                    return;
+                }
+                if self.free_slots.is_empty()
+                    && let Some(&youngest) = self.running.last()
+                {
+                    self.preempt(youngest);
+                }
+                self.reuse_cached(key);
+                self.assign_slot(key);
+                self.count_hits(key, 0);
+                let sequence = &mut self.sequences[key];
+                if !sequence.was_admitted {
+                    sequence.was_admitted = true;
+                    sequence.tell(SequenceEvent::Admitted { cached_tokens: sequence.cached_tokens() });
+                }
+                key
+            }
+            None => match self.running.iter().find(|&&key| self.sequences[key].id == id) {
+                Some(&key) => key,
+                None => return,
+            },
+        };
+        self.plan_row(key, draft);
+    }
+
+    /// Adds a sequence's next row to the plan, if it has one and the budget allows it.
+    fn plan_row(&mut self, key: usize, draft: &mut Draft) {
+        if self.sequences[key].is_fully_scheduled() {
+            return;
+        }
+        let continues = self.sequences[key].continues();
+        let count = if continues {
+            1
+        } else {
+            if self.chunk(key, draft) == 0 {
+                return;
+            }
+            let before = self.sequences[key].num_scheduled_tokens;
+            // Someone with the same prompt may have come further meanwhile.
+            self.reuse_cached(key);
+            self.count_hits(key, before);
+            let sequence = &mut self.sequences[key];
+            if sequence.num_scheduled_tokens > before {
+                // A slot feeds its positions without a gap. Beyond one it is started anew, with its whole table.
+                sequence.start_due = true;
+                sequence.sent_blocks = 0;
+            }
+            self.chunk(key, draft)
+        };
+        if count == 0 || !self.take_blocks(key, count, draft) {
+            return;
+        }
+        self.charge(key, count);
+
+        let sequence = &mut self.sequences[key];
+        let position = sequence.num_scheduled_tokens;
+        let end = position + count;
+        let known = sequence.tokens.len() as u32;
+        let sample = continues || end == known;
+        let tokens = &sequence.tokens;
+        let targets = match &sequence.prompt_logprobs {
+            PromptLogprobs::Collecting(_) if position + 1 < sequence.prompt_len => {
+                let following = &tokens[position as usize + 1..(end + 1).min(sequence.prompt_len) as usize];
+                Some(PromptTargets { following })
+            }
+            _ => None,
+        };
+        draft.rows.push(RowRecord {
+            key,
+            id: sequence.id,
+            tokens: count,
+            end,
+            sample,
+            top_tokens: sequence.top_tokens,
+            prompt_targets: if targets.is_some() { count } else { 0 },
+            wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
+        });
+        self.named_pages.clear();
+        self.pool.name_pages(&sequence.table, sequence.sent_blocks, &mut self.named_pages);
+        let start = sequence.start_due.then_some(Start {
+            sampling: &sequence.sampling,
+            top_tokens: sequence.top_tokens,
+            tokens,
+            prompt_len: sequence.prompt_len,
+            encoder: sequence.encoder,
+            ends: [&self.rules.eos, &sequence.stop_token_ids],
+        });
+        self.builder.row(Row {
+            slot: sequence.slot.expect("only running sequences get rows"),
+            position,
+            feed: match continues {
+                true => Feed::Continue,
+                false => Feed::Tokens(&tokens[position as usize..end as usize]),
+            },
+            new_blocks: (sequence.table.blocks.len() - sequence.sent_blocks) as u32,
+            new_pages: &self.named_pages,
+            sample,
+            prompt_targets: targets,
+            start,
+            trace: sequence.trace,
+        });
+
+        draft.work.add(position, count);
+        if continues {
+            self.counters.decode_tokens += 1;
+        } else {
+            self.counters.prompt_tokens += u64::from(count);
+            draft.work.prompts = true;
+            draft.prompt_rows += 1;
+            draft.budget.take(position, count);
+        }
+        sequence.started = true;
+        sequence.last_plan = self.builder.number();
+        sequence.start_due = false;
+        sequence.sent_blocks = sequence.table.blocks.len();
+        sequence.num_scheduled_tokens = end;
+        sequence.rows_in_flight += 1;
+        sequence.tokens_in_flight += count;
+        if sample {
+            sequence.samples_in_flight += 1;
+            sequence.slot_sampled = Some(end);
+        }
+        self.register(key);
+    }
+
+    /// Charges a sequence's tenant for its next `count` positions, as far as they are new.
+    fn charge(&mut self, key: usize, count: u32) {
+        let sequence = &mut self.sequences[key];
+        let end = sequence.num_scheduled_tokens + count;
+        let from = sequence.num_scheduled_tokens.max(sequence.charged);
+        if from < end {
+            sequence.charged = end;
+            self.waiting.charge(sequence.account, cost(sequence.prompt_len, from, end));
+        }
+    }
+
+    /// Counts what the prefix cache gave a sequence beyond `before`. What it had computed itself, before it lost its
+    /// blocks, is no hit.
+    fn count_hits(&mut self, key: usize, before: u32) {
+        let sequence = &mut self.sequences[key];
+        let before = before.max(sequence.charged);
+        if sequence.num_scheduled_tokens > before {
+            self.counters.prefix_hit_tokens += u64::from(sequence.num_scheduled_tokens - before);
+            sequence.charged = sequence.num_scheduled_tokens;
+        }
+    }
+
+    /// How many tokens of what it has to feed a sequence may feed now.
+    fn chunk(&self, key: usize, draft: &Draft) -> u32 {
+        let block_size = self.pool.block_size();
+        let sequence = &self.sequences[key];
+        debug_assert_eq!(sequence.samples_in_flight, 0, "what a slot sampled is fed by continuing");
+        let remaining = sequence.tokens.len() as u32 - sequence.num_scheduled_tokens;
+        let (whole, budget) = (sequence.whole(), &draft.budget);
+        let mut most = budget.chunk(&self.cost, sequence.num_scheduled_tokens, block_size);
+        if whole > most {
+            // What cannot be cut may break the target, and the throttle, as the first of a step, or it would wait for
+            // ever. The step's limit leaves room for it beside all decodes.
+            let room = self.capacity.max_step_tokens.saturating_sub(budget.work.tokens);
+            if budget.work.prompts || whole > room {
+                return 0;
+            }
+            most = whole;
+        }
+        align(sequence.num_scheduled_tokens, most, remaining, block_size, draft.budget.work.prompts)
+    }
+
+    /// Continues a block table with what the prefix cache knows of its next tokens. The last token is
+    /// always left to compute, for its logits, and with it its whole block: a shared block is never
+    /// written. Of what an encoder read all is there or nothing counts.
+    fn reuse_cached(&mut self, key: usize) {
+        let block_size = self.pool.block_size();
+        let sequence = &mut self.sequences[key];
+        if !sequence.reads_cache()
+            || sequence.num_scheduled_tokens != sequence.table.blocks.len() as u32 * block_size
+        {
+            return;
+        }
+        let limit = (sequence.tokens.len() as u32 - 1) / block_size;
+        self.pool.extend_from_cache(sequence.namespace, &sequence.tokens, limit, &mut sequence.table);
+        if (sequence.table.blocks.len() as u32 * block_size) < sequence.encoder.positions {
+            self.pool.release(&mut sequence.table);
+        }
+        sequence.num_scheduled_tokens = sequence.table.blocks.len() as u32 * block_size;
+        sequence.registered = sequence.registered.max(sequence.table.blocks.len());
+    }
+
+    /// Undoes `reuse_cached` of a sequence that stays in the queue.
+    fn forget_cached(&mut self, key: usize) {
+        let sequence = &mut self.sequences[key];
+        self.pool.release(&mut sequence.table);
+        sequence.num_scheduled_tokens = 0;
+        sequence.registered = 0;
+    }
+
+    /// Offers the blocks that are full by now, and whose tokens are known, to the prefix cache.
+    pub(super) fn register(&mut self, key: usize) {
+        let sequence = &mut self.sequences[key];
+        let block_size = self.pool.block_size() as usize;
+        let full = sequence.tokens.len().min(sequence.num_scheduled_tokens as usize) / block_size;
+        while sequence.registered < full {
+            let at = sequence.registered;
+            let tokens = &sequence.tokens[at * block_size..(at + 1) * block_size];
+            self.pool.register(sequence.namespace, tokens, &sequence.table, at, sequence.id);
+            sequence.registered += 1;
+        }
+    }
+
+    /// Gets the blocks for the next `count` tokens, from younger sequences if need be, and gives back what is behind
+    /// their window. `false` when the sequence has to step back itself.
+    fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
+        let sequence = &mut self.sequences[key];
+        self.pool.advance(&mut sequence.table, sequence.num_scheduled_tokens);
+        let blocks = (sequence.num_scheduled_tokens + count).div_ceil(self.pool.block_size()) as usize;
+        while self.sequences[key].table.blocks.len() < blocks {
+            if self.pool.grow(&mut self.sequences[key].table) {
+                continue;
+            }
+            match self.victim(key, draft) {
+                Some(victim) => self.preempt(victim),
+                None => {
+                    self.step_back(key);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// The youngest running sequence, unless that is `key` or has a row in this plan.
+    fn victim(&self, key: usize, draft: &Draft) -> Option<usize> {
+        let other = |candidate: &&usize| **candidate != key;
+        let youngest = match self.quarantined.is_empty() {
+            true => self.running.last().filter(other),
+            false => self.running.iter().rev().find(other),
+        };
+        youngest.copied().filter(|victim| draft.rows.iter().all(|row| row.key != *victim))
+    }
+
+    fn step_back(&mut self, key: usize) {
+        if self.running.len() > 1 {
+            match self.running.first() == Some(&key) && self.quarantined.is_empty() {
+                true => self.oldest_is_due = true,
+                false => self.preempt(key),
+            }
+            return;
+        }
+        // Alone in the pool and still too large: possible only when fresh workers have less memory.
+        let tokens = self.pool.tables().tokens(self.pool.total());
+        let why =
+            format!("the sequence does not fit into the KV cache any more, which now has {tokens} tokens");
+        self.fail(key, SequenceFailure::Unavailable(why));
+    }
+}

@@ -1,0 +1,244 @@
+//! Which full blocks hold which tokens: a tree whose edges are one block of tokens, with a root for each
+//! namespace. Used by `blocks` alone, which owns the blocks; this knows contents and ages, no references and no pages.
+//!
+//! A node is found by its parent and its exact tokens, which are compared and not only hashed: two
+//! requests can never share a block by an accident of hashing.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use penstock_proto::ids::{BlockId, TokenId};
+
+/// A node of the tree. Valid while its block is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NodeId(u32);
+
+/// What a node hangs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parent {
+    Root { namespace: u64 },
+    Node(NodeId),
+}
+
+struct Node {
+    block: BlockId,
+    parent: Parent,
+    hash: u64,
+    /// When its block was last released; orders eviction.
+    last_used: u64,
+    /// Whether nobody holds its block.
+    idle: bool,
+    /// When its block's windowed pages were last released.
+    window_used: u64,
+    first_child: Option<NodeId>,
+    next_sibling: Option<NodeId>,
+    prev_sibling: Option<NodeId>,
+}
+
+pub(super) struct PrefixCache {
+    block_size: usize,
+    hasher: DefaultHashBuilder,
+    table: HashTable<NodeId>,
+    nodes: Vec<Node>,
+    /// `block_size` tokens for each of `nodes`.
+    tokens: Vec<TokenId>,
+    unused: Vec<NodeId>,
+    /// Idle nodes without children, least recently used first: what can be evicted next. The children of
+    /// an idle node are idle (see `blocks`), so while any node is idle, this is not empty.
+    idle_leaves: BTreeSet<(u64, NodeId)>,
+    /// Nodes whose block has windowed pages that nobody holds, least recently used first.
+    idle_windows: BTreeSet<(u64, NodeId)>,
+    clock: u64,
+}
+
+impl PrefixCache {
+    pub fn new(block_size: u32) -> Self {
+        Self {
+            block_size: block_size as usize,
+            hasher: DefaultHashBuilder::default(),
+            table: HashTable::new(),
+            nodes: Vec::new(),
+            tokens: Vec::new(),
+            unused: Vec::new(),
+            idle_leaves: BTreeSet::new(),
+            idle_windows: BTreeSet::new(),
+            clock: 0,
+        }
+    }
+
+    pub fn find(&self, parent: Parent, tokens: &[TokenId]) -> Option<NodeId> {
+        let hash = self.hash(parent, tokens);
+        self.table.find(hash, |&id| self.node(id).parent == parent && self.tokens_of(id) == tokens).copied()
+    }
+
+    /// Adds a node in use. There must be none with this parent and these tokens.
+    pub fn insert(&mut self, parent: Parent, tokens: &[TokenId], block: BlockId) -> NodeId {
+        debug_assert_eq!(tokens.len(), self.block_size);
+        let hash = self.hash(parent, tokens);
+        let next_sibling = match parent {
+            Parent::Root { .. } => None,
+            Parent::Node(parent) => self.node(parent).first_child,
+        };
+        let node = Node {
+            block,
+            parent,
+            hash,
+            last_used: 0,
+            idle: false,
+            window_used: 0,
+            first_child: None,
+            next_sibling,
+            prev_sibling: None,
+        };
+        let id = match self.unused.pop() {
+            Some(id) => {
+                self.nodes[id.0 as usize] = node;
+                let from = id.0 as usize * self.block_size;
+                self.tokens[from..from + self.block_size].copy_from_slice(tokens);
+                id
+            }
+            None => {
+                let id = NodeId(self.nodes.len() as u32);
+                self.nodes.push(node);
+                self.tokens.extend_from_slice(tokens);
+                id
+            }
+        };
+        if let Some(next) = next_sibling {
+            self.node_mut(next).prev_sibling = Some(id);
+        }
+        if let Parent::Node(parent) = parent {
+            self.node_mut(parent).first_child = Some(id);
+            let entry = (self.node(parent).last_used, parent);
+            self.idle_leaves.remove(&entry);
+        }
+        let nodes = &self.nodes;
+        self.table.insert_unique(hash, id, |&id| nodes[id.0 as usize].hash);
+        id
+    }
+
+    pub fn block(&self, id: NodeId) -> BlockId {
+        self.node(id).block
+    }
+
+    /// From now on `block` holds this node's tokens.
+    pub fn replace_block(&mut self, id: NodeId, block: BlockId) {
+        self.node_mut(id).block = block;
+    }
+
+    /// Nobody holds the node's block any more.
+    pub fn set_idle(&mut self, id: NodeId) {
+        self.clock += 1;
+        let clock = self.clock;
+        let node = self.node_mut(id);
+        node.idle = true;
+        node.last_used = clock;
+        if node.first_child.is_none() {
+            self.idle_leaves.insert((clock, id));
+        }
+    }
+
+    /// Somebody holds the node's block again.
+    pub fn set_busy(&mut self, id: NodeId) {
+        let node = self.node_mut(id);
+        node.idle = false;
+        let entry = (node.last_used, id);
+        self.idle_leaves.remove(&entry);
+    }
+
+    /// Nobody holds the windowed pages of the node's block any more.
+    pub fn set_window_idle(&mut self, id: NodeId) {
+        self.clock += 1;
+        let clock = self.clock;
+        self.node_mut(id).window_used = clock;
+        self.idle_windows.insert((clock, id));
+    }
+
+    /// Somebody holds them again, or they are gone.
+    pub fn set_window_busy(&mut self, id: NodeId) {
+        let entry = (self.node(id).window_used, id);
+        self.idle_windows.remove(&entry);
+    }
+
+    /// The idle node without children that was used longest ago, and when.
+    pub fn oldest_leaf(&self) -> Option<(u64, NodeId)> {
+        self.idle_leaves.first().copied()
+    }
+
+    /// The node whose windowed pages are idle and were used longest ago, and when.
+    pub fn oldest_window(&self) -> Option<(u64, NodeId)> {
+        self.idle_windows.first().copied()
+    }
+
+    /// Forgets a node and all below it; `each` is told their blocks.
+    pub fn remove_subtree(&mut self, root: NodeId, mut each: impl FnMut(BlockId)) {
+        let mut at = root;
+        loop {
+            while let Some(child) = self.node(at).first_child {
+                at = child;
+            }
+            let Node { block, parent, .. } = *self.node(at);
+            self.remove_leaf(at);
+            each(block);
+            match parent {
+                Parent::Node(parent) if at != root => at = parent,
+                _ => return,
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Forgets a node without children.
+    pub fn remove_leaf(&mut self, id: NodeId) {
+        let Node { parent, hash, next_sibling, prev_sibling, last_used, window_used, .. } = *self.node(id);
+        self.idle_leaves.remove(&(last_used, id));
+        self.idle_windows.remove(&(window_used, id));
+        if let Some(next) = next_sibling {
+            self.node_mut(next).prev_sibling = prev_sibling;
+        }
+        match (prev_sibling, parent) {
+            (Some(prev), _) => self.node_mut(prev).next_sibling = next_sibling,
+            (None, Parent::Node(parent)) => {
+                let above = self.node_mut(parent);
+                above.first_child = next_sibling;
+                if next_sibling.is_none() && above.idle {
+                    let entry = (above.last_used, parent);
+                    self.idle_leaves.insert(entry);
+                }
+            }
+            (None, Parent::Root { .. }) => {}
+        }
+        if let Ok(entry) = self.table.find_entry(hash, |&other| other == id) {
+            entry.remove();
+        }
+        self.unused.push(id);
+    }
+
+    fn hash(&self, parent: Parent, tokens: &[TokenId]) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        match parent {
+            Parent::Root { namespace } => hasher.write_u64(namespace),
+            Parent::Node(NodeId(id)) => hasher.write_u32(id),
+        }
+        hasher.write(bytemuck::cast_slice(tokens));
+        hasher.finish()
+    }
+
+    fn tokens_of(&self, id: NodeId) -> &[TokenId] {
+        let from = id.0 as usize * self.block_size;
+        &self.tokens[from..from + self.block_size]
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+}

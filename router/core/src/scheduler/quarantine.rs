@@ -1,0 +1,91 @@
+//! What a loss of the workers means for the sequences. All go back to the queue with what they have, to be started
+//! again from their token ids. A sequence that was in the unfinished steps of two losses, with no progress between, is
+//! suspected of causing them and quarantined: it runs alone until it is past the point of the crash. If the workers are
+//! lost then too, it fails, and the others go on. If every quarantined sequence passes, the crash was the batch's, which
+//! takes memory: steps are throttled.
+
+use super::core::{Core, StepSize};
+use super::in_flight::InFlight;
+use super::submission::SequenceFailure;
+
+/// Crashes after which a sequence is quarantined.
+const CRASHES: u32 = 2;
+
+/// A sequence that got this much further than the unfinished steps would have taken it is past the point
+/// of the crash.
+const PAST: u32 = 4;
+
+impl Core {
+    /// The workers are gone. What they had not answered is forgotten, and will be computed again; what they
+    /// had answered is in the sequences.
+    pub fn lose(&mut self) {
+        let size = |step: &InFlight| StepSize {
+            rows: step.rows.len() as u32,
+            tokens: step.work.prompts.then_some(step.work.tokens),
+        };
+        let largest = self.in_flight.iter().map(size).max_by_key(|size| size.rows);
+        let unfinished: Vec<_> = self.in_flight.drain(..).flat_map(|step| step.rows).collect();
+        for row in unfinished {
+            let Some(sequence) = self.sequences.get_mut(row.key).filter(|sequence| sequence.id == row.id)
+            else {
+                continue;
+            };
+            if sequence.rows_in_flight == 0 {
+                // Was in both unfinished steps, and is counted already.
+                continue;
+            }
+            sequence.rows_in_flight = 0;
+            sequence.samples_in_flight = 0;
+            sequence.tokens_in_flight = 0;
+            let history = &mut sequence.crash_history;
+            if history.quarantined {
+                let why =
+                    "the workers crashed three times while running this request, the last time it was alone";
+                self.fail(row.key, SequenceFailure::Poisonous(why.into()));
+                self.suspected_step = None;
+                continue;
+            }
+            if sequence.answered >= history.cleared_at {
+                history.count = 0;
+            }
+            history.count += 1;
+            // One that was preempted meanwhile has nothing planned, and got as far as this row.
+            history.cleared_at = sequence.num_scheduled_tokens.max(row.end) + PAST;
+            if history.count >= CRASHES {
+                history.quarantined = true;
+                self.quarantined.insert(row.id);
+                // A step of one row is no batch.
+                self.suspected_step = largest.filter(|size| size.rows > 1);
+            }
+        }
+        for key in std::mem::take(&mut self.running) {
+            let sequence = &mut self.sequences[key];
+            sequence.table.blocks.clear();
+            sequence.reset();
+            self.wait(key);
+        }
+    }
+
+    /// When all quarantined sequences have passed alone, their step was too large: smaller ones from now on.
+    pub(super) fn lift_quarantine(&mut self) {
+        if !self.quarantined.is_empty() {
+            return;
+        }
+        if let Some(StepSize { rows, tokens }) = self.suspected_step.take() {
+            self.throttle.shrink(rows, tokens);
+            tracing::warn!(
+                rows,
+                tokens,
+                most_rows = self.throttle.rows(),
+                most_tokens = self.throttle.tokens(),
+                "no request crashes the workers alone: steps are kept smaller than the one that did"
+            );
+        }
+        // Those that have passed keep running, beside as many as may.
+        while self.running.len() as u32 > self.throttle.rows()
+            && let Some(&youngest) = self.running.last()
+        {
+            self.send_back(youngest);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Applies a step's result: checks that it answers the oldest plan in flight and has the columns that plan
+//! asked for, then hands every row what is its own. A row whose sequence has ended is dropped: rows name
+//! sequences, never slots, so a slot's next owner cannot get its last owner's token.
+
+use std::time::{Duration, Instant};
+
+use penstock_proto::StepResult;
+use penstock_proto::ids::TokenId;
+use penstock_proto::tables::Table;
+
+use super::core::Core;
+use super::in_flight::{InFlight, RowRecord};
+use super::sequence::{CrashHistory, PromptLogprobs, Sequence};
+use super::submission::{Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure};
+use crate::worker::{Loss, LossKind};
+
+/// What a step was, for the metrics.
+#[derive(Clone, Debug)]
+pub(super) struct Stepped {
+    pub rows: u32,
+    pub tokens: u32,
+    pub prompts: bool,
+    /// Rows that answered with an error.
+    pub errors: u32,
+    /// From when the workers could begin it to its result.
+    pub took: Duration,
+    /// Of the workers: reading the plan, the model, choosing tokens.
+    pub prepare: Duration,
+    pub forward: Duration,
+    pub sample: Duration,
+    /// Sequences that had left the queue joined others that ran.
+    pub joined: bool,
+    /// Tokens that went to clients.
+    pub delivered: u32,
+}
+
+/// A result's columns, as arrays.
+struct Answers {
+    sampled: Vec<u32>,
+    logprobs: Vec<f32>,
+    top_tokens: Vec<u32>,
+    top_logprobs: Vec<f32>,
+    prompt_logprobs: Vec<f32>,
+    prompt_top_tokens: Vec<u32>,
+    prompt_top_logprobs: Vec<f32>,
+}
+
+/// What one row got.
+struct Answer<'a> {
+    sampled: Option<SampledToken>,
+    prompt: PromptAnswer<'a>,
+}
+
+/// The alternatives of all its prompt tokens, one after the other.
+struct PromptAnswer<'a> {
+    logprobs: &'a [f32],
+    top_tokens: &'a [u32],
+    top_logprobs: &'a [f32],
+}
+
+impl Core {
+    pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<Stepped, Loss> {
+        let step = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| out_of_step(format!("it answered plan {}, and none was open", result.number)))?;
+        let answers = match Answers::read(&step, &result, self.capacity.vocab_size) {
+            Ok(answers) => answers,
+            Err(loss) => {
+                // Unfinished: who was in it must be restarted.
+                self.in_flight.push_front(step);
+                return Err(loss);
+            }
+        };
+        let begun = self.last_result.map_or(step.built, |last| last.max(step.built));
+        let took = now.saturating_duration_since(begun);
+        self.last_result = Some(now);
+        self.shapes.insert(step.shape());
+        self.throttle.passed(step.rows.len() as u32, step.work.tokens);
+        self.cost.learn(step.work, took);
+        self.counters.steps += 1;
+
+        let mut stepped = Stepped {
+            rows: step.rows.len() as u32,
+            tokens: step.work.tokens,
+            prompts: step.work.prompts,
+            errors: result.errors.len() as u32,
+            took,
+            prepare: Duration::from_nanos(result.prepare_ns),
+            forward: Duration::from_nanos(result.forward_ns),
+            sample: Duration::from_nanos(result.sample_ns),
+            joined: step.joins(),
+            delivered: 0,
+        };
+        let mut rest = answers.rows();
+        let mut rows = step.rows;
+        for (at, row) in rows.drain(..).enumerate() {
+            let answer = rest.next(&row);
+            let error = result.errors.iter().find(|error| error.row as usize == at);
+            let Some(sequence) = self.sequences.get_mut(row.key).filter(|sequence| sequence.id == row.id)
+            else {
+                self.counters.wasted_rows += 1;
+                if error.is_some() {
+                    self.pool.purge(&Table::default(), row.id);
+                }
+                continue;
+            };
+            sequence.rows_in_flight -= 1;
+            sequence.tokens_in_flight -= row.tokens;
+            sequence.samples_in_flight -= u32::from(row.sample);
+            sequence.answered = sequence.answered.max(row.end);
+            if let Some(error) = error {
+                // What the row read or computed may be as bad as its logits.
+                self.pool.purge(&sequence.table, row.id);
+                self.fail(row.key, SequenceFailure::Row(error.message.clone()));
+                continue;
+            }
+            if sequence.crash_history.quarantined && sequence.answered >= sequence.crash_history.cleared_at {
+                sequence.crash_history = CrashHistory::default();
+                self.quarantined.remove(&row.id);
+            }
+            sequence.collect(&answer.prompt, row.wanted_targets as usize);
+            if row.sample {
+                // One that was preempted since has no blocks.
+                let read = (row.end / self.pool.block_size()) as usize;
+                let read = read.min(sequence.table.blocks.len());
+                if read > sequence.vouched {
+                    self.pool.vouch(&sequence.table, sequence.vouched..read);
+                    sequence.vouched = read;
+                }
+            }
+            if let Some(sampled) = answer.sampled {
+                stepped.delivered += 1;
+                self.deliver(row.key, sampled, now);
+            }
+        }
+        self.counters.generated_tokens += u64::from(stepped.delivered);
+        self.spare_rows.push(rows);
+        Ok(stepped)
+    }
+
+    fn deliver(&mut self, key: usize, sampled: SampledToken, now: Instant) {
+        let sequence = &mut self.sequences[key];
+        let token = sampled.id;
+        sequence.tokens.push(token);
+        let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
+        let stops = (!sequence.ignore_eos && self.rules.eos.contains(&token))
+            || sequence.stop_token_ids.contains(&token);
+        let ended = if stops {
+            Some(Finish::Eos)
+        } else if generated >= sequence.max_new_tokens || sequence.stop_at.is_some_and(|at| now >= at) {
+            Some(Finish::Length)
+        } else {
+            None
+        };
+        self.register(key);
+        match ended {
+            Some(finish) => self.finish(key, SequenceEvent::Finished { last: sampled, finish }, now),
+            None => self.sequences[key].tell(SequenceEvent::Token(sampled)),
+        }
+    }
+}
+
+impl Sequence {
+    /// Keeps the first `wanted` of a row's prompt log probabilities, and hands all on when they are complete.
+    fn collect(&mut self, answered: &PromptAnswer, wanted: usize) {
+        let PromptLogprobs::Collecting(collected) = &mut self.prompt_logprobs else { return };
+        let top = self.top_tokens as usize;
+        for (at, &logprob) in answered.logprobs.iter().enumerate().take(wanted) {
+            let of_it = at * top..(at + 1) * top;
+            collected.push(PromptLogprob {
+                logprob: (!logprob.is_nan()).then_some(logprob),
+                top: pairs(&answered.top_tokens[of_it.clone()], &answered.top_logprobs[of_it]),
+            });
+        }
+        if collected.len() as u32 + 1 < self.prompt_len {
+            return;
+        }
+        // Nothing precedes the first token.
+        let mut all = Vec::with_capacity(self.prompt_len as usize);
+        all.push(PromptLogprob::default());
+        all.append(collected);
+        self.prompt_logprobs = PromptLogprobs::Delivered;
+        self.tell(SequenceEvent::PromptLogprobs(all));
+    }
+}
+
+impl Answers {
+    /// Everything that indexes into the columns later is checked here.
+    fn read(step: &InFlight, result: &StepResult, vocab_size: u32) -> Result<Self, Loss> {
+        if result.number != step.number {
+            let (got, expected) = (result.number, step.number);
+            return Err(out_of_step(format!("it answered plan {got} instead of {expected}")));
+        }
+        let sum =
+            |count: fn(&RowRecord) -> u32| step.rows.iter().map(|row| count(row) as usize).sum::<usize>();
+        let samples = sum(|row| u32::from(row.sample));
+        let tops = sum(|row| if row.sample { row.top_tokens } else { 0 });
+        let targets = sum(|row| row.prompt_targets);
+        let prompt_tops = sum(|row| row.prompt_targets * row.top_tokens);
+        let answers = Self {
+            sampled: column("sampled", &result.sampled, samples)?,
+            logprobs: column("logprobs", &result.logprobs, samples)?,
+            top_tokens: column("top_tokens", &result.top_tokens, tops)?,
+            top_logprobs: column("top_logprobs", &result.top_logprobs, tops)?,
+            prompt_logprobs: column("prompt_logprobs", &result.prompt_logprobs, targets)?,
+            prompt_top_tokens: column("prompt_top_tokens", &result.prompt_top_tokens, prompt_tops)?,
+            prompt_top_logprobs: column("prompt_top_logprobs", &result.prompt_top_logprobs, prompt_tops)?,
+        };
+        let rows = step.rows.len();
+        if let Some(error) = result.errors.iter().find(|error| error.row as usize >= rows) {
+            return Err(out_of_step(format!("it answered an error for row {} of {rows}", error.row)));
+        }
+        let mut sampled = answers.sampled.iter();
+        for (at, row) in step.rows.iter().enumerate().filter(|(_, row)| row.sample) {
+            let (token, key) = (sampled.next().copied().unwrap_or(u32::MAX), row.key);
+            // What a row in error sampled is undefined.
+            let is_error = || result.errors.iter().any(|error| error.row as usize == at);
+            if token >= vocab_size && !is_error() {
+                tracing::error!(plan = step.number, row = at, key, token, "sampled outside the vocabulary");
+                let why = format!("it sampled token {token}, and the vocabulary has {vocab_size}");
+                return Err(out_of_step(why));
+            }
+        }
+        Ok(answers)
+    }
+
+    fn rows(&self) -> Rest<'_> {
+        Rest {
+            sampled: self.sampled.iter().zip(&self.logprobs),
+            top_tokens: &self.top_tokens,
+            top_logprobs: &self.top_logprobs,
+            prompt: PromptAnswer {
+                logprobs: &self.prompt_logprobs,
+                top_tokens: &self.prompt_top_tokens,
+                top_logprobs: &self.prompt_top_logprobs,
+            },
+        }
+    }
+}
+
+/// What the rows to come will take, in row order.
+struct Rest<'a> {
+    sampled: std::iter::Zip<std::slice::Iter<'a, u32>, std::slice::Iter<'a, f32>>,
+    top_tokens: &'a [u32],
+    top_logprobs: &'a [f32],
+    prompt: PromptAnswer<'a>,
+}
+
+impl<'a> Rest<'a> {
+    fn next(&mut self, row: &RowRecord) -> Answer<'a> {
+        let tops = row.prompt_targets * row.top_tokens;
+        let prompt = PromptAnswer {
+            logprobs: take(&mut self.prompt.logprobs, row.prompt_targets),
+            top_tokens: take(&mut self.prompt.top_tokens, tops),
+            top_logprobs: take(&mut self.prompt.top_logprobs, tops),
+        };
+        if !row.sample {
+            return Answer { sampled: None, prompt };
+        }
+        let ids = take(&mut self.top_tokens, row.top_tokens);
+        let logprobs = take(&mut self.top_logprobs, row.top_tokens);
+        let sampled = self.sampled.next().map(|(&id, &logprob)| SampledToken {
+            id: TokenId(id),
+            logprob,
+            top: pairs(ids, logprobs),
+        });
+        Answer { sampled, prompt }
+    }
+}
+
+fn pairs(ids: &[u32], logprobs: &[f32]) -> Vec<(TokenId, f32)> {
+    ids.iter().zip(logprobs).map(|(&id, &logprob)| (TokenId(id), logprob)).collect()
+}
+
+fn take<'a, T>(from: &mut &'a [T], count: u32) -> &'a [T] {
+    let (taken, rest) = from.split_at(count as usize);
+    *from = rest;
+    taken
+}
+
+/// Of the rank that returned the result, which the task knows.
+fn out_of_step(why: String) -> Loss {
+    Loss::unnamed(LossKind::OutOfStep, why)
+}
+
+/// Copied out, since a received column need not be aligned.
+fn column<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
+    name: &str,
+    bytes: &[u8],
+    count: usize,
+) -> Result<Vec<T>, Loss> {
+    let expected = count * size_of::<T>();
+    if bytes.len() != expected {
+        let got = bytes.len();
+        return Err(out_of_step(format!("its column {name} has {got} bytes instead of {expected}")));
+    }
+    Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
+}

@@ -1,0 +1,205 @@
+//! A sequence while the scheduler has it: what it asked for, what is known of it, and how far plans have taken it. The
+//! core moves it; this knows what follows from its numbers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_proto::ids::{SequenceId, SlotId, SpanRef, TokenId};
+use penstock_proto::tables::Table;
+use tokio::sync::mpsc;
+
+use super::fairness::AccountId;
+use super::handle::{Arrival, Permit};
+use super::plan::Encoder;
+use super::submission::{PromptLogprob, Sampling, SequenceEvent};
+
+pub(super) struct Sequence {
+    pub id: SequenceId,
+    pub events: mpsc::UnboundedSender<SequenceEvent>,
+    /// Counts it among `max_live` until the sequence is dropped.
+    _permit: Option<Arc<Permit>>,
+
+    /// What its encoder reads and the padding behind it, if it has one; the prompt; and every token that was
+    /// sampled and delivered.
+    pub tokens: Vec<TokenId>,
+    pub encoder: Encoder,
+    /// Of all before the output.
+    pub prompt_len: u32,
+    pub max_new_tokens: u32,
+    pub sampling: Sampling,
+    pub ignore_eos: bool,
+    pub stop_token_ids: Vec<TokenId>,
+    pub top_tokens: u32,
+    pub namespace: u64,
+    pub trace: Option<SpanRef>,
+    pub prompt_logprobs: PromptLogprobs,
+    pub deadline: Option<Instant>,
+    pub stop_at: Option<Instant>,
+    /// Of its tenant.
+    pub account: AccountId,
+    /// Positions that its tenant was charged for: what is computed again is free.
+    pub charged: u32,
+
+    /// Its row in the workers' slot table while it runs; `None` while it waits.
+    pub slot: Option<SlotId>,
+    /// Whether the workers know it in that slot.
+    pub started: bool,
+    /// Whether its next row has to say everything: at first, and when its table jumped ahead.
+    pub start_due: bool,
+    /// Its blocks.
+    pub table: Table,
+    /// How many of them plans have told the workers.
+    pub sent_blocks: usize,
+    /// How many full blocks at the head of its table were offered to the prefix cache.
+    pub registered: usize,
+    /// How many of them a sample of this sequence has vouched for.
+    pub vouched: usize,
+    /// Positions whose keys and values are in its blocks once all plans built so far have run.
+    pub num_scheduled_tokens: u32,
+    /// Number of the plan that has its latest row.
+    pub last_plan: u64,
+    /// Position of the token that its slot sampled last, once all plans built so far have run.
+    pub slot_sampled: Option<u32>,
+
+    /// Positions that a worker, whichever it was, has answered for.
+    pub answered: u32,
+
+    /// What plans in flight hold of it: rows, sampled tokens, and tokens fed.
+    pub rows_in_flight: u32,
+    pub samples_in_flight: u32,
+    pub tokens_in_flight: u32,
+
+    pub was_admitted: bool,
+    pub preemptions: u32,
+    pub crash_history: CrashHistory,
+}
+
+pub(super) enum PromptLogprobs {
+    NotWanted,
+    /// Those of the second prompt token onwards, as far as they came back.
+    Collecting(Vec<PromptLogprob>),
+    Delivered,
+}
+
+/// The crashes of workers that a sequence was part of; see `quarantine`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CrashHistory {
+    /// Crashes in a row, with no progress between, with this sequence in an unfinished step.
+    pub count: u32,
+    /// Once so many positions are answered, it is past the point of its last crash.
+    pub cleared_at: u32,
+    /// Runs alone until it is past that point.
+    pub quarantined: bool,
+}
+
+impl Sequence {
+    pub fn new(arrival: Arrival, account: AccountId, block_size: u32) -> Self {
+        let Arrival { id, spec, events, permit } = arrival;
+        let encoder = Encoder::new(spec.encoder.len() as u32, block_size);
+        let mut tokens = spec.encoder;
+        // The decoder's tokens begin with a block of their own, so that all of the encoder's can be shared.
+        tokens.resize(encoder.positions as usize, TokenId(0));
+        tokens.extend(spec.prompt);
+        Self {
+            id,
+            events,
+            _permit: permit,
+            prompt_len: tokens.len() as u32,
+            tokens,
+            encoder,
+            max_new_tokens: spec.max_new_tokens,
+            sampling: spec.sampling,
+            ignore_eos: spec.ignore_eos,
+            stop_token_ids: spec.stop_token_ids,
+            top_tokens: spec.top_tokens,
+            namespace: spec.cache_namespace,
+            trace: spec.trace,
+            prompt_logprobs: match spec.prompt_logprobs {
+                true => PromptLogprobs::Collecting(Vec::new()),
+                false => PromptLogprobs::NotWanted,
+            },
+            deadline: spec.deadline,
+            stop_at: spec.stop_at,
+            account,
+            charged: 0,
+            slot: None,
+            started: false,
+            start_due: true,
+            table: Table::default(),
+            sent_blocks: 0,
+            registered: 0,
+            vouched: 0,
+            num_scheduled_tokens: 0,
+            last_plan: 0,
+            slot_sampled: None,
+            answered: 0,
+            rows_in_flight: 0,
+            samples_in_flight: 0,
+            tokens_in_flight: 0,
+            was_admitted: false,
+            preemptions: 0,
+            crash_history: CrashHistory::default(),
+        }
+    }
+
+    /// Tokens it has, with those that plans in flight will sample.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32 + self.samples_in_flight
+    }
+
+    /// Tokens it can have at most.
+    pub fn final_len(&self) -> u32 {
+        self.prompt_len + self.max_new_tokens
+    }
+
+    /// Its last token is in flight: nothing is left to plan.
+    pub fn is_fully_scheduled(&self) -> bool {
+        self.len() >= self.final_len()
+    }
+
+    pub fn has_output(&self) -> bool {
+        self.tokens.len() as u32 > self.prompt_len
+    }
+
+    /// Its next row feeds what its slot sampled last.
+    pub fn continues(&self) -> bool {
+        self.slot_sampled == Some(self.num_scheduled_tokens)
+    }
+
+    /// Tokens of its client's prompt that came from the prefix cache, when it gets its slot.
+    pub fn cached_tokens(&self) -> u32 {
+        match self.encoder.tokens {
+            0 => self.num_scheduled_tokens,
+            tokens => self.num_scheduled_tokens.min(tokens),
+        }
+    }
+
+    /// Positions that its next row has to feed at least: an encoder reads all of its tokens at once.
+    pub fn whole(&self) -> u32 {
+        self.encoder.positions.saturating_sub(self.num_scheduled_tokens)
+    }
+
+    /// Log probabilities need the logits of every prompt token, so those have to be computed.
+    pub fn reads_cache(&self) -> bool {
+        !matches!(self.prompt_logprobs, PromptLogprobs::Collecting(_))
+    }
+
+    /// Leaves its slot; its blocks are let go by the caller before.
+    pub fn reset(&mut self) {
+        debug_assert!(self.table.blocks.is_empty());
+        self.table.first_windowed = 0;
+        self.slot = None;
+        self.started = false;
+        self.start_due = true;
+        self.sent_blocks = 0;
+        self.registered = 0;
+        self.vouched = 0;
+        self.num_scheduled_tokens = 0;
+        self.slot_sampled = None;
+    }
+
+    /// The client may be gone, which its ticket tells; nothing is lost then.
+    pub fn tell(&self, event: SequenceEvent) {
+        let _ = self.events.send(event);
+    }
+}

@@ -1,0 +1,308 @@
+//! The task around the core: takes messages from handles, sends plans, applies results, watches the time,
+//! and hands over to `recovery` when the workers are lost. It runs on a thread and a runtime of its own,
+//! with the connections to the workers, so that HTTP load cannot come between a result and the next plan.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use futures::future::{BoxFuture, OptionFuture};
+use penstock_proto::StepResult;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep_until, timeout};
+
+use super::core::{Capacity, Core, Rules};
+use super::handle::{Message, STOPPING, Settings, Shared};
+use super::metrics::Metrics;
+use super::recovery::{Fruitless, Outcome, Recovered};
+use super::submission::{SequenceEvent, SequenceFailure};
+use crate::health::HealthSender;
+use crate::worker::{Group, LIVELY, Loss, Run, WorkerSource};
+
+/// Most messages handled between two steps: a burst of submissions must not hold up those who run.
+const MESSAGES_PER_TURN: usize = 256;
+
+/// When a step is overdue, what already lies in the socket still counts: the router itself may have been
+/// stopped for a while.
+const LAST_LOOK: std::time::Duration = std::time::Duration::from_millis(100);
+
+pub(super) struct Task {
+    pub core: Core,
+    pub inbox: mpsc::UnboundedReceiver<Message>,
+    pub shared: Arc<Shared>,
+    pub settings: Settings,
+    pub health: HealthSender,
+    pub source: Arc<dyn WorkerSource>,
+    /// Where `source` is asked: it may start tasks of its own, which must not end up on the scheduler's thread.
+    pub outside: tokio::runtime::Handle,
+    pub metrics: Metrics,
+    pub worker_restarts: u64,
+    /// Set after a recovery until the first token flows again.
+    pub refilling: Option<Recovered>,
+    /// Losses since the last token.
+    pub fruitless: Fruitless,
+    /// When the workers last answered anything.
+    pub last_sign: Instant,
+    drains: Vec<oneshot::Sender<()>>,
+}
+
+/// Why serving ended.
+pub(super) enum Left {
+    Stopped,
+    Lost(Loss),
+}
+
+/// What a message asks of the task beyond what was done at once.
+pub(super) enum Then {
+    GoOn,
+    Stop,
+}
+
+impl Task {
+    #[allow(clippy::too_many_arguments)] // assembled in one place only
+    pub fn new(
+        group: &Group,
+        inbox: mpsc::UnboundedReceiver<Message>,
+        shared: Arc<Shared>,
+        settings: Settings,
+        health: HealthSender,
+        source: Arc<dyn WorkerSource>,
+        outside: tokio::runtime::Handle,
+    ) -> Self {
+        let rules = Rules {
+            eos: settings.eos.clone(),
+            target_itl: settings.target_itl,
+            step_timeout: settings.step_timeout,
+        };
+        Self {
+            core: Core::new(rules, Capacity::of(group)),
+            inbox,
+            shared,
+            settings,
+            health,
+            source,
+            outside,
+            metrics: Metrics::new(),
+            worker_restarts: 0,
+            refilling: None,
+            fruitless: Fruitless::default(),
+            last_sign: Instant::now(),
+            drains: Vec::new(),
+        }
+    }
+
+    /// Tells `told` when the workers can be sent plans, or could not at the first attempt.
+    pub async fn run(mut self, mut group: Group, told: oneshot::Sender<()>) {
+        let mut opened = Run::open(&group).await.map(Box::new);
+        let _ = told.send(());
+        loop {
+            let loss = match opened {
+                Ok(run) => match self.serve(run).await {
+                    Left::Stopped => return self.turn_away().await,
+                    Left::Lost(loss) => loss,
+                },
+                Err(loss) => loss,
+            };
+            opened = match self.recover(&mut group, loss).await {
+                Outcome::Again(run) => Ok(run),
+                Outcome::Stopped => return self.turn_away().await,
+                Outcome::GaveUp(why) => return self.refuse_everything(why).await,
+            };
+        }
+    }
+
+    async fn serve(&mut self, mut run: Box<Run>) -> Left {
+        let timer = sleep_until(Instant::now().into());
+        tokio::pin!(timer);
+        let expiry = sleep_until(Instant::now().into());
+        tokio::pin!(expiry);
+        let mut check: OptionFuture<BoxFuture<'static, Result<(), Loss>>> = None.into();
+        let mut checking = false;
+        self.last_sign = Instant::now();
+        loop {
+            for _ in 0..MESSAGES_PER_TURN {
+                let Ok(message) = self.inbox.try_recv() else { break };
+                if let Then::Stop = self.handle(message) {
+                    return Left::Stopped;
+                }
+            }
+            self.core.expire(Instant::now());
+            while let Some(plan) = self.core.plan(Instant::now()) {
+                if let Some(built) = self.core.last_plan() {
+                    self.metrics.planned(built);
+                }
+                run.send(plan);
+            }
+            self.publish();
+            if self.core.is_empty() {
+                // Whoever waited for the first token has left.
+                self.settled();
+            }
+
+            let overdue = self.core.deadline();
+            if overdue.is_some() && checking {
+                // Steps tell whether the workers live, and a check may have to wait for one.
+                checking = false;
+                check = None.into();
+            }
+            let wake = overdue.unwrap_or(self.last_sign + self.settings.check_interval);
+            timer.as_mut().reset(wake.into());
+            let due = self.core.next_due();
+            if let Some(due) = due {
+                expiry.as_mut().reset(due.into());
+            }
+            tokio::select! {
+                biased;
+                result = run.next() => {
+                    if let Err(loss) = self.take(result) {
+                        return Left::Lost(loss.or_of(run.output_rank()));
+                    }
+                }
+                message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
+                    Some(Then::GoOn) => {}
+                    // Without handles and tickets nothing lives and nothing will come.
+                    Some(Then::Stop) | None => return Left::Stopped,
+                },
+                Some(answer) = &mut check, if checking => {
+                    checking = false;
+                    if let Err(loss) = answer {
+                        return Left::Lost(loss);
+                    }
+                    self.last_sign = Instant::now();
+                }
+                () = &mut expiry, if due.is_some() => {}
+                // A check has its own time limit.
+                () = &mut timer, if !checking => match overdue {
+                    Some(_) => match timeout(LAST_LOOK, run.next()).await {
+                        Ok(result) => if let Err(loss) = self.take(result) {
+                            return Left::Lost(loss.or_of(run.output_rank()));
+                        },
+                        Err(_) if self.core.may_grant() => {
+                            let (steps, waited) = self.core.waiting_for(Instant::now());
+                            if let Err(loss) = run.check(LIVELY).await {
+                                return Left::Lost(loss);
+                            }
+                            tracing::info!(
+                                waited_s = waited.as_secs_f64(),
+                                steps_in_flight = steps,
+                                "the workers take long over their first step of its size, and live"
+                            );
+                            self.core.grant();
+                        }
+                        Err(_) => return Left::Lost(self.overdue(&run).await),
+                    },
+                    None => {
+                        checking = true;
+                        check = Some(run.check(self.settings.step_timeout)).into();
+                    }
+                },
+            }
+        }
+    }
+
+    fn take(&mut self, result: Result<StepResult, Loss>) -> Result<(), Loss> {
+        let result = result?;
+        let now = Instant::now();
+        self.last_sign = now;
+        let step = self.core.apply(result, now)?;
+        self.metrics.stepped(&step, now.elapsed());
+        if step.delivered > 0 {
+            self.fruitless = Fruitless::default();
+            self.settled();
+        }
+        Ok(())
+    }
+
+    /// After a recovery: tokens flow again, or nobody waits for one.
+    fn settled(&mut self) {
+        if let Some(recovered) = self.refilling.take() {
+            recovered.report(Instant::now(), &self.metrics);
+            self.recovered();
+        }
+    }
+
+    async fn overdue(&self, run: &Run) -> Loss {
+        let (steps, waited) = self.core.waiting_for(Instant::now());
+        run.who_hangs(format!("no result for {waited:.1?}, with {steps} steps in flight")).await
+    }
+
+    pub fn handle(&mut self, message: Message) -> Then {
+        match message {
+            Message::Submit(arrival) => self.core.submit(*arrival, Instant::now()),
+            Message::Release(id, why) => self.core.release(id, why, Instant::now()),
+            Message::Drain(done) => self.drains.push(done),
+            Message::Stop(done) => {
+                self.drains.push(done);
+                return Then::Stop;
+            }
+        }
+        Then::GoOn
+    }
+
+    /// The end: fails what lives and what is still on its way here, each with the reason.
+    async fn turn_away(mut self) {
+        let failure = SequenceFailure::Unavailable(STOPPING.into());
+        self.core.fail_all(&failure);
+        self.inbox.close();
+        while let Some(message) = self.inbox.recv().await {
+            match message {
+                Message::Submit(arrival) => {
+                    let _ = arrival.events.send(SequenceEvent::Failed(failure.clone()));
+                }
+                Message::Release(..) => {}
+                Message::Drain(done) | Message::Stop(done) => self.drains.push(done),
+            }
+        }
+        self.publish();
+    }
+
+    /// Tells the outside how things are.
+    pub fn publish(&mut self) {
+        if self.core.is_empty() {
+            for done in self.drains.drain(..) {
+                let _ = done.send(());
+            }
+        }
+        let mut stats = self.core.stats();
+        stats.worker_restarts = self.worker_restarts;
+        self.metrics.snapshot(&stats, &self.core.counters, self.core.max_running_tokens());
+        let retry_after = self.core.retry_after(Instant::now());
+        self.shared.retry_after_ms.store(retry_after.as_millis() as u64, Ordering::Relaxed);
+        *self.shared.stats.lock().expect("nothing panics while it holds this lock") = stats;
+    }
+
+    /// The workers will not come back. Whoever lives fails, and so does whoever still comes.
+    async fn refuse_everything(mut self, why: String) {
+        let failure = SequenceFailure::Unavailable(format!("the server has failed: {why}"));
+        self.core.fail_all(&failure);
+        loop {
+            self.publish();
+            match self.inbox.recv().await {
+                Some(Message::Submit(arrival)) => {
+                    let _ = arrival.events.send(SequenceEvent::Failed(failure.clone()));
+                }
+                Some(message) => match self.handle(message) {
+                    Then::GoOn => {}
+                    Then::Stop => return self.turn_away().await,
+                },
+                None => return,
+            }
+        }
+    }
+}
+
+impl Capacity {
+    pub fn of(group: &Group) -> Self {
+        let (model, prepared, limits) = (group.description(), group.prepared(), group.limits());
+        Self {
+            pages: prepared.pages,
+            tables: group.tables(),
+            max_slots: limits.max_slots,
+            max_step_tokens: limits.max_step_tokens,
+            max_sequence_tokens: group.max_sequence_tokens(),
+            stages: model.stages,
+            vocab_size: model.vocab_size,
+            cost: prepared.cost.unwrap_or_default(),
+        }
+    }
+}

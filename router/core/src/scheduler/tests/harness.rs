@@ -1,0 +1,304 @@
+//! Drives a core and a mock model as the task and a worker would, step by step, and keeps each client's
+//! view: what it was sent must be what an undisturbed run gives.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use penstock_proto::StepPlan;
+use penstock_proto::ids::{SequenceId, TokenId};
+use tokio::sync::mpsc;
+
+use super::pages::Pages;
+use crate::scheduler::core::{Capacity, Core, Rules};
+use crate::scheduler::handle::Arrival;
+use crate::scheduler::results::Stepped;
+use crate::scheduler::submission::{
+    Finish, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
+    Tenant,
+};
+use crate::worker::mock::{MockConfig, MockModel};
+
+/// How long a step takes.
+pub const STEP: Duration = Duration::from_micros(100);
+
+/// Small enough that blocks, slots and budgets run out all the time.
+pub fn tiny() -> MockConfig {
+    MockConfig { vocab_size: 50, pages: 24, block_size: 4, max_positions: 96, ..MockConfig::default() }
+}
+
+pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Capacity {
+    Capacity {
+        pages: config.pages,
+        tables: config.tables(),
+        max_slots,
+        max_step_tokens,
+        max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
+        stages: config.stages,
+        vocab_size: config.vocab_size,
+        cost: config.cost,
+    }
+}
+
+pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
+    SequenceSpec {
+        encoder: Vec::new(),
+        prompt: prompt.iter().copied().map(TokenId).collect(),
+        sampling: Sampling::default(),
+        max_new_tokens,
+        ignore_eos: false,
+        stop_token_ids: Vec::new(),
+        top_tokens: 0,
+        prompt_logprobs: false,
+        cache_namespace: 0,
+        tenant: Tenant::Anonymous,
+        deadline: None,
+        stop_at: None,
+        trace: None,
+    }
+}
+
+pub struct Client {
+    pub spec: SequenceSpec,
+    events: mpsc::UnboundedReceiver<SequenceEvent>,
+    pub admitted: Option<u32>,
+    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
+    pub tokens: Vec<SampledToken>,
+    pub end: Option<Result<Finish, SequenceFailure>>,
+    /// Its owner let go of it.
+    pub released: bool,
+}
+
+impl Client {
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id.0).collect()
+    }
+}
+
+pub struct Harness {
+    pub config: MockConfig,
+    pub core: Core,
+    pub model: MockModel,
+    pub plans: VecDeque<StepPlan>,
+    /// What each page holds, where all layers have one table.
+    pages: Option<Pages>,
+    /// The row of the next plan whose logits are not numbers.
+    pub overflows: Option<usize>,
+    /// For each of `plans`, the rows that sample from such logits.
+    spoiled: VecDeque<Vec<u32>>,
+    /// A plan with more rows kills the workers.
+    pub most_rows: u32,
+    pub crashes: u32,
+    pub clients: BTreeMap<SequenceId, Client>,
+    pub now: Instant,
+    next_id: u64,
+}
+
+impl Harness {
+    pub fn new(config: MockConfig, max_slots: u32, max_step_tokens: u32) -> Self {
+        Self::with_target(config, max_slots, max_step_tokens, None)
+    }
+
+    pub fn with_target(
+        config: MockConfig,
+        max_slots: u32,
+        max_step_tokens: u32,
+        target_itl: Option<Duration>,
+    ) -> Self {
+        let rules = Rules {
+            eos: config.eos_ids.iter().copied().map(TokenId).collect(),
+            target_itl,
+            step_timeout: Duration::from_secs(10),
+        };
+        let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));
+        let model = MockModel::new(config.clone(), max_slots, max_step_tokens);
+        let pages = ((config.full_tables, config.windowed_tables) == (1, 0)).then(Pages::default);
+        Self {
+            config,
+            core,
+            model,
+            plans: VecDeque::new(),
+            pages,
+            overflows: None,
+            spoiled: VecDeque::new(),
+            most_rows: u32::MAX,
+            crashes: 0,
+            clients: BTreeMap::new(),
+            now: Instant::now(),
+            next_id: 1,
+        }
+    }
+
+    pub fn submit(&mut self, spec: SequenceSpec) -> SequenceId {
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        let (sender, events) = mpsc::unbounded_channel();
+        self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None }, self.now);
+        let client = Client {
+            spec,
+            events,
+            admitted: None,
+            prompt_logprobs: None,
+            tokens: Vec::new(),
+            end: None,
+            released: false,
+        };
+        self.clients.insert(id, client);
+        id
+    }
+
+    pub fn release(&mut self, id: SequenceId, why: Release) {
+        self.core.release(id, why, self.now);
+        self.read_events();
+        self.clients.get_mut(&id).expect("was submitted").released = true;
+    }
+
+    /// Sends what can be sent.
+    pub fn plan(&mut self) -> usize {
+        self.core.expire(self.now);
+        self.core.check_due(self.now);
+        while let Some(plan) = self.core.plan(self.now) {
+            let overflows = self.overflows.take();
+            let spoiled = self.pages.as_mut().map(|pages| pages.read(&plan, &self.core, overflows));
+            self.spoiled.push_back(spoiled.unwrap_or_default());
+            self.plans.push_back(plan);
+            let many = self.core.running.len() as u32 > self.core.throttle.rows();
+            assert!(!many || !self.core.quarantined.is_empty(), "more sequences run than may");
+        }
+        self.plans.len()
+    }
+
+    /// Sends what can be sent, and answers the oldest plan, unless it kills the workers. `None` when there was nothing
+    /// to do.
+    pub fn step(&mut self) -> Option<Stepped> {
+        self.plan();
+        while self.plans.front().is_some_and(|plan| plan.flags.len() as u32 > self.most_rows) {
+            self.now += STEP;
+            self.crashes += 1;
+            self.crash();
+            self.plan();
+        }
+        self.step_with_errors(|_| Vec::new())
+    }
+
+    pub fn step_with_errors(&mut self, errors: impl FnOnce(u32) -> Vec<u32>) -> Option<Stepped> {
+        self.plan();
+        let plan = self.plans.pop_front()?;
+        self.now += STEP;
+        let mut errors = errors(plan.flags.len() as u32);
+        errors.extend(self.spoiled.pop_front().unwrap_or_default());
+        errors.sort_unstable();
+        errors.dedup();
+        let result = self.model.execute_with_errors(&plan, &errors);
+        let result = result.unwrap_or_else(|why| panic!("plan {} is wrong: {why}", plan.number));
+        let stepped = self.core.apply(result, self.now).expect("the result is what the plan asked for");
+        self.check();
+        Some(stepped)
+    }
+
+    pub fn run_to_end(&mut self) {
+        for _ in 0..100_000 {
+            if self.step().is_none() {
+                assert!(self.core.is_empty(), "sequences live and nothing is planned");
+                return;
+            }
+        }
+        panic!("does not come to an end");
+    }
+
+    /// The workers die with whatever is in flight, and come back.
+    pub fn crash(&mut self) {
+        self.crash_to(self.config.pages);
+    }
+
+    pub fn crash_to(&mut self, pages: u32) {
+        self.plans.clear();
+        self.spoiled.clear();
+        self.pages = self.pages.take().map(|_| Pages::default());
+        self.core.lose();
+        self.config.pages = pages;
+        let capacity =
+            capacity(&self.config, self.core.capacity.max_slots, self.core.capacity.max_step_tokens);
+        self.model = MockModel::new(self.config.clone(), capacity.max_slots, capacity.max_step_tokens);
+        self.core.renew(capacity, self.now);
+        self.check();
+    }
+
+    pub fn client(&mut self, id: SequenceId) -> &Client {
+        self.read_events();
+        &self.clients[&id]
+    }
+
+    /// Everything that must always hold.
+    pub fn check(&mut self) {
+        self.core.check();
+        self.read_events();
+    }
+
+    fn read_events(&mut self) {
+        for (id, client) in &mut self.clients {
+            while let Ok(event) = client.events.try_recv() {
+                assert!(client.end.is_none(), "{id:?} got {event:?} after its end");
+                assert!(!client.released, "{id:?} got {event:?} after it was released");
+                match event {
+                    SequenceEvent::Admitted { cached_tokens } => {
+                        assert!(client.admitted.is_none(), "{id:?} was admitted twice");
+                        client.admitted = Some(cached_tokens);
+                    }
+                    SequenceEvent::PromptLogprobs(logprobs) => {
+                        assert!(client.prompt_logprobs.is_none() && client.tokens.is_empty());
+                        client.prompt_logprobs = Some(logprobs);
+                    }
+                    SequenceEvent::Token(token) => {
+                        assert!(client.admitted.is_some());
+                        client.tokens.push(token);
+                    }
+                    SequenceEvent::Finished { last, finish } => {
+                        client.tokens.push(last);
+                        client.end = Some(Ok(finish));
+                    }
+                    SequenceEvent::TimeUp => {
+                        assert!(client.spec.stop_at.is_some() && !client.tokens.is_empty());
+                        client.end = Some(Ok(Finish::Length));
+                    }
+                    SequenceEvent::Failed(failure) => client.end = Some(Err(failure)),
+                }
+            }
+        }
+    }
+
+    /// What each client got is what it would have got alone and undisturbed: all of it if it finished, its
+    /// beginning if it did not.
+    pub fn check_against_reference(&mut self) {
+        self.read_events();
+        for (id, client) in &self.clients {
+            let reference = MockModel::reference(&self.config, &client.spec);
+            let got = client.ids();
+            match &client.end {
+                Some(Ok(Finish::Length)) if client.spec.stop_at.is_some() => {
+                    assert!(
+                        !got.is_empty() && reference.starts_with(&got),
+                        "{id:?} got {got:?} of {reference:?}"
+                    );
+                }
+                Some(Ok(finish)) => {
+                    assert_eq!(got, reference, "{id:?}");
+                    let spec = &client.spec;
+                    let ended = got.last().is_some_and(|last| {
+                        (self.config.eos_ids.contains(last) && !spec.ignore_eos)
+                            || spec.stop_token_ids.contains(&TokenId(*last))
+                    });
+                    let expected = match ended {
+                        true => Finish::Eos,
+                        false => Finish::Length,
+                    };
+                    assert_eq!(*finish, expected, "{id:?}");
+                }
+                _ => assert!(reference.starts_with(&got), "{id:?} got {got:?} of {reference:?}"),
+            }
+            if client.spec.prompt_logprobs && !client.tokens.is_empty() {
+                let logprobs = client.prompt_logprobs.as_ref().expect("came before the first token");
+                assert_eq!(logprobs, &MockModel::reference_prompt(&self.config, &client.spec), "{id:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The scheduler's core against a model that notices every wrong plan, without async and without a clock;
+//! and in `served` the whole of it, against mock workers behind real sockets.
+
+mod blocks;
+mod core;
+mod encoder;
+mod fair;
+mod harness;
+mod pages;
+mod random;
+mod served;

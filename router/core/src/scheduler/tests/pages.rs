@@ -1,0 +1,84 @@
+//! What each page of the KV cache holds, as plans say it: whose namespace, and whether it is NaN. Knows one table for
+//! all layers. NaN spreads as it does in a model: to all that a row writes which attends to it, and to its logits.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytemuck::allocation::pod_collect_to_vec;
+use penstock_proto::{RowFlag, StepPlan};
+
+use crate::scheduler::core::Core;
+
+#[derive(Default)]
+pub struct Pages {
+    /// Of each slot.
+    tables: HashMap<u32, Vec<u32>>,
+    namespaces: HashMap<u32, u64>,
+    nan: BTreeSet<u32>,
+}
+
+struct Row {
+    slot: u32,
+    /// Positions that it feeds.
+    from: u32,
+    to: u32,
+    samples: bool,
+}
+
+impl Pages {
+    /// Reads a plan that was just built. The logits of row `overflows`, if there is one, are not numbers, nor is what
+    /// it writes. Returns the rows that sample from such logits.
+    pub fn read(&mut self, plan: &StepPlan, core: &Core, overflows: Option<usize>) -> Vec<u32> {
+        let block_size = core.pool.block_size();
+        let column = |bytes: &[u8]| pod_collect_to_vec::<u8, u32>(bytes);
+        let (slots, positions, counts) = (column(&plan.slots), column(&plan.positions), column(&plan.counts));
+        let (new_blocks, new_pages) = (column(&plan.new_block_counts), column(&plan.new_pages));
+        let mut new_pages = &new_pages[..];
+        let mut rows = Vec::new();
+        for (at, &slot) in slots.iter().enumerate() {
+            let (from, to) = (positions[at], positions[at] + counts[at]);
+            let starts = plan.flags[at] & RowFlag::Start as u8 != 0;
+            let table = self.tables.entry(slot).or_default();
+            if starts {
+                table.clear();
+            }
+            let (own, rest) = new_pages.split_at(new_blocks[at] as usize);
+            table.extend(own);
+            new_pages = rest;
+            let sequence = core
+                .sequences
+                .iter()
+                .map(|(_, sequence)| sequence)
+                .find(|sequence| sequence.slot.is_some_and(|s| s.0 == slot));
+            let namespace = sequence.expect("a row's slot has a sequence").namespace;
+            for (block, &page) in table.iter().enumerate() {
+                let begin = block as u32 * block_size;
+                if begin >= from {
+                    self.namespaces.insert(page, namespace);
+                    self.nan.remove(&page);
+                } else if starts {
+                    assert_eq!(self.namespaces[&page], namespace, "a page of another namespace is read");
+                }
+            }
+            rows.push(Row { slot, from, to, samples: plan.flags[at] & RowFlag::Sample as u8 != 0 });
+        }
+        // All rows of a plan write before any reads.
+        let mut bad: BTreeSet<usize> = overflows.into_iter().filter(|at| *at < rows.len()).collect();
+        loop {
+            for &at in &bad {
+                let Row { slot, from, to, .. } = rows[at];
+                let written = (from / block_size) as usize..to.div_ceil(block_size) as usize;
+                self.nan.extend(&self.tables[&slot][written]);
+            }
+            let reads_nan = |row: &Row| {
+                let read = &self.tables[&row.slot][..row.to.div_ceil(block_size) as usize];
+                read.iter().any(|page| self.nan.contains(page))
+            };
+            let before = bad.len();
+            bad.extend(rows.iter().enumerate().filter(|(_, row)| reads_nan(row)).map(|(at, _)| at));
+            if bad.len() == before {
+                break;
+            }
+        }
+        bad.into_iter().filter(|&at| rows[at].samples).map(|at| at as u32).collect()
+    }
+}

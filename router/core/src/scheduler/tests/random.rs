@@ -1,0 +1,254 @@
+//! The core under random work, cancels, errors and crashes, in pools so small that everything runs out.
+
+use penstock_proto::ids::{SequenceId, TokenId};
+use proptest::prelude::*;
+
+use super::harness::{Harness, STEP, spec, tiny};
+use crate::scheduler::submission::{Release, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::worker::mock::MockConfig;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Perhaps with a time to stop at, in steps from now.
+    Submit(Box<SequenceSpec>, Option<u32>),
+    Release(prop::sample::Index, Release),
+    Steps(u8),
+    /// Sends plans and answers none, so that what comes next meets two in flight.
+    Plan,
+    RowError(prop::sample::Index),
+    /// A row of the next plan computes NaN.
+    Overflow(prop::sample::Index),
+    Crash,
+}
+
+const START: [TokenId; 2] = [TokenId(1), TokenId(3)];
+
+/// Prompts are few and alike, so that prefixes are shared in all ways.
+fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
+    (0u32..3, 1u32..70).prop_map(|(family, len)| of_family(family, len).into_iter().map(TokenId).collect())
+}
+
+fn of_family(family: u32, len: u32) -> Vec<u32> {
+    let token = |at: u32| match family {
+        0 => 7,
+        1 => at % 4,
+        _ => (at * 5) % 50,
+    };
+    (0..len).map(token).collect()
+}
+
+/// Of an encoder-decoder, if it has an `encoder`: then its prompt is what the decoder begins with.
+fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
+    let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
+    let options =
+        (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
+    (prompts(), 1u32..96, sampling, options).prop_map(move |(prompt, new, sampling, options)| {
+        let (seed, samples, penalty, bias) = sampling;
+        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, tenant) = options;
+        let (encoder, prompt) = match encoder {
+            true => (prompt, START.to_vec()),
+            false => (Vec::new(), prompt),
+        };
+        let before = encoder.len().next_multiple_of(4) + prompt.len();
+        let max_new_tokens = new.min(96 - before as u32);
+        SequenceSpec {
+            prompt_logprobs: prompt_logprobs && encoder.is_empty(),
+            encoder,
+            prompt,
+            sampling: Sampling {
+                temperature: if samples { 0.7 } else { 0.0 },
+                seed,
+                repetition_penalty: if penalty { 1.3 } else { 1.0 },
+                logit_bias: if bias { vec![(TokenId(5), 1.5), (TokenId(6), -2.0)] } else { Vec::new() },
+                min_new_tokens: least.saturating_sub(20).min(max_new_tokens),
+                watermark: watermark.then_some(Watermark { greens: 25, delta: 2.0 }),
+                ..Sampling::default()
+            },
+            max_new_tokens,
+            ignore_eos,
+            stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
+            top_tokens,
+            cache_namespace,
+            tenant: Tenant::Key(tenant),
+            deadline: None,
+            stop_at: None,
+            trace: None,
+        }
+    })
+}
+
+fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        6 => (specs(encoder), prop::option::weighted(0.2, 0u32..60))
+            .prop_map(|(spec, steps)| Op::Submit(Box::new(spec), steps)),
+        2 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Cancelled)),
+        1 => any::<prop::sample::Index>().prop_map(|at| Op::Release(at, Release::Stopped)),
+        6 => (1u8..20).prop_map(Op::Steps),
+        2 => Just(Op::Plan),
+        1 => any::<prop::sample::Index>().prop_map(Op::RowError),
+        1 => any::<prop::sample::Index>().prop_map(Op::Overflow),
+        1 => Just(Op::Crash),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
+    let pages = config.pages;
+    let mut harness = Harness::new(config, slots, budget);
+    let mut ids: Vec<SequenceId> = Vec::new();
+    for op in ops {
+        match op {
+            Op::Submit(spec, steps) => {
+                let stop_at = steps.map(|steps| harness.now + STEP * steps);
+                ids.push(harness.submit(SequenceSpec { stop_at, ..*spec }));
+            }
+            Op::Release(at, why) => {
+                if !ids.is_empty() {
+                    harness.release(*at.get(&ids), why);
+                }
+            }
+            Op::Steps(count) => {
+                for _ in 0..count {
+                    step_and_watch_the_oldest(&mut harness);
+                }
+            }
+            Op::Plan => drop(harness.plan()),
+            Op::RowError(at) => {
+                harness.step_with_errors(|rows| vec![at.index(rows as usize) as u32]);
+            }
+            Op::Overflow(at) => harness.overflows = Some(at.index(slots as usize)),
+            Op::Crash => harness.crash(),
+        }
+        harness.check();
+    }
+    for _ in 0..50_000 {
+        if !step_and_watch_the_oldest(&mut harness) {
+            break;
+        }
+    }
+    assert!(harness.core.is_empty(), "sequences live and nothing is planned");
+    assert_eq!(harness.core.pool.available(), pages, "every page came back");
+    harness.check_against_reference();
+    forgets_what_is_not_a_number(&mut harness);
+    // Doubling the room that is asked for bounds the preemptions of each sequence.
+    let most = ids.len() as u64 * 8;
+    assert!(harness.core.counters.preemptions <= most, "thrashes: {}", harness.core.counters.preemptions);
+}
+
+/// Nobody is served NaN of others twice: who meets it makes it forgotten.
+fn forgets_what_is_not_a_number(harness: &mut Harness) {
+    harness.overflows = None;
+    for (family, cache_namespace) in [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)] {
+        let mut failed = 0;
+        loop {
+            let spec = SequenceSpec { cache_namespace, ..spec(&of_family(family, 69), 1) };
+            // What an encoder-decoder reads begins with what its encoder does.
+            let spec = match harness.config.decoder_start_ids.is_empty() {
+                true => spec,
+                false => SequenceSpec { encoder: spec.prompt, prompt: START.to_vec(), ..spec },
+            };
+            let id = harness.submit(spec);
+            harness.run_to_end();
+            match &harness.client(id).end {
+                Some(Ok(_)) => break,
+                _ => failed += 1,
+            }
+            assert!(failed < 2, "what was not a number is found again and again");
+        }
+    }
+}
+
+/// Steps once. While anybody lives something is planned, and the oldest is never preempted.
+fn step_and_watch_the_oldest(harness: &mut Harness) -> bool {
+    let oldest = harness.core.oldest();
+    let before = oldest.map(|id| harness.core.preemptions_of(id));
+    let stepped = harness.step().is_some();
+    assert!(stepped || harness.core.is_empty(), "sequences live and nothing is planned");
+    if let (Some(id), Some(before)) = (oldest, before)
+        && harness.core.quarantined.is_empty()
+    {
+        assert!(harness.core.preemptions_of(id).is_none_or(|after| before == Some(after)), "{id:?}");
+    }
+    stepped
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_client_gets_what_it_would_have_got_alone(
+        ops in ops(false),
+        stages in prop_oneof![3 => Just(1u32), 1 => Just(2), 1 => Just(4)],
+        pages in 24u32..60,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        // Every running sequence must be able to decode in one step.
+        run(ops, MockConfig { pages, eos_one_in, stages, ..tiny() }, slots.min(budget), budget);
+    }
+
+    /// As when a large step needs more memory than there is: no request is at fault.
+    #[test]
+    fn workers_that_only_many_rows_kill_serve_everybody_in_smaller_steps(
+        specs in prop::collection::vec(specs(false), 2..12),
+        most_rows in 1u32..6,
+        slots in 2u32..9,
+        budget in 9u32..80,
+    ) {
+        let mut harness = Harness::new(MockConfig { pages: 40, ..tiny() }, slots, budget);
+        harness.most_rows = most_rows;
+        let ids: Vec<_> = specs.into_iter().map(|spec| harness.submit(spec)).collect();
+        let (mut since_token, mut seen) = (0, (0, 0));
+        while harness.step().is_some() {
+            let now = (harness.crashes, harness.core.counters.generated_tokens);
+            since_token = if now.1 > seen.1 { 0 } else { since_token + now.0 - seen.0 };
+            seen = now;
+            // A long prompt makes progress without a token.
+            prop_assert!(since_token <= 5, "crash after crash without a token");
+        }
+        for id in ids {
+            prop_assert!(matches!(harness.client(id).end, Some(Ok(_))), "{:?}", harness.client(id).end);
+        }
+        harness.check_against_reference();
+        // Two before each halving, and two for each of the ever rarer times that a step is tried which is too large.
+        prop_assert!(harness.crashes <= 20, "{} crashes", harness.crashes);
+    }
+
+    #[test]
+    fn every_client_of_a_model_with_windows_gets_what_it_would_have_got_alone(
+        ops in ops(false),
+        stages in prop_oneof![3 => Just(1u32), 1 => Just(2)],
+        (full_tables, windowed_tables) in prop_oneof![Just((1u32, 1u32)), Just((0, 1)), Just((1, 3)), Just((2, 1))],
+        window in 2u32..40,
+        chunked in any::<bool>(),
+        scarce in 0u32..40,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        let budget = budget.max(slots);
+        let chunked = chunked && full_tables > 0;
+        let mut config =
+            MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, stages, ..tiny() };
+        // The longest sequence fits, and little more.
+        let tables = config.tables();
+        let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;
+        config.pages = (1..).find(fits).expect("some number is enough") + scarce;
+        run(ops, config, slots, budget);
+    }
+
+    #[test]
+    fn every_client_of_an_encoder_decoder_gets_what_it_would_have_got_alone(
+        ops in ops(true),
+        pages in 24u32..60,
+        slots in 1u32..7,
+        over in 0u32..40,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+    ) {
+        // The longest input, padded, and all decodes fit into one step.
+        let budget = 72 + slots + over;
+        let decoder_start_ids = START.map(|token| token.0).to_vec();
+        run(ops, MockConfig { pages, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget);
+    }
+}

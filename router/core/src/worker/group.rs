@@ -1,0 +1,364 @@
+//! A group of ranks that hold one model: started from a `WorkerSource`, described and prepared here, then
+//! run by `stream`. Knows the rare calls of the contract; knows no sequences.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use penstock_proto::tables::Tables;
+use penstock_proto::worker_client::WorkerClient;
+use penstock_proto::{CONTRACT, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::connection::{BLAME, connect, loss};
+use super::source::{GiveUp, Loss, LossKind, WorkerSource};
+
+/// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrepareLimits {
+    pub max_slots: u32,
+    pub max_step_tokens: u32,
+    /// 0: the model's own limit.
+    pub max_sequence_tokens: u32,
+    /// 0: as much as is useful and fits.
+    pub max_cache_tokens: u64,
+    pub memory_fraction: f32,
+}
+
+/// Why a group could not be started. The texts are for the operator.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    GaveUp(#[from] GiveUp),
+    /// The model and the flags do not go together.
+    #[error("{0}")]
+    Limits(String),
+    /// A worker answered that it cannot: too little memory, for one.
+    #[error("a worker cannot serve: {0}")]
+    Refused(String),
+    /// The workers were lost again and again before they were ready.
+    #[error("the workers were lost {0} times in a row while they were made ready; the last time: {1}")]
+    Lost(u32, Loss),
+}
+
+/// How long it took to make a group ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StartupTimings {
+    /// Until the source had workers that answer.
+    pub process: Duration,
+    /// Until `Describe` was answered: the weights are loaded.
+    pub load: Duration,
+    /// Until `Prepare` was answered: the KV cache is there and everything is warm.
+    pub prepare: Duration,
+}
+
+/// Prepared workers, one per rank.
+#[derive(Clone, Debug)]
+pub struct Group {
+    sockets: Vec<PathBuf>,
+    limits: PrepareLimits,
+    description: ModelDescription,
+    prepared: Prepared,
+    startup_timings: StartupTimings,
+}
+
+/// Losses in a row, between the source's answer and `Prepared`, after which nothing better is expected. The
+/// source counts failures before that by itself.
+const LOSSES: u32 = 3;
+
+/// A replacement may take this many times longer than the first group to load and to prepare, and
+/// `SLACK` more, before it counts as hung.
+const SLOWER: u32 = 10;
+const SLACK: Duration = Duration::from_secs(60);
+
+impl Group {
+    /// Asks `source` for workers and readies them. `limits` is asked once, when the model is loaded and
+    /// before memory is taken, and may refuse.
+    pub async fn start(
+        source: &dyn WorkerSource,
+        limits: impl FnOnce(&ModelDescription) -> Result<PrepareLimits, String> + Send,
+    ) -> Result<Self, StartError> {
+        let mut choose = Some(limits);
+        let mut chosen = None;
+        let mut lost = None;
+        for _ in 0..LOSSES {
+            let begun = Instant::now();
+            let sockets = source.fresh(lost.as_ref()).await?;
+            let mut startup_timings =
+                StartupTimings { process: begun.elapsed(), ..StartupTimings::default() };
+            // How long the first `Prepare` takes nobody knows: it compiles, and times what it compiled.
+            let result = async {
+                let mut ranks = connect(&sockets).await?;
+                let begun = Instant::now();
+                let description = in_time("Describe", Duration::ZERO, describe(&mut ranks)).await?;
+                startup_timings.load = begun.elapsed();
+                if let Some(choose) = choose.take() {
+                    chosen = Some(choose(&description).map_err(StartError::Limits)?);
+                }
+                let limits = chosen.clone().expect("chosen when the first group was described");
+                let begun = Instant::now();
+                let prepared = prepare(&mut ranks, &limits, output_rank(&description)).await?;
+                startup_timings.prepare = begun.elapsed();
+                Ok(Self { sockets, limits, description, prepared, startup_timings })
+            };
+            match result.await {
+                Ok(group) => return Ok(group),
+                Err(Unready::Final(error)) => return Err(error),
+                Err(Unready::Lost(loss)) => {
+                    tracing::warn!(%loss, "lost the workers before they were ready");
+                    lost = Some(loss);
+                }
+            }
+        }
+        Err(StartError::Lost(LOSSES, lost.expect("the loop ends early unless a group was lost")))
+    }
+
+    /// A group to replace this one, which was lost: the same model with the same limits.
+    pub async fn replace(&self, source: &dyn WorkerSource, loss: Loss) -> Result<Self, StartError> {
+        let mut loss = loss;
+        for _ in 0..LOSSES {
+            let begun = Instant::now();
+            let sockets = source.fresh(Some(&loss)).await?;
+            let process = begun.elapsed();
+            match self.ready_again(sockets, process).await {
+                Ok(group) => return Ok(group),
+                Err(Unready::Final(error)) => return Err(error),
+                Err(Unready::Lost(again)) => {
+                    tracing::warn!(loss = %again, "lost the workers again before they were ready");
+                    loss = again;
+                }
+            }
+        }
+        Err(StartError::Lost(LOSSES, loss))
+    }
+
+    async fn ready_again(&self, sockets: Vec<PathBuf>, process: Duration) -> Result<Self, Unready> {
+        let mut ranks = connect(&sockets).await?;
+        let begun = Instant::now();
+        let description = in_time("Describe", self.startup_timings.load, describe(&mut ranks)).await?;
+        let load = begun.elapsed();
+        if identity(&description) != identity(&self.description) {
+            let why = format!("after a restart it serves another model: {description:?}");
+            return Err(Unready::Final(StartError::Refused(why)));
+        }
+        let begun = Instant::now();
+        let preparing = prepare(&mut ranks, &self.limits, self.output_rank());
+        let prepared = in_time("Prepare", self.startup_timings.prepare, preparing).await?;
+        let startup_timings = StartupTimings { process, load, prepare: begun.elapsed() };
+        Ok(Self { sockets, limits: self.limits.clone(), description, prepared, startup_timings })
+    }
+
+    /// Rank 0's.
+    pub fn description(&self) -> &ModelDescription {
+        &self.description
+    }
+
+    /// The rank that answers plans: the first of the last stage.
+    pub fn output_rank(&self) -> u32 {
+        output_rank(&self.description)
+    }
+
+    /// The fewest pages of any rank, and otherwise what the one that answers plans says, which measures whole
+    /// steps.
+    pub fn prepared(&self) -> &Prepared {
+        &self.prepared
+    }
+
+    pub fn limits(&self) -> &PrepareLimits {
+        &self.limits
+    }
+
+    pub fn startup_timings(&self) -> StartupTimings {
+        self.startup_timings
+    }
+
+    pub(super) fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// What a block consists of.
+    pub(crate) fn tables(&self) -> Tables {
+        Tables::of(&self.prepared, self.description.block_size)
+    }
+
+    /// Tokens that the KV cache holds where nothing is behind a window.
+    pub fn cache_tokens(&self) -> u64 {
+        self.tables().tokens(self.prepared.pages)
+    }
+
+    /// Tokens of the longest sequence that the KV cache has room for.
+    pub fn longest_in_cache(&self) -> u32 {
+        self.tables().longest(self.prepared.pages, self.limits.max_step_tokens)
+    }
+
+    /// Longest sequence that this group can hold: of the model, the limits and the KV cache.
+    pub fn max_sequence_tokens(&self) -> u32 {
+        let asked = match self.limits.max_sequence_tokens {
+            0 => self.description.max_positions.saturating_add(self.description.positions_beside()),
+            limit => limit,
+        };
+        asked.min(self.longest_in_cache())
+    }
+
+    /// Most tokens that input and output of a request may have together.
+    pub fn max_request_tokens(&self) -> u32 {
+        self.max_sequence_tokens().saturating_sub(self.description.positions_beside())
+    }
+}
+
+/// Why a group is not ready: lost, which another one may not be, or for good.
+enum Unready {
+    Lost(Loss),
+    Final(StartError),
+}
+
+impl From<Loss> for Unready {
+    fn from(loss: Loss) -> Self {
+        Self::Lost(loss)
+    }
+}
+
+impl From<StartError> for Unready {
+    fn from(error: StartError) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl Unready {
+    fn of(rank: u32, status: &Status) -> Self {
+        match status.code() {
+            // The worker is well and says no: the next one will say the same.
+            Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::ResourceExhausted
+            | Code::OutOfRange
+            | Code::Unimplemented => Self::Final(StartError::Refused(status.message().into())),
+            _ => Self::Lost(loss(rank, status)),
+        }
+    }
+}
+
+async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescription, Unready> {
+    let world_size = ranks.len() as u32;
+    let descriptions = every(ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}))).await?;
+    if descriptions.iter().any(|description| description.contract != CONTRACT) {
+        let why = "it is of another version than this router: install binary and Python package together";
+        return Err(refused(why.into()));
+    }
+    let mut descriptions = descriptions.into_iter();
+    let first = descriptions.next().ok_or_else(|| refused("there are no workers".into()))?;
+    let in_place = |description: &ModelDescription, rank| {
+        description.rank == rank && description.world_size == world_size
+    };
+    if !in_place(&first, 0) {
+        let (rank, size) = (first.rank, first.world_size);
+        return Err(refused(format!("rank 0 of {world_size} says that it is rank {rank} of {size}")));
+    }
+    if first.block_size == 0 || first.vocab_size == 0 || first.max_positions == 0 {
+        return Err(refused("its block size, vocabulary or context length is 0".into()));
+    }
+    if first.stages == 0 || !world_size.is_multiple_of(first.stages) {
+        return Err(refused(format!("{world_size} ranks are no {} stages", first.stages)));
+    }
+    for (rank, other) in (1..).zip(descriptions) {
+        if !in_place(&other, rank) || identity(&other) != identity(&first) {
+            return Err(refused(format!("rank {rank} and rank 0 do not hold the same model")));
+        }
+    }
+    Ok(first)
+}
+
+async fn prepare(
+    ranks: &mut [WorkerClient<Channel>],
+    limits: &PrepareLimits,
+    output_rank: u32,
+) -> Result<Prepared, Unready> {
+    let request = PrepareRequest {
+        max_slots: limits.max_slots,
+        max_step_tokens: limits.max_step_tokens,
+        max_sequence_tokens: limits.max_sequence_tokens,
+        max_cache_tokens: limits.max_cache_tokens,
+        memory_fraction: limits.memory_fraction,
+    };
+    let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
+    let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);
+    if pages == 0 {
+        return Err(refused("no memory is left for the KV cache".into()));
+    }
+    let prepared = Prepared { pages, ..answers[output_rank as usize] };
+    let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
+    if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(other) != shape(&prepared)) {
+        return Err(refused(format!("rank {rank} and rank {output_rank} divide the KV cache differently")));
+    }
+    if prepared.full_tables + prepared.windowed_tables == 0 {
+        return Err(refused("its KV cache has no tables".into()));
+    }
+    if prepared.windowed_tables > 0 && prepared.window == 0 {
+        return Err(refused("its KV cache has windowed tables, and their window is 0".into()));
+    }
+    Ok(prepared)
+}
+
+/// The answers of all ranks, in their order. Of several failures, the one that is no other one's consequence.
+async fn every<T>(
+    calls: impl Iterator<Item = impl Future<Output = Result<tonic::Response<T>, Status>>>,
+) -> Result<Vec<T>, Unready> {
+    let numbered = (0..).zip(calls).map(|(rank, call)| async move { (rank, call.await) });
+    let mut calls: FuturesUnordered<_> = numbered.collect();
+    let mut answers = Vec::new();
+    let mut peer_lost = None;
+    loop {
+        let next = match peer_lost {
+            None => calls.next().await,
+            Some(_) => tokio::time::timeout(BLAME, calls.next()).await.unwrap_or(None),
+        };
+        match next {
+            Some((rank, Ok(answer))) => answers.push((rank, answer.into_inner())),
+            Some((rank, Err(status))) => match Unready::of(rank, &status) {
+                Unready::Lost(loss) if loss.kind == LossKind::PeerLost => peer_lost = Some(loss),
+                blamed => return Err(blamed),
+            },
+            None => break,
+        }
+    }
+    if let Some(loss) = peer_lost {
+        return Err(Unready::Lost(loss));
+    }
+    answers.sort_by_key(|(rank, _)| *rank);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// What must be the same on every rank and after every restart.
+fn identity(model: &ModelDescription) -> impl PartialEq {
+    let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, .. } = model.clone();
+    let ModelDescription { vocab_size, block_size, max_positions, parameters, .. } = *model;
+    let ModelDescription { world_size, stages, .. } = *model;
+    let names = (model_type, eos_ids, dtype, decoder_start_ids);
+    let sizes = (vocab_size, block_size, max_positions, parameters, world_size, stages);
+    (names, sizes)
+}
+
+fn output_rank(model: &ModelDescription) -> u32 {
+    model.world_size - model.world_size / model.stages.max(1)
+}
+
+fn refused(why: String) -> Unready {
+    Unready::Final(StartError::Refused(why))
+}
+
+async fn in_time<T>(
+    call: &str,
+    first_took: Duration,
+    answer: impl Future<Output = Result<T, Unready>>,
+) -> Result<T, Unready> {
+    let limit = first_took * SLOWER + SLACK;
+    match tokio::time::timeout(limit, answer).await {
+        Ok(result) => result,
+        Err(_) => {
+            let why = format!("no answer to {call} in {limit:.0?}");
+            Err(Unready::Lost(Loss::unnamed(LossKind::Hung, why)))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! A worker without a model, for the tests and benchmarks of everything above the worker contract. It
+//! speaks the same gRPC over unix sockets; `model` executes its plans and refuses every wrong one, `server`
+//! is the process, `source` restarts it. It fails when and how a test tells it to.
+
+mod model;
+mod server;
+mod source;
+
+use std::time::Duration;
+
+use penstock_proto::tables::Tables;
+use penstock_proto::{CONTRACT, CostModel, Prepared};
+
+pub use model::MockModel;
+pub use source::MockSource;
+
+/// What a mock worker pretends to be.
+#[derive(Clone, Debug)]
+pub struct MockConfig {
+    pub vocab_size: u32,
+    /// The first one is what it samples when a sequence shall end.
+    pub eos_ids: Vec<u32>,
+    /// About one of so many tokens ends its sequence; 0: none.
+    pub eos_one_in: u64,
+    pub pages: u32,
+    pub block_size: u32,
+    /// As in `Prepared`. A window is at least 2, and chunked ones go with full tables: what is stored for a position
+    /// depends on the one before it.
+    pub full_tables: u32,
+    pub windowed_tables: u32,
+    pub window: u32,
+    pub chunked: bool,
+    pub max_positions: u32,
+    /// Of an encoder-decoder; empty: it is a decoder.
+    pub decoder_start_ids: Vec<u32>,
+    pub world_size: u32,
+    pub stages: u32,
+    pub step_fixed: Duration,
+    pub step_per_token: Duration,
+    pub cost: CostModel,
+    pub verify: Verify,
+    /// What it says that it was made with.
+    pub contract: u32,
+}
+
+/// How much of what a row attends to is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// Every position of every row in every step.
+    All,
+    /// The position before the first token fed: for benchmarks.
+    Last,
+}
+
+impl MockConfig {
+    pub fn prepared(&self) -> Prepared {
+        Prepared {
+            pages: self.pages,
+            cost: Some(self.cost),
+            cache_bytes: u64::from(self.pages) * u64::from(self.block_size),
+            free_bytes: 1 << 30,
+            full_tables: self.full_tables,
+            windowed_tables: self.windowed_tables,
+            window: self.window,
+            chunked: self.chunked,
+        }
+    }
+
+    pub(crate) fn tables(&self) -> Tables {
+        Tables::of(&self.prepared(), self.block_size)
+    }
+}
+
+impl Default for MockConfig {
+    fn default() -> Self {
+        Self {
+            vocab_size: 1000,
+            eos_ids: vec![2],
+            eos_one_in: 0,
+            pages: 256,
+            block_size: 16,
+            full_tables: 1,
+            windowed_tables: 0,
+            window: 0,
+            chunked: false,
+            max_positions: 4096,
+            decoder_start_ids: Vec::new(),
+            world_size: 1,
+            stages: 1,
+            step_fixed: Duration::ZERO,
+            step_per_token: Duration::ZERO,
+            cost: CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 1.0 },
+            verify: Verify::All,
+            contract: CONTRACT,
+        }
+    }
+}
+
+/// What goes wrong in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The process ends, before it answers.
+    Die,
+    /// The step takes so much longer, and `Check` is answered meanwhile.
+    Slow(Duration),
+    /// It never answers again, to `Check` neither.
+    Hang,
+    /// It waits for another rank and never ends the step, but answers `Check`.
+    Wait,
+    /// It says that its connection to another rank broke.
+    LosePeer,
+    /// It says that the plan is out of step.
+    Refuse,
+    /// This row's logits are not numbers.
+    RowError(u32),
+    /// It samples a token that is not in the vocabulary.
+    OutsideVocabulary,
+    /// It answers another plan's number.
+    WrongNumber,
+    /// A column is cut short.
+    ShortColumn,
+}
+
+/// A step, as far as a script of faults may want to know it.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// 1 for the first worker, 2 for the one after the first restart, ...
+    pub incarnation: u32,
+    pub rank: u32,
+    /// Plan number in this incarnation.
+    pub number: u64,
+    pub rows: u32,
+    /// All tokens fed, those of CONTINUE rows too.
+    pub fed: &'a [u32],
+}
+
+/// Asked at every step whether something goes wrong.
+pub type Script = Box<dyn FnMut(Step<'_>) -> Option<Fault> + Send>;

@@ -1,0 +1,750 @@
+//! Executes plans as a model would, with a hash in the place of keys and values: what is stored for a
+//! position depends on its token and on what is stored for the position before it, found through the block
+//! tables. What is sampled depends on what is stored for the last position. So a block that is wrong, stale,
+//! shared too early or written twice changes the tokens, and mostly is noticed at once. What is stored for a
+//! token that an encoder reads depends on all that it reads.
+
+use bytes::Bytes;
+use penstock_proto::ids::TokenId;
+use penstock_proto::tables::Tables;
+use penstock_proto::{RowError, RowFlag, Starts, StepPlan, StepResult};
+
+use super::{MockConfig, Verify};
+use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
+
+/// One per incarnation of a mock worker; also used without a worker, as the far side of the scheduler's core.
+pub struct MockModel {
+    config: MockConfig,
+    max_slots: u32,
+    max_step_tokens: u32,
+    number: u64,
+    digest: crc32fast::Hasher,
+    tables: Tables,
+    /// What is stored, `block_size` for each page.
+    kv: Vec<Option<Stored>>,
+    /// In how many slots' tables each page is.
+    holders: Vec<u32>,
+    slots: Vec<Option<Slot>>,
+    /// All tokens fed in the last plan.
+    fed: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stored {
+    token: u32,
+    position: u32,
+    /// Of this and all tokens before it.
+    chain: u64,
+}
+
+struct Slot {
+    /// Of each block, its page in each table.
+    pages: Vec<u32>,
+    encoder: Encoder,
+    /// Positions that it has, fed or found in filled blocks.
+    len: u32,
+    sampled: Option<(u32, u32)>,
+    key: SamplingKey,
+    top_tokens: u32,
+}
+
+/// What a sequence is sampled with, as far as it is not the model's.
+#[derive(Clone, Debug)]
+struct SamplingKey {
+    seed: u64,
+    samples: bool,
+    bias: u64,
+    /// All of the sequence, and how much of it is output, when a penalty is on.
+    history: Option<(Vec<u32>, u32)>,
+    /// What is not sampled, and below which position.
+    held_back: (Vec<u32>, u32),
+    watermark: u64,
+}
+
+/// One row's result.
+struct Sampled {
+    token: u32,
+    logprob: f32,
+    top: Vec<(u32, f32)>,
+}
+
+/// The part of a sequence that an encoder reads: its tokens, and the positions that they fill with padding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Encoder {
+    tokens: u32,
+    positions: u32,
+}
+
+/// In the place of a page behind the window.
+const NO_PAGE: u32 = u32::MAX;
+
+const ROOT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// splitmix64's finalizer (Steele, Lea, Flood 2014), over a running value.
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a ^ b.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_add(ROOT);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn extend(chain: u64, token: u32, position: u32) -> u64 {
+    mix(mix(chain, u64::from(token)), u64::from(position))
+}
+
+/// What stands for all that an encoder has read.
+fn read(tokens: impl Iterator<Item = u32>) -> u64 {
+    tokens.fold(mix(ROOT, 17), |chain, token| mix(chain, u64::from(token)))
+}
+
+macro_rules! require {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition { return Err(format!($($message)+)); }
+    };
+}
+
+impl MockModel {
+    pub fn new(config: MockConfig, max_slots: u32, max_step_tokens: u32) -> Self {
+        Self {
+            tables: config.tables(),
+            kv: vec![None; config.pages as usize * config.block_size as usize],
+            holders: vec![0; config.pages as usize],
+            slots: (0..max_slots).map(|_| None).collect(),
+            config,
+            max_slots,
+            max_step_tokens,
+            number: 0,
+            digest: crc32fast::Hasher::new(),
+            fed: Vec::new(),
+        }
+    }
+
+    /// What an undisturbed run of `spec` samples, with its end.
+    pub fn reference(config: &MockConfig, spec: &SequenceSpec) -> Vec<u32> {
+        let mut key = SamplingKey::of(&spec.sampling);
+        let ends: Vec<u32> =
+            config.eos_ids.iter().copied().chain(spec.stop_token_ids.iter().map(|id| id.0)).collect();
+        if spec.sampling.min_new_tokens > 0 {
+            let from = spec.prompt.len() as u32
+                + Encoder::new(spec.encoder.len() as u32, config.block_size).positions;
+            key.held_back = (ends, from + spec.sampling.min_new_tokens);
+        }
+        let encoder = Encoder::new(spec.encoder.len() as u32, config.block_size);
+        let mut chain = match encoder.positions {
+            0 => ROOT,
+            positions => mix(read(spec.encoder.iter().map(|token| token.0)), u64::from(positions - 1)),
+        };
+        let prompt = spec.prompt.iter().map(|token| token.0);
+        let before = encoder.positions + spec.prompt.len() as u32;
+        for (token, position) in prompt.clone().zip(encoder.positions..) {
+            chain = extend(chain, token, position);
+        }
+        if let Some((history, _)) = &mut key.history {
+            history.extend(prompt);
+        }
+        let mut output = Vec::new();
+        while output.len() < spec.max_new_tokens as usize {
+            let position = before + output.len() as u32;
+            let sampled = key.sample(config, chain, position, 0).token;
+            output.push(sampled);
+            let eos = config.eos_ids.contains(&sampled) && !spec.ignore_eos;
+            if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
+                break;
+            }
+            key.remember(sampled);
+            chain = extend(chain, sampled, position);
+        }
+        output
+    }
+
+    /// The log probabilities of `spec`'s prompt.
+    pub fn reference_prompt(config: &MockConfig, spec: &SequenceSpec) -> Vec<PromptLogprob> {
+        let mut chain = ROOT;
+        let mut logprobs = vec![PromptLogprob::default()];
+        for (pair, position) in spec.prompt.windows(2).zip(0..) {
+            chain = extend(chain, pair[0].0, position);
+            logprobs.push(PromptLogprob {
+                logprob: Some(prompt_logprob(chain, pair[1].0)),
+                top: (0..spec.top_tokens)
+                    .map(|n| alternative(config, chain, n))
+                    .map(|(token, logprob)| (TokenId(token), logprob))
+                    .collect(),
+            });
+        }
+        logprobs
+    }
+
+    /// All tokens that the last plan fed.
+    pub fn fed(&self) -> &[u32] {
+        &self.fed
+    }
+
+    /// Executes a plan. An error is what a worker answers with FAILED_PRECONDITION: the plan is wrong.
+    pub fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, String> {
+        self.number += 1;
+        require!(plan.number == self.number, "plan {} came, expected {}", plan.number, self.number);
+        self.check_digest(plan)?;
+        self.fed.clear();
+        for slot in u32s(&plan.released) {
+            let held = self.slots.get_mut(slot as usize).and_then(Option::take);
+            let held = held.ok_or_else(|| format!("slot {slot} is released and was not in use"))?;
+            self.let_go(&held.pages);
+        }
+        let rows = Rows::read(plan)?;
+        require!(rows.slots.len() <= self.max_slots as usize, "{} rows", rows.slots.len());
+        let tokens: u64 = rows.counts.iter().map(|&n| u64::from(n)).sum();
+        require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
+        let mut seen = std::collections::HashSet::new();
+        for &slot in &rows.slots {
+            require!(slot < self.max_slots, "slot {slot} of {}", self.max_slots);
+            require!(seen.insert(slot), "slot {slot} is twice in one plan");
+        }
+        // Within a layer every row's keys and values are written before any is read. So all rows write
+        // first, and what they then attend to is checked afterwards.
+        let mut cursor = Cursor::default();
+        for at in 0..rows.slots.len() {
+            self.write(&rows, at, &mut cursor)?;
+        }
+        cursor.check_all_read(&rows)?;
+        let mut result = StepResult { number: plan.number, ..StepResult::default() };
+        let mut columns = ResultColumns::default();
+        for at in 0..rows.slots.len() {
+            self.attend(&rows, at, &mut cursor.targets_read, &mut columns)?;
+        }
+        columns.write(&mut result);
+        Ok(result)
+    }
+
+    /// The same with some rows' logits not being numbers.
+    pub fn execute_with_errors(&mut self, plan: &StepPlan, rows: &[u32]) -> Result<StepResult, String> {
+        let mut result = self.execute(plan)?;
+        let error = |&row: &u32| RowError { row, message: "the model's output is not a number".into() };
+        result.errors = rows.iter().map(error).collect();
+        Ok(result)
+    }
+
+    fn check_digest(&mut self, plan: &StepPlan) -> Result<(), String> {
+        let digest = &mut self.digest;
+        digest.update(&plan.number.to_le_bytes());
+        let StepPlan { released, slots, flags, positions, counts, tokens, .. } = plan;
+        let StepPlan { new_block_counts, new_pages, prompt_targets, .. } = plan;
+        for column in [released, slots, flags, positions, counts, tokens, new_block_counts, new_pages] {
+            digest.update(column);
+        }
+        digest.update(prompt_targets);
+        if let Some(starts) = &plan.starts {
+            let s = starts;
+            for column in [&s.seeds, &s.temperatures, &s.top_ks, &s.top_ps, &s.typical_ps, &s.min_ps] {
+                digest.update(column);
+            }
+            for column in [&s.repetition_penalties, &s.frequency_penalties, &s.presence_penalties] {
+                digest.update(column);
+            }
+            for column in [&s.top_tokens, &s.history_counts, &s.history_outputs, &s.history] {
+                digest.update(column);
+            }
+            for column in [&s.bias_counts, &s.bias_tokens, &s.biases] {
+                digest.update(column);
+            }
+            for column in [&s.first_ends, &s.end_counts, &s.end_tokens] {
+                digest.update(column);
+            }
+            for column in [&s.watermark_deltas, &s.watermark_greens, &s.encoder_counts] {
+                digest.update(column);
+            }
+        }
+        digest.update(&plan.traces);
+        let own = digest.clone().finalize();
+        require!(plan.digest == own, "plan {} has digest {}, expected {own}", plan.number, plan.digest);
+        Ok(())
+    }
+
+    fn write(&mut self, rows: &Rows, at: usize, cursor: &mut Cursor) -> Result<(), String> {
+        let (slot, position, count) = (rows.slots[at], rows.positions[at], rows.counts[at]);
+        let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;
+        require!(count >= 1, "row {at} feeds nothing");
+        if flag(RowFlag::Start) {
+            if let Some(old) = self.slots[slot as usize].take() {
+                self.let_go(&old.pages);
+            }
+            self.slots[slot as usize] = Some(cursor.start(rows, &self.config)?);
+        }
+        let mut state = self.slots[slot as usize]
+            .take()
+            .ok_or_else(|| format!("row {at}: slot {slot} was not started"))?;
+
+        self.forget(&mut state, position);
+        for page in cursor.new_pages(rows, at, self.tables.count())? {
+            let (block, table) = self.place(state.pages.len());
+            if page == NO_PAGE {
+                let is_behind = table >= self.tables.full && block < self.tables.first_read(position);
+                require!(
+                    is_behind,
+                    "row {at}: block {block} has no page in table {table}, and {position} reads it"
+                );
+            } else {
+                require!(page < self.config.pages, "row {at}: page {page} of {}", self.config.pages);
+                require!(!state.pages.contains(&page), "row {at}: page {page} is twice in its tables");
+                self.holders[page as usize] += 1;
+            }
+            state.pages.push(page);
+        }
+        let fed: Vec<u32> = if flag(RowFlag::Continue) {
+            require!(count == 1, "row {at} continues with {count} tokens");
+            let (sampled_at, token) =
+                state.sampled.ok_or_else(|| format!("row {at} continues and nothing was sampled"))?;
+            require!(sampled_at == position, "row {at} continues at {position}, sampled was {sampled_at}");
+            vec![token]
+        } else {
+            cursor.tokens(rows, count)?.to_vec()
+        };
+        let end = position + count;
+        require!(end <= self.config.max_positions, "row {at} reaches position {end}");
+        let size = self.config.block_size;
+        let blocks = state.pages.len() as u32 / self.tables.count();
+        require!(blocks * size >= end, "row {at}: its tables do not reach {end}");
+        if flag(RowFlag::Start) {
+            let mut read = self.each_table().flat_map(|table| {
+                (self.first_visible(table, position)..position).map(move |before| (table, before))
+            });
+            let shared = read.all(|(table, before)| self.stored(&state.pages, table, before).is_some());
+            require!(shared, "row {at} starts at {position}, and not all before it is there");
+            require!(position % size == 0, "row {at} starts in the middle of a block");
+        } else {
+            require!(position == state.len, "row {at} feeds {position}, its slot is at {}", state.len);
+        }
+        let encoder = state.encoder;
+        let cut = position < encoder.positions && (position > 0 || end < encoder.positions);
+        require!(!cut, "row {at} feeds {position} to {end}, a part of its encoder's {}", encoder.positions);
+        if let Some((history, _)) = &state.key.history {
+            let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
+            let known = fed.all(|(p, t)| history.get((p - encoder.positions) as usize) == Some(t));
+            require!(known, "row {at}: its history is not what it feeds");
+        }
+        let mut chain = match position.checked_sub(1) {
+            None => ROOT,
+            Some(before) => match self.stored(&state.pages, 0, before) {
+                Some(stored) => stored.chain,
+                None => return Err(format!("row {at}: position {before} is empty")),
+            },
+        };
+        let read = read(fed.iter().copied().take(encoder.tokens as usize));
+        for (&token, position) in fed.iter().zip(position..) {
+            require!(token < self.config.vocab_size, "row {at} feeds token {token}");
+            chain = match position < encoder.positions {
+                true => mix(read, u64::from(position)),
+                false => extend(chain, token, position),
+            };
+            let from = (position / size * self.tables.count()) as usize;
+            for &page in &state.pages[from..][..self.tables.count() as usize] {
+                require!(page != NO_PAGE, "row {at} writes {position}, which has no page");
+                let holders = self.holders[page as usize];
+                require!(holders == 1, "row {at} writes page {page}, which {holders} slots hold");
+                self.kv[(page * size + position % size) as usize] = Some(Stored { token, position, chain });
+            }
+        }
+        self.fed.extend_from_slice(&fed);
+        state.len = end;
+        state.sampled = None;
+        self.slots[slot as usize] = Some(state);
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        rows: &Rows,
+        at: usize,
+        targets_read: &mut usize,
+        columns: &mut ResultColumns,
+    ) -> Result<(), String> {
+        let slot = rows.slots[at] as usize;
+        let mut state = self.slots[slot].take().expect("written before");
+        if self.config.verify == Verify::All {
+            for table in self.each_table() {
+                self.check_visible(&state, table, rows.positions[at])
+                    .map_err(|why| format!("row {at}: {why}"))?;
+            }
+        }
+        if rows.flags[at] & RowFlag::PromptLogprobs as u8 != 0 {
+            let (from, count) = (rows.positions[at], rows.counts[at] as usize);
+            let targets = rows.prompt_targets.get(*targets_read..*targets_read + count);
+            let targets = targets.ok_or("prompt_targets is too short")?;
+            *targets_read += count;
+            for (&target, position) in targets.iter().zip(from..) {
+                let chain = self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain);
+                let known = target != u32::MAX;
+                columns.prompt_logprobs.push(if known { prompt_logprob(chain, target) } else { f32::NAN });
+                for (token, logprob) in (0..state.top_tokens).map(|n| alternative(&self.config, chain, n)) {
+                    columns.prompt_top_tokens.push(token);
+                    columns.prompt_top_logprobs.push(logprob);
+                }
+            }
+        }
+        if rows.flags[at] & RowFlag::Sample as u8 != 0 {
+            let chain = self.stored(&state.pages, 0, state.len - 1).map_or(0, |stored| stored.chain);
+            if let Some((history, _)) = &state.key.history {
+                let (has, needs) = (history.len(), state.len - state.encoder.positions);
+                require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
+            }
+            let sampled = state.key.sample(&self.config, chain, state.len, state.top_tokens);
+            state.key.remember(sampled.token);
+            state.sampled = Some((state.len, sampled.token));
+            columns.sampled.push(sampled.token);
+            columns.logprobs.push(sampled.logprob);
+            for (token, logprob) in sampled.top {
+                columns.top_tokens.push(token);
+                columns.top_logprobs.push(logprob);
+            }
+        }
+        self.slots[slot] = Some(state);
+        Ok(())
+    }
+
+    fn let_go(&mut self, pages: &[u32]) {
+        for &page in pages.iter().filter(|page| **page != NO_PAGE) {
+            self.holders[page as usize] -= 1;
+        }
+    }
+
+    /// What no token from `position` on reads may be another's by now.
+    fn forget(&mut self, state: &mut Slot, position: u32) {
+        let first = self.tables.first_read(position);
+        for at in 0..state.pages.len() {
+            let (block, table) = self.place(at);
+            if table >= self.tables.full && block < first && state.pages[at] != NO_PAGE {
+                self.holders[state.pages[at] as usize] -= 1;
+                state.pages[at] = NO_PAGE;
+            }
+        }
+    }
+
+    /// Block and table of an entry of a slot's pages.
+    fn place(&self, at: usize) -> (u32, u32) {
+        (at as u32 / self.tables.count(), at as u32 % self.tables.count())
+    }
+
+    fn each_table(&self) -> std::ops::Range<u32> {
+        0..self.tables.count()
+    }
+
+    /// The first position that the token at `position` sees in a table.
+    fn first_visible(&self, table: u32, position: u32) -> u32 {
+        let window = self.tables.window;
+        match table < self.tables.full {
+            true => 0,
+            false if self.tables.chunked => position / window * window,
+            false => (position + 1).saturating_sub(window),
+        }
+    }
+
+    /// All that a row which begins at `position` sees in a table is its sequence's.
+    fn check_visible(&self, state: &Slot, table: u32, position: u32) -> Result<(), String> {
+        let Encoder { tokens, positions } = state.encoder;
+        let read = read((0..tokens).filter_map(|p| self.stored(&state.pages, table, p)).map(|s| s.token));
+        let mut before = Some(ROOT);
+        let first = self.first_visible(table, position);
+        if first > 0 {
+            before = None;
+        }
+        for position in first..state.len {
+            let stored = self.stored(&state.pages, table, position);
+            let stored =
+                stored.ok_or_else(|| format!("position {position} was overwritten in table {table}"))?;
+            let chain = match (position < positions, before) {
+                (true, _) => mix(read, u64::from(position)),
+                (false, Some(chain)) => extend(chain, stored.token, position),
+                // What comes before is behind the window; a full table tells.
+                (false, None) if self.tables.full > 0 => {
+                    self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain)
+                }
+                (false, None) => stored.chain,
+            };
+            require!(chain == stored.chain, "position {position} follows another sequence in table {table}");
+            before = Some(chain);
+        }
+        Ok(())
+    }
+
+    /// What is stored for a position in a table, if it is what should be there.
+    fn stored(&self, pages: &[u32], table: u32, position: u32) -> Option<Stored> {
+        let size = self.config.block_size;
+        let page = *pages.get((position / size * self.tables.count() + table) as usize)?;
+        let at = (page != NO_PAGE).then_some(page * size + position % size)?;
+        self.kv[at as usize].filter(|stored| stored.position == position)
+    }
+}
+
+impl Encoder {
+    fn new(tokens: u32, block_size: u32) -> Self {
+        Self { tokens, positions: tokens.next_multiple_of(block_size) }
+    }
+}
+
+fn watermark((delta, greens): (f32, u32)) -> u64 {
+    if delta > 0.0 { mix(u64::from(delta.to_bits()), u64::from(greens)) } else { 0 }
+}
+
+/// The `n`-th most likely token where the tokens before are hashed to `chain`.
+fn alternative(config: &MockConfig, chain: u64, n: u32) -> (u32, f32) {
+    ((mix(chain, 100 + u64::from(n)) % u64::from(config.vocab_size)) as u32, -(n as f32))
+}
+
+fn prompt_logprob(chain: u64, target: u32) -> f32 {
+    -((mix(chain, u64::from(target)) % 1000) as f32) / 100.0
+}
+
+impl SamplingKey {
+    fn of(sampling: &Sampling) -> Self {
+        let penalised = sampling.repetition_penalty != 1.0
+            || sampling.frequency_penalty != 0.0
+            || sampling.presence_penalty != 0.0;
+        Self {
+            seed: sampling.seed,
+            samples: sampling.temperature > 0.0,
+            bias: sampling
+                .logit_bias
+                .iter()
+                .fold(0, |bias, &(token, value)| mix(bias, u64::from(token.0) ^ u64::from(value.to_bits()))),
+            history: penalised.then(|| (Vec::new(), 0)),
+            held_back: (Vec::new(), 0),
+            watermark: watermark(sampling.watermark.map_or((0.0, 0), |mark| (mark.delta, mark.greens))),
+        }
+    }
+
+    fn sample(&self, config: &MockConfig, chain: u64, position: u32, top: u32) -> Sampled {
+        let mut h = mix(mix(chain, self.bias), self.watermark);
+        if self.samples {
+            h = mix(h, mix(self.seed, u64::from(position)));
+        }
+        if let Some((history, outputs)) = &self.history {
+            h = history.iter().fold(mix(h, u64::from(*outputs)), |h, &token| mix(h, u64::from(token)));
+        }
+        let (held_back, first_end) = &self.held_back;
+        let may = |token: u32| position >= *first_end || !held_back.contains(&token);
+        let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
+        let token = match ends && may(config.eos_ids[0]) {
+            true => config.eos_ids[0],
+            false => (0..)
+                .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
+                .find(|token| !config.eos_ids.contains(token) && may(*token))
+                .expect("not every token ends a sequence"),
+        };
+        let top = (0..top).map(|n| alternative(config, h, n)).collect();
+        Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top }
+    }
+
+    fn remember(&mut self, token: u32) {
+        if let Some((history, outputs)) = &mut self.history {
+            history.push(token);
+            *outputs += 1;
+        }
+    }
+}
+
+/// A plan's columns as arrays.
+struct Rows {
+    slots: Vec<u32>,
+    flags: Vec<u8>,
+    positions: Vec<u32>,
+    counts: Vec<u32>,
+    tokens: Vec<u32>,
+    new_block_counts: Vec<u32>,
+    new_pages: Vec<u32>,
+    prompt_targets: Vec<u32>,
+    starts: StartRows,
+}
+
+#[derive(Default)]
+struct StartRows {
+    seeds: Vec<u64>,
+    temperatures: Vec<f32>,
+    penalties: Vec<[f32; 3]>,
+    top_tokens: Vec<u32>,
+    history_counts: Vec<u32>,
+    history_outputs: Vec<u32>,
+    history: Vec<u32>,
+    bias_counts: Vec<u32>,
+    bias_tokens: Vec<u32>,
+    biases: Vec<f32>,
+    first_ends: Vec<u32>,
+    end_counts: Vec<u32>,
+    end_tokens: Vec<u32>,
+    watermarks: Vec<(f32, u32)>,
+    encoder_counts: Vec<u32>,
+}
+
+impl Rows {
+    fn read(plan: &StepPlan) -> Result<Self, String> {
+        let rows = Self {
+            slots: u32s(&plan.slots),
+            flags: plan.flags.to_vec(),
+            positions: u32s(&plan.positions),
+            counts: u32s(&plan.counts),
+            tokens: u32s(&plan.tokens),
+            new_block_counts: u32s(&plan.new_block_counts),
+            new_pages: u32s(&plan.new_pages),
+            prompt_targets: u32s(&plan.prompt_targets),
+            starts: plan.starts.as_ref().map_or(Ok(StartRows::default()), StartRows::read)?,
+        };
+        let n = rows.slots.len();
+        require!(n > 0, "a plan without rows");
+        let lengths =
+            [rows.flags.len(), rows.positions.len(), rows.counts.len(), rows.new_block_counts.len()];
+        require!(lengths == [n; 4], "columns of {n} rows have lengths {lengths:?}");
+        Ok(rows)
+    }
+}
+
+impl StartRows {
+    fn read(starts: &Starts) -> Result<Self, String> {
+        let f32s = bytemuck::allocation::pod_collect_to_vec::<u8, f32>;
+        let repetition = f32s(&starts.repetition_penalties);
+        let (frequency, presence) = (f32s(&starts.frequency_penalties), f32s(&starts.presence_penalties));
+        let rows = Self {
+            seeds: bytemuck::allocation::pod_collect_to_vec(&starts.seeds),
+            temperatures: f32s(&starts.temperatures),
+            penalties: (0..repetition.len()).map(|m| [repetition[m], frequency[m], presence[m]]).collect(),
+            top_tokens: u32s(&starts.top_tokens),
+            history_counts: u32s(&starts.history_counts),
+            history_outputs: u32s(&starts.history_outputs),
+            history: u32s(&starts.history),
+            bias_counts: u32s(&starts.bias_counts),
+            bias_tokens: u32s(&starts.bias_tokens),
+            biases: f32s(&starts.biases),
+            first_ends: u32s(&starts.first_ends),
+            end_counts: u32s(&starts.end_counts),
+            end_tokens: u32s(&starts.end_tokens),
+            watermarks: f32s(&starts.watermark_deltas)
+                .into_iter()
+                .zip(u32s(&starts.watermark_greens))
+                .collect(),
+            encoder_counts: u32s(&starts.encoder_counts),
+        };
+        let m = rows.seeds.len();
+        let truncations = [&starts.top_ks, &starts.top_ps, &starts.typical_ps, &starts.min_ps];
+        let lengths = [rows.temperatures.len(), rows.penalties.len(), rows.top_tokens.len()];
+        require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
+        require!(truncations.iter().all(|column| column.len() == 4 * m), "truncations of {m} starts");
+        let counts = [rows.history_counts.len(), rows.history_outputs.len(), rows.bias_counts.len()];
+        require!(counts == [m; 3], "columns of {m} starts have lengths {counts:?}");
+        let lengths = [rows.first_ends.len(), rows.end_counts.len(), rows.watermarks.len()];
+        require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
+        let named = rows.first_ends.iter().zip(&rows.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
+        require!(named, "tokens are held back from no position, or none below one");
+        let encoders = rows.encoder_counts.len();
+        require!(encoders == 0 || encoders == m, "{encoders} encoder counts of {m} starts");
+        require!(rows.bias_tokens.len() == rows.biases.len(), "biases without tokens");
+        Ok(rows)
+    }
+}
+
+/// How much of the ragged columns was read.
+#[derive(Default)]
+struct Cursor {
+    tokens_read: usize,
+    pages_read: usize,
+    starts_read: usize,
+    history_read: usize,
+    biases_read: usize,
+    ends_read: usize,
+    targets_read: usize,
+}
+
+impl Cursor {
+    fn tokens<'a>(&mut self, rows: &'a Rows, count: u32) -> Result<&'a [u32], String> {
+        let from = self.tokens_read;
+        self.tokens_read += count as usize;
+        rows.tokens.get(from..self.tokens_read).ok_or("the tokens are too few".into())
+    }
+
+    fn new_pages(&mut self, rows: &Rows, at: usize, tables: u32) -> Result<Vec<u32>, String> {
+        let from = self.pages_read;
+        self.pages_read += (rows.new_block_counts[at] * tables) as usize;
+        rows.new_pages.get(from..self.pages_read).map(<[u32]>::to_vec).ok_or("the pages are too few".into())
+    }
+
+    fn start(&mut self, rows: &Rows, config: &MockConfig) -> Result<Slot, String> {
+        let (m, starts) = (self.starts_read, &rows.starts);
+        self.starts_read += 1;
+        require!(m < starts.seeds.len(), "{m} starts are too few");
+        let (from, biases, ends) = (self.history_read, self.biases_read, self.ends_read);
+        self.ends_read += starts.end_counts[m] as usize;
+        let held_back = starts.end_tokens.get(ends..self.ends_read).ok_or("the end tokens are too few")?;
+        self.history_read += starts.history_counts[m] as usize;
+        self.biases_read += starts.bias_counts[m] as usize;
+        let history = starts.history.get(from..self.history_read).ok_or("the history is too short")?;
+        let penalised = starts.penalties[m] != [1.0, 0.0, 0.0];
+        require!(penalised != history.is_empty(), "a history is sent exactly with a penalty");
+        let bias_tokens = starts.bias_tokens.get(biases..self.biases_read).ok_or("the biases are too few")?;
+        let bias = bias_tokens.iter().zip(&starts.biases[biases..]);
+        let encoder = starts.encoder_counts.get(m).copied().unwrap_or(0);
+        let reads = !config.decoder_start_ids.is_empty();
+        require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
+        Ok(Slot {
+            pages: Vec::new(),
+            encoder: Encoder::new(encoder, config.block_size),
+            len: 0,
+            sampled: None,
+            key: SamplingKey {
+                seed: starts.seeds[m],
+                samples: starts.temperatures[m] > 0.0,
+                bias: bias.fold(0, |bias, (&token, value)| {
+                    mix(bias, u64::from(token) ^ u64::from(value.to_bits()))
+                }),
+                history: penalised.then(|| (history.to_vec(), starts.history_outputs[m])),
+                held_back: (held_back.to_vec(), starts.first_ends[m]),
+                watermark: watermark(starts.watermarks[m]),
+            },
+            top_tokens: starts.top_tokens[m],
+        })
+    }
+
+    fn check_all_read(&self, rows: &Rows) -> Result<(), String> {
+        let read = [
+            self.tokens_read,
+            self.pages_read,
+            self.starts_read,
+            self.history_read,
+            self.biases_read,
+            self.ends_read,
+        ];
+        let starts = &rows.starts;
+        let there = [
+            rows.tokens.len(),
+            rows.new_pages.len(),
+            starts.seeds.len(),
+            starts.history.len(),
+            starts.biases.len(),
+            starts.end_tokens.len(),
+        ];
+        require!(read == there, "ragged columns have lengths {there:?}, the rows take {read:?}");
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct ResultColumns {
+    sampled: Vec<u32>,
+    logprobs: Vec<f32>,
+    top_tokens: Vec<u32>,
+    top_logprobs: Vec<f32>,
+    prompt_logprobs: Vec<f32>,
+    prompt_top_tokens: Vec<u32>,
+    prompt_top_logprobs: Vec<f32>,
+}
+
+impl ResultColumns {
+    fn write(&self, result: &mut StepResult) {
+        result.sampled = Bytes::copy_from_slice(bytemuck::cast_slice(&self.sampled));
+        result.logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.logprobs));
+        result.top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_tokens));
+        result.top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_logprobs));
+        result.prompt_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_logprobs));
+        result.prompt_top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_tokens));
+        result.prompt_top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_logprobs));
+    }
+}
+
+fn u32s(column: &[u8]) -> Vec<u32> {
+    bytemuck::allocation::pod_collect_to_vec(column)
+}

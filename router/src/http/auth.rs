@@ -1,0 +1,231 @@
+//! Who may ask: API keys (`--api-key`, `--api-key-file`). A layer around the whole router, so that a new route is
+//! guarded unless the table of routes says that it is open.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, Response, header};
+use axum::middleware::Next;
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+use crate::config::{ApiKey, RouterArgs};
+use crate::http::error::{ApiError, Cause, Family};
+use crate::http::{body, routes};
+use crate::limits::FlagError;
+
+/// The API keys of this server, and what is open without one.
+pub struct Auth {
+    keys: Keys,
+    args: RouterArgs,
+}
+
+impl Auth {
+    pub fn of(args: &RouterArgs) -> Result<Self, FlagError> {
+        if args.guard_metrics && !args.is_guarded() {
+            return Err(FlagError("--guard-metrics needs --api-key or --api-key-file".into()));
+        }
+        Ok(Self { keys: Keys::read(args)?, args: args.clone() })
+    }
+}
+
+/// Digests of the keys, all of one length, so that a comparison tells nothing of a key's; and what each is
+/// called where it must not be shown.
+pub struct Keys(Vec<([u8; 32], KeyName)>);
+
+/// Which key a request came with, in metrics and in the log. `flag-2` is the second `--api-key`, `file-1` the
+/// first of the file, unless its line gives it a name; `none` where no key is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyName(pub Arc<str>);
+
+impl KeyName {
+    /// The name on a line `NAME: KEY`.
+    fn parse(name: &str) -> Result<Self, String> {
+        let fits = (1..=LONGEST_NAME).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        if fits {
+            Ok(Self(name.into()))
+        } else {
+            Err(format!("a key's name must be 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`"))
+        }
+    }
+}
+
+impl Default for KeyName {
+    fn default() -> Self {
+        Self("none".into())
+    }
+}
+
+const LONGEST_NAME: usize = 64;
+
+impl Keys {
+    /// None when the server is open to all.
+    pub fn read(args: &RouterArgs) -> Result<Self, FlagError> {
+        let numbered = |kind: &str, place: usize| KeyName(format!("{kind}-{}", place + 1).into());
+        let of_flags = args.api_key.iter().enumerate();
+        let mut keys: Vec<_> = of_flags.map(|(place, key)| (digest(key), numbered("flag", place))).collect();
+        if let Some(path) = &args.api_key_file {
+            let wrong = |why: &str| FlagError(format!("--api-key-file {}: {why}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error.to_string()))?;
+            let before = keys.len();
+            for (number, line) in text.lines().map(str::trim).enumerate() {
+                if line.is_empty() || line.starts_with('#') {
+                    continue;
+                }
+                let at = |why: &str| wrong(&format!("line {}: {why}", number + 1));
+                let (name, key) = match line.split_once(": ") {
+                    Some((name, key)) => (KeyName::parse(name).map_err(|why| at(&why))?, key.trim_start()),
+                    None => (numbered("file", keys.len() - before), line),
+                };
+                if keys.iter().any(|(_, other)| *other == name) {
+                    return Err(at(&format!("another key is called {}", name.0)));
+                }
+                keys.push((digest(&key.parse().map_err(at)?), name));
+            }
+            if keys.len() == before {
+                return Err(wrong("it holds no key"));
+            }
+        }
+        Ok(Self(keys))
+    }
+
+    /// Compares with every key, each in constant time.
+    fn admit(&self, headers: &HeaderMap) -> Admission {
+        if self.0.is_empty() {
+            return Admission::Open;
+        }
+        let Some(sent) = bearer(headers) else { return Admission::Refused };
+        let sent: [u8; 32] = Sha256::digest(sent).into();
+        let mut found = (Choice::from(0), 0);
+        for (index, (key, _)) in (0u32..).zip(&self.0) {
+            let equal = key.ct_eq(&sent);
+            found = (found.0 | equal, u32::conditional_select(&found.1, &index, equal));
+        }
+        if found.0.into() { Admission::With(KeyIndex(found.1)) } else { Admission::Refused }
+    }
+}
+
+impl Keys {
+    fn name(&self, KeyIndex(index): KeyIndex) -> KeyName {
+        self.0.get(index as usize).map_or_else(KeyName::default, |(_, name)| name.clone())
+    }
+}
+
+/// The place of a key among the server's: who asks, as far as anything outside of this file may know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyIndex(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// No key is asked for.
+    Open,
+    With(KeyIndex),
+    Refused,
+}
+
+fn digest(key: &ApiKey) -> [u8; 32] {
+    Sha256::digest(key.expose()).into()
+}
+
+/// The key of the one `Authorization: Bearer KEY`.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (value, None) = (values.next()?, values.next()) else { return None };
+    let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+/// Lets a request pass that needs no key or has one, and notes which. Others are answered here.
+pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, next: Next) -> Response<Body> {
+    let Auth { keys, args } = &*auth;
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    match keys.admit(request.headers()) {
+        Admission::Open => {}
+        Admission::With(key) => {
+            request.extensions_mut().insert(key);
+            request.extensions_mut().insert(keys.name(key));
+        }
+        Admission::Refused if reads && routes::is_open(args, request.uri().path()) => {}
+        Admission::Refused => {
+            let family = Family::of(request.uri().path());
+            let said = if request.headers().contains_key(header::AUTHORIZATION) {
+                "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
+            } else {
+                "an API key is required: send it as `Authorization: Bearer KEY`"
+            };
+            let (head, body) = request.into_parts();
+            body::discard(&head.headers, body).await;
+            return ApiError::new(Cause::Unauthorized, said).response(family);
+        }
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn keys(keys: &[&str]) -> Keys {
+        let named = |(place, key): (usize, &&str)| {
+            (digest(&key.parse().expect("a key")), KeyName(format!("flag-{}", place + 1).into()))
+        };
+        Keys(keys.iter().enumerate().map(named).collect())
+    }
+
+    fn sent(values: &[&'static str]) -> HeaderMap {
+        values.iter().map(|value| (header::AUTHORIZATION, HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn each_of_the_keys_opens_and_nothing_else_does() {
+        let keys = keys(&["one", "Two"]);
+        for (good, index) in [("Bearer one", 0), ("bearer Two", 1), ("BEARER  one ", 0)] {
+            assert_eq!(keys.admit(&sent(&[good])), Admission::With(KeyIndex(index)), "{good}");
+        }
+        let bad = ["", "one", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Bearer two", "Basic one"];
+        for bad in bad {
+            assert_eq!(keys.admit(&sent(&[bad])), Admission::Refused, "{bad}");
+        }
+        assert_eq!(keys.admit(&sent(&[])), Admission::Refused);
+        let two = keys.admit(&sent(&["Bearer one", "Bearer x"]));
+        assert_eq!(two, Admission::Refused, "which of two is meant cannot be known");
+    }
+
+    #[test]
+    fn without_keys_everybody_may_ask() {
+        assert_eq!(keys(&[]).admit(&sent(&[])), Admission::Open);
+    }
+
+    #[test]
+    fn a_key_of_the_file_has_a_name_or_a_number_and_no_two_share_one() {
+        use clap::{Args, FromArgMatches};
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+            let file = path.to_str().expect("UTF-8");
+            let line = ["penstock", "--api-key", "zero", "--api-key-file", file];
+            let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
+            Keys::read(&args)
+        };
+        let keys = read("one\n# a comment\nteam-a:  two\nthree\n").unwrap_or_else(|error| panic!("{error}"));
+        let names: Vec<_> = keys.0.iter().map(|(_, name)| &*name.0).collect();
+        assert_eq!(names, ["flag-1", "file-1", "team-a", "file-3"]);
+        let Admission::With(key) = keys.admit(&sent(&["Bearer two"])) else { panic!("a key") };
+        assert_eq!(keys.name(key).0.as_ref(), "team-a");
+        for (text, says) in [
+            ("a: one\na: two", "line 2: another key is called a"),
+            ("flag-1: one", "line 1: another key is called flag-1"),
+            ("a b: one", "line 1: a key's name must be"),
+            ("two words", "line 1: must be visible"),
+        ] {
+            let error = read(text).err().expect("an error").to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Connections below the routes: accepted and limited (`listener`, `limiter`), decrypted (`tls`), guarded against
+//! request smuggling (`header_guard`), and closed when their client does not read (`write_timeout`, `backpressure`).
+
+pub mod backpressure;
+mod header_guard;
+mod limiter;
+mod listener;
+mod tls;
+mod write_timeout;
+
+pub use limiter::{ConnectionLimiter, RESERVE};
+pub use listener::{ClientAddress, ConnectionLimits, serve};
+pub use tls::acceptor as tls;

@@ -1,0 +1,431 @@
+//! How each family of routes says that a request failed: TGI's `{error, error_type}` or OpenAI's
+//! `{error: {message, type, param, code}}`; `cause` has what there is to say. Texts are for the client: no path, no
+//! address, no library's own words. Errors from below have no words at all (`FieldNames` gives them those of a dialect).
+
+mod cause;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Response, header};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub use cause::{Cause, Entry};
+
+use crate::generation::{GenerationFailure, InvalidRequest, Part};
+use crate::http::fields::{shortened, shortened_to};
+use crate::prompt::{InvalidChat, PromptError};
+
+/// Which shape an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Tgi,
+    OpenAi,
+}
+
+impl Family {
+    pub fn of(path: &str) -> Self {
+        if path == "/v1" || path.starts_with("/v1/") { Family::OpenAi } else { Family::Tgi }
+    }
+}
+
+/// What the layer around all routes knows of an answer that is an error, to count and to log it.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    pub cause: Cause,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub cause: Cause,
+    text: String,
+    /// What the client gave; ends the message.
+    given: Option<String>,
+    /// The field that is wrong.
+    field: Option<Cow<'static, str>>,
+    retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    pub fn new(cause: Cause, text: impl Into<String>) -> Self {
+        Self { cause, text: text.into(), given: None, field: None, retry_after: None }
+    }
+
+    /// The content of `field` cannot be served.
+    pub fn invalid(field: impl Into<Cow<'static, str>>, text: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(Cause::Validation, text) }
+    }
+
+    /// Says what was given instead.
+    pub fn given(self, given: impl Into<String>) -> Self {
+        Self { given: Some(given.into()), ..self }
+    }
+
+    pub fn not_supported_yet(field: &'static str) -> Self {
+        Self::invalid(field, format!("`{field}` is not supported yet"))
+    }
+
+    /// No LoRA adapter can be loaded yet, so that any is unknown.
+    pub fn unknown_adapter(given: &str) -> Self {
+        Self::invalid("adapter_id", "`adapter_id` names no loaded adapter").given(given)
+    }
+
+    /// Says in which part of the request the field is.
+    pub fn within(self, place: &str) -> Self {
+        Self { text: format!("{place}: {}", self.text), ..self }
+    }
+
+    /// A bug.
+    pub fn internal() -> Self {
+        Self::new(Cause::Internal, "an internal error; the server's log has more")
+    }
+
+    pub fn unavailable(reason: impl Into<String>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unavailable, reason) }
+    }
+
+    pub fn unhealthy(reason: impl Into<String>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unhealthy, reason) }
+    }
+
+    /// `allowed` names the methods that the route takes; the framework writes them into the header `Allow`.
+    pub fn method_not_allowed(method: &Method, allowed: &str) -> Self {
+        let method = shortened(method.as_str());
+        let message = format!("this route does not take {method}; it takes {allowed}");
+        Self::new(Cause::MethodNotAllowed, message)
+    }
+
+    /// The whole answer, before anything else of it was sent.
+    pub fn response(&self, family: Family) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.body(family)));
+        *response.status_mut() = self.cause.status();
+        response.extensions_mut().insert(Refusal { cause: self.cause, message: self.for_log() });
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.cause == Cause::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+
+    /// What the log may say of it: not what the client wrote where a text belongs, and no more than a line.
+    pub fn for_log(&self) -> String {
+        let of_text = |field: &str| ["inputs", "prompt", "messages", "instances"].contains(&field);
+        let message = match &self.given {
+            Some(_) if self.field.as_deref().is_some_and(of_text) => format!("{}.", self.text),
+            _ => self.to_string(),
+        };
+        shortened_to(LOGGED, &message).into_owned()
+    }
+
+    /// The JSON of it: a body, or the data of a stream's last event.
+    pub fn body(&self, family: Family) -> Vec<u8> {
+        let body = match family {
+            Family::Tgi => serde_json::to_vec(&TgiError {
+                error: &format!("{}{self}", self.cause.entry().tgi_prefix),
+                error_type: self.cause.entry().error_type,
+            }),
+            Family::OpenAi => serde_json::to_vec(&OpenAiError {
+                error: OpenAiDetail {
+                    message: &self.to_string(),
+                    r#type: self.cause.entry().openai_type,
+                    param: self.field.as_deref(),
+                    code: self.cause.code(),
+                    http_status_code: self.cause.status().as_u16(),
+                },
+            }),
+        };
+        body.expect("strings and numbers always serialise")
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        match &self.given {
+            Some(given) => write!(f, ". Given: {given}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Characters of a message that are logged.
+const LOGGED: usize = 500;
+
+/// Characters of what a chat template raises that its client is told: a template may raise the whole chat.
+const RAISED: usize = 2000;
+
+/// How soon a client may ask again while the server loads or recovers: those take seconds.
+const RETRY_UNAVAILABLE: Duration = Duration::from_secs(2);
+
+/// What a dialect calls the fields that may be refused below it.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldNames {
+    pub prompt: &'static str,
+    pub max_new_tokens: &'static str,
+}
+
+impl FieldNames {
+    pub const TGI: Self = Self { prompt: "inputs", max_new_tokens: "max_new_tokens" };
+    pub const CHAT: Self = Self { prompt: "messages", max_new_tokens: "max_tokens" };
+    pub const COMPLETION: Self = Self { prompt: "prompt", max_new_tokens: "max_tokens" };
+
+    /// A failure in the dialect's words.
+    pub fn error(&self, failure: impl Into<GenerationFailure>) -> ApiError {
+        let retry = |error: ApiError, after| ApiError { retry_after: Some(after), ..error };
+        match failure.into() {
+            GenerationFailure::Invalid(invalid) => self.invalid(invalid),
+            GenerationFailure::Prompt(PromptError::TooLong { limit }) => {
+                self.too_long(limit).given(format!("more than {limit}"))
+            }
+            GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
+            GenerationFailure::Prompt(PromptError::Template(text)) => {
+                ApiError::new(Cause::Template, shortened_to(RAISED, &text))
+            }
+            GenerationFailure::Overloaded { retry_after } => {
+                let text = GenerationFailure::Overloaded { retry_after }.to_string();
+                retry(ApiError::new(Cause::Overloaded, text), retry_after)
+            }
+            GenerationFailure::TooLate { why, retry_after } => {
+                retry(ApiError::new(Cause::Overloaded, why), retry_after)
+            }
+            GenerationFailure::OutOfTime(text) => ApiError::new(Cause::Deadline, text),
+            GenerationFailure::Unavailable(text) => ApiError::unavailable(text),
+            GenerationFailure::Failed(text) | GenerationFailure::Prompt(PromptError::Failed(text)) => {
+                ApiError::new(Cause::Generation, text)
+            }
+        }
+    }
+
+    fn invalid(&self, invalid: InvalidRequest) -> ApiError {
+        let Self { prompt, max_new_tokens } = *self;
+        match invalid {
+            InvalidRequest::EmptyStop => ApiError::invalid("stop", "`stop` must not have an empty string"),
+            InvalidRequest::EmptyPrompt => {
+                ApiError::invalid(prompt, format!("`{prompt}` must have at least 1 token")).given("0")
+            }
+            InvalidRequest::PromptTokens { limit, given } => {
+                self.too_long(limit as usize).given(given.to_string())
+            }
+            InvalidRequest::TokenId { limit, given } => {
+                let text = format!("`{prompt}` token ids must be < {limit}, the vocabulary's size");
+                ApiError::invalid(prompt, text).given(given.to_string())
+            }
+            InvalidRequest::NoNewTokens => {
+                ApiError::invalid(max_new_tokens, format!("`{max_new_tokens}` must be >= 1")).given("0")
+            }
+            InvalidRequest::NewTokens { limit, given } => {
+                let text =
+                    format!("`{max_new_tokens}` must be <= {limit}, the positions of the model's decoder");
+                ApiError::invalid(max_new_tokens, text).given(given.to_string())
+            }
+            InvalidRequest::TotalTokens { limit, prompt: length, new, blames } => {
+                let field = match blames {
+                    Part::Prompt => prompt,
+                    Part::NewTokens => max_new_tokens,
+                };
+                let text = format!("`{prompt}` tokens + `{max_new_tokens}` must be <= {limit}");
+                let given = format!("{length} `{prompt}` tokens and {new} `{max_new_tokens}`");
+                ApiError::invalid(field, text).given(given)
+            }
+            InvalidRequest::MinNewTokens { limit, given } => {
+                let text = format!("`min_tokens` must be <= {limit}, the most that may be generated");
+                ApiError::invalid("min_tokens", text).given(given.to_string())
+            }
+        }
+    }
+
+    fn too_long(&self, limit: usize) -> ApiError {
+        let prompt = self.prompt;
+        ApiError::invalid(prompt, format!("`{prompt}` must have <= {limit} tokens"))
+    }
+}
+
+/// Its fields have one name in all dialects.
+fn invalid_chat(invalid: &InvalidChat) -> ApiError {
+    const VARIABLES: &str = "chat_template_kwargs";
+    const TEMPLATE: &str = "chat_template_kwargs.chat_template";
+    const DOCUMENTS: &str = "chat_template_kwargs.documents";
+    match invalid {
+        InvalidChat::ReservedVariable { name } => {
+            ApiError::invalid(VARIABLES, format!("`{VARIABLES}` must not have `{name}`"))
+        }
+        InvalidChat::ContinuesAndBegins => ApiError::invalid(
+            "continue_final_message",
+            "`continue_final_message` and `add_generation_prompt` must not both be true",
+        ),
+        InvalidChat::Documents => {
+            ApiError::invalid(DOCUMENTS, format!("`{DOCUMENTS}` must be a list of objects"))
+        }
+        InvalidChat::TemplateName => {
+            ApiError::invalid(TEMPLATE, format!("`{TEMPLATE}` must be the name of a chat template"))
+        }
+        InvalidChat::UnknownTemplate { known } => {
+            let known = known.join("`, `");
+            let text =
+                format!("`{TEMPLATE}` must be the name of one of the model's chat templates: `{known}`");
+            ApiError::invalid(TEMPLATE, text)
+        }
+    }
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct TgiError<'a> {
+    error: &'a str,
+    /// A name of the cause, for programs; null while the server is not ready
+    error_type: Option<&'static str>,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct OpenAiError<'a> {
+    error: OpenAiDetail<'a>,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct OpenAiDetail<'a> {
+    message: &'a str,
+    r#type: &'static str,
+    /// The field that is wrong
+    param: Option<&'a str>,
+    code: &'static str,
+    /// As in TGI's error events
+    http_status_code: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn body(error: &ApiError, family: Family) -> Value {
+        serde_json::from_slice(&error.body(family)).expect("JSON")
+    }
+
+    #[test]
+    fn tgi_routes_get_two_strings() {
+        let error = ApiError::invalid("top_p", "`top_p` must be > 0");
+        assert_eq!(
+            body(&error, Family::Tgi),
+            json!({"error": "Input validation error: `top_p` must be > 0", "error_type": "validation"})
+        );
+    }
+
+    #[test]
+    fn what_the_framework_refuses_has_a_type_on_tgi_routes() {
+        for (cause, expected) in [
+            (Cause::MalformedBody, "validation"),
+            (Cause::NotJson, "validation"),
+            (Cause::BodyTooLarge, "validation"),
+            (Cause::Validation, "validation"),
+            (Cause::BodyTimeout, "timeout"),
+            (Cause::Unauthorized, "authentication"),
+            (Cause::NotFound, "not_found"),
+            (Cause::MethodNotAllowed, "method_not_allowed"),
+            (Cause::Internal, "internal"),
+        ] {
+            let error = ApiError::new(cause, "why");
+            assert_eq!(body(&error, Family::Tgi)["error_type"], expected);
+        }
+        assert_eq!(body(&ApiError::unavailable("why"), Family::Tgi)["error_type"], Value::Null);
+        let error = ApiError::new(Cause::Unauthorized, "the API key is not valid");
+        assert_eq!(body(&error, Family::OpenAi)["error"]["code"], "invalid_api_key");
+    }
+
+    #[test]
+    fn openai_routes_name_the_parameter() {
+        let names = FieldNames { max_new_tokens: "max_completion_tokens", ..FieldNames::CHAT };
+        let too_many = |blames| InvalidRequest::TotalTokens { limit: 10, prompt: 4, new: 7, blames };
+        let body = body(&names.error(too_many(Part::NewTokens)), Family::OpenAi);
+        let message = "`messages` tokens + `max_completion_tokens` must be <= 10. Given: 4 `messages` tokens and 7 \
+                       `max_completion_tokens`";
+        assert_eq!(body["error"]["message"], message);
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        assert_eq!(body["error"]["param"], "max_completion_tokens");
+        assert_eq!(body["error"]["code"], "validation");
+        assert_eq!(names.error(too_many(Part::Prompt)).field.as_deref(), Some("messages"));
+    }
+
+    #[test]
+    fn what_a_template_raises_has_a_length() {
+        let error = FieldNames::CHAT.error(PromptError::Template("a\n".repeat(750_000)));
+        assert_eq!(error.for_log().len(), LOGGED + "...".len());
+        assert_eq!(error.to_string().len(), RAISED + "...".len());
+    }
+
+    #[test]
+    fn an_overloaded_server_says_when_to_come_back() {
+        let overloaded = GenerationFailure::Overloaded { retry_after: Duration::from_millis(2_100) };
+        let error = FieldNames::TGI.error(overloaded);
+        let response = error.response(Family::Tgi);
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "3");
+        assert_eq!(
+            body(&error, Family::Tgi),
+            json!({"error": "Model is overloaded", "error_type": "overloaded"})
+        );
+    }
+
+    #[test]
+    fn the_log_does_not_repeat_a_text_of_the_client() {
+        let error = ApiError::invalid("prompt", "`prompt` must be a string").given("{\"a secret\": 1}");
+        assert_eq!(error.for_log(), "`prompt` must be a string.");
+        assert_eq!(error.to_string(), "`prompt` must be a string. Given: {\"a secret\": 1}");
+        let error = ApiError::invalid("top_p", "`top_p` must be <= 1").given("7");
+        assert_eq!(error.for_log(), "`top_p` must be <= 1. Given: 7");
+    }
+
+    #[test]
+    fn a_limit_below_http_has_the_words_of_each_dialect() {
+        let said = |names: FieldNames, invalid: InvalidRequest| names.error(invalid).to_string();
+        let too_many = InvalidRequest::TotalTokens { limit: 10, prompt: 4, new: 7, blames: Part::NewTokens };
+        for (names, invalid, text) in [
+            (
+                FieldNames::TGI,
+                too_many,
+                "`inputs` tokens + `max_new_tokens` must be <= 10. Given: 4 `inputs` tokens and 7 `max_new_tokens`",
+            ),
+            (
+                FieldNames::COMPLETION,
+                InvalidRequest::PromptTokens { limit: 8, given: 9 },
+                "`prompt` must have <= 8 tokens. Given: 9",
+            ),
+            (FieldNames::TGI, InvalidRequest::EmptyPrompt, "`inputs` must have at least 1 token. Given: 0"),
+            (
+                FieldNames::COMPLETION,
+                InvalidRequest::TokenId { limit: 100, given: 100 },
+                "`prompt` token ids must be < 100, the vocabulary's size. Given: 100",
+            ),
+            (
+                FieldNames::CHAT,
+                InvalidRequest::NewTokens { limit: 3, given: 4 },
+                "`max_tokens` must be <= 3, the positions of the model's decoder. Given: 4",
+            ),
+            (FieldNames::TGI, InvalidRequest::NoNewTokens, "`max_new_tokens` must be >= 1. Given: 0"),
+            (
+                FieldNames::CHAT,
+                InvalidRequest::MinNewTokens { limit: 3, given: 4 },
+                "`min_tokens` must be <= 3, the most that may be generated. Given: 4",
+            ),
+        ] {
+            assert_eq!(said(names, invalid), text);
+        }
+        let too_long = FieldNames::CHAT.error(PromptError::TooLong { limit: 100 }).to_string();
+        assert_eq!(too_long, "`messages` must have <= 100 tokens. Given: more than 100");
+        let known = vec!["rag".to_string(), "tool_use".into()];
+        let unknown = FieldNames::CHAT.error(PromptError::from(InvalidChat::UnknownTemplate { known }));
+        let text = "`chat_template_kwargs.chat_template` must be the name of one of the model's chat templates: `rag`, \
+                    `tool_use`";
+        assert_eq!(unknown.to_string(), text);
+    }
+}

@@ -1,0 +1,78 @@
+//! The sequences of one request on OpenAI's routes: one for each prompt and each of its `n` answers,
+//! running side by side. When one fails, the request fails.
+
+use futures::future::{select_all, try_join_all};
+use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+
+use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, Input, TokenEvent, collect};
+use crate::http::error::{ApiError, FieldNames};
+use crate::http::openai::params::GenerationParams;
+use crate::http::request_context::RequestContext;
+
+pub struct Choices {
+    generations: Vec<Generation>,
+    /// What failures call the fields.
+    names: FieldNames,
+}
+
+impl Choices {
+    /// Starts `count` answers to each of `requests`, in the order of the requests. `names` are the dialect's.
+    pub async fn start(
+        context: &RequestContext,
+        requests: Vec<GenerationRequest>,
+        params: &GenerationParams,
+        count: u32,
+        names: FieldNames,
+    ) -> Result<Self, ApiError> {
+        let names = &FieldNames { max_new_tokens: params.max_tokens_name, ..names };
+        let mut all = Vec::with_capacity(requests.len() * count as usize);
+        for mut request in requests {
+            if count > 1 {
+                // Tokenized once for all of its answers.
+                let tokens = context.loaded()?.serving.encode(request.input, request.truncate).await;
+                request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
+            }
+            for answer in 0..count {
+                let request = GenerationRequest { sampling: params.sampling_of(answer), ..request.clone() };
+                all.push(async move {
+                    match answer {
+                        0 => context.start(request, names).await,
+                        _ => context.start_further(request, names).await,
+                    }
+                });
+            }
+        }
+        Ok(Self { generations: try_join_all(all).await?, names: *names })
+    }
+
+    /// Waits until one of them has something to say; a failure before that is the request's answer.
+    pub async fn first(&mut self) -> Result<(), ApiError> {
+        let waiting = self.generations.iter_mut().map(|one| Box::pin(one.first()));
+        let (first, ..) = select_all(waiting).await;
+        first.map_err(|failure| self.names.error(failure))
+    }
+
+    pub fn count(&self) -> usize {
+        self.generations.len()
+    }
+
+    pub fn names(&self) -> FieldNames {
+        self.names
+    }
+
+    pub async fn collect(self) -> Result<Vec<(Vec<TokenEvent>, Done)>, ApiError> {
+        let all = try_join_all(self.generations.into_iter().map(collect)).await;
+        all.map_err(|failure| self.names.error(failure))
+    }
+
+    /// What they say as they say it, each with its place in the order of `start`.
+    pub fn events(self) -> SelectAll<BoxStream<'static, (usize, GenerationEvent)>> {
+        stream::select_all(self.generations.into_iter().enumerate().map(|(place, generation)| {
+            stream::unfold(generation, move |mut generation| async move {
+                let event = generation.next().await?;
+                Some(((place, event), generation))
+            })
+            .boxed()
+        }))
+    }
+}

@@ -1,0 +1,407 @@
+//! OpenAI's dialect for plain prompts: `/v1/completions`.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::generation::{Done, FinishReason, GenerationRequest, Input, PromptToken, TextToken, TokenEvent};
+use crate::http::error::{ApiError, Family, FieldNames};
+use crate::http::fields::{Fields, shortened, text_of};
+use crate::http::openai::choices::Choices;
+use crate::http::openai::params::{GenerationParams, max_tokens};
+use crate::http::openai::stream::{self, ChunkWriter};
+use crate::http::openai::usage::Usage;
+use crate::http::openai::{Answer, AnswerHead, Reason};
+use crate::http::request_context::{RequestContext, totals};
+use crate::http::request_fields;
+use crate::http::response::json;
+use crate::http::sampling::most_likely_first;
+use crate::http::sse::Encoder;
+use crate::http::warnings::Warnings;
+use crate::http::{Server, body};
+use crate::ids::TokenId;
+use crate::limits::Limits;
+use crate::prompt::Prompt;
+
+pub async fn completions(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer(server, request, Family::OpenAi, answer).await
+}
+
+/// A request of this dialect.
+struct CompletionRequest {
+    params: GenerationParams,
+    /// How many to generate and choose the `n` most likely of.
+    best_of: u32,
+    prompts: Vec<Input>,
+    max_tokens: Option<u32>,
+    echo: bool,
+    /// How many alternatives; `None` for no log probabilities.
+    logprobs: Option<u32>,
+}
+
+impl CompletionRequest {
+    fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
+        let raw = fields.required(&request_fields::PROMPT, fields.raw(&request_fields::PROMPT))?;
+        let prompts = prompts(raw, fields)?;
+        let params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
+        let best_of = fields.small(&request_fields::OPENAI_BEST_OF)?.unwrap_or(params.n);
+        if best_of < params.n {
+            let given = format!("{best_of} and {}", params.n);
+            return Err(ApiError::invalid("best_of", "`best_of` must be >= `n`").given(given));
+        }
+        if best_of > params.n && params.stream {
+            let message = "`best_of` > `n` is not supported when the answer is streamed";
+            return Err(ApiError::invalid("best_of", message));
+        }
+        let echo = fields.boolean(&request_fields::ECHO)?.unwrap_or(false);
+        let max_tokens = max_tokens(fields, &request_fields::COMPLETION_MAX_TOKENS)?;
+        if max_tokens == Some(0) && !echo {
+            let text = "`max_tokens` must be >= 1 unless `echo` is true";
+            return Err(ApiError::invalid("max_tokens", text).given("0"));
+        }
+        let logprobs = fields.small(&request_fields::COMPLETION_LOGPROBS)?;
+        if echo && params.stream && max_tokens == Some(0) {
+            let text = "`max_tokens` must be >= 1 when the answer is streamed";
+            return Err(ApiError::invalid("max_tokens", text).given("0"));
+        }
+        let warnings = params.warnings.settle(fields.limits())?;
+        Ok(Self {
+            params: GenerationParams { warnings, ..params },
+            best_of,
+            prompts,
+            max_tokens,
+            echo,
+            logprobs,
+        })
+    }
+}
+
+/// A string, a list of strings, a list of token ids, or a list of such lists.
+fn prompts(raw: &RawValue, fields: &Fields) -> Result<Vec<Input>, ApiError> {
+    let limits = fields.limits();
+    let wrong = || {
+        let text = "`prompt` must be a string, a list of strings, a list of token ids, or a list of lists of token ids";
+        ApiError::invalid("prompt", text).given(shortened(raw.get()))
+    };
+    let text = |raw: &RawValue| match text_of(raw) {
+        Some(text) if text.is_empty() => Err(ApiError::invalid("prompt", "`prompt` cannot be empty")),
+        Some(text) => Ok(Input::Text(text.into_owned())),
+        None => Err(wrong()),
+    };
+    if raw.get().starts_with('"') {
+        return Ok(vec![text(raw)?]);
+    }
+    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| wrong())?;
+    let Some(first) = list.first() else {
+        return Err(ApiError::invalid("prompt", "`prompt` cannot be empty"));
+    };
+    if first.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
+        return Ok(vec![Input::Tokens(tokens(&list, limits, wrong)?)]);
+    }
+    if list.len() as u64 > limits.most(request_fields::PROMPTS) {
+        return Err(fields.too_many("prompt", request_fields::PROMPTS, list.len()));
+    }
+    list.iter()
+        .map(|raw| {
+            if !raw.get().starts_with('[') {
+                return text(raw);
+            }
+            let ids: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| wrong())?;
+            Ok(Input::Tokens(tokens(&ids, limits, wrong)?))
+        })
+        .collect()
+}
+
+fn tokens(
+    ids: &[&RawValue],
+    limits: &Limits,
+    wrong: impl Fn() -> ApiError,
+) -> Result<Vec<TokenId>, ApiError> {
+    if ids.is_empty() {
+        return Err(ApiError::invalid("prompt", "`prompt` cannot be empty"));
+    }
+    let vocabulary = limits.vocab_size;
+    ids.iter()
+        .map(|raw| {
+            let id: i128 = raw.get().parse().map_err(|_| wrong())?;
+            u32::try_from(id).ok().filter(|id| *id < vocabulary).map(TokenId).ok_or_else(|| {
+                let text = format!("`prompt` must have token ids >= 0 and < {vocabulary}");
+                ApiError::invalid("prompt", text).given(id.to_string())
+            })
+        })
+        .collect()
+}
+
+async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+    let prompt = context.loaded()?.serving.prompt.clone();
+    let spelling = prompt.clone();
+    let (asked, echoes, prompt_characters) = body::parse(context.server(), body, move |fields, server| {
+        let asked = CompletionRequest::parse(fields, &server.config.model_id)?;
+        let (echoes, characters) = echoed(&asked, &spelling);
+        Ok((asked, echoes, characters))
+    })
+    .await?;
+    let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs } = asked;
+    let requests = prompts.into_iter().map(|input| GenerationRequest {
+        top_tokens: logprobs.unwrap_or(0),
+        prompt_logprobs: echo && logprobs.is_some(),
+        // At least one is generated, and left out of the answer when none was asked for.
+        ..params.request(input, max_tokens.map(|most| most.max(1)))
+    });
+    let requests = requests.collect();
+    let mut choices = Choices::start(&context, requests, &params, best_of, FieldNames::COMPLETION).await?;
+    choices.first().await?;
+    context.began();
+    let head = AnswerHead::new("cmpl", params.model);
+    let answers_each = params.n as usize;
+    if params.stream {
+        let writer = CompletionChunks {
+            head,
+            warnings: params.warnings,
+            include_usage: params.include_usage,
+            spelling: logprobs.map(|_| prompt),
+            echoes: echoes_per_choice(&echoes, answers_each),
+            offsets: Vec::new(),
+            done: Vec::new(),
+            answers_each,
+        };
+        return Ok(stream::response(context, choices, prompt_characters, writer));
+    }
+    let mut answers = choices.collect().await?;
+    for (_, done) in &answers {
+        context.succeeded(done);
+    }
+    let only_echo = max_tokens == Some(0);
+    if only_echo {
+        for (_, done) in &mut answers {
+            done.text.clear();
+            done.generated_tokens = 0;
+            done.finish_reason = FinishReason::Length;
+        }
+    }
+    let mut usage = Usage::default();
+    for of_one_prompt in answers.chunks_mut(best_of as usize) {
+        usage.add(Usage::of(of_one_prompt.iter().map(|(_, done)| done)));
+        if of_one_prompt.len() > answers_each {
+            most_likely_first(of_one_prompt);
+        }
+    }
+    let answers: Vec<_> =
+        answers.chunks(best_of as usize).flat_map(|candidates| &candidates[..answers_each]).collect();
+    let choices = answers.iter().enumerate().map(|(index, (tokens, done))| {
+        let before = echoes.get(index / answers_each).map_or("", String::as_str);
+        Choice {
+            index,
+            text: [before, &done.text].concat(),
+            logprobs: logprobs.map(|_| Logprobs::of(&prompt, tokens, only_echo)),
+            finish_reason: Reason::from(done.finish_reason),
+        }
+    });
+    let choices: Vec<_> = choices.collect();
+    let mut response = json(&head.answer(Kind::TextCompletion, &choices, usage, &params.warnings));
+    context.head(&mut response, prompt_characters);
+    totals(response.headers_mut(), answers.iter().map(|(_, done)| done));
+    // TGI does not say it on this route.
+    response.headers_mut().remove("x-compute-time");
+    Ok(response)
+}
+
+/// The prompts as texts, where they are to be echoed, and their characters.
+fn echoed(asked: &CompletionRequest, prompt: &Prompt) -> (Vec<String>, usize) {
+    let (mut echoes, mut characters) = (Vec::new(), 0);
+    for input in &asked.prompts {
+        let text: Cow<str> = match input {
+            Input::Text(text) | Input::Rendered(text) => text.into(),
+            Input::Tokens(ids) => prompt.decode(ids).into(),
+        };
+        characters += text.chars().count();
+        if asked.echo {
+            echoes.push(text.into_owned());
+        }
+    }
+    (echoes, characters)
+}
+
+fn echoes_per_choice(echoes: &[String], answers_each: usize) -> Vec<Option<String>> {
+    echoes.iter().flat_map(|echo| std::iter::repeat_n(Some(echo.clone()), answers_each)).collect()
+}
+
+/// Writes the chunks of a stream.
+struct CompletionChunks {
+    head: AnswerHead,
+    /// Said once, in the first chunk.
+    warnings: Warnings,
+    include_usage: bool,
+    /// What spells tokens, when log probabilities are wanted.
+    spelling: Option<Arc<Prompt>>,
+    /// What goes before a choice's first token; empty without `echo`.
+    echoes: Vec<Option<String>>,
+    /// How many characters of each choice were sent.
+    offsets: Vec<usize>,
+    done: Vec<(usize, Done)>,
+    answers_each: usize,
+}
+
+impl ChunkWriter for CompletionChunks {
+    fn token(&mut self, place: usize, token: &TokenEvent, encoder: &mut Encoder) {
+        let mut text = self.echoes.get_mut(place).and_then(Option::take).unwrap_or_default();
+        if self.offsets.len() <= place {
+            self.offsets.resize(place + 1, 0);
+        }
+        let offset = self.offsets[place] + text.chars().count();
+        let logprobs = self.spelling.as_ref().map(|prompt| {
+            let mut logprobs = Logprobs::default();
+            logprobs.echo(prompt, &token.prefill);
+            logprobs.push(prompt, token, offset);
+            logprobs
+        });
+        if !token.special {
+            text.push_str(&token.text);
+        }
+        if !text.is_empty() || !token.special || logprobs.is_some() {
+            self.offsets[place] += text.chars().count();
+            self.chunk(Choice { index: place, text, logprobs, finish_reason: None }, None, encoder);
+        }
+    }
+
+    fn done(&mut self, place: usize, done: Done, encoder: &mut Encoder) {
+        // Without `include_usage` the last chunk of a choice has its own, as in TGI.
+        let usage = (!self.include_usage).then(|| Usage::of([&done]));
+        let finish_reason = Some(done.finish_reason.into());
+        let choice = Choice { index: place, text: String::new(), logprobs: None, finish_reason };
+        self.chunk(choice, usage, encoder);
+        self.done.push((place, done));
+    }
+
+    fn end(&mut self, encoder: &mut Encoder) {
+        if self.include_usage {
+            self.done.sort_by_key(|(place, _)| *place);
+            let mut usage = Usage::default();
+            for of_one_prompt in self.done.chunks(self.answers_each) {
+                usage.add(Usage::of(of_one_prompt.iter().map(|(_, done)| done)));
+            }
+            encoder.event(&self.head.answer::<_, Choice<Option<Reason>>, _>(
+                Kind::TextCompletion,
+                &[],
+                Some(usage),
+                &Warnings::default(),
+            ));
+        }
+        encoder.done();
+    }
+}
+
+impl CompletionChunks {
+    fn chunk(&mut self, choice: Choice<Option<Reason>>, usage: Option<Usage>, encoder: &mut Encoder) {
+        let warnings = std::mem::take(&mut self.warnings);
+        encoder.event(&self.head.answer(Kind::TextCompletion, &[choice], usage, &warnings));
+    }
+}
+
+pub type Completion<'a> = Answer<'a, Kind, Choice<Reason>, Usage>;
+pub type CompletionChunk<'a> = Answer<'a, Kind, Choice<Option<Reason>>, Option<Usage>>;
+
+// Of whole answers and of chunks.
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub enum Kind {
+    #[serde(rename = "text_completion")]
+    TextCompletion,
+}
+
+// `R` is a reason, or in a chunk maybe none.
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct Choice<R> {
+    index: usize,
+    text: String,
+    logprobs: Option<Logprobs>,
+    finish_reason: R,
+}
+
+/// OpenAI's shape of this route: lists side by side, one entry per token.
+#[derive(Default, JsonSchema, Serialize)]
+#[schemars(rename = "CompletionLogprobs")]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    #[schemars(with = "Vec<Option<HashMap<String, f32>>>")]
+    top_logprobs: Vec<Option<Alternatives>>,
+    /// Where each token begins in the choice's text, in characters.
+    text_offset: Vec<usize>,
+}
+
+impl Logprobs {
+    /// Of a whole answer, or only of the prompt that is echoed before it.
+    fn of(prompt: &Prompt, tokens: &[TokenEvent], only_echo: bool) -> Self {
+        let mut logprobs = Self::default();
+        let mut offset = logprobs.echo(prompt, tokens.first().map_or(&[], |first| &first.prefill));
+        for token in tokens.iter().filter(|_| !only_echo) {
+            logprobs.push(prompt, token, offset);
+            offset += if token.special { 0 } else { token.text.chars().count() };
+        }
+        logprobs
+    }
+
+    /// An echoed prompt. Says how many characters it has.
+    fn echo(&mut self, prompt: &Prompt, prefill: &[PromptToken]) -> usize {
+        let mut offset = 0;
+        for PromptToken { token, top } in prefill {
+            self.entry(prompt, (token.id, token.logprob), top, offset);
+            offset += if token.special { 0 } else { token.text.chars().count() };
+        }
+        offset
+    }
+
+    fn push(&mut self, prompt: &Prompt, token: &TokenEvent, offset: usize) {
+        self.entry(prompt, (token.id, Some(token.logprob)), &token.top, offset);
+    }
+
+    fn entry(
+        &mut self,
+        prompt: &Prompt,
+        (id, logprob): (TokenId, Option<f32>),
+        top: &[TextToken],
+        offset: usize,
+    ) {
+        self.tokens.push(spelled(prompt, id));
+        self.token_logprobs.push(logprob.map(finite));
+        // The token itself is among its alternatives, which are then one more than asked for.
+        let own = logprob.filter(|_| top.iter().all(|other| other.id != id)).map(|own| (id, Some(own)));
+        let all = top.iter().map(|other| (other.id, other.logprob)).chain(own);
+        let all =
+            all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob.unwrap_or(f32::NEG_INFINITY))));
+        self.top_logprobs.push((!top.is_empty()).then(|| Alternatives(all.collect())));
+        self.text_offset.push(offset);
+    }
+}
+
+/// An object whose names are tokens.
+struct Alternatives(Vec<(String, f32)>);
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}
+
+/// The token's text, or its bytes as OpenAI writes them when it is a part of a character: two such tokens
+/// must not look the same.
+fn spelled(prompt: &Prompt, id: TokenId) -> String {
+    String::from_utf8(prompt.token_bytes(id)).unwrap_or_else(|error| {
+        error.as_bytes().iter().fold("bytes:".to_string(), |text, byte| text + &format!("\\x{byte:02x}"))
+    })
+}
+
+/// JSON has no infinity; this is how OpenAI writes "as good as impossible".
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { -9999.0 }
+}

@@ -1,0 +1,78 @@
+//! OpenAI's dialects: chats and plain prompts. `params` reads what both take, `choices` runs the sequences of a request,
+//! `stream` tells them as they go; here is the shape that all answers have.
+
+pub mod chat;
+mod choices;
+pub mod completions;
+mod params;
+mod stream;
+pub mod usage;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::generation::FinishReason;
+use crate::http::warnings::Warnings;
+
+const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");
+
+/// What an answer says of itself, in each of its chunks.
+pub struct AnswerHead {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl AnswerHead {
+    /// `kind` begins the id.
+    pub fn new(kind: &str, model: String) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { id: format!("{kind}-{:032x}", rand::random::<u128>()), created, model }
+    }
+
+    pub fn answer<'a, O, C, U>(
+        &'a self,
+        object: O,
+        choices: &'a [C],
+        usage: U,
+        warnings: &'a Warnings,
+    ) -> Answer<'a, O, C, U> {
+        let Self { id, created, model } = self;
+        let system_fingerprint = FINGERPRINT;
+        Answer { object, id, created: *created, model, system_fingerprint, choices, usage, warnings }
+    }
+}
+
+// `O` is its name, `C` a choice, `U` its usage or none: a whole answer and a chunk of one differ in these.
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a, O, C, U> {
+    object: O,
+    id: &'a str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: &'a [C],
+    usage: U,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Reason {
+    Stop,
+    Length,
+}
+
+impl From<FinishReason> for Reason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Length => Reason::Length,
+            FinishReason::EosToken | FinishReason::StopSequence => Reason::Stop,
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! The fields that both of OpenAI's dialects read: how to generate.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::generation::{GenerationRequest, Input, StopText};
+use crate::http::constraints;
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, finite, shortened};
+use crate::http::request_fields::{self, Field};
+use crate::http::sampling;
+use crate::http::warnings::Warnings;
+use crate::ids::TokenId;
+use crate::scheduler::Sampling;
+
+/// How to generate, as both dialects ask for it.
+pub struct GenerationParams {
+    /// As the answer names it.
+    pub model: String,
+    pub sampling: Sampling,
+    /// Reported nowhere by OpenAI's answers; kept for the generation.
+    pub reported_seed: Option<u64>,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub min_tokens: u32,
+    pub watermark: bool,
+    pub stop_token_ids: Vec<TokenId>,
+    /// Which of its names the client used for the most tokens to generate.
+    pub max_tokens_name: &'static str,
+    pub n: u32,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub user: Option<String>,
+    /// `cache_salt` and `prompt_cache_key`, as far as they are given.
+    pub cache_salts: Vec<String>,
+    /// Not settled yet: the dialect may have more.
+    pub warnings: Warnings,
+}
+
+impl GenerationParams {
+    /// `known` are the fields of the route.
+    pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
+        refuse_what_is_missing(fields)?;
+        let mut warnings = Warnings::default();
+        for name in fields.named(request_fields::WITHOUT_EFFECT) {
+            warnings.no_effect(name, "here");
+        }
+        let known =
+            known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
+        warnings.unknown(fields, "", known);
+        let model = match fields.text(&request_fields::MODEL)? {
+            // What clients of TGI send when the user named none.
+            Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
+            _ => served.to_string(),
+        };
+        let temperature = fields.number(&request_fields::OPENAI_TEMPERATURE)?.unwrap_or(1.0);
+        let seed = fields.unsigned(&request_fields::SEED)?.unwrap_or_else(rand::random);
+        let top_k = match fields.signed(&request_fields::OPENAI_TOP_K)? {
+            Some(given) if given > 0 => u32::try_from(given).expect("the table's bound is within u32"),
+            // 0 and -1 are how others spell "off".
+            _ => 0,
+        };
+        let number = |field, neutral| Ok::<f32, ApiError>(fields.number(field)?.unwrap_or(neutral) as f32);
+        let sampling = Sampling {
+            temperature: sampling::temperature(temperature),
+            top_k,
+            top_p: number(&request_fields::TOP_P, 1.0)?,
+            typical_p: number(&request_fields::TYPICAL_P, 1.0)?,
+            min_p: number(&request_fields::MIN_P, 0.0)?,
+            repetition_penalty: number(&request_fields::REPETITION_PENALTY, 1.0)?,
+            frequency_penalty: number(&request_fields::FREQUENCY_PENALTY, 0.0)?,
+            presence_penalty: number(&request_fields::PRESENCE_PENALTY, 0.0)?,
+            logit_bias: biases(fields, &mut warnings)?,
+            seed,
+            ..Sampling::default()
+        };
+        if sampling.temperature == 0.0 {
+            for (name, asked) in [
+                ("top_p", sampling.top_p < 1.0),
+                ("top_k", top_k > 0),
+                ("min_p", sampling.min_p > 0.0),
+                ("typical_p", sampling.typical_p < 1.0),
+            ] {
+                if asked {
+                    warnings.no_effect(name, "when `temperature` is 0");
+                }
+            }
+        }
+        let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
+        let include_usage = match fields.object(&request_fields::STREAM_OPTIONS)? {
+            Some(options) => {
+                warnings.unknown(&options, "stream_options.", ["include_usage"].into_iter());
+                options.boolean(&request_fields::INCLUDE_USAGE)?.unwrap_or(false)
+            }
+            None => false,
+        };
+        if include_usage && !stream {
+            warnings.no_effect("stream_options", "when the answer is not streamed");
+        }
+        Ok(Self {
+            model,
+            sampling,
+            reported_seed: (temperature > 0.0).then_some(seed),
+            stop: fields.texts(&request_fields::STOP)?,
+            ignore_eos: fields.boolean(&request_fields::IGNORE_EOS)?.unwrap_or(false),
+            min_tokens: fields.small(&request_fields::MIN_TOKENS)?.unwrap_or(0),
+            watermark: fields.boolean(&request_fields::WATERMARK)?.unwrap_or(false),
+            stop_token_ids: stop_token_ids(fields)?,
+            max_tokens_name: max_tokens_name(fields),
+            n: fields.small(&request_fields::N)?.unwrap_or(1),
+            stream,
+            include_usage,
+            user: fields.text(&request_fields::USER)?.map(Cow::into_owned),
+            cache_salts: [
+                fields.text(&request_fields::CACHE_SALT)?,
+                fields.text(&request_fields::PROMPT_CACHE_KEY)?,
+            ]
+            .into_iter()
+            .flatten()
+            .map(Cow::into_owned)
+            .collect(),
+            warnings,
+        })
+    }
+
+    /// A generation of `input`; the dialect adds what it alone asks for.
+    pub fn request(&self, input: Input, max_new_tokens: Option<u32>) -> GenerationRequest {
+        GenerationRequest {
+            input,
+            sampling: self.sampling.clone(),
+            reported_seed: self.reported_seed,
+            max_new_tokens,
+            min_new_tokens: self.min_tokens,
+            watermark: self.watermark,
+            truncate: None,
+            stop: self.stop.clone(),
+            stop_text: StopText::Omit,
+            ignore_eos: self.ignore_eos,
+            stop_token_ids: self.stop_token_ids.clone(),
+            top_tokens: 0,
+            prompt_logprobs: false,
+            user: self.user.clone(),
+            cache_salts: self.cache_salts.clone(),
+            max_time: None,
+        }
+    }
+
+    /// The sampling of one of the `n` answers: each has a seed of its own.
+    pub fn sampling_of(&self, answer: u32) -> Sampling {
+        Sampling { seed: self.sampling.seed.wrapping_add(answer.into()), ..self.sampling.clone() }
+    }
+}
+
+/// What asks for more than there is gets an error, never silence.
+fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
+    constraints::refuse_openai(fields)?;
+    if let Some(adapter) = fields.text(&request_fields::ADAPTER_ID)? {
+        return Err(ApiError::unknown_adapter(&shortened(&adapter)));
+    }
+    if fields.raw(&request_fields::SUFFIX).is_some() {
+        let message = "`suffix` is not supported: put what follows the text into the prompt";
+        return Err(ApiError::invalid(request_fields::SUFFIX.name, message));
+    }
+    match fields.named(request_fields::NOT_YET).next() {
+        Some(name) => Err(ApiError::not_supported_yet(name)),
+        None => Ok(()),
+    }
+}
+
+fn stop_token_ids(fields: &Fields) -> Result<Vec<TokenId>, ApiError> {
+    const NAME: &str = "stop_token_ids";
+    let Some(Value::Array(given)) = fields.tree(&request_fields::STOP_TOKEN_IDS)? else {
+        return Ok(Vec::new());
+    };
+    let vocabulary = fields.limits().vocab_size;
+    given
+        .iter()
+        .map(|entry| {
+            let id = entry.as_u64().filter(|id| *id < u64::from(vocabulary)).map(|id| TokenId(id as u32));
+            id.ok_or_else(|| {
+                let text = format!("`{NAME}` must have token ids >= 0 and < {vocabulary}");
+                ApiError::invalid(NAME, text).given(shortened(&entry.to_string()))
+            })
+        })
+        .collect()
+}
+
+/// `logit_bias`: token ids as strings, each with what is added to its logit.
+fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let list = |raw: &&RawValue| serde_json::from_str::<Vec<f64>>(raw.get()).is_ok();
+    if fields.raw(&request_fields::LOGIT_BIAS).filter(list).is_some() {
+        // TGI takes such a list, and does nothing with it.
+        warnings.no_effect(NAME, "as a list: it is an object of token ids and numbers");
+        return Ok(Vec::new());
+    }
+    let Some(given) = fields.object(&request_fields::LOGIT_BIAS)? else { return Ok(Vec::new()) };
+    let vocabulary = fields.limits().vocab_size;
+    let entries = given.entries();
+    if entries.len() > request_fields::BIASES {
+        let text = format!("`{NAME}` must have at most {} entries", request_fields::BIASES);
+        return Err(ApiError::invalid(NAME, text).given(entries.len().to_string()));
+    }
+    let mut biases = Vec::with_capacity(entries.len());
+    for (name, value) in entries {
+        let id = name.parse::<u32>().ok().filter(|id| *id < vocabulary).ok_or_else(|| {
+            let text = format!("`{NAME}` must have token ids < {vocabulary} as names");
+            ApiError::invalid(NAME, text).given(shortened(&name))
+        })?;
+        let bias =
+            finite(value.get()).filter(|bias| bias.abs() <= request_fields::BIAS).ok_or_else(|| {
+                let most = request_fields::BIAS;
+                let text = format!("`{NAME}` must have numbers >= -{most} and <= {most}");
+                ApiError::invalid(NAME, text).given(shortened(value.get()))
+            })?;
+        biases.push((TokenId(id), bias as f32));
+    }
+    // In an order that does not change from one request to the next.
+    biases.sort_unstable_by_key(|(id, _)| id.0);
+    Ok(biases)
+}
+
+fn max_tokens_name(fields: &Fields) -> &'static str {
+    let given = |field| fields.raw(field).is_some();
+    let new = given(&request_fields::MAX_COMPLETION_TOKENS) && !given(&request_fields::MAX_TOKENS);
+    if new { request_fields::MAX_COMPLETION_TOKENS.name } else { request_fields::MAX_TOKENS.name }
+}
+
+/// `max_tokens`, by either of its names.
+pub fn max_tokens(fields: &Fields, max_tokens: &Field) -> Result<Option<u32>, ApiError> {
+    let (old, new) = (fields.small(max_tokens)?, fields.small(&request_fields::MAX_COMPLETION_TOKENS)?);
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => {
+            let text = "`max_completion_tokens` and `max_tokens` must agree";
+            Err(ApiError::invalid("max_completion_tokens", text).given(format!("{new} and {old}")))
+        }
+        _ => Ok(old.or(new)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::error::Family;
+    use crate::http::fields::tests::limits;
+
+    fn parsed(body: &str) -> Result<GenerationParams, String> {
+        let limits = limits();
+        Fields::parse(body.as_bytes(), &limits)
+            .and_then(|fields| GenerationParams::parse(&fields, "org/model", &request_fields::chat_fields()))
+            .map_err(|error| String::from_utf8(error.body(Family::OpenAi)).expect("UTF-8"))
+    }
+
+    #[test]
+    fn the_defaults_are_openais() {
+        let params = parsed("{}").expect("valid");
+        assert_eq!(params.sampling.temperature, 1.0);
+        assert_eq!(params.n, 1);
+        assert!(!params.stream && !params.include_usage && !params.ignore_eos);
+        assert!(params.warnings.is_empty() && params.stop.is_empty());
+    }
+
+    #[test]
+    fn temperature_0_is_greedy() {
+        let params = parsed(r#"{"temperature": 0, "seed": 3}"#).expect("valid");
+        assert_eq!((params.sampling.temperature, params.reported_seed), (0.0, None));
+        let params = parsed(r#"{"temperature": 1e-30, "seed": 3}"#).expect("valid");
+        assert_eq!((params.sampling.temperature, params.reported_seed), (0.0, Some(3)));
+    }
+
+    #[test]
+    fn every_field_of_sampling_is_read() {
+        let params = parsed(
+            r#"{"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1,
+                "presence_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "3": 1.5},
+                "seed": 9, "n": 2, "stop": "END", "ignore_eos": true, "min_tokens": 7, "watermark": true, "stream": true,
+                "stream_options": {"include_usage": true}}"#,
+        )
+        .expect("valid");
+        let sampling = Sampling {
+            temperature: 0.5,
+            top_k: 5,
+            top_p: 0.9,
+            min_p: 0.1,
+            repetition_penalty: 1.5,
+            frequency_penalty: 1.0,
+            presence_penalty: -1.0,
+            logit_bias: vec![(TokenId(3), 1.5), (TokenId(7), -100.0)],
+            seed: 9,
+            ..Sampling::default()
+        };
+        assert_eq!(params.sampling, sampling);
+        assert_eq!(params.sampling_of(1), Sampling { seed: 10, ..sampling });
+        assert_eq!((params.n, params.stop.as_slice()), (2, ["END".to_string()].as_slice()));
+        assert!(params.ignore_eos && params.stream && params.include_usage);
+        assert!(params.min_tokens == 7 && params.watermark);
+    }
+
+    #[test]
+    fn any_model_name_is_echoed_and_a_placeholder_means_the_served_one() {
+        assert_eq!(parsed(r#"{"model": "gpt-4"}"#).expect("valid").model, "gpt-4");
+        for placeholder in [r#""tgi""#, r#""dummy""#, "null"] {
+            let params = parsed(&format!("{{\"model\": {placeholder}}}")).expect("valid");
+            assert_eq!(params.model, "org/model");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_refused_by_name() {
+        for (body, field) in [
+            (r#"{"tools": [{"type": "function", "function": {"name": "f"}}]}"#, "tools"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"response_format": {"type": "json", "value": {}}}"#, "response_format"),
+            (r#"{"guided_json": {}}"#, "guided_json"),
+            (r#"{"functions": []}"#, "functions"),
+        ] {
+            let error = parsed(body).err().unwrap_or_else(|| panic!("{body} was taken"));
+            assert!(error.contains("not supported yet"), "{error}");
+            assert!(error.contains(&format!("\"param\":\"{field}\"")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_no_error() {
+        let body = r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "best_of": 1,
+            "min_tokens": 0, "stop_token_ids": [], "suffix": null, "stream_options": null, "top_p": 1, "top_k": -1}"#;
+        assert!(parsed(body).is_ok());
+        assert!(parsed(body).expect("valid").warnings.is_empty());
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let params =
+            parsed(r#"{"user": "me", "parallel_tool_calls": true, "metadata": null}"#).expect("valid");
+        assert_eq!(params.warnings.lines(), ["`parallel_tool_calls` has no effect here"]);
+        assert_eq!(params.user.as_deref(), Some("me"));
+        for (body, text) in [
+            (r#"{"echo": true}"#, "`echo` is not a field of this route and has no effect"),
+            (r#"{"max_new_tokens": 5}"#, "`max_new_tokens` is not a field of this route and has no effect"),
+            (r#"{"temperature": 0, "top_p": 0.5}"#, "`top_p` has no effect when `temperature` is 0"),
+            (r#"{"temperature": 0, "min_p": 0.5}"#, "`min_p` has no effect when `temperature` is 0"),
+            (
+                r#"{"stream_options": {"include_usage": true}}"#,
+                "`stream_options` has no effect when the answer is not streamed",
+            ),
+            (
+                r#"{"stream_options": {"include_obfuscation": false}}"#,
+                "`stream_options.include_obfuscation` is not a field of this route and has no effect",
+            ),
+            (
+                r#"{"logit_bias": [0.5, 1]}"#,
+                "`logit_bias` has no effect as a list: it is an object of token ids and numbers",
+            ),
+        ] {
+            assert_eq!(parsed(body).expect(body).warnings.lines(), [text], "{body}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_and_a_suffix_are_errors() {
+        let error = parsed(r#"{"adapter_id": "mine"}"#).err().expect("there is none");
+        assert!(error.contains("`adapter_id` names no loaded adapter. Given: mine"), "{error}");
+        let error = parsed(r#"{"suffix": "x"}"#).err().expect("it would be lost");
+        assert!(error.contains("`suffix` is not supported: put"), "{error}");
+    }
+
+    #[test]
+    fn a_bias_must_name_a_token_of_the_vocabulary_and_be_small() {
+        for (bias, text) in [
+            (r#"{"1000": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: 1000"),
+            (r#"{"word": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: word"),
+            (r#"{"-1": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: -1"),
+            (r#"{"1": 101}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 101"),
+            (r#"{"1": 1e999}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 1e999"),
+            (r#"{"1": 1, "1": 2}"#, "`1` is given twice"),
+            (r#"["x"]"#, "`logit_bias` must be an object"),
+        ] {
+            let error = parsed(&format!("{{\"logit_bias\": {bias}}}")).err().expect(bias);
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_two_names_of_max_tokens_must_agree() {
+        let limits = limits();
+        let read = |body: &str| {
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            max_tokens(&fields, &request_fields::MAX_TOKENS)
+        };
+        assert_eq!(read("{}"), Ok(None));
+        assert_eq!(read(r#"{"max_completion_tokens": 5}"#), Ok(Some(5)));
+        assert_eq!(read(r#"{"max_tokens": 5, "max_completion_tokens": 5}"#), Ok(Some(5)));
+        assert!(read(r#"{"max_tokens": 5, "max_completion_tokens": 6}"#).is_err());
+        assert!(read(r#"{"max_tokens": 0}"#).is_err());
+    }
+}

@@ -1,0 +1,67 @@
+//! `usage`: the tokens of an answer, as OpenAI counts them.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::generation::Done;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    pub completion_tokens: u32,
+    pub total_tokens: u32,
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct PromptTokensDetails {
+    pub cached_tokens: u32,
+}
+
+impl Usage {
+    /// Of one prompt and its answers: the prompt counts once.
+    pub fn of<'a>(answers: impl IntoIterator<Item = &'a Done>) -> Self {
+        let mut usage = Usage::default();
+        for done in answers {
+            usage.prompt_tokens = done.prompt_tokens;
+            usage.completion_tokens += done.generated_tokens;
+            // The answers run side by side; what the first of them found cached was found.
+            let cached = &mut usage.prompt_tokens_details.cached_tokens;
+            *cached = (*cached).max(done.cached_tokens);
+        }
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        usage
+    }
+
+    pub fn add(&mut self, other: Usage) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+        self.total_tokens += other.total_tokens;
+        self.prompt_tokens_details.cached_tokens += other.prompt_tokens_details.cached_tokens;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generation::FinishReason;
+
+    #[test]
+    fn usage_counts_a_prompt_once_and_all_of_its_answers() {
+        let done = |generated, cached| Done {
+            text: String::new(),
+            finish_reason: FinishReason::Length,
+            generated_tokens: generated,
+            seed: None,
+            prompt_tokens: 10,
+            cached_tokens: cached,
+            timings: Default::default(),
+        };
+        let mut usage = Usage::of(&[done(3, 0), done(4, 8)]);
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (10, 7, 17));
+        assert_eq!(usage.prompt_tokens_details.cached_tokens, 8);
+        usage.add(Usage::of(&[done(1, 2)]));
+        assert_eq!((usage.prompt_tokens, usage.total_tokens), (20, 28));
+    }
+}

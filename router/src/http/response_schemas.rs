@@ -1,0 +1,84 @@
+//! The schemas of the answers, for the OpenAPI document: derived from the types that are serialised, so that they have
+//! exactly the members that are there, which integration-tests/test_answers.py holds against a running server. `routes`
+//! says which route gives which.
+
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use crate::http::error::{OpenAiError, TgiError};
+use crate::http::kserve::{About, Inferred, Live, Ready};
+use crate::http::openai::chat::{ChatChunk, ChatCompletion};
+use crate::http::openai::completions::{Completion, CompletionChunk};
+use crate::http::ops::{Info, Model, Models};
+use crate::http::platforms::Predictions;
+use crate::http::tgi::{Generated, StreamEvent};
+use crate::http::tokenize::Span;
+
+/// All of them, by name.
+pub fn schemas() -> Map<String, Value> {
+    // What is written, in OpenAPI 3.0's words.
+    let settings = SchemaSettings::openapi3().for_serialize().with_transform(RecursiveTransform(close));
+    let mut all = settings.into_generator();
+    add::<TgiError>(&mut all, "Error");
+    add::<OpenAiError>(&mut all, "OpenAiError");
+    add::<Generated>(&mut all, "Generated");
+    add::<Vec<Generated>>(&mut all, "GeneratedList");
+    add::<StreamEvent>(&mut all, "TokenEvent");
+    add::<Vec<Span>>(&mut all, "Tokens");
+    add::<Predictions>(&mut all, "Predictions");
+    add::<ChatCompletion>(&mut all, "ChatCompletion");
+    add::<ChatChunk>(&mut all, "ChatChunk");
+    add::<Completion>(&mut all, "Completion");
+    add::<CompletionChunk>(&mut all, "CompletionChunk");
+    add::<Model>(&mut all, "Model");
+    add::<Models>(&mut all, "Models");
+    add::<Info>(&mut all, "Info");
+    add::<About>(&mut all, "KserveServer");
+    add::<About>(&mut all, "KserveModel");
+    add::<Live>(&mut all, "KserveLive");
+    add::<Ready>(&mut all, "KserveReady");
+    add::<Inferred>(&mut all, "Inferred");
+    let mut schemas = all.take_definitions(true);
+    // Written piece by piece, from no one type.
+    schemas.insert("ChatTokens".into(), chat_tokens());
+    schemas.insert("Invocation".into(), any(&["GeneratedList", "ChatCompletion", "Completion"]));
+    schemas.insert("InvocationEvent".into(), any(&["TokenEvent", "ChatChunk", "CompletionChunk"]));
+    schemas
+}
+
+/// Those of its members come with it.
+fn add<T: JsonSchema>(all: &mut SchemaGenerator, name: &str) {
+    let schema = T::json_schema(all);
+    all.definitions_mut().insert(name.into(), schema.to_value());
+}
+
+/// An object has no members but those that are described.
+fn close(schema: &mut Schema) {
+    if schema.get("properties").is_some() {
+        schema.insert("additionalProperties".into(), json!(false));
+    }
+}
+
+pub fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn any(names: &[&str]) -> Value {
+    json!({ "anyOf": names.iter().map(|name| reference(name)).collect::<Vec<_>>() })
+}
+
+fn chat_tokens() -> Value {
+    let text = json!({ "type": "string" });
+    json!({
+        "type": "object",
+        "properties": {
+            "tokenize_response": reference("Tokens"),
+            "templated_text": text,
+            "warnings": { "type": "array", "items": text },
+        },
+        "required": ["tokenize_response", "templated_text"],
+        "additionalProperties": false,
+    })
+}

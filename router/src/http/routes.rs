@@ -1,0 +1,330 @@
+//! The one table of routes. The router, auth, the limits on connections, the OpenAPI document and `docs/http.md` are all
+//! made from it, so that a new route is one entry here and guarded unless its entry says otherwise.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{MethodRouter, get as on_get, post as on_post};
+
+use crate::config::RouterArgs;
+use crate::http::Server;
+use crate::http::error::Family;
+use crate::http::openai::{chat, completions};
+use crate::http::openapi::{self, RequestSchema};
+use crate::http::{docs, kserve, ops, page, platforms, tgi, tokenize};
+
+pub struct Route {
+    pub method: Verb,
+    /// As the router matches it: `{name}` is one segment, `{*name}` the rest.
+    pub path: &'static str,
+    /// The shape of its errors.
+    pub family: Family,
+    pub access: Access,
+    /// It generates: a request is counted in the metrics, has a line in the log and maybe a span, and takes a deadline.
+    pub counted: bool,
+    /// Served with `--kserve` only.
+    pub is_kserve: bool,
+    /// `None`: no part of the API.
+    pub docs: Option<Docs>,
+    handler: fn() -> MethodRouter<Arc<Server>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// And HEAD.
+    Get,
+    Post,
+}
+
+/// Who may ask, where the server has API keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Who has a key.
+    Guarded,
+    /// Everybody: it holds no secret.
+    Open,
+    /// Everybody; and it tells whether the server lives or serves, so that it is answered in the reserve of
+    /// connections as well.
+    Probe,
+    /// Everybody, unless `--guard-metrics`: metrics name the keys.
+    Metrics,
+    /// Everybody, where a file has the name; `/page/NAME`.
+    PageFile,
+}
+
+/// What the OpenAPI document and `docs/http.md` say of a route.
+pub struct Docs {
+    pub about: &'static str,
+    pub request: Option<RequestSchema>,
+    pub answer: Answer,
+}
+
+/// What a good answer holds: nothing, JSON or events of a schema, or text of a media type.
+#[derive(Clone, Copy)]
+pub enum Answer {
+    Empty,
+    Json(&'static str),
+    Events(&'static str),
+    JsonOrEvents(&'static str, &'static str),
+    Text(&'static str),
+}
+
+pub static ROUTES: [Route; 30] = [
+    post("/generate", || on_post(tgi::generate)).counted().takes(
+        RequestSchema::Generate,
+        Answer::Json("Generated"),
+        "Generate a text",
+    ),
+    post("/generate_stream", || on_post(tgi::generate_stream)).counted().takes(
+        RequestSchema::Generate,
+        Answer::Events("TokenEvent"),
+        "Generate a text, token by token",
+    ),
+    post("/", || on_post(tgi::compat)).counted().takes(
+        RequestSchema::Compat,
+        Answer::JsonOrEvents("GeneratedList", "TokenEvent"),
+        "As /generate, in a list of one; with `stream`, as /generate_stream",
+    ),
+    post("/v1/chat/completions", || on_post(chat::chat_completions)).openai().counted().takes(
+        RequestSchema::Chat,
+        Answer::JsonOrEvents("ChatCompletion", "ChatChunk"),
+        "Answer a chat",
+    ),
+    post("/v1/completions", || on_post(completions::completions)).openai().counted().takes(
+        RequestSchema::Completion,
+        Answer::JsonOrEvents("Completion", "CompletionChunk"),
+        "Continue one or several prompts",
+    ),
+    get("/v1/models", || on_get(ops::models))
+        .openai()
+        .answers(Answer::Json("Models"), "The served model, in a list"),
+    get("/v1/models/{*id}", || on_get(ops::model))
+        .openai()
+        .answers(Answer::Json("Model"), "The served model, by its name"),
+    post("/tokenize", || on_post(tokenize::tokenize)).takes(
+        RequestSchema::Tokenize,
+        Answer::Json("Tokens"),
+        "The tokens of a text, special tokens added",
+    ),
+    post("/chat_tokenize", || on_post(tokenize::chat_tokenize)).takes(
+        RequestSchema::Chat,
+        Answer::Json("ChatTokens"),
+        "The prompt that a chat becomes, and its tokens",
+    ),
+    post("/invocations", || on_post(platforms::invocations)).counted().takes(
+        RequestSchema::Invocation,
+        Answer::JsonOrEvents("Invocation", "InvocationEvent"),
+        "Amazon SageMaker: a body of `/`, of a chat or of a completion, answered as there",
+    ),
+    post("/vertex", || on_post(platforms::vertex)).counted().takes(
+        RequestSchema::Vertex,
+        Answer::Json("Predictions"),
+        "Google Vertex AI: several requests, answered together",
+    ),
+    get("/v2", || on_get(kserve::server_metadata))
+        .kserve()
+        .answers(Answer::Json("KserveServer"), "KServe (`--kserve`): what serves"),
+    get("/v2/health/live", || on_get(kserve::live))
+        .kserve()
+        .access(Access::Probe)
+        .answers(Answer::Json("KserveLive"), "KServe: 200 while the server runs"),
+    get("/v2/health/ready", || on_get(kserve::ready))
+        .kserve()
+        .access(Access::Probe)
+        .answers(Answer::Json("KserveReady"), "KServe: as /health"),
+    get("/v2/models/{name}", || on_get(kserve::model_metadata))
+        .kserve()
+        .answers(Answer::Json("KserveModel"), "KServe: about the model; any name is taken"),
+    get("/v2/models/{name}/ready", || on_get(kserve::ready))
+        .kserve()
+        .answers(Answer::Json("KserveReady"), "KServe: as /health"),
+    post("/v2/models/{name}/infer", || on_post(kserve::infer)).kserve().counted().takes(
+        RequestSchema::Infer,
+        Answer::Json("Inferred"),
+        "KServe: generate texts",
+    ),
+    get("/v2/models/{name}/versions/{version}", || on_get(kserve::model_metadata))
+        .kserve()
+        .answers(Answer::Json("KserveModel"), "KServe: about the model"),
+    get("/v2/models/{name}/versions/{version}/ready", || on_get(kserve::ready))
+        .kserve()
+        .answers(Answer::Json("KserveReady"), "KServe: as /health"),
+    post("/v2/models/{name}/versions/{version}/infer", || on_post(kserve::infer)).kserve().counted().takes(
+        RequestSchema::Infer,
+        Answer::Json("Inferred"),
+        "KServe: generate texts",
+    ),
+    get("/info", || on_get(ops::info))
+        .answers(Answer::Json("Info"), "What is served and within which limits"),
+    get("/health", || on_get(ops::health))
+        .access(Access::Probe)
+        .answers(Answer::Empty, "200 when new requests are served now, else 503 with the reason"),
+    get("/ping", || on_get(ops::health)).access(Access::Probe).answers(Answer::Empty, "As /health"),
+    get("/readyz", || on_get(ops::health)).access(Access::Probe).answers(Answer::Empty, "As /health"),
+    get("/livez", || on_get(ops::alive))
+        .access(Access::Probe)
+        .answers(Answer::Empty, "200 while the server runs, whatever its workers do"),
+    get("/", || on_get(page::index)).access(Access::Probe).answers(
+        Answer::Empty,
+        "A chat page where `Accept` names HTML, as browsers do; otherwise as /health",
+    ),
+    get("/metrics", || on_get(ops::metrics))
+        .access(Access::Metrics)
+        .answers(Answer::Text("text/plain"), "Prometheus metrics, as text"),
+    get("/docs", || on_get(docs::page))
+        .access(Access::Open)
+        .answers(Answer::Text("text/html"), "This reference, as a page"),
+    get("/api-doc/openapi.json", || on_get(openapi::document))
+        .access(Access::Open)
+        .answers(Answer::Empty, "This reference, as an OpenAPI document"),
+    get("/page/{name}", || on_get(page::file)).access(Access::PageFile),
+];
+
+const fn get(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Route {
+    Route::new(Verb::Get, path, handler)
+}
+
+const fn post(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Route {
+    Route::new(Verb::Post, path, handler)
+}
+
+impl Route {
+    const fn new(method: Verb, path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Self {
+        let (family, access) = (Family::Tgi, Access::Guarded);
+        Self { method, path, family, access, counted: false, is_kserve: false, docs: None, handler }
+    }
+
+    const fn openai(mut self) -> Self {
+        self.family = Family::OpenAi;
+        self
+    }
+
+    const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    const fn counted(mut self) -> Self {
+        self.counted = true;
+        self
+    }
+
+    const fn kserve(mut self) -> Self {
+        self.is_kserve = true;
+        self
+    }
+
+    const fn takes(mut self, request: RequestSchema, answer: Answer, about: &'static str) -> Self {
+        self.docs = Some(Docs { about, request: Some(request), answer });
+        self
+    }
+
+    const fn answers(mut self, answer: Answer, about: &'static str) -> Self {
+        self.docs = Some(Docs { about, request: None, answer });
+        self
+    }
+
+    /// Its path as OpenAPI writes it.
+    pub fn documented_path(&self) -> String {
+        self.path.replace("{*", "{")
+    }
+
+    pub fn is_served(&self, args: &RouterArgs) -> bool {
+        args.kserve || !self.is_kserve
+    }
+
+    /// Whether a request to it needs a key, where the server has any; of the page's files `is_open` knows more.
+    pub fn needs_key(&self, args: &RouterArgs) -> bool {
+        match self.access {
+            Access::Guarded | Access::PageFile => true,
+            Access::Metrics => args.guard_metrics,
+            Access::Open | Access::Probe => false,
+        }
+    }
+}
+
+/// The routes that are served with these flags.
+pub fn router(args: &RouterArgs) -> Router<Arc<Server>> {
+    // GET before POST: the header `Allow` of a 405 names the methods in this order.
+    let of = |method| ROUTES.iter().filter(move |route| route.method == method && route.is_served(args));
+    of(Verb::Get)
+        .chain(of(Verb::Post))
+        .fold(Router::new(), |router, route| router.route(route.path, (route.handler)()))
+}
+
+/// Whether reading `path` (GET, HEAD) needs no key. Paths are compared letter by letter, as the router matches them: no
+/// other spelling of one reaches a route.
+pub fn is_open(args: &RouterArgs, path: &str) -> bool {
+    let mut reads = ROUTES.iter().filter(|route| route.method == Verb::Get);
+    page::is_file(path) || reads.any(|route| route.path == path && !route.needs_key(args))
+}
+
+/// What tells whether the server lives or serves.
+pub fn probes() -> impl Iterator<Item = &'static str> {
+    ROUTES.iter().filter(|route| route.access == Access::Probe).map(|route| route.path)
+}
+
+/// What the route of this path takes, as the header `Allow` has it.
+pub fn methods(path: &str) -> String {
+    let mut methods = Vec::new();
+    for route in ROUTES.iter().filter(|route| route.path == path) {
+        match route.method {
+            Verb::Get => methods.extend(["GET", "HEAD"]),
+            Verb::Post => methods.push("POST"),
+        }
+    }
+    methods.sort_unstable();
+    methods.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    fn args(flags: &[&str]) -> RouterArgs {
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let line = [&["penstock"], flags].concat();
+        RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags")
+    }
+
+    #[test]
+    fn a_path_that_is_no_route_has_the_family_of_its_neighbours() {
+        for route in &ROUTES {
+            assert_eq!(route.family, Family::of(route.path), "{}", route.path);
+        }
+    }
+
+    #[test]
+    fn no_route_that_does_work_is_open() {
+        let args = args(&[]);
+        for route in &ROUTES {
+            let works = route.method == Verb::Post;
+            assert!(!works || route.needs_key(&args), "{}", route.path);
+            assert!(works || !route.counted, "{}", route.path);
+        }
+    }
+
+    #[test]
+    fn what_is_open_is_read_without_a_key_by_no_other_spelling() {
+        let plain = args(&[]);
+        for open in ["/", "/health", "/v2/health/live", "/metrics", "/docs", "/page/main.js"] {
+            assert!(is_open(&plain, open), "{open}");
+        }
+        for closed in [
+            "/info",
+            "/health/",
+            "//health",
+            "/Health",
+            "/%68ealth",
+            "/page/none.js",
+            "/page/{name}",
+            "/v1/models",
+        ] {
+            assert!(!is_open(&plain, closed), "{closed}");
+        }
+        let guarded = args(&["--guard-metrics", "--api-key", "a"]);
+        assert!(!is_open(&guarded, "/metrics") && is_open(&guarded, "/health"));
+    }
+}

@@ -1,0 +1,19 @@
+//! What all dialects share about choosing: when a temperature means greedy, and which of several answers is best.
+
+use crate::generation::{Done, TokenEvent};
+
+/// Below it a temperature is as good as greedy, and the quotients of the logits would leave 32 bits.
+const MIN_TEMPERATURE: f64 = 1e-5;
+
+/// As the worker takes it: 0 is greedy.
+pub fn temperature(given: f64) -> f32 {
+    if given >= MIN_TEMPERATURE { given as f32 } else { 0.0 }
+}
+
+/// For `best_of`: by the mean log probability of a token.
+pub fn most_likely_first(candidates: &mut [(Vec<TokenEvent>, Done)]) {
+    let likelihood = |(tokens, _): &(Vec<TokenEvent>, Done)| {
+        tokens.iter().map(|token| token.logprob).sum::<f32>() / tokens.len().max(1) as f32
+    };
+    candidates.sort_by(|one, other| likelihood(other).total_cmp(&likelihood(one)));
+}

@@ -1,0 +1,226 @@
+//! TGI's dialect: `/generate`, `/generate_stream` and `POST /`.
+
+mod request;
+mod response;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use bytes::Bytes;
+use futures::future::try_join_all;
+use futures::stream;
+
+use crate::generation::{Done, Generation, GenerationEvent, Input, TokenEvent, collect};
+use crate::http::error::{ApiError, Cause, Family, FieldNames};
+use crate::http::request_context::{RequestContext, totals};
+use crate::http::request_fields;
+use crate::http::response::json;
+use crate::http::sampling::most_likely_first;
+use crate::http::sse::{self, Encoder};
+use crate::http::warnings::Warnings;
+use crate::http::{Server, body};
+use request::{GenerateRequest, Route};
+pub use request::{inputs_alone, text_request};
+use response::{Candidate, Details, StreamDetails, Told, prefill_token, token, top_token, top_tokens};
+pub use response::{Generated, StreamEvent};
+
+const NAMES: FieldNames = FieldNames::TGI;
+
+pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        let request =
+            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Generate))
+                .await?;
+        whole(&context, request, Shape::Object).await
+    })
+    .await
+}
+
+pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        let request =
+            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Stream))
+                .await?;
+        streamed(context, request).await
+    })
+    .await
+}
+
+/// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise.
+pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        let (stream, request) = body::parse(context.server(), body, |fields, _| {
+            let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
+            let route = if stream { Route::CompatStream } else { Route::Compat };
+            Ok((stream, GenerateRequest::parse(fields, route)?))
+        })
+        .await?;
+        if stream { streamed(context, request).await } else { whole(&context, request, Shape::List).await }
+    })
+    .await
+}
+
+/// What the answer's JSON is.
+enum Shape {
+    Object,
+    List,
+}
+
+async fn whole(
+    context: &RequestContext,
+    asked: GenerateRequest,
+    shape: Shape,
+) -> Result<Response<Body>, ApiError> {
+    let mut request = asked.request;
+    if asked.best_of > 1 {
+        // Tokenized once for all.
+        let tokens = context.loaded()?.serving.encode(request.input, request.truncate).await;
+        request.input = Input::Tokens(tokens.map_err(|error| NAMES.error(error))?);
+    }
+    let requests = (0..asked.best_of).map(|candidate| {
+        let mut request = request.clone();
+        if candidate > 0 {
+            let seed = rand::random();
+            request.sampling.seed = seed;
+            request.reported_seed = Some(seed);
+        }
+        async move {
+            match candidate {
+                0 => context.start(request, &NAMES).await,
+                _ => context.start_further(request, &NAMES).await,
+            }
+        }
+    });
+    let mut candidates = try_join_all(requests).await?;
+    for candidate in &mut candidates {
+        candidate.first().await.map_err(|failure| NAMES.error(failure))?;
+    }
+    context.began();
+    let candidates = try_join_all(candidates.into_iter().map(collect)).await;
+    let mut candidates = candidates.map_err(|failure| NAMES.error(failure))?;
+    for (_, done) in &candidates {
+        context.succeeded(done);
+    }
+    most_likely_first(&mut candidates);
+    let texts: Vec<_> = candidates.iter().map(|(_, done)| format!("{}{}", asked.prefix, done.text)).collect();
+    let details = asked.details.then(|| {
+        let others = candidates.iter().zip(&texts).skip(1);
+        let others =
+            others.map(|(candidate, text)| Candidate { generated_text: text, told: told(candidate) });
+        Details { best: told(&candidates[0]), best_of_sequences: others.collect() }
+    });
+    let answer = Generated { generated_text: &texts[0], details, warnings: asked.warnings };
+    let done = &candidates[0].1;
+    let mut response = match shape {
+        Shape::Object => json(&answer),
+        Shape::List => json(&[answer]),
+    };
+    context.head(&mut response, asked.prompt_characters);
+    totals(response.headers_mut(), [done]);
+    Ok(response)
+}
+
+fn told((tokens, done): &(Vec<TokenEvent>, Done)) -> Told<'_> {
+    let prefill = tokens.iter().flat_map(|token| &token.prefill);
+    Told {
+        finish_reason: done.finish_reason.into(),
+        generated_tokens: done.generated_tokens,
+        seed: done.seed,
+        prefill: prefill.map(|entry| prefill_token(&entry.token)).collect(),
+        tokens: tokens.iter().map(token).collect(),
+        top_tokens: top_tokens(tokens),
+    }
+}
+
+async fn streamed(context: Arc<RequestContext>, asked: GenerateRequest) -> Result<Response<Body>, ApiError> {
+    let mut generation = context.start(asked.request, &NAMES).await?;
+    generation.first().await.map_err(|failure| NAMES.error(failure))?;
+    context.began();
+    let mut head = Response::default();
+    context.head(&mut head, asked.prompt_characters);
+    let stream = TokenStream {
+        prompt_tokens: generation.prompt_tokens(),
+        generation,
+        context,
+        prefix: asked.prefix,
+        details: asked.details,
+        warnings: asked.warnings,
+        encoder: Encoder::default(),
+    };
+    let mut response = sse::response(stream::unfold(Some(Box::new(stream)), async |stream| {
+        let mut stream = stream?;
+        let (bytes, goes_on) = stream.next().await;
+        Some((bytes, goes_on.then_some(stream)))
+    }));
+    response.headers_mut().extend(head.into_parts().0.headers);
+    Ok(response)
+}
+
+struct TokenStream {
+    generation: Generation,
+    context: Arc<RequestContext>,
+    prefix: String,
+    details: bool,
+    /// Said once, in the first event.
+    warnings: Warnings,
+    prompt_tokens: u32,
+    encoder: Encoder,
+}
+
+impl TokenStream {
+    /// The next write, and whether another follows.
+    async fn next(&mut self) -> (Bytes, bool) {
+        let goes_on = match self.generation.next().await {
+            Some(GenerationEvent::Token(event)) if !event.last => {
+                self.encode(&event, None);
+                true
+            }
+            // The last token's event holds the whole text, which follows at once.
+            Some(GenerationEvent::Token(event)) => match self.generation.next().await {
+                Some(GenerationEvent::Done(done)) => {
+                    self.context.succeeded(&done);
+                    self.encode(&event, Some(done));
+                    false
+                }
+                other => {
+                    self.encode(&event, None);
+                    self.fail(other)
+                }
+            },
+            other => self.fail(other),
+        };
+        (self.encoder.take(), goes_on)
+    }
+
+    /// The one error event; nothing follows it.
+    fn fail(&mut self, event: Option<GenerationEvent>) -> bool {
+        let error = match event {
+            Some(GenerationEvent::Failed(failure)) => NAMES.error(failure),
+            _ => ApiError::new(Cause::IncompleteStream, "Incomplete generation"),
+        };
+        self.context.failed(&error);
+        self.encoder.raw(&error.body(Family::Tgi));
+        false
+    }
+
+    fn encode(&mut self, event: &TokenEvent, done: Option<Done>) {
+        let top_tokens: Vec<_> = event.top.iter().map(top_token).collect();
+        let text = done.as_ref().map(|done| std::mem::take(&mut self.prefix) + &done.text);
+        let details = done.filter(|_| self.details).map(|done| StreamDetails {
+            finish_reason: done.finish_reason.into(),
+            generated_tokens: done.generated_tokens,
+            seed: done.seed,
+            input_length: self.prompt_tokens,
+        });
+        self.encoder.event(&StreamEvent {
+            index: event.index,
+            token: token(event),
+            top_tokens,
+            generated_text: text.as_deref(),
+            details,
+            warnings: std::mem::take(&mut self.warnings),
+        });
+    }
+}

@@ -1,0 +1,1 @@
+"""`python -m penstock.doctor`: says what would become of a model on this machine."""

@@ -1,0 +1,108 @@
+"""Says what would become of a model on this machine: `python -m penstock.doctor --model-id X [--json]`.
+
+Run by `penstock doctor`. Finds the model's files, on the hub if need be, and has them examined. docs/doctor.md says
+what the JSON holds.
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from penstock import tiny
+from penstock.doctor.examination import Question, examine
+from penstock.doctor.report import Report, as_json, as_text
+from penstock.hub import client
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.doctor", description="Says what would become of a model on this machine."
+    )
+    parser.add_argument(
+        "--model-id", help="a folder, or owner/name on the hub [default: the model that ships]"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit [default: main]")
+    parser.add_argument(
+        "--cache-dir", type=Path, help="of downloads [default: as HF_HUB_CACHE and HF_HOME say]"
+    )
+    parser.add_argument("--folder", type=Path, help="the model's files, instead of a download")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--num-shard", type=int, default=1)
+    parser.add_argument("--pipeline-parallel", type=int, default=1)
+    parser.add_argument("--model-impl", default="auto")
+    parser.add_argument("--memory-fraction", type=float, default=0.9)
+    parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--launcher", type=Path, help="the program `penstock`, to read chat templates with")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse_args()
+    question = Question(
+        arguments.num_shard,
+        arguments.dtype,
+        arguments.device,
+        arguments.memory_fraction,
+        arguments.trust_remote_code,
+        arguments.pipeline_parallel,
+        arguments.model_impl,
+        arguments.launcher,
+    )
+    report = look_at(arguments, question)
+    print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)
+    return 0 if report.would_serve else 1
+
+
+def look_at(arguments: argparse.Namespace, question: Question) -> Report:
+    """Finds the model's files, on the hub if need be, and examines them."""
+    named = arguments.model_id
+    folder = arguments.folder or (Path(named) if named else tiny.MODEL)
+    if folder.is_dir():
+        report = examine(folder, question)
+        report.model, report.folder = named or "the model that ships", str(folder)
+        return report
+    request = client.Request(
+        named,
+        arguments.revision,
+        client.cache_folder(arguments.cache_dir),
+        trusted=question.trusted,
+    )
+    client.keep_libraries_quiet()
+    said = io.StringIO()  # lines for the launcher
+    begun: client.Begun | None = None
+    with tempfile.TemporaryDirectory() as into:
+
+        def bring(request: client.Request) -> Path:
+            nonlocal begun
+            begun = client.begin(request)
+            client.outline(request, begun, Path(into))
+            return Path(into)
+
+        try:
+            with redirect_stdout(said):
+                found = client.obtain(request, bring)
+        except client.Unavailable as error:
+            return Report(
+                model=named,
+                num_shard=question.shards,
+                pipeline_parallel=question.stages,
+                problems=[str(error)],
+            )
+        report = examine(found, question)
+    report.model, report.folder = named, str(found if begun is None else begun.folder)
+    report.commit = Path(report.folder).name
+    lines = [json.loads(line) for line in said.getvalue().splitlines()]
+    report.warnings += [line["message"] for line in lines if line.get("level") == "WARN"]
+    if begun is not None and begun.pickled:
+        report.weight_bytes = sum(begun.listing.sizes[name] for name in begun.weights)
+    return report
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # No thread of a library is worth waiting for.
+    os._exit(status)

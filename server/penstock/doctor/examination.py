@@ -1,0 +1,348 @@
+"""What a model's files say of how it would be served on this machine.
+
+Reads configuration files and the headers of the weights; the recipe is rehearsed for every rank on tensors without
+numbers, as each worker does before it reads its own. Asked by the doctor's command, and by the download before it
+fetches something large.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock import quantization
+from penstock.doctor.report import Fit, Report
+from penstock.engine.cache_size import spare
+from penstock.engine.preparation import working_bytes
+from penstock.engine.tables import BLOCK_SIZE, divide
+from penstock.errors import UnusableModel
+from penstock.hub.tokenizer import sources_of
+from penstock.loading.checkpoint import META, Checkpoint
+from penstock.loading.checks import check_numbers, check_weights
+from penstock.loading.device import device_of, dtype_of
+from penstock.loading.memory import Room, device_room
+from penstock.loading.model_files import (
+    CONFIG,
+    GENERATION,
+    Stored,
+    eos_ids,
+    gigabytes,
+    read_config,
+    read_json,
+    weight_files,
+)
+from penstock.models import fallback, recipes
+from penstock.models.architectures import RECIPES, TEXT_ONLY, architecture_of, architectures, reads_images
+from penstock.models.choice import uses_fallback
+from penstock.models.decoder_start import decoder_start_ids
+from penstock.models.model import ModelConfig
+from penstock.parallel.group import Pipeline, TensorGroup
+
+# What the server takes at once when its flags do not say otherwise.
+SLOTS, STEP_TOKENS = 128, 2048
+SHORTEST_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Question:
+    """How the model would be served."""
+
+    shards: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+    memory_fraction: float = 0.9
+    trusted: bool = False
+    stages: int = 1
+    implementation: str = "auto"
+    # The program whose router reads the model's texts; without it they are not looked into.
+    launcher: Path | None = None
+
+    @property
+    def processes(self) -> int:
+        """Each holds a shard of a stage."""
+        return self.shards * self.stages
+
+    def group(self, rank: int) -> TensorGroup:
+        """Of the process with this rank."""
+        if self.stages == 1:
+            return TensorGroup(rank, self.shards)
+        stage, shard = divmod(rank, self.shards)
+        everyone = TensorGroup(rank, self.processes)
+        return TensorGroup(shard, self.shards, pipeline=Pipeline(stage, self.stages, everyone))
+
+
+def examine(folder: Path, question: Question) -> Report:
+    """What the files in `folder` say. Every problem that can be found beside another is."""
+    report = Report(folder=str(folder), num_shard=question.shards, pipeline_parallel=question.stages)
+    config: dict[str, Any] | None = None
+    stored: dict[str, Stored] | None = None
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    try:
+        config = read_config(folder)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        if not (folder / CONFIG).exists():
+            report.missing_files.append(CONFIG)
+    try:
+        stored = weights(folder, question, report)
+        report.quantization = quantized(config or {}, folder, stored)
+        if config is not None:
+            quantization.refuse(config, folder, stored or ())
+    except UnusableModel as error:
+        report.problems.append(str(error))
+    try:
+        if config is not None:
+            check_numbers(config, None if stored is None else len(stored))
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        config = None  # no model can be built from it
+    try:
+        device = device_of(question.device)
+        report.device = str(device)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+    try:
+        if config is not None:
+            dtype = dtype_of(config, question.dtype)
+            report.dtype = str(dtype).removeprefix("torch.")
+    except UnusableModel as error:
+        report.problems.append(str(error))
+    if config is not None:
+        shape: ModelConfig | None
+        if uses_fallback(config, question.implementation):
+            shape = fallback_shape(config, folder, dtype, question, report)
+        else:
+            shape = architecture(config, folder, report)
+        sound = stored is not None and report.quantization is None
+        if shape is not None and dtype is not None and sound:
+            if not report.fallback:
+                shards(config, folder, dtype, question, report)
+            if device is not None and len(report.weight_bytes_per_shard) == question.processes:
+                memory(shape, dtype, device, question, report)
+    text(folder, config or {}, question, report)
+    return report
+
+
+def weights(folder: Path, question: Question, report: Report) -> dict[str, Stored] | None:
+    """Files, bytes and dtypes of the weights. None: they are pickled, and not on this machine yet."""
+    files = weight_files(folder, question.trusted)
+    report.weight_files, report.pickled = files.names, files.pickled
+    absent = [name for name in files.names if not (folder / name).exists()]
+    if files.pickled and len(absent) == len(files.names):
+        report.warnings.append(
+            f"{files.source}: pickled weights say what they hold only when they are here and loaded"
+        )
+        return None
+    report.missing_files += absent
+    _, stored = check_weights(folder, question.trusted)
+    if files.pickled:
+        with Checkpoint(folder, torch.float32, META, question.trusted) as checkpoint:
+            stored = checkpoint.stored
+    report.weight_bytes = sum((folder / name).stat().st_size for name in files.names)
+    for one in stored.values():
+        report.stored_dtypes[one.dtype] = report.stored_dtypes.get(one.dtype, 0) + one.end - one.begin
+    return stored
+
+
+def quantized(config: dict[str, Any], folder: Path, stored: dict[str, Stored] | None) -> str | None:
+    found = quantization.scheme_of(config, folder, stored or ())
+    return None if found is None else found[0]
+
+
+def architecture(config: dict[str, Any], folder: Path, report: Report) -> ModelConfig | None:
+    """Who serves it, and the shape of the model."""
+    found = architecture_of(config)
+    report.architecture = found or next(iter(architectures(config)), None)
+    try:
+        if found is not None:
+            report.recipe = RECIPES[found]
+        shape = recipes.read_config(config)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        return None
+    report.context = shape.usual_positions
+    report.longer_context = shape.positions_go_on
+    if reads_images(config):
+        report.warnings.append(TEXT_ONLY)
+    try:
+        if shape.has_encoder:
+            decoder_start_ids(config, read_json(folder, GENERATION), shape)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+    return shape
+
+
+def fallback_shape(
+    config: dict[str, Any], folder: Path, dtype: torch.dtype | None, question: Question, report: Report
+) -> ModelConfig | None:
+    """What a model without a recipe is made of, and whether it can be served through transformers."""
+    report.architecture = next(iter(architectures(config)), None)
+    if report.quantization is not None:
+        return None
+    try:
+        examined = fallback.examine(config, folder, question.trusted)
+        report.fallback = True
+        fallback.refuse_division(config, question.shards, question.stages)
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        return None
+    report.parameters = examined.parameters
+    shape = examined.config
+    if shape is None:
+        report.warnings.append(
+            "whether it can be served through transformers is known once its weights are loaded"
+        )
+    elif dtype is not None:
+        report.context = shape.max_positions
+        report.weight_bytes_per_shard = [examined.parameters * dtype.itemsize]
+        numbers = shape.num_layers * 2 * shape.kv_heads * shape.head_dim
+        report.kv_bytes_per_token = [numbers * dtype.itemsize]
+    return shape
+
+
+def shards(
+    config: dict[str, Any], folder: Path, dtype: torch.dtype, question: Question, report: Report
+) -> None:
+    """Rehearses every rank's loading: names and shapes of tensors, and what is divided."""
+    parameters = 0
+    for rank in range(question.processes):
+        group = question.group(rank)
+        try:
+            with Checkpoint(folder, dtype, META, question.trusted) as checkpoint:
+                part = recipes.load_from(config, checkpoint, group)
+                parameters += checkpoint.parameters - part.repeated_parameters
+        except UnusableModel as error:
+            report.problems.append(str(error))
+            return
+        rows, size = part.cache_shape
+        layers = len(group.layers(part.config.num_layers))
+        report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
+        report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
+    # The shards of a stage ask for the same tensors, each for its part.
+    report.parameters = parameters // question.shards
+
+
+def memory(
+    shape: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    question: Question,
+    report: Report,
+) -> None:
+    """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
+    count, whole_context = question.processes, shape.usual_positions
+    if device.type == "cuda":
+        room = device_room(device)
+        if count > torch.cuda.device_count():
+            report.problems.append(
+                f"{count} processes (--num-shard, --pipeline-parallel) need a GPU each: there are "
+                f"{torch.cuda.device_count()} on this machine"
+            )
+    else:
+        whole = device_room(device)
+        room = Room(whole.total // count, whole.free // count)
+    held = max(report.weight_bytes_per_shard)
+    report.memory_bytes, report.free_bytes = room.total * count, room.free * count
+    if held > room.free:
+        report.problems.append(
+            f"the weights take {gigabytes(held)} of each process's memory, and {gigabytes(room.free)} are free"
+            if count > 1
+            else f"the weights take {gigabytes(held)} of memory, and {gigabytes(room.free)} are free"
+        )
+        return
+    left = Room(room.total, room.free - held)
+    working = working_bytes(shape, dtype, device, SLOTS, STEP_TOKENS, whole_context)
+    report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
+    tables = divide(shape.layer_windows, whole_context)
+    page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // shape.num_layers
+    pages = report.cache_bytes_per_shard // page - 1
+    contexts = {whole_context}
+    context = SHORTEST_CONTEXT
+    while context < whole_context:
+        contexts.add(context)
+        context *= 2
+    report.fits = [Fit(size, max(0, pages // tables.pages(size))) for size in sorted(contexts)]
+    if report.fits[0].sequences == 0:
+        report.problems.append(
+            f"memory is too small: {gigabytes(report.cache_bytes_per_shard)} are left for the KV cache, not "
+            f"enough for a sequence of {report.fits[0].context} tokens"
+        )
+    elif report.fits[-1].sequences == 0:
+        report.warnings.append(
+            f"a sequence of the whole context ({whole_context} tokens) does not fit into memory; longer "
+            "ones than the table says are refused"
+        )
+
+
+def text(folder: Path, config: dict[str, Any], question: Question, report: Report) -> None:
+    """Tokenizer, chat template and end-of-sequence ids."""
+    unusable = prompt_files(folder, question)
+    report.problems.extend(unusable)
+    # A tokenizer that the router refuses may take all memory when it is built.
+    for find in (chat_template,) if unusable else (tokenizer, chat_template):
+        try:
+            find(folder, config, report)
+        except UnusableModel as error:
+            report.problems.append(str(error))
+    try:
+        report.eos_token_ids = eos_ids(config, read_json(folder, GENERATION))
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        return
+    if not report.eos_token_ids:
+        report.warnings.append("no eos_token_id: answers end at a limit or a stop string only")
+
+
+def prompt_files(folder: Path, question: Question) -> list[str]:
+    """What the router says is wrong with tokenizer.json and the chat templates; one line each."""
+    if question.launcher is None:
+        return []
+    command = [str(question.launcher), "prompt-files", str(folder)]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return [f"tokenizer.json and chat templates: could not be looked into: {error}"]
+    lines: list[str] = json.loads(said)
+    return lines
+
+
+def tokenizer(folder: Path, config: dict[str, Any], report: Report) -> None:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        older = sources_of(folder)
+        if not older:
+            report.missing_files.append(file.name)
+            raise UnusableModel(f"{file.name}: missing, and so are the files that one can be made of")
+        report.tokenizer = f"will be made of {older}"
+        return
+    report.tokenizer = file.name
+    try:
+        report.tokens = Tokenizer.from_file(str(file)).get_vocab_size()
+    except Exception as error:  # the library has no narrower class
+        raise UnusableModel(f"{file.name}: is not valid: {' '.join(str(error).split())[:200]}") from error
+    vocabulary = config.get("vocab_size")
+    if isinstance(vocabulary, int) and report.tokens > vocabulary:
+        report.warnings.append(
+            f"{file.name} has {report.tokens} tokens, and the model knows {vocabulary} (vocab_size)"
+        )
+
+
+def chat_template(folder: Path, config: dict[str, Any], report: Report) -> None:
+    """Where the chat template is, in the order in which the router looks."""
+    if (folder / "chat_template.jinja").is_file() or list(folder.glob("additional_chat_templates/*.jinja")):
+        report.chat_template = "chat_template.jinja"
+    elif (read_json(folder, "chat_template.json") or {}).get("chat_template"):
+        report.chat_template = "chat_template.json"
+    elif (read_json(folder, "tokenizer_config.json") or {}).get("chat_template"):
+        report.chat_template = "tokenizer_config.json"
+    else:
+        report.warnings.append(
+            "no chat template: chat requests are refused. A chat_template.jinja in the model's folder is one, and "
+            "so is `chat_template` in the file of --tokenizer-config-path"
+        )

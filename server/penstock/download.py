@@ -1,0 +1,73 @@
+"""Brings a model from the hub to this machine: `python -m penstock.download owner/name`.
+
+Run by the launcher, before any worker. Before a large download the doctor looks at what can be known of the model
+without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
+`{"snapshot": {"folder", "commit"}}` or `{"failed": one line for the user}`. Must not import torch, unless there is
+something large to fetch.
+"""
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from penstock.hub import client
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.download", description="Downloads what Penstock needs of a model on the hub."
+    )
+    parser.add_argument("repo", help="owner/name")
+    parser.add_argument("--revision", help="branch, tag or commit [default: main]")
+    parser.add_argument("--cache-dir", type=Path, help="[default: as HF_HUB_CACHE and HF_HOME say]")
+    parser.add_argument("--progress-bar", action="store_true", help="draw a bar on standard error")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="fetch pickled weights and code, too"
+    )
+    parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
+    parser.add_argument("--model-impl", default="auto", help="what runs the model,")
+    parser.add_argument("--dtype", default="auto", help="the dtype that will be served and")
+    parser.add_argument("--device", default="auto", help="the device")
+    arguments = parser.parse_args()
+    request = client.Request(
+        arguments.repo,
+        arguments.revision,
+        client.cache_folder(arguments.cache_dir),
+        arguments.progress_bar,
+        arguments.trust_remote_code,
+    )
+    client.keep_libraries_quiet()
+    try:
+        folder = client.obtain(
+            request, partial(client.download, examine=lambda folder: _problems(arguments, folder))
+        )
+    except client.Unavailable as failure:
+        client.write(failed=str(failure))
+        return 1
+    client.write(snapshot={"folder": str(folder), "commit": folder.name})
+    return 0
+
+
+def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """What the doctor has against serving the folder. Imports torch."""
+    from penstock.doctor.examination import Question, examine
+
+    question = Question(
+        shards=arguments.num_shard,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        trusted=arguments.trust_remote_code,
+        stages=arguments.pipeline_parallel,
+        implementation=arguments.model_impl,
+    )
+    return examine(folder, question).problems
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # No thread of a library is worth waiting for.
+    os._exit(status)

@@ -1,0 +1,64 @@
+"""How many pages the KV cache gets. Asked by Prepare and by the doctor.
+
+Never more than the limits can use, and on a CPU the machine keeps room to live.
+"""
+
+import torch
+
+from penstock.engine.tables import BLOCK_SIZE, Tables
+from penstock.errors import TooLittleMemory
+from penstock.loading.memory import Room
+
+GIB = 1 << 30
+
+
+def spare(
+    room: Room, device: torch.device, memory_fraction: float, held: int, working: int, neighbours: int = 1
+) -> int:
+    """Bytes that the cache may take of `room`, when the process holds `held` and a step needs `working`.
+
+    `neighbours` ranks, this one included, share a machine's memory in equal parts.
+    """
+    share, left = int(room.total * memory_fraction), room.free
+    if device.type == "cpu":
+        share //= neighbours
+        left = (left - max(GIB, room.total // 10)) // neighbours
+    share -= held
+    return max(min(share, left) - working, 0)
+
+
+def count_pages(
+    page_bytes: int,
+    tables: Tables,
+    max_slots: int,
+    max_sequence_tokens: int,
+    max_step_tokens: int,
+    max_cache_tokens: int,
+    available: int,
+) -> int:
+    """Pages to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
+    fits = available // page_bytes - 1  # one more page holds the zeros that padding reads
+    sequence = tables.pages(max_sequence_tokens, max_step_tokens)
+    if fits < sequence:
+        raise TooLittleMemory(
+            f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * page_bytes)} of KV cache, and "
+            f"{_mib(available)} are free for it; lower --max-total-tokens"
+        )
+    if max_cache_tokens == 0:
+        return min(fits, max_slots * tables.count * -(-max_sequence_tokens // BLOCK_SIZE))
+    wanted = tables.count * -(-max_cache_tokens // BLOCK_SIZE)
+    if wanted < sequence:
+        raise TooLittleMemory(
+            f"a KV cache of {max_cache_tokens} tokens holds no sequence of {max_sequence_tokens}; raise "
+            f"--max-batch-total-tokens to {max_sequence_tokens} or more, or lower --max-total-tokens"
+        )
+    if fits < wanted:
+        raise TooLittleMemory(
+            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * page_bytes)}, and {_mib(available)} "
+            f"are free for it, which hold {fits // tables.count * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
+        )
+    return wanted
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,93 @@
+"""From plans to what a decoder's forward pass reads. Made by the engine, for recipes' decoders and transformers' models."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.attention_metadata import (
+    Geometry,
+    LogitsIndices,
+    StepMetadata,
+    continued,
+    is_steady,
+    make_step_metadata,
+    to_device,
+)
+from penstock.engine.plan import Plan
+from penstock.engine.slots import SlotTable
+from penstock.engine.tables import BLOCK_SIZE
+from penstock.layers.rope import RopeTable
+from penstock.models.model import Model
+from penstock.models.step import Step
+
+
+class DecoderSteps:
+    """Makes the steps of one model from plans that `SlotTable.apply` has accepted."""
+
+    def __init__(
+        self,
+        model: Model,
+        slots: SlotTable,
+        zero_row: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
+    ) -> None:
+        self.slots, self.device = slots, device
+        limits, config = slots.limits, model.config
+        # A row in flight may run one token past the longest sequence.
+        positions = slots.width * BLOCK_SIZE
+        self.ropes = [
+            RopeTable(rope, limits.max_sequence_tokens, positions, dtype, device) for rope in config.ropes
+        ]
+        rows, size = model.cache_shape
+        self.geometry = Geometry(
+            block_size=BLOCK_SIZE,
+            zero_row=zero_row,
+            heads=rows,
+            windows=tuple(
+                window if window is None or window.size < limits.max_sequence_tokens else None
+                for window in config.windows
+            ),
+            views=tuple(sorted({(window, limits.tables.of[layer][0]) for window, layer in model.views()})),
+            tables=limits.tables.count,
+            simple=config.simple_attention,
+            exact=exact,
+            head_dim=size,
+            dtype=dtype,
+            device=device,
+        )
+        self.steady: tuple[StepMetadata, Plan] | None = (
+            None  # the last step, where the next may differ by a token a row
+        )
+
+    def clear(self) -> None:
+        """Forgets the last step."""
+        self.steady = None
+
+    def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, Step]:
+        """`last_sampled` has the last token of every slot."""
+        metadata = self._metadata(plan)
+        given_T = to_device(plan.tokens.astype(np.int64), self.device)
+        ids_T = torch.cat((given_T, last_sampled)).index_select(0, to_device(metadata.sources_T, self.device))
+        positions_T = to_device(metadata.positions_T, self.device)
+        step = Step(
+            ids_T,
+            positions_T,
+            [rope.at(positions_T) for rope in self.ropes],
+            [to_device(slot_mapping, self.device) for slot_mapping in metadata.slot_mappings],
+            metadata.attentions,
+        )
+        return metadata.logits_indices, step
+
+    def _metadata(self, plan: Plan) -> StepMetadata:
+        """The plan's metadata. On a CPU, where a step is over before the next begins, made from the last one's."""
+        steady = self.device.type == "cpu" and is_steady(plan)
+        if steady and self.steady is not None:
+            metadata, last_plan = self.steady
+            if continued(metadata, last_plan, plan, self.slots, self.geometry):
+                self.steady = metadata, plan
+                return metadata
+        metadata = make_step_metadata(plan, self.slots, self.geometry)
+        self.steady = (metadata, plan) if steady else None
+        return metadata

@@ -1,0 +1,391 @@
+"""One step: plan -> tensors -> forward -> sample -> result.
+
+Called by the service, by one thread at a time. Has no queue and decides nothing: what runs is in the
+plan. A step is launched and finished apart, so that on an accelerator the next one can be launched
+before the host has seen this one's result; what a slot sampled last stays on the device.
+"""
+
+import time
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.attention_metadata import LogitsIndices, to_device
+from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
+from penstock.engine.kv_cache import KvCache
+from penstock.engine.plan import CONTINUE, I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
+from penstock.engine.sampling import Sampled, Sampler, most_likely
+from penstock.engine.slots import Limits, SlotTable
+from penstock.engine.tables import Tables, divide
+from penstock.engine.threads import Threads
+from penstock.engine.transfers import Event, Transfers
+from penstock.errors import UnusableModel
+from penstock.models import choice
+from penstock.parallel.group import ALONE, TensorGroup
+from penstock.proto import penstock_pb2 as pb
+
+if TYPE_CHECKING:  # imports what sends spans, which few servers do
+    from penstock.engine.spans import StepSpans
+
+# Prompt positions whose logits exist at once, when their log probabilities are wanted.
+PROMPT_LOGITS_AT_ONCE = 64
+
+# Rows of every product where results may not depend on how many there are: enough to be worth a call for a
+# prompt, and few enough that a lone decode does not pay for many.
+TILE = 16
+
+NOT_NUMBERS = "the model produced logits that are not numbers"
+NOTHING_LEFT = "logit bias and min_tokens forbid every token"
+
+
+class StepMaker(Protocol):
+    """From plans to what a model's forward pass reads."""
+
+    def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, Any]:
+        """Of a plan that `SlotTable.apply` has accepted; `last_sampled` has the last token of every slot."""
+
+    def clear(self) -> None:
+        """Forgets the last step."""
+
+
+@dataclass(slots=True)
+class PromptAnswers:
+    """Of the P entries of a plan's `prompt_targets`."""
+
+    logprobs_P: Tensor
+    top_counts: I64  # (P,) on the host: alternatives wanted of each
+    top_tokens_PN: Tensor | None  # N: the most that one wants; None when none does
+    top_logprobs_PN: Tensor | None
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step whose work has been given to the device. What was computed is on the host once `done` is reached."""
+
+    plan: Plan
+    indices: LogitsIndices | None
+    sampled: Sampled | None
+    prompt: PromptAnswers | None
+    done: Event | None
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+    began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
+
+
+class Engine:
+    """The model, and after `prepare` the cache and the slots."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorGroup = ALONE,
+        trusted: bool = False,
+        deterministic: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype."""
+        self.dtype = dtype
+        self.device = device
+        self.transfers = Transfers(device)
+        self.group = group
+        self.recipe, self.model = choice.load(config, folder, dtype, device, group, trusted, implementation)
+        self.deterministic = deterministic
+        if deterministic:
+            if group.size > 2:
+                raise UnusableModel(
+                    f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
+                )
+            self.model.make_batch_invariant(TILE)
+        # Where sums depend on the number of threads, and may not, or where ranks wait for each other, it stays as it is.
+        self.threads: Threads | None = None
+        is_free = dtype != torch.float32 and not deterministic and group.everyone.size == 1
+        if device.type == "cpu" and is_free and torch.get_num_threads() > 1:
+            self.threads = Threads(torch.get_num_threads())
+        self.steps = 0
+        self.spans: StepSpans | None = None
+        self._prepared = False
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @property
+    def depth(self) -> int:
+        """Steps worth launching before the first is finished: on a CPU a launch is the whole work."""
+        return 2 if self.device.type == "cuda" else 1
+
+    @property
+    def device_name(self) -> str:
+        """Processor or accelerator, as the system names it."""
+        if self.device.type == "cuda":
+            return str(torch.cuda.get_device_name(self.device))
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        return "cpu"
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether every sequence begins with what an encoder reads."""
+        return self.model.config.has_encoder
+
+    def tables(self, longest: int) -> Tables:
+        """How the cache is divided when no sequence has more than `longest` tokens."""
+        return divide(self.model.config.layer_windows, longest)
+
+    def allocate(self, limits: Limits) -> None:
+        """Makes cache, slots and tables for these limits."""
+        self.limits = limits
+        rows, size = self.model.cache_shape
+        layers = self.group.layers(self.model.config.num_layers)
+        self.cache = KvCache(limits.tables, layers, (rows, size), self.dtype, self.device, limits.pages)
+        self.slots = SlotTable(limits)
+        self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
+        # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
+        most = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
+        self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
+        self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
+        # Of each step whose samples the last stage has not sent back yet, the slots that sampled. First stage only.
+        self._awaited: deque[I64] = deque()
+        self.model.serve_up_to(limits.max_sequence_tokens)
+        self.step_maker = self._make_step_maker()
+        self._prepared = True
+
+    def _make_step_maker(self) -> StepMaker:
+        where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
+        return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
+
+    def release(self) -> None:
+        """Gives back what `allocate` made."""
+        self.clear()
+        del self.cache, self.slots, self.sampler
+        self._prepared = False
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `allocate` has been called."""
+        return self._prepared
+
+    def clear(self) -> None:
+        """Forgets all slots: a new Run begins."""
+        self._receive_back(len(self._awaited))
+        self.step_maker.clear()
+        self.slots.clear()
+        self.sampler.clear()
+
+    def step(self, plan: Plan) -> pb.StepResult:
+        """Launches and finishes."""
+        return self.finish(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Launched:
+        """Checks the plan against the slots and gives its work to the device. Raises BadPlan."""
+        traced_since = time.time_ns() if plan.traces and self.spans is not None else 0
+        began = time.perf_counter_ns()
+        self.slots.apply(plan)
+        if len(plan.released):
+            self.sampler.release(plan.released.astype(np.int64))
+        if plan.starts is not None:
+            self.sampler.start(plan.slots[(plan.flags & START) != 0], plan.starts)
+        self.steps += 1
+        if len(plan.slots) == 0:
+            self.step_maker.clear()
+            return Launched(plan, None, None, None, None, time.perf_counter_ns() - began, 0, 0)
+        if self._awaited:
+            self._receive_back(self._due(plan))
+        tokens = int(plan.counts.sum())
+        if self.threads is not None:
+            self.threads.begin(tokens)
+        indices, step = self.step_maker.make(plan, self.last_sampled)
+        prepared = time.perf_counter_ns()
+        hidden_TE = self._forward(step)
+        forwarded = time.perf_counter_ns()
+        # Every rank of the last stage computes logits and learns what was sampled; its rank 0 samples and answers.
+        sampled = prompt = None
+        if self.group.is_last_stage:
+            if len(indices.sample_rows):
+                sampled = self._sample(plan, indices, step.ids_T, hidden_TE)
+            if len(indices.prompt_tokens):
+                prompt = self._prompt_logprobs(plan, indices, hidden_TE)
+        elif self.group.is_first_stage and len(indices.sample_rows):
+            self._awaited.append(plan.slots[indices.sample_rows])
+        if sampled is not None:
+            sampled = self._sampled_to_host(sampled)
+        if prompt is not None:
+            prompt = self._prompt_to_host(prompt)
+        done = self.transfers.mark()
+        ended = time.perf_counter_ns()
+        if self.threads is not None:
+            attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
+            self.threads.end(tokens, attended, ended - began)
+        return Launched(
+            plan,
+            indices,
+            sampled,
+            prompt,
+            done,
+            prepared - began,
+            forwarded - prepared,
+            ended - forwarded,
+            traced_since,
+        )
+
+    def is_done(self, launched: Launched) -> bool:
+        """Whether `finish` would return at once."""
+        return launched.done is None or launched.done.query()
+
+    def finish(self, launched: Launched) -> pb.StepResult:
+        """Waits for this step, and none after it, and packs the result."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        result = pb.StepResult(
+            number=launched.plan.number,
+            prepare_ns=launched.prepare_ns,
+            forward_ns=launched.forward_ns,
+            sample_ns=launched.sample_ns,
+        )
+        sampled, indices = launched.sampled, launched.indices
+        if sampled is not None and indices is not None:
+            result.sampled = sampled.tokens_S.numpy().astype("<u4").tobytes()
+            result.logprobs = sampled.logprobs_S.numpy().astype("<f4", copy=False).tobytes()
+            if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
+                counts = sampled.top_counts[sampled.top_counts > 0]
+                result.top_tokens = first_of_each(sampled.top_tokens_SN, counts, "<u4")
+                result.top_logprobs = first_of_each(sampled.top_logprobs_SN, counts, "<f4")
+            for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
+                good = np.True_ if good_S is None else good_S.numpy()
+                if not good.all():
+                    failed = {error.row for error in result.errors}
+                    for row in indices.sample_rows[~good].tolist():
+                        if row not in failed:
+                            result.errors.add(row=row, message=message)
+        prompt = launched.prompt
+        if prompt is not None:
+            logprobs = prompt.logprobs_P.numpy().copy()
+            logprobs[launched.plan.prompt_targets == NO_TARGET] = np.nan
+            result.prompt_logprobs = logprobs.astype("<f4", copy=False).tobytes()
+            if prompt.top_tokens_PN is not None and prompt.top_logprobs_PN is not None:
+                result.prompt_top_tokens = first_of_each(prompt.top_tokens_PN, prompt.top_counts, "<u4")
+                result.prompt_top_logprobs = first_of_each(prompt.top_logprobs_PN, prompt.top_counts, "<f4")
+        if launched.began and self.spans is not None:
+            self.spans.record(launched.plan, result, launched.began)
+        return result
+
+    def _sampled_to_host(self, sampled: Sampled) -> Sampled:
+        to_host = self.transfers.to_host
+        return replace(
+            sampled,
+            tokens_S=to_host(sampled.tokens_S),
+            logprobs_S=to_host(sampled.logprobs_S),
+            sound_S=to_host(sampled.sound_S),
+            possible_S=None if sampled.possible_S is None else to_host(sampled.possible_S),
+            top_tokens_SN=None if sampled.top_tokens_SN is None else to_host(sampled.top_tokens_SN),
+            top_logprobs_SN=None if sampled.top_logprobs_SN is None else to_host(sampled.top_logprobs_SN),
+        )
+
+    def _prompt_to_host(self, prompt: PromptAnswers) -> PromptAnswers:
+        to_host = self.transfers.to_host
+        return replace(
+            prompt,
+            logprobs_P=to_host(prompt.logprobs_P),
+            top_tokens_PN=None if prompt.top_tokens_PN is None else to_host(prompt.top_tokens_PN),
+            top_logprobs_PN=None if prompt.top_logprobs_PN is None else to_host(prompt.top_logprobs_PN),
+        )
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """A tiny computation on the device. Raises when it gives a wrong answer.
+
+        On a GPU it does not queue up behind a step, which may be waiting for another rank.
+        """
+        with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
+            if int(torch.arange(4, device=self.device).sum()) != 6:
+                raise RuntimeError("the device cannot add")
+
+    def _sample(self, plan: Plan, indices: LogitsIndices, ids_T: Tensor, hidden_TE: Tensor) -> Sampled | None:
+        rows = indices.sample_rows
+        tokens_S = to_device(indices.sample_tokens, self.device)
+        chosen_SE = hidden_TE.index_select(0, tokens_S)
+        logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(rows)])
+        slots = plan.slots[rows]
+        sampled = None
+        if self.group.is_output_rank:
+            positions = plan.positions[rows] + plan.counts[rows]
+            sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
+        chosen_S = torch.empty_like(tokens_S) if sampled is None else sampled.tokens_S
+        self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.broadcast(chosen_S))
+        if self.group.pipeline is not None:
+            self.group.pipeline.send_back(chosen_S)
+        return sampled
+
+    def _forward(self, step: Any) -> Tensor:
+        """This stage's layers, between the stage before and the next one."""
+        pipeline = self.group.pipeline
+        if pipeline is None:
+            return self.model.forward(step, self.cache.layers)
+        given_TE = None
+        if not self.group.is_first_stage:
+            shape = (len(step.ids_T), self.model.config.width)
+            given_TE = pipeline.receive(torch.empty(shape, dtype=self.dtype, device=self.device))
+        hidden_TE = self.model.forward(step, self.cache.layers, given_TE)
+        if not self.group.is_last_stage:
+            pipeline.send_on(hidden_TE)
+        return hidden_TE
+
+    def _due(self, plan: Plan) -> int:
+        """How many awaited steps to receive now: up to the last one whose slots this plan continues, and those that the
+        last stage must have finished. Not more: it may not have begun the next one.
+        """
+        assert self.group.pipeline is not None, "nothing is awaited without one"
+        done = max(len(self._awaited) - self.group.pipeline.in_flight, 0)
+        slots = plan.slots[(plan.flags & CONTINUE) != 0]
+        continued = (count for count, sampled in enumerate(self._awaited, 1) if np.isin(sampled, slots).any())
+        return max((done, *continued))
+
+    def _receive_back(self, steps: int) -> None:
+        """The first stage receives what the last one sampled in the `steps` oldest awaited steps."""
+        for _ in range(steps):
+            slots = self._awaited.popleft()
+            assert self.group.pipeline is not None, "nothing is awaited without one"
+            sampled_S = self.group.pipeline.receive_back(len(slots)).to(self.device)
+            self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled_S)
+
+    def _prompt_logprobs(self, plan: Plan, indices: LogitsIndices, hidden_TE: Tensor) -> PromptAnswers | None:
+        targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
+        targets_T = to_device(targets, self.device)
+        tokens_T = to_device(indices.prompt_tokens, self.device)
+        rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
+        top_counts = np.repeat(self.sampler.top_counts[plan.slots[rows]], plan.counts[rows])
+        most = int(top_counts.max(initial=0))
+        parts, tops = [], []
+        for begin in range(0, len(targets), PROMPT_LOGITS_AT_ONCE):
+            some = slice(begin, begin + PROMPT_LOGITS_AT_ONCE)
+            chosen_TE = hidden_TE.index_select(0, tokens_T[some])
+            logits_TV = self.model.logits(chosen_TE, self._logits_SV[: len(chosen_TE)])
+            if not self.group.is_output_rank:
+                continue
+            chosen_T1 = logits_TV.gather(1, targets_T[some].unsqueeze(1))
+            total_T1 = logits_TV.logsumexp(-1, keepdim=True)
+            parts.append((chosen_T1 - total_T1).squeeze(1))
+            if most:
+                tokens_TN = most_likely(logits_TV, most)
+                tops.append((tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1))
+        if not parts:
+            return None
+        tokens_PN = torch.cat([tokens for tokens, _ in tops]) if tops else None
+        logprobs_PN = torch.cat([logprobs for _, logprobs in tops]) if tops else None
+        return PromptAnswers(torch.cat(parts), top_counts, tokens_PN, logprobs_PN)
+
+
+def first_of_each(table_RN: Tensor, counts: I64, dtype: str) -> bytes:
+    """The first `counts` (R,) of each row of a table on the host, one after the other, as a column of `dtype`."""
+    table = table_RN.numpy()
+    return table[np.arange(table.shape[1]) < counts[:, None]].astype(dtype).tobytes()

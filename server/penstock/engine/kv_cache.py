@@ -1,0 +1,50 @@
+"""The KV cache's memory: one tensor for each place of a page. Made by the engine, written and read by the layers."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from penstock.engine.tables import BLOCK_SIZE, Tables
+from penstock.models.step import LayerCache
+
+
+class KvCache:
+    """A tensor for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, then one page of zeros.
+
+    Layers whose pages are in different tables share a tensor: they never have the same page.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        layers: range,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int,
+    ) -> None:
+        """`layers`: this rank's. `shape`: (J, D)."""
+        self.zero_row = pages * BLOCK_SIZE
+        self.bytes = pages * page_bytes(tables, layers, shape, dtype)
+        whole = ((pages + 1) * BLOCK_SIZE, *shape)
+        places = {place: _zeros(whole, dtype, device) for place in _places(tables, layers)}
+        self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
+        self.tensors_NJD: list[Tensor] = list(places.values())
+
+
+def page_bytes(tables: Tables, layers: range, shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Bytes of a page on a rank that has these layers."""
+    return BLOCK_SIZE * len(_places(tables, layers)) * shape[0] * shape[1] * dtype.itemsize
+
+
+def _places(tables: Tables, layers: range) -> list[int]:
+    return sorted({tables.of[at][1] for at in layers})
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Fresh pages of the kernel are zeros, and are taken only when first written.
+    size = shape[0] * shape[1] * shape[2] * dtype.itemsize
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)

@@ -1,0 +1,304 @@
+"""Prepare: sizes the cache, warms the device up and fits the cost model.
+
+Called once by the service, before Run. Times real steps of made-up sequences, cheapest first, within a
+budget, so that a small model is ready at once and a large one is still measured.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+import penstock_kernels as ops
+from penstock.engine.cache_size import count_pages, spare
+from penstock.engine.engine import Engine
+from penstock.engine.kv_cache import page_bytes
+from penstock.engine.plan import SAMPLE, START, Plan, greedy_starts
+from penstock.engine.slots import Limits
+from penstock.engine.tables import BLOCK_SIZE, divide
+from penstock.engine.threads import GAIN
+from penstock.errors import TooLittleMemory
+from penstock.loading.memory import device_room
+from penstock.models.model import ModelConfig
+from penstock.parallel.group import TensorGroup
+from penstock.proto import penstock_pb2 as pb
+
+WARM_UP_SECONDS = 0.25
+
+
+def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
+    """Allocates for the request's limits. Raises ValueError naming the field, or TooLittleMemory."""
+    config = engine.model.config
+    # Padding and the decoder's start take positions beside those of input and output.
+    most = config.max_positions + (2 * BLOCK_SIZE if engine.has_encoder else 0)
+    longest = request.max_sequence_tokens or most
+    for name in ("max_slots", "max_step_tokens"):
+        if getattr(request, name) < 1:
+            raise ValueError(f"{name} is 0")
+    if longest > most and not config.positions_go_on:
+        raise ValueError(
+            f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
+            "(--max-total-tokens)"
+        )
+    if engine.has_encoder and min(request.max_step_tokens, longest) <= BLOCK_SIZE:
+        raise ValueError(
+            f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "
+            f"shortest input takes {BLOCK_SIZE} beside the decoder's start"
+        )
+    if not 0 < request.memory_fraction <= 1:
+        raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
+    available = spare(
+        device_room(engine.device),
+        engine.device,
+        request.memory_fraction,
+        held=weight_bytes(engine),
+        working=working_bytes(
+            config, engine.dtype, engine.device, request.max_slots, request.max_step_tokens, longest
+        ),
+        neighbours=engine.group.neighbours,
+    )
+    tables = engine.tables(longest)
+    layers = engine.group.layers(config.num_layers)
+    pages = _agreed_pages(
+        engine.group.everyone,
+        lambda: count_pages(
+            page_bytes(tables, layers, engine.model.cache_shape, engine.dtype),
+            tables,
+            request.max_slots,
+            longest,
+            request.max_step_tokens,
+            request.max_cache_tokens,
+            available,
+        ),
+    )
+    engine.allocate(
+        Limits(
+            max_slots=request.max_slots,
+            max_step_tokens=request.max_step_tokens,
+            max_sequence_tokens=longest,
+            pages=pages,
+            block_size=BLOCK_SIZE,
+            tables=tables,
+            vocab_size=config.vocab_size,
+            has_encoder=engine.has_encoder,
+            max_side_positions=config.max_side_positions,
+        )
+    )
+    if engine.threads is not None:
+        engine.threads.expected = None
+        engine.threads.use(engine.threads.most)
+    cost = _fit(_measure(engine))
+    if engine.threads is not None:
+        engine.threads.expected = lambda fed, attended: (
+            cost.fixed_ns + cost.per_token_ns * fed + cost.per_context_token_ns * attended
+        )
+    engine.clear()
+    return pb.Prepared(
+        pages=pages,
+        cost=cost,
+        cache_bytes=engine.cache.bytes,
+        free_bytes=_free_bytes(engine),
+        full_tables=tables.full,
+        windowed_tables=tables.windowed,
+        window=0 if tables.window is None else tables.window.size,
+        chunked=tables.window is not None and tables.window.chunked,
+    )
+
+
+def _agreed_pages(group: TensorGroup, count: Callable[[], int]) -> int:
+    """The fewest pages that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
+    try:
+        pages, refusal = count(), None
+    except TooLittleMemory as error:
+        pages, refusal = 0, error
+    pages = group.least(pages)
+    if refusal is not None:
+        raise refusal
+    if pages == 0:
+        raise TooLittleMemory(
+            "another shard has too little memory for its KV cache; lower --max-total-tokens"
+        )
+    return pages
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of the weights, each counted once."""
+    return sum(t.numel() * t.element_size() for t in engine.model.weights())
+
+
+def kv_bytes_per_token(engine: Engine) -> int:
+    """Bytes that this rank's cache holds for one token."""
+    rows, size = engine.model.cache_shape
+    return len(engine.group.layers(engine.model.config.num_layers)) * rows * size * engine.dtype.itemsize
+
+
+def working_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_slots: int,
+    max_step_tokens: int,
+    longest: int,
+) -> int:
+    """What the largest step needs beside weights and cache, roughly and upwards."""
+    tokens = min(max_step_tokens, max_slots * longest)
+    per_token = (
+        3 * config.width
+        + 3 * config.feed_forward
+        + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
+    )
+    # Queries and results of attention as rectangles, in float64 at most.
+    attended = 4 * 8 * config.heads * config.head_dim
+    logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
+    # Of each key of each sequence: its row in the cache and whether it is seen, in every view, of this step and of the
+    # last one; and what these are made of. Sequences may share their keys, but not this.
+    keys = min(max_slots, tokens) * (longest * 9 // 8 + 32)
+    # Windows and tables through which layers look at the cache; of an encoder-decoder, at either side's keys.
+    views = 2 if config.has_encoder else len(config.windows) * divide(config.layer_windows, longest).count
+    numbers = keys * (2 * views * (8 + 4) + 4 * 8)
+    if config.has_encoder:  # biases by distance, for every head
+        numbers += keys * (8 + 8 * config.heads)
+    key_heads, key_size = config.key_shape
+    attention = ops.workspace_bytes(
+        device,
+        config.heads,
+        key_heads,
+        key_size,
+        longest,
+        has_score_modifiers=not config.simple_attention,
+    )
+    return tokens * (per_token * dtype.itemsize + attended) + logits + numbers + attention
+
+
+def _free_bytes(engine: Engine) -> int:
+    room = device_room(engine.device)
+    if engine.device.type == "cpu":
+        # Its pages are not taken yet.
+        return max(room.free - engine.cache.bytes, 0)
+    return room.free
+
+
+def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
+    """(rows, tokens of each, cached tokens of each) worth timing, cheapest first."""
+    slots, tokens = limits.max_slots, limits.max_step_tokens
+    longest = limits.max_sequence_tokens
+    context = min(longest - 1, 1024)
+    yield from (
+        (1, 1, 0),
+        (1, 1, 0),
+        (1, 1, context),
+        (min(slots, tokens, 8), 1, 0),
+        (1, min(tokens, longest, 32), 0),
+        (min(slots, tokens, 8), 1, context),
+        (min(slots, tokens, 32), 1, 0),
+        (1, min(tokens, longest, 128), 0),
+        (min(slots, tokens, 32), 1, context),
+        (1, min(tokens, longest, 512), 0),
+    )
+
+
+def _read_by_encoders(limits: Limits) -> Iterator[tuple[int, int, int]]:
+    """The same where a sequence begins with what an encoder reads: (rows, positions fed, positions before them)."""
+    for rows, fed, cached in _shapes(limits):
+        shape = (
+            (rows, 1, max(cached, BLOCK_SIZE))
+            if cached
+            else (rows, -(-fed // BLOCK_SIZE) * BLOCK_SIZE + 1, 0)
+        )
+        read = _encoder_tokens(*shape[1:])
+        side = limits.max_side_positions or limits.max_sequence_tokens
+        end = shape[1] + shape[2]
+        if (
+            rows * shape[1] <= limits.max_step_tokens
+            and end <= limits.max_sequence_tokens
+            and max(read, end - read) <= side
+        ):
+            yield shape
+
+
+def _encoder_tokens(fed: int, cached: int) -> int:
+    """What the encoder of a made-up sequence reads: all but the first of the decoder, or half of what is cached."""
+    return fed - 1 if cached == 0 else max(cached // (2 * BLOCK_SIZE), 1) * BLOCK_SIZE
+
+
+def _measure(engine: Engine) -> list[tuple[int, int, float]]:
+    """(tokens fed, tokens attended to, nanoseconds) of steps, as many as the budget allows."""
+    measured: list[tuple[int, int, float]] = []
+    deadline = time.perf_counter() + WARM_UP_SECONDS
+    shapes = _read_by_encoders(engine.limits) if engine.has_encoder else _shapes(engine.limits)
+    for rows, fed, cached in shapes:
+        if not measured:
+            _run(engine, rows, fed, cached)  # the first step pays for what is set up once
+        slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
+        # More tokens in a step cost less each; the guess is for both runs of the shape.
+        is_late = time.perf_counter() + slowest * 2e-9 / 8 > deadline
+        # Every rank runs every step, or none does.
+        if len(measured) >= 3 and engine.group.everyone.first_says(is_late):
+            break
+        _run(engine, rows, fed, cached)
+        # Each token attends to itself and all before it.
+        attended = rows * (fed * cached + fed * (fed + 1) // 2)
+        measured.append((rows * fed, attended, _fastest(engine, rows, fed, cached)))
+    return measured
+
+
+def _fastest(engine: Engine, rows: int, fed: int, cached: int) -> float:
+    """Times a step with all threads, and with one where that may be chosen, and chooses for steps of its kind."""
+    best = min(_run(engine, rows, fed, cached) for _ in range(2))
+    threads = engine.threads
+    if threads is None:
+        return best
+    threads.use(1)
+    alone = min(_run(engine, rows, fed, cached) for _ in range(2))
+    threads.use(threads.most)
+    # The last of a kind that is measured is the largest.
+    threads.choice(rows * fed).settle(1 if alone < GAIN * best else threads.most)
+    return min(best, alone)
+
+
+def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
+    """Times one step of made-up sequences. All share pages: what they hold does not matter."""
+    blocks = -(-(fed + cached) // BLOCK_SIZE)
+    none = np.zeros(0, np.uint32)
+    shared = np.arange(blocks * engine.limits.tables.count, dtype=np.uint32) % engine.limits.pages
+    starts = greedy_starts(rows)
+    if engine.has_encoder:
+        read = np.full(rows, _encoder_tokens(fed, cached), np.uint32)
+        starts = dataclasses.replace(starts, encoder_counts=read)
+    plan = Plan(
+        number=1,
+        released=none,
+        slots=np.arange(rows),
+        flags=np.full(rows, START | SAMPLE, np.uint8),
+        positions=np.full(rows, cached),
+        counts=np.full(rows, fed),
+        tokens=np.zeros(rows * fed, np.uint32),
+        new_block_counts=np.full(rows, blocks),
+        new_pages=np.tile(shared, rows),
+        prompt_targets=none,
+        starts=starts,
+    )
+    # All begin together: what the last stage of a pipeline measures is then the whole step.
+    engine.group.everyone.least(0)
+    began = time.perf_counter_ns()
+    engine.step(plan)
+    return float(time.perf_counter_ns() - began)
+
+
+def _fit(measured: list[tuple[int, int, float]]) -> pb.CostModel:
+    """Least squares of relative errors, no term negative."""
+    tokens, contexts, times = (np.array(column, np.float64) for column in zip(*measured, strict=True))
+    columns = np.stack((np.ones_like(tokens), tokens, contexts), 1) / times[:, None]
+    active = [0, 1, 2]
+    terms = np.zeros(3)
+    while active:
+        solution = np.linalg.lstsq(columns[:, active], np.ones_like(times), rcond=None)[0]
+        if (solution >= 0).all():
+            terms[active] = solution
+            break
+        active.remove(active[int(np.argmin(solution))])
+    # A step is never free, whatever the fit says.
+    fixed = max(terms[0], 0.1 * float(times.min()))
+    return pb.CostModel(fixed_ns=fixed, per_token_ns=float(terms[1]), per_context_token_ns=float(terms[2]))

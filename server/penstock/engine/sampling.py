@@ -1,0 +1,286 @@
+"""Chooses the tokens of a step, for all rows at once, and tells their log probabilities.
+
+Called by the engine with the logits of the rows that sample. Holds what a sequence is sampled with, by
+slot, and for slots with penalties the counts of their tokens, on the device. The order is that of Hugging
+Face transformers (`GenerationMixin._get_logits_processor`): bias, penalties, tokens that would end it too soon,
+temperature, top-k, top-p, min-p, typical-p, watermark, choice. TGI applies the watermark first.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.engine.plan import F32, I64, U64, Starts
+
+# What is read from a plan, for all rows at once.
+Column = npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One entry per row that samples."""
+
+    tokens_S: Tensor  # int64
+    logprobs_S: Tensor  # fp32
+    sound_S: Tensor  # bool: the logits were numbers
+    possible_S: Tensor | None  # bool: a token was left to choose; None: surely
+    top_counts: I64  # always on the host: alternatives wanted of each row
+    top_tokens_SN: Tensor | None
+    top_logprobs_SN: Tensor | None
+
+
+class Sampler:
+    """Sampling parameters and token counts of all slots."""
+
+    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.seeds: U64 = np.zeros(max_slots, np.uint64)
+        self.temperatures: F32 = np.zeros(max_slots, np.float32)
+        self.top_ks: I64 = np.full(max_slots, vocab_size, np.int64)
+        self.top_ps: F32 = np.ones(max_slots, np.float32)
+        self.min_ps: F32 = np.zeros(max_slots, np.float32)
+        self.typical_ps: F32 = np.ones(max_slots, np.float32)
+        self.repetitions: F32 = np.ones(max_slots, np.float32)
+        self.frequencies: F32 = np.zeros(max_slots, np.float32)
+        self.presences: F32 = np.zeros(max_slots, np.float32)
+        self.top_counts: I64 = np.zeros(max_slots, np.int64)
+        self.count_rows: I64 = np.full(max_slots, -1, np.int64)  # rows of the counts; -1: none
+        self.biases: dict[int, tuple[I64, F32]] = {}
+        self.first_ends: I64 = np.zeros(max_slots, np.int64)  # end_tokens are held back below this position
+        self.end_tokens: I64 = np.zeros((max_slots, 1), np.int64)  # to the full width the same once more
+        self.watermark_deltas: F32 = np.zeros(max_slots, np.float32)
+        self.watermark_greens: I64 = np.zeros(max_slots, np.int64)
+        self._logprobs_SV = torch.empty((max_slots, vocab_size), dtype=torch.float32, device=device)
+        self._free_rows: list[int] = []
+        self._prompt_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._output_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+
+    def clear(self) -> None:
+        """Forgets all slots."""
+        for slot in np.flatnonzero(self.count_rows >= 0):
+            self._free_counts(int(slot))
+        self.biases.clear()
+
+    def release(self, slots: I64) -> None:
+        """Frees what the slots hold on the device."""
+        for slot in slots[self.count_rows[slots] >= 0]:
+            self._free_counts(int(slot))
+        for slot in self.biases.keys() & set(slots.tolist()):
+            del self.biases[slot]
+
+    def start(self, slots: I64, starts: Starts) -> None:
+        """Takes over what new sequences in these slots are sampled with."""
+        self.release(slots)
+        self.seeds[slots] = starts.seeds
+        self.temperatures[slots] = starts.temperatures
+        self.top_ks[slots] = np.where(starts.top_ks == 0, self.vocab_size, starts.top_ks)
+        self.top_ps[slots] = starts.top_ps
+        self.min_ps[slots] = starts.min_ps
+        self.typical_ps[slots] = starts.typical_ps
+        self.repetitions[slots] = starts.repetition_penalties
+        self.frequencies[slots] = starts.frequency_penalties
+        self.presences[slots] = starts.presence_penalties
+        self.top_counts[slots] = np.minimum(starts.top_tokens, self.vocab_size)
+        penalized = (
+            (starts.repetition_penalties != 1)
+            | (starts.frequency_penalties != 0)
+            | (starts.presence_penalties != 0)
+        )
+        ends = np.cumsum(starts.history_counts, dtype=np.int64)
+        for entry in np.flatnonzero(penalized):
+            history = starts.history[ends[entry] - int(starts.history_counts[entry]) : ends[entry]].astype(
+                np.int64
+            )
+            self._take_counts(int(slots[entry]), history, int(starts.history_outputs[entry]))
+        bias_ends = np.cumsum(starts.bias_counts, dtype=np.int64)
+        for entry in np.flatnonzero(starts.bias_counts):
+            part = slice(bias_ends[entry] - int(starts.bias_counts[entry]), bias_ends[entry])
+            self.biases[int(slots[entry])] = (starts.bias_tokens[part].astype(np.int64), starts.biases[part])
+        self.watermark_deltas[slots] = starts.watermark_deltas
+        self.watermark_greens[slots] = starts.watermark_greens
+        self.first_ends[slots] = starts.first_ends
+        end_ends = np.cumsum(starts.end_counts, dtype=np.int64)
+        for entry in np.flatnonzero(starts.end_counts):
+            part = slice(end_ends[entry] - int(starts.end_counts[entry]), end_ends[entry])
+            self._hold_back(int(slots[entry]), starts.end_tokens[part].astype(np.int64))
+
+    def sample(self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor) -> Sampled:
+        """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
+        `previous` (S,) int64 the tokens before them, on the device.
+        """
+        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S)
+        drawn = np.flatnonzero(self.temperatures[slots] > 0)
+        if len(drawn) == len(slots):
+            tokens_S = self._choose(scores_SV, slots, positions)
+        else:
+            tokens_S = ops.argmax(scores_SV)
+            if len(drawn):
+                rows = self._on_device(drawn)
+                drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
+                tokens_S.index_copy_(0, rows, drawn_S)
+        logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
+        self._count(slots, tokens_S)
+        sampled = Sampled(
+            tokens_S=tokens_S,
+            logprobs_S=logprobs_SV.gather(1, tokens_S.unsqueeze(1)).squeeze(1),
+            sound_S=logits_SV.sum(-1).isfinite(),
+            possible_S=possible_S,
+            top_counts=self.top_counts[slots],
+            top_tokens_SN=None,
+            top_logprobs_SN=None,
+        )
+        most = int(sampled.top_counts.max(initial=0))
+        if most:
+            self._add_alternatives(sampled, logits_SV, logprobs_SV, most)
+        return sampled
+
+    def process(
+        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """What tokens are chosen from, (S, V) fp32: of greedy rows the largest, of others by its softmax. And (S,) bool,
+        which rows have a token left; None: all. The logits stay as they are; arguments as in `sample`.
+        """
+        scores_SV, possible_S = self._change(logits_SV, slots, positions)
+        drawn = np.flatnonzero(self.temperatures[slots] > 0)
+        if len(drawn) == len(slots):
+            scores_SV = self._truncate(scores_SV, slots)
+        elif len(drawn):
+            rows = self._on_device(drawn)
+            drawn_SV = self._truncate(scores_SV.index_select(0, rows), slots[drawn])
+            scores_SV = scores_SV.index_copy(0, rows, drawn_SV)
+        marked = np.flatnonzero(self.watermark_deltas[slots] > 0)
+        if len(marked):
+            rows, chosen = self._on_device(marked), slots[marked]
+            marked_SV = ops.add_watermark(
+                scores_SV.index_select(0, rows),
+                previous_S.index_select(0, rows),
+                self.watermark_greens[chosen],
+                self._column(self.watermark_deltas[chosen]),
+            )
+            scores_SV = scores_SV.index_copy(0, rows, marked_SV)
+        return scores_SV, possible_S
+
+    def _change(self, logits_SV: Tensor, slots: I64, positions: I64) -> tuple[Tensor, Tensor | None]:
+        """Logits after bias, penalties and what may not end yet, and which rows have a token left."""
+        penalized = np.flatnonzero(self.count_rows[slots] >= 0)
+        biased = (
+            [row for row, slot in enumerate(slots.tolist()) if slot in self.biases] if self.biases else []
+        )
+        held = np.flatnonzero(positions < self.first_ends[slots])
+        if not (len(penalized) or biased or len(held)):
+            return logits_SV, None
+        changed_SV = logits_SV.clone()
+        if biased:
+            pairs = [self.biases[int(slots[row])] for row in biased]
+            lengths = [len(tokens) for tokens, _ in pairs]
+            rows = self._on_device(np.array(biased, np.int64))
+            biased_SV = ops.add_bias(
+                changed_SV.index_select(0, rows),
+                self._on_device(np.repeat(np.arange(len(biased)), lengths)),
+                self._on_device(np.concatenate([tokens for tokens, _ in pairs])),
+                self._on_device(np.concatenate([values for _, values in pairs])),
+            )
+            changed_SV.index_copy_(0, rows, biased_SV)
+        if len(penalized):
+            chosen = slots[penalized]
+            rows, counts = self._on_device(penalized), self._on_device(self.count_rows[chosen])
+            penalized_SV = ops.penalize(
+                changed_SV.index_select(0, rows),
+                self._prompt_RV.index_select(0, counts),
+                self._output_RV.index_select(0, counts),
+                self._column(self.repetitions[chosen]),
+                self._column(self.frequencies[chosen]),
+                self._column(self.presences[chosen]),
+            )
+            changed_SV.index_copy_(0, rows, penalized_SV)
+        if len(held):
+            rows, tokens_SM = self._on_device(held), self._on_device(self.end_tokens[slots[held]])
+            changed_SV.index_put_((rows.unsqueeze(1), tokens_SM), changed_SV.new_full((), -torch.inf))
+        if not (biased or len(held)):
+            return changed_SV, None
+        return changed_SV, changed_SV.amax(-1) > -torch.inf
+
+    def _truncate(self, logits_SV: Tensor, slots: I64) -> Tensor:
+        """Logits of rows that draw, over their temperature, with those at -inf that truncation removes."""
+        largest_S1 = logits_SV.amax(-1, keepdim=True)
+        logits_SV = (logits_SV - largest_S1) / self._column(self.temperatures[slots])
+        top_ks, top_ps, min_ps = self.top_ks[slots], self.top_ps[slots], self.min_ps[slots]
+        truncated = np.flatnonzero((top_ks < self.vocab_size) | (top_ps < 1) | (min_ps > 0))
+        if len(truncated):
+            rows = self._on_device(truncated)
+            kept_SV = ops.keep_largest(
+                logits_SV.index_select(0, rows),
+                self._on_device(top_ks[truncated]),
+                self._on_device(top_ps[truncated]),
+                self._on_device(min_ps[truncated]),
+            )
+            logits_SV.index_copy_(0, rows, kept_SV)
+        typical = np.flatnonzero(self.typical_ps[slots] < 1)
+        if len(typical):
+            rows = self._on_device(typical)
+            wanted_S = self._on_device(self.typical_ps[slots[typical]])
+            logits_SV.index_copy_(0, rows, ops.keep_typical(logits_SV.index_select(0, rows), wanted_S))
+        return logits_SV
+
+    def _choose(self, scores_SV: Tensor, slots: I64, positions: I64) -> Tensor:
+        uniform_S = self._on_device(ops.uniform(self.seeds[slots], positions))
+        return ops.choose(scores_SV, uniform_S)
+
+    def _add_alternatives(self, sampled: Sampled, logits_SV: Tensor, logprobs_SV: Tensor, most: int) -> None:
+        wanting = self._on_device(np.flatnonzero(sampled.top_counts))
+        sampled.top_tokens_SN = most_likely(logits_SV.index_select(0, wanting), most)
+        sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
+
+    def _hold_back(self, slot: int, tokens: I64) -> None:
+        """Fills the slot's row of `end_tokens`: one shape for all rows, whatever their number of tokens."""
+        width = self.end_tokens.shape[1]
+        if len(tokens) > width:
+            wider = self.end_tokens[:, [0] * (len(tokens) - width)]
+            self.end_tokens = np.concatenate((self.end_tokens, wider), axis=1)
+        self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
+
+    def _count(self, slots: I64, tokens_S: Tensor) -> None:
+        counted = np.flatnonzero(self.count_rows[slots] >= 0)
+        if len(counted):
+            rows = self._on_device(self.count_rows[slots[counted]])
+            ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, self._on_device(counted)))
+
+    def _take_counts(self, slot: int, history: I64, outputs: int) -> None:
+        if not self._free_rows:
+            rows = self._prompt_RV.shape[0]
+            more = torch.zeros((max(rows, 4), self.vocab_size), dtype=torch.int32, device=self.device)
+            self._prompt_RV = torch.cat((self._prompt_RV, more))
+            self._output_RV = torch.cat((self._output_RV, more))
+            self._free_rows = list(range(rows, self._prompt_RV.shape[0]))
+        row = self._free_rows.pop()
+        self.count_rows[slot] = row
+        prompt = len(history) - outputs
+        for counts_RV, tokens in ((self._prompt_RV, history[:prompt]), (self._output_RV, history[prompt:])):
+            counts = np.bincount(tokens, minlength=self.vocab_size).astype(np.int32)
+            counts_RV[row].copy_(torch.from_numpy(counts), non_blocking=True)
+
+    def _free_counts(self, slot: int) -> None:
+        self._free_rows.append(int(self.count_rows[slot]))
+        self.count_rows[slot] = -1
+
+    def _on_device(self, column: Column) -> Tensor:
+        # Must not wait for what the device computes: that may be the step before.
+        return torch.from_numpy(column).to(self.device, non_blocking=True)
+
+    def _column(self, column: F32) -> Tensor:
+        return self._on_device(column).unsqueeze(1)
+
+
+def most_likely(logits_SV: Tensor, count: int) -> Tensor:
+    """The ids (S, count) of the largest of each row of fp32 logits (S, V), largest first; ties by the lower id."""
+    # One integer per token, all of them different: the bits of the logit, ordered as the numbers are, above the id.
+    # Adding zero makes -0.0 to 0.0, which are equal.
+    bits_SV = (logits_SV + 0.0).view(torch.int32)
+    ordered_SV = torch.where(bits_SV < 0, bits_SV ^ 0x7FFFFFFF, bits_SV).long()
+    ids_V = torch.arange(logits_SV.shape[1], device=logits_SV.device)
+    return ((ordered_SV << 32) - ids_V).topk(count, dim=-1).indices

@@ -1,0 +1,282 @@
+"""The table of slots: what a sequence's block table is and how far its cache is filled.
+
+The engine applies every plan to it before anything runs, and it refuses plans that contradict
+themselves, the limits or what the slots hold. Knows nothing of tensors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.plan import (
+    CONTINUE,
+    I64,
+    KNOWN_FLAGS,
+    NO_PAGE,
+    NO_TARGET,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    U32,
+    Bools,
+    Plan,
+    Starts,
+)
+from penstock.engine.tables import ONE_TABLE, Tables
+from penstock.errors import BadPlan
+
+MAX_TOP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan may name, as agreed in Prepare."""
+
+    max_slots: int
+    max_step_tokens: int
+    max_sequence_tokens: int
+    pages: int
+    block_size: int
+    vocab_size: int
+    has_encoder: bool = False  # every sequence begins with what an encoder reads
+    max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
+    tables: Tables = ONE_TABLE
+
+
+class SlotTable:
+    """State of every slot, as columns indexed by slot."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        # One block more than the longest sequence has: a row in flight may run one token past it.
+        self.width = -(-(limits.max_sequence_tokens + 1) // limits.block_size)
+        self.alive: Bools = np.zeros(limits.max_slots, np.bool_)
+        self.has_sampled: Bools = np.zeros(limits.max_slots, np.bool_)
+        self.filled: I64 = np.zeros(limits.max_slots, np.int64)  # tokens in the cache
+        self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
+        self.encoder_counts: I64 = np.zeros(limits.max_slots, np.int64)  # tokens that its encoder reads
+        # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
+        shape = (limits.tables.count, limits.max_slots, self.width)
+        self.pages: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
+
+    def clear(self) -> None:
+        """Forgets all slots."""
+        self.alive[:] = False
+
+    def apply(self, plan: Plan) -> None:
+        """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan."""
+        limits = self.limits
+        slots, flags, counts, positions = plan.slots, plan.flags, plan.counts, plan.positions
+        rows = len(slots)
+        for name, column in (
+            ("flags", flags),
+            ("positions", positions),
+            ("counts", counts),
+            ("new_block_counts", plan.new_block_counts),
+        ):
+            if len(column) != rows:
+                raise BadPlan(f"{name}: {len(column)} entries for {rows} rows")
+        if len(plan.released):
+            _below("released", plan.released, limits.max_slots, "slots")
+            self.alive[plan.released] = False
+        if rows == 0:
+            return
+        if rows > limits.max_slots:
+            raise BadPlan(f"slots: {rows} rows, but max_slots is {limits.max_slots}")
+        _below("slots", slots, limits.max_slots, "slots")
+        if rows > 1 and len(np.unique(slots)) != rows:
+            raise BadPlan("slots: a slot is named twice")
+
+        if int(np.bitwise_or.reduce(flags)) & ~KNOWN_FLAGS:
+            raise BadPlan("flags: a row has an unknown flag")
+        starting = (flags & START) != 0
+        continuing = (flags & CONTINUE) != 0
+        starts = slots[starting]
+        if (starting & continuing).any():
+            raise BadPlan("flags: a row has both START and CONTINUE")
+        _check_starts(plan.starts, len(starts), limits)
+        if len(starts):
+            self.alive[starts] = True
+            self.has_sampled[starts] = False
+            self.filled[starts] = positions[starting]
+            self.block_counts[starts] = 0
+            self._start_encoders(plan, starts)
+        if not self.alive[slots].all():
+            slot = slots[~self.alive[slots]][0]
+            raise BadPlan(f"slots: slot {slot} holds no sequence, and its row does not start one")
+        if not self.has_sampled[slots[continuing]].all():
+            raise BadPlan("flags: a CONTINUE row's slot has sampled nothing")
+
+        if int(counts.min()) < 1:
+            raise BadPlan("counts: a row feeds no token")
+        if (counts[continuing] != 1).any():
+            raise BadPlan("counts: a CONTINUE row feeds other than one token")
+        total = int(counts.sum())
+        if total > limits.max_step_tokens:
+            raise BadPlan(f"counts: {total} tokens, but max_step_tokens is {limits.max_step_tokens}")
+        given = total - int(np.count_nonzero(continuing))
+        if len(plan.tokens) != given:
+            raise BadPlan(f"tokens: {len(plan.tokens)} entries, but the rows feed {given}")
+        _below("tokens", plan.tokens, limits.vocab_size, "tokens in the vocabulary")
+        wanted = int(counts[(flags & PROMPT_LOGPROBS) != 0].sum())
+        if len(plan.prompt_targets) != wanted:
+            raise BadPlan(
+                f"prompt_targets: {len(plan.prompt_targets)} entries, but the rows ask for {wanted}"
+            )
+        if wanted:
+            known = plan.prompt_targets[plan.prompt_targets != NO_TARGET]
+            _below("prompt_targets", known, limits.vocab_size, "tokens in the vocabulary")
+
+        if len(plan.new_pages) or plan.new_block_counts.any():
+            self._append_pages(plan)
+        ends = positions + counts
+        if (positions > self.filled[slots]).any():
+            row = int(np.argmax(positions > self.filled[slots]))
+            raise BadPlan(
+                f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} "
+                f"is filled to {self.filled[slots[row]]}"
+            )
+        short = ends > self.block_counts[slots] * limits.block_size
+        if short.any():
+            row = int(np.argmax(short))
+            raise BadPlan(
+                f"new_pages: row {row} ends at {ends[row]}, but slot {slots[row]} has "
+                f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
+            )
+        self._check_whole(plan, ends)
+        self.filled[slots] = ends
+        self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
+
+    def _start_encoders(self, plan: Plan, starts: I64) -> None:
+        counts = plan.starts.encoder_counts if plan.starts is not None else ()
+        wanted = len(starts) if self.limits.has_encoder else 0
+        if len(counts) != wanted:
+            what = "an encoder-decoder" if self.limits.has_encoder else "a decoder"
+            raise BadPlan(
+                f"starts.encoder_counts: {len(counts)} entries, but {len(starts)} rows of {what} start"
+            )
+        self.encoder_counts[starts] = counts if wanted else 0
+        if wanted and int(self.encoder_counts[starts].min()) < 1:
+            raise BadPlan("starts.encoder_counts: an encoder reads no token")
+
+    def _check_whole(self, plan: Plan, ends: I64) -> None:
+        """What an encoder reads, and its padding, is fed by one row."""
+        if not self.limits.has_encoder:
+            return
+        size, slots = self.limits.block_size, plan.slots
+        needed = -(-self.encoder_counts[slots] // size) * size
+        cut = (plan.positions < needed) & ((plan.positions > 0) | (ends < needed))
+        if cut.any():
+            row = int(np.argmax(cut))
+            raise BadPlan(
+                f"positions: row {row} feeds {plan.positions[row]} to {ends[row]}, a part of the "
+                f"{needed[row]} positions that its encoder reads at once"
+            )
+        most = self.limits.max_side_positions
+        if most and (int(self.encoder_counts[slots].max()) > most or int((ends - needed).max()) > most):
+            raise BadPlan(f"positions: a row ends behind the {most} of encoder or decoder")
+        if (plan.flags & PROMPT_LOGPROBS).any():
+            raise BadPlan("flags: an encoder-decoder answers no PROMPT_LOGPROBS")
+
+    def _append_pages(self, plan: Plan) -> None:
+        added, slots, tables = plan.new_block_counts, plan.slots, self.limits.tables
+        if len(plan.new_pages) != int(added.sum()) * tables.count:
+            raise BadPlan(
+                f"new_pages: {len(plan.new_pages)} entries, but new_block_counts add up to {added.sum()}, each with "
+                f"{tables.count}"
+            )
+        before = self.block_counts[slots]
+        if (before + added > self.width).any():
+            slot = int(slots[np.argmax(before + added > self.width)])
+            raise BadPlan(
+                f"new_pages: slot {slot} gets more than {self.width} blocks, which hold the longest sequence "
+                f"of {self.limits.max_sequence_tokens} tokens"
+            )
+        offsets = np.arange(int(added.sum())) - np.repeat(np.cumsum(added) - added, added)
+        pages, blocks = plan.new_pages.reshape(-1, tables.count), np.repeat(before, added) + offsets
+        absent = pages == NO_PAGE
+        if absent.any():
+            self._check_absent(plan, absent, blocks)
+            pages = np.where(absent, self.limits.pages, pages)
+        _below("new_pages", plan.new_pages[~absent.reshape(-1)], self.limits.pages, "pages")
+        self.pages[:, np.repeat(slots, added), blocks] = pages.T
+        self.block_counts[slots] = before + added
+
+    def _check_absent(self, plan: Plan, absent: Bools, blocks: I64) -> None:
+        """`absent` (blocks, tables), and the number of each block in its sequence."""
+        tables = self.limits.tables
+        first = [tables.first_read(int(at)) if tables.windowed else 0 for at in plan.positions]
+        is_read = blocks >= np.repeat(first, plan.new_block_counts) // self.limits.block_size
+        if absent[:, : tables.full].any() or absent[is_read].any():
+            raise BadPlan("new_pages: a block that is read has no page")
+
+
+def _below(name: str, column: U32 | I64, bound: int, what: str) -> None:
+    if len(column) and int(column.max()) >= bound:
+        raise BadPlan(f"{name}: {int(column.max())}, but there are {bound} {what}")
+
+
+def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
+    if starts is None:
+        if rows:
+            raise BadPlan(f"starts: absent, but {rows} rows start")
+        return
+    for name in (
+        "seeds",
+        "temperatures",
+        "top_ks",
+        "top_ps",
+        "typical_ps",
+        "min_ps",
+        "repetition_penalties",
+        "frequency_penalties",
+        "presence_penalties",
+        "top_tokens",
+        "history_counts",
+        "history_outputs",
+        "bias_counts",
+        "first_ends",
+        "end_counts",
+        "watermark_deltas",
+        "watermark_greens",
+    ):
+        entries = len(getattr(starts, name))
+        if entries != rows:
+            raise BadPlan(f"starts.{name}: {entries} entries, but {rows} rows start")
+    for name, least in (
+        ("temperatures", 0.0),
+        ("top_ps", 0.0),
+        ("typical_ps", 0.0),
+        ("min_ps", 0.0),
+        ("repetition_penalties", 0.0),
+        ("frequency_penalties", -np.inf),
+        ("presence_penalties", -np.inf),
+        ("watermark_deltas", 0.0),
+    ):
+        column = getattr(starts, name)
+        if not (np.isfinite(column) & (column >= least)).all():
+            raise BadPlan(f"starts.{name}: an entry is not a number, infinite or under {least}")
+    if (starts.repetition_penalties == 0).any():
+        raise BadPlan("starts.repetition_penalties: an entry is 0")
+    if rows and int(starts.top_tokens.max()) > MAX_TOP_TOKENS:
+        raise BadPlan(f"starts.top_tokens: {int(starts.top_tokens.max())}, but the most is {MAX_TOP_TOKENS}")
+    if len(starts.history) != int(starts.history_counts.sum(dtype=np.int64)):
+        raise BadPlan("starts.history: its length is not the sum of history_counts")
+    if (starts.history_outputs > starts.history_counts).any():
+        raise BadPlan("starts.history_outputs: more than history_counts")
+    _below("starts.history", starts.history, limits.vocab_size, "tokens in the vocabulary")
+    biases = int(starts.bias_counts.sum(dtype=np.int64))
+    if len(starts.bias_tokens) != biases or len(starts.biases) != biases:
+        raise BadPlan("starts.biases: the length of bias_tokens or biases is not the sum of bias_counts")
+    _below("starts.bias_tokens", starts.bias_tokens, limits.vocab_size, "tokens in the vocabulary")
+    if np.isnan(starts.biases).any():
+        raise BadPlan("starts.biases: an entry is not a number")
+    if len(starts.end_tokens) != int(starts.end_counts.sum(dtype=np.int64)):
+        raise BadPlan("starts.end_tokens: its length is not the sum of end_counts")
+    if ((starts.first_ends == 0) != (starts.end_counts == 0)).any():
+        raise BadPlan("starts.end_counts: tokens without first_ends, or first_ends without tokens")
+    _below("starts.end_tokens", starts.end_tokens, limits.vocab_size, "tokens in the vocabulary")
+    marked = starts.watermark_greens[starts.watermark_deltas > 0]
+    if ((marked == 0) | (marked >= limits.vocab_size)).any():
+        raise BadPlan(f"starts.watermark_greens: an entry is not between 0 and {limits.vocab_size}")

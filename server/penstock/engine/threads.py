@@ -1,0 +1,106 @@
+"""How many threads compute on a CPU: all, or one, whichever is faster by measurement.
+
+Used by the engine for every step, and by Prepare, which measures first. Threads that share an operation wait for each other
+at its end. On idle processors that costs microseconds; where something else runs, one of them may not be running, the
+others spin meanwhile, and a step takes ten times as long as with one thread. So when steps take much longer than the cost
+model says, the other number of threads is tried in turn with this one, and one thread tries all of them again from time
+to time.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+# A step is slow when it takes SLOW times what the cost model says; SLOW_STEPS of them in a row begin a trial.
+SLOW, SLOW_STEPS = 2.0, 8
+# A trial: TURN steps with each number of threads in turn, TURNS times. The other number is taken if its median time
+# is below GAIN of the current one's.
+TURN, TURNS, GAIN = 3, 2, 0.9
+# Seconds from a trial to the next one, doubled by each that changes nothing.
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
+# Tokens up to which a step is small: decodes are, and their operations are short. Large steps have a choice of their own.
+SMALL = 32
+
+
+class Choice:
+    """The number of threads for steps of one kind, small or large."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.settled = most
+        self._trial: list[tuple[int, float]] | None = None
+        self._slow = 0
+        self._pause, self._next_trial = PAUSE, 0.0
+
+    @property
+    def other(self) -> int:
+        """What is not settled on."""
+        return 1 if self.settled == self.most else self.most
+
+    @property
+    def now(self) -> int:
+        """Threads for the next step."""
+        if self._trial is None:
+            return self.settled
+        return self.settled if len(self._trial) // TURN % 2 else self.other
+
+    def settle(self, count: int) -> None:
+        """Takes what was measured."""
+        self.settled, self._trial, self._slow = count, None, 0
+
+    def observe(self, ratio: float, at: float) -> None:
+        """A step with `now` threads has taken `ratio` times what the cost model says, at the second `at`."""
+        if self._trial is not None:
+            self._trial.append((self.now, ratio))
+            if len(self._trial) == 2 * TURN * TURNS:
+                self._decide(self._trial, at)
+            return
+        self._slow = self._slow + 1 if ratio > SLOW else 0
+        wants = self._slow >= SLOW_STEPS or self.settled != self.most
+        if wants and at >= self._next_trial:
+            self._trial = []
+
+    def _decide(self, trial: list[tuple[int, float]], at: float) -> None:
+        ours, theirs = (
+            statistics.median(ratio for count, ratio in trial if count == wanted)
+            for wanted in (self.settled, self.other)
+        )
+        if theirs < GAIN * ours:
+            self.settle(self.other)
+            self._pause = PAUSE
+        else:
+            self.settle(self.settled)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._next_trial = at + self._pause
+
+
+class Threads:
+    """The threads of this process, for small and for large steps."""
+
+    def __init__(self, most: int, apply: Callable[[int], None] = torch.set_num_threads) -> None:
+        self.most = most
+        self.small, self.large = Choice(most), Choice(most)
+        self.expected: Callable[[int, int], float] | None = None  # nanoseconds, of tokens fed and attended to
+        self._apply, self._applied = apply, most
+
+    def choice(self, tokens: int) -> Choice:
+        """The choice for steps that feed this many tokens."""
+        return self.small if tokens <= SMALL else self.large
+
+    def use(self, count: int) -> None:
+        """Sets the number of threads that compute."""
+        if count != self._applied:
+            self._apply(count)
+            self._applied = count
+
+    def begin(self, tokens: int) -> None:
+        """Before a step, once there is a cost model."""
+        if self.expected is not None:
+            self.use(self.choice(tokens).now)
+
+    def end(self, tokens: int, attended: int, nanoseconds: float) -> None:
+        """After it."""
+        if self.expected is not None:
+            self.choice(tokens).observe(nanoseconds / self.expected(tokens, attended), time.monotonic())

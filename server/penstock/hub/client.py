@@ -1,0 +1,465 @@
+"""Brings a model from the hub to this machine.
+
+Called by `penstock.download` and by the doctor. Knows which files Penstock needs and where the hub's cache keeps
+them; the protocol is `huggingface_hub`'s. Says how it goes in JSON lines on standard output. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import hashlib
+import json
+import logging
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    SafetensorsParsingError,
+)
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from tqdm import tqdm
+
+from penstock import quantization
+from penstock.errors import UnusableModel
+from penstock.hub.tokenizer import SOURCES
+from penstock.loading.model_files import (
+    CONFIG,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    SINGLE,
+    gigabytes,
+    read_config,
+    read_index,
+)
+from penstock.loading.model_files import choose as choose_weights
+
+REQUIRED = (CONFIG,)
+TOKENIZER = "tokenizer.json"
+# Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
+OPTIONAL = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    *quantization.BESIDE,
+)
+
+PARALLEL_FILES = 8
+# Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
+LARGE = 256 << 20
+PROGRESS_SECONDS = 10.0
+LOOKUP_SECONDS = 20.0
+
+
+class Unavailable(Exception):
+    """The model cannot be had; the text is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Request:
+    repo: str
+    revision: str | None
+    cache: Path
+    bar: bool = False
+    trusted: bool = False  # the user has agreed to pickled weights and to the repository's code
+
+    @property
+    def storage(self) -> Path:
+        """Where the cache keeps this repository."""
+        return self.cache / repo_folder_name(repo_id=self.repo, repo_type="model")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the hub has: a commit, and its files with their sizes in bytes."""
+
+    commit: str
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A snapshot with all but the weights."""
+
+    listing: Listing
+    folder: Path
+    weights: list[str]
+    pickled: bool
+
+    @property
+    def left(self) -> list[str]:
+        """Weight files that are not there yet."""
+        return [name for name in self.weights if not (self.folder / name).exists()]
+
+
+def write(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def cache_folder(named: Path | None) -> Path:
+    """Where downloads are kept."""
+    return (named or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
+
+
+def keep_libraries_quiet() -> None:
+    """What they have to say is no line of anybody's protocol."""
+    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
+    """The folder that `bring` makes, such as `download`. Raises Unavailable.
+
+    Where the hub does not answer, it is the snapshot that is in the cache.
+    """
+    try:
+        return bring(request)
+    except GatedRepoError as error:
+        way_out = (
+            "the token in use has no access to it"
+            if get_token()
+            else "ask for access on its page, and set HF_TOKEN to a token of yours"
+        )
+        raise Unavailable(f"the model {request.repo} is gated: {way_out}") from error
+    except RevisionNotFoundError as error:
+        raise Unavailable(f"the model {request.repo} has no revision {request.revision or 'main'}") from error
+    except RepositoryNotFoundError as error:
+        way_out = "the token in use cannot see it" if get_token() else "if it is private, set HF_TOKEN"
+        raise Unavailable(f"there is no model {request.repo} on the hub; {way_out}") from error
+    except HFValidationError as error:
+        raise Unavailable(f"{request.repo} is no name of a model on the hub") from error
+    except OfflineModeIsEnabled:
+        return cached(request, "HF_HUB_OFFLINE is set")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise Unavailable(
+                f"the hub refuses the token in use for {request.repo} (status {status})"
+            ) from error
+        return cached(request, f"the hub answers with status {status}")
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(
+                f"the disk is full: {request.repo} does not fit into {request.cache}"
+            ) from error
+        if is_network_failure(error):
+            return cached(request, f"the hub cannot be reached ({type(error).__name__})")
+        if isinstance(error, UnusableModel):
+            raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
+        if isinstance(error, OSError):
+            raise Unavailable(f"the download of {request.repo} failed: {one_line(error)}") from error
+        raise
+
+
+def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:
+    """The folder of a complete snapshot. `examine` says what speaks against serving a folder, and is asked before
+    something large is fetched.
+    """
+    begun = begin(request)
+    left = begun.left
+    if left:
+        check_room(request, begun.listing, left)
+        total = sum(begun.listing.sizes[name] for name in left)
+        if total >= LARGE and not begun.pickled:
+            check_outline(request, begun, examine)
+        with progress(request, total):
+            with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+                list(pool.map(lambda name: fetch_resumable(request, begun.listing.commit, name), left))
+            snapshot(request, begun.weights)
+    return begun.folder
+
+
+def begin(request: Request) -> Begun:
+    """Everything but the weights, once nothing speaks against the repository so far."""
+    listing = look_up(request)
+    leads, pickled = choose(listing.sizes, request)
+    names = [name for name in listing.sizes if is_small(name) or (request.trusted and is_code(name))]
+    if leads not in (SINGLE, PICKLE, *names):
+        names.append(leads)
+    if TOKENIZER not in listing.sizes:
+        names += older_tokenizer(listing.sizes)
+    check_room(request, listing, names)
+    folder = snapshot(request, names)
+    quantization.refuse(read_config(folder), folder)
+    weights = weight_files(folder, leads)
+    absent = [name for name in weights if name not in listing.sizes]
+    if absent:
+        raise Unavailable(f"{request.repo} has no {absent[0]}, which its {leads} names")
+    return Begun(listing, folder, weights, pickled)
+
+
+def check_outline(request: Request, begun: Begun, examine: Callable[[Path], list[str]]) -> None:
+    """Raises Unavailable when the model would not be served: it need not be fetched then."""
+    write(level="INFO", message=f"looking at the headers of {request.repo}'s weights")
+    with tempfile.TemporaryDirectory() as into:
+        outline(request, begun, Path(into))
+        problems = examine(Path(into))
+    if problems:
+        raise Unavailable(f"the model {request.repo} would not be served: {'; '.join(problems)}")
+
+
+def outline(request: Request, begun: Begun, into: Path) -> None:
+    """Makes `into` look like the snapshot, with files of weights that have their headers, and holes for the rest.
+
+    Takes some kilobytes of the network and of the disk for each file. Of pickled weights nothing is known
+    without them.
+    """
+    hub = HfApi()
+
+    def fetch(name: str) -> None:
+        try:
+            known = hub.parse_safetensors_file_metadata(
+                request.repo, name, revision=begun.listing.commit, timeout=LOOKUP_SECONDS
+            )
+        except SafetensorsParsingError as error:
+            raise Unavailable(
+                f"{name} of {request.repo}: not a sound safetensors file: its header cannot be read"
+            ) from error
+        header = json.dumps(
+            {
+                tensor: {
+                    "dtype": info.dtype,
+                    "shape": info.shape,
+                    "data_offsets": list(info.data_offsets),
+                }
+                for tensor, info in known.tensors.items()
+            }
+        ).encode()
+        end = max((info.data_offsets[1] for info in known.tensors.values()), default=0)
+        if 8 + end > begun.listing.sizes[name]:
+            size = begun.listing.sizes[name]
+            raise Unavailable(f"{name} of {request.repo} is cut short: {size} bytes of {8 + end} or more")
+        with (into / name).open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + end)
+
+    for file in begun.folder.rglob("*"):
+        if file.is_file():
+            link = into / file.relative_to(begun.folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    if not begun.pickled:
+        with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+            list(pool.map(fetch, begun.left))
+
+
+def look_up(request: Request) -> Listing:
+    info = HfApi().model_info(
+        request.repo, revision=request.revision, files_metadata=True, timeout=LOOKUP_SECONDS
+    )
+    if info.sha is None:
+        raise Unavailable(f"the hub names no commit of {request.repo}")
+    return Listing(info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []})
+
+
+def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
+    """What leads to the weights, and whether they are pickled. Refuses a repository that cannot be served."""
+    for name in REQUIRED:
+        if name not in names:
+            raise Unavailable(f"the model {request.repo} has no {name}")
+    if TOKENIZER not in names and not older_tokenizer(names):
+        raise Unavailable(
+            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"
+        )
+    try:
+        return choose_weights(names, request.trusted)
+    except UnusableModel as error:
+        raise Unavailable(f"the model {request.repo} has {error}") from error
+
+
+def is_small(name: str) -> bool:
+    return name in (*REQUIRED, TOKENIZER, INDEX) or any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in OPTIONAL
+    )
+
+
+def is_code(name: str) -> bool:
+    return name.endswith(".py") and "/" not in name
+
+
+def older_tokenizer(names: Collection[str]) -> list[str]:
+    """The files that `penstock.hub.tokenizer` can make a tokenizer.json of; none when something is missing."""
+    return next((list(files) for files in SOURCES if all(name in names for name in files)), [])
+
+
+def weight_files(folder: Path, leads: str) -> list[str]:
+    """The files that hold the weights, of which `leads` is the only one or the index."""
+    if leads in (SINGLE, PICKLE):
+        return [leads]
+    try:
+        shards = read_index(folder / leads, ".bin" if leads == PICKLE_INDEX else ".safetensors")
+    except UnusableModel as error:
+        raise Unavailable(f"the model does not say which files hold its weights: {error}") from error
+    return sorted(set(shards.values()))
+
+
+def snapshot(request: Request, names: list[str]) -> Path:
+    """Fetches what is not yet there and links it into the snapshot's folder."""
+    return Path(
+        snapshot_download(
+            request.repo,
+            revision=request.revision,
+            cache_dir=request.cache,
+            allow_patterns=names,
+            max_workers=PARALLEL_FILES,
+        )
+    )
+
+
+def fetch_resumable(request: Request, commit: str, name: str) -> None:
+    """Puts one file's content into the cache, going on where an earlier process was interrupted.
+
+    `huggingface_hub` resumes within one process only: a killed download starts its file again. Content that
+    the hub keeps in chunks (xet) is left to the library, which is faster at it.
+    """
+    url = hf_hub_url(request.repo, name, revision=commit)
+    metadata = get_hf_file_metadata(url)
+    if metadata.etag is None or metadata.size is None or metadata.xet_file_data is not None:
+        return
+    blob = request.storage / "blobs" / metadata.etag
+    partial = blob.with_name(f"{metadata.etag}.penstock.incomplete")
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(partial.with_suffix(".lock")):
+        if blob.exists():
+            return
+        headers = build_hf_headers()
+        if urlsplit(metadata.location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
+        partial.touch()
+        done = min(partial.stat().st_size, metadata.size)
+        if done:
+            write(level="INFO", message=f"going on with {name} at {gigabytes(done)}")
+        with partial.open("r+b") as sink:
+            sink.truncate(done)
+            sink.seek(done)
+            http_get(metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size)
+        # The content of a large file is named by its SHA-256. Pieces of two runs are worth a look.
+        if done and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
+            partial.unlink()
+            raise Unavailable(f"the download of {name} went wrong: start again")
+        partial.replace(blob)
+    partial.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached(request: Request, why: str) -> Path:
+    """A complete snapshot of an earlier download, when the hub does not answer."""
+    try:
+        folder = Path(
+            snapshot_download(
+                request.repo,
+                revision=request.revision,
+                cache_dir=request.cache,
+                local_files_only=True,
+                allow_patterns=list(REQUIRED),
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
+    names = {path.name for path in folder.iterdir()}
+    try:
+        weights = weight_files(folder, choose_weights(names, request.trusted)[0])
+    except UnusableModel:
+        weights = [SINGLE]
+    tokenizer = older_tokenizer(names) or [TOKENIZER]
+    missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
+    if missing is not None:
+        raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
+    write(level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}")
+    return folder
+
+
+def check_room(request: Request, listing: Listing, names: list[str]) -> None:
+    needed = sum(listing.sizes[name] for name in names) - bytes_in(request.storage, partial=True)
+    place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise Unavailable(
+            f"the disk is too full: {request.repo} needs {gigabytes(needed)} more in {request.cache}, "
+            f"and {gigabytes(free)} are free"
+        )
+
+
+def bytes_in(storage: Path, *, partial: bool) -> int:
+    """Bytes of the repository's content on this disk; of unfinished files only, or of all."""
+    total = 0
+    for file in storage.glob("blobs/*.incomplete" if partial else "blobs/*"):
+        try:
+            total += file.stat().st_size
+        except OSError:  # renamed meanwhile
+            continue
+    return total
+
+
+@contextmanager
+def progress(request: Request, total: int) -> Iterator[None]:
+    """Shows how a download of `total` bytes goes: a bar, or a line now and then.
+
+    Read off the disk, since the library's own counters differ with the way it takes.
+    """
+    start = bytes_in(request.storage, partial=False)
+    began = time.monotonic()
+    ended = threading.Event()
+    before = bytes_in(request.storage, partial=True)
+    write(level="INFO", message=f"downloading {request.repo}: {gigabytes(total - before)}")
+
+    def show_bar() -> None:
+        with tqdm(total=total, initial=before, unit="B", unit_scale=True, desc=request.repo) as bar:
+            while not ended.wait(0.25):
+                bar.update(min(total, bytes_in(request.storage, partial=False) - start + before) - bar.n)
+            bar.update(total - bar.n)
+
+    def log_now_and_then() -> None:
+        while not ended.wait(PROGRESS_SECONDS):
+            done = bytes_in(request.storage, partial=False) - start
+            rate = done / (time.monotonic() - began) / 1e6
+            part = min(1.0, (before + done) / max(total, 1))
+            message = f"downloading {request.repo}: {part:.0%} of {gigabytes(total)}, {rate:.0f} MB/s"
+            write(level="INFO", message=message)
+
+    shown = threading.Thread(target=show_bar if request.bar else log_now_and_then, daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shown.join()
+
+
+def is_network_failure(error: BaseException) -> bool:
+    """By the name of a base class: which HTTP library raises differs with `huggingface_hub`'s version."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

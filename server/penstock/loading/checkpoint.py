@@ -1,0 +1,231 @@
+"""Compares a checkpoint, one file or sharded, with what a recipe asks for, and names all mismatches in one line.
+
+Called by loaders, which say which tensors they want, in which shape, and which part of them. `load` has a loader ask
+twice: first for nothing but shapes, which finds every contradiction before a byte is read, and then for the numbers,
+which `penstock.loading.tensor_reader` copies.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UnusableModel
+from penstock.loading.madvise import ask_for_huge_pages
+from penstock.loading.memory import device_room
+from penstock.loading.model_files import Stored, gigabytes, listed, weight_files
+from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
+
+META = torch.device("meta")
+# Tensors that may be missing beyond as many as there are, before it is not worth looking for more.
+MISSING = 1000
+
+M = TypeVar("M")
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    build: Callable[["Checkpoint"], M],
+    trusted: bool = False,
+    *,
+    tells: bool = True,
+) -> M:
+    """What `build` makes of the checkpoint in `folder`. Raises UnusableModel, before anything is read if it can.
+
+    `build` runs twice, and each time ends with `check_all_used`: first it gets tensors without numbers, on torch's
+    device meta. `trusted` is the user's consent to pickled weights; `tells`: whether progress is logged.
+    """
+    with Checkpoint(folder, dtype, META, trusted) as checkpoint:
+        build(checkpoint)
+        free = device_room(device).free
+        if checkpoint.bytes_made > free:
+            raise UnusableModel(
+                f"{folder}: this worker's weights take {gigabytes(checkpoint.bytes_made)} of memory, and "
+                f"{gigabytes(free)} are free; more shards (--num-shard) take less each"
+            )
+        with checkpoint.reading(device, tells):
+            return build(checkpoint)
+
+
+class Checkpoint:
+    """The tensors of a model folder, by name. What does not fit is remembered for `check_all_used`.
+
+    On the device meta nothing is read: every tensor asked for has its shape and dtype only.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, trusted: bool = False) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self.bytes_made = 0
+        """Of all that `new` and `tensor` gave."""
+        self._files = weight_files(folder, trusted)
+        self._reader = TensorReader(folder, self._files)
+        self._stored = self._reader.stored
+        self._used: dict[str, int] = {}
+        self._plan = _Plan()
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+        self._unusable: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.close()
+
+    @contextmanager
+    def reading(self, device: torch.device, tells: bool) -> Iterator[None]:
+        """From now on tensors have numbers and are on `device`. What was asked for before is read ahead."""
+        self.device, self.bytes_made = device, 0
+        with self._reader.reading(self._plan.ranges, self._plan.bytes, tells):
+            yield
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """Where every tensor lies, by name."""
+        return self._stored
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of this name."""
+        return name in self._stored
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Checks a tensor that another rank reads."""
+        self._accepts(name, shape, self.dtype)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors that were asked for, by whichever rank."""
+        return sum(self._used.values())
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None = None,
+        columns: list[slice] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A new tensor with these ranges of the first and of the last dimension, in this order; None: the whole dimension.
+
+        `shape` is that of the whole tensor in the file. Reads nothing else from the disk.
+        """
+        made = self.new(part_of(shape, rows, columns), dtype)
+        self.fill(made, name, shape, rows, columns)
+        return made
+
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Memory on the device for what `fill` reads, which may be several tensors in one."""
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        ask_for_huge_pages(made)
+        self.bytes_made += made.nbytes
+        return made
+
+    def fill(
+        self,
+        into: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None = None,
+        columns: list[slice] | None = None,
+    ) -> None:
+        """Copies what `tensor` would give into memory of the same shape."""
+        if not self._accepts(name, shape, into.dtype):
+            return
+        stored = self._stored[name]
+        if self.device == META:
+            self._plan.add(stored, into.numel())
+            return
+        if self.device.type == "cpu":
+            self._reader.copy(into, name, rows, columns)
+        else:
+            host = torch.empty(into.shape, dtype=into.dtype)
+            self._reader.copy(host, name, rows, columns)
+            into.copy_(host)
+
+    def check_all_used(self, ignored: re.Pattern[str]) -> None:
+        """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
+
+        Tensors that nobody asked for and `ignored` does not match are wrong, too: the model would not be what
+        it seems.
+        """
+        extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
+        # One that holds several parts was asked for several times.
+        missing, misshapen, unusable = (
+            list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)
+        )
+        wrong = [
+            f"{what}: {listed(names)}"
+            for names, what in (
+                (missing, f"lacks {_tensors(missing)}"),
+                (misshapen, f"{_tensors(misshapen)} of another shape"),
+                (unusable, f"{_tensors(unusable)} of a dtype that cannot be used"),
+                (extra, f"{_tensors(extra)} without a place in the model"),
+            )
+            if names
+        ]
+        if wrong:
+            raise UnusableModel(f"{self._files.source} contradicts config.json: {'; '.join(wrong)}")
+        for names, what, way_out in (
+            (self._reader.not_numbers, "NaN or infinite numbers", ""),
+            (self._reader.too_large, "numbers too large for the dtype served", "; choose another --dtype"),
+        ):
+            if names:
+                raise UnusableModel(
+                    f"{self._files.source}: {_tensors(names)} with {what}: {listed(names)}{way_out}"
+                )
+
+    def _accepts(self, name: str, shape: tuple[int, ...], wanted: torch.dtype) -> bool:
+        self._used[name] = math.prod(shape)
+        stored = self._stored.get(name)
+        if stored is None:
+            self._missing.append(name)
+            if len(self._missing) > len(self._stored) + MISSING:
+                raise UnusableModel(
+                    f"{self._files.source} contradicts config.json: lacks more than {len(self._stored) + MISSING} "
+                    f"tensors: {listed(self._missing)}"
+                )
+        elif stored.shape != shape:
+            self._misshapen.append(f"{name} is {list(stored.shape)}, not {list(shape)}")
+        elif stored.dtype not in (FLOATS if wanted.is_floating_point else DTYPES):
+            self._unusable.append(f"{name} ({stored.dtype})")
+        else:
+            return True
+        return False
+
+
+class _Plan:
+    """What a rehearsal asked for: parts of files in their order, and how much it will be."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Stored] = []
+        self.bytes = 0
+
+    def add(self, stored: Stored, numbers: int) -> None:
+        self.ranges.append(stored)
+        self.bytes += numbers * DTYPES[stored.dtype].itemsize
+
+
+def part_of(shape: tuple[int, ...], rows: list[slice] | None, columns: list[slice] | None) -> tuple[int, ...]:
+    """What is left of a shape when only these ranges of its first and of its last dimension are taken."""
+    left = list(shape)
+    if rows is not None:
+        left[0] = sum(some.stop - some.start for some in rows)
+    if columns is not None:
+        left[-1] = sum(some.stop - some.start for some in columns)
+    return tuple(left)
+
+
+def _tensors(names: list[str]) -> str:
+    return "1 tensor" if len(names) == 1 else f"{len(names)} tensors"

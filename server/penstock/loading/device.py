@@ -1,0 +1,42 @@
+"""What --dtype and --device stand for on this machine. Asked by the worker and by the doctor."""
+
+from typing import Any
+
+import torch
+
+from penstock.errors import UnusableModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
+    """What --dtype stands for. Raises UnusableModel."""
+    if wanted == "auto":
+        wanted = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        if wanted not in DTYPES:
+            raise UnusableModel(f"config.json: unsupported dtype {wanted!r}; choose one by --dtype")
+    return DTYPES[wanted]
+
+
+def device_of(wanted: str, rank: int = 0) -> torch.device:
+    """What --device stands for: rank r takes the r-th of the visible GPUs unless one is named. Raises UnusableModel."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UnusableModel(f"--device: {wanted!r} is not cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        index = rank if device.index is None else device.index
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device.index is None and 0 < count <= index:
+            raise UnusableModel(
+                f"--num-shard, --pipeline-parallel: each part needs a GPU, and {count} are visible here"
+            )
+        if index >= count:
+            raise UnusableModel(f"--device: there is no {wanted} on this machine")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise UnusableModel(f"--device: {wanted!r} is not cpu, cuda or cuda:N")
+    return device

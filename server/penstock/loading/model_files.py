@@ -1,0 +1,335 @@
+"""What lies in a model's folder: its JSON files, which files hold the weights, and what their headers say.
+
+Read by the download, the doctor and the worker before a byte of the weights is. Must not import torch.
+"""
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from penstock.errors import UnusableModel
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+# How weights may be stored otherwise; only named in errors.
+FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", ".npz")
+
+CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
+
+# Bytes of a header that are read at most; the format's own limit.
+LONGEST_HEADER = 100_000_000
+# Bytes of a JSON file: the largest known is the index of a model of a trillion parameters, with 10 MB.
+LONGEST_JSON = 100_000_000
+SHOWN = 10
+
+# How files begin that are there in place of others, and what to say of them.
+IMPOSTORS = (
+    (
+        b"version https://git-lfs.github.com/spec",
+        "a pointer of Git LFS, not the file itself: `git lfs pull` fetches it",
+    ),
+    (b"<!doctype html", "an HTML page: what was downloaded is not the file"),
+    (b"<html", "an HTML page: what was downloaded is not the file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where one tensor of the weights lies. `begin` and `end` are bytes of the file."""
+
+    file: str
+    dtype: str  # as the safetensors format writes it
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files that hold a model's weights, and which tensors an index promises in them."""
+
+    names: list[str]
+    index: str | None  # the file that lists them
+    promised: dict[str, str]  # tensor to file
+    pickled: bool
+
+    @property
+    def source(self) -> str:
+        """What to call the whole in an error."""
+        return self.index or self.names[0]
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file. Raises UnusableModel where it is something else, of which reading might wait for
+    ever (a FIFO) or never end (a device), and OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise UnusableModel(f"{path}: {kind_of(mode)}, not a file")
+
+
+def kind_of(mode: int) -> str:
+    """What a directory entry is that is no file."""
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((name for is_kind, name in kinds if is_kind(mode)), "something unknown")
+
+
+def impostor(start: bytes) -> str | None:
+    """What a file is that begins like this and is no weights, configuration or tokenizer; None: nothing known."""
+    start = start.lstrip().lower()
+    return next((what for prefix, what in IMPOSTORS if start.startswith(prefix)), None)
+
+
+def read_text(path: Path) -> str:
+    """The text of a JSON file. Raises UnusableModel, OSError and UnicodeDecodeError."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LONGEST_JSON:
+            raise UnusableModel(f"{path}: {gigabytes(size)} of JSON are more than any model has")
+        text = file.read(LONGEST_JSON)
+    instead = impostor(text[:200])
+    if instead is not None:
+        raise UnusableModel(f"{path}: {instead}")
+    return text.decode()
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """A JSON object of the model folder, or None when there is no such file. Raises UnusableModel."""
+    try:
+        text = read_text(folder / name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableModel(f"{folder / name}: cannot be read: {error}") from error
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnusableModel(f"{folder / name}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnusableModel(f"{folder / name}: not a JSON object")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises UnusableModel."""
+    config = read_json(folder, CONFIG)
+    if config is None:
+        raise UnusableModel(f"{folder}: no {CONFIG}")
+    return config
+
+
+def eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
+    """Every end-of-sequence id that config.json or generation_config.json names."""
+    found: set[int] = set()
+    for source in (config, generation or {}):
+        value = source.get("eos_token_id")
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
+                found.add(entry)
+    return sorted(found)
+
+
+def choose(names: Collection[str], trusted: bool) -> tuple[str, bool]:
+    """Which of these names leads to the weights, and whether they are pickled. Raises UnusableModel.
+
+    `trusted`: the user has agreed to pickled weights (--trust-remote-code).
+    """
+    for name in (SINGLE, INDEX):
+        if name in names:
+            return name, False
+    for name in (PICKLE, PICKLE_INDEX):
+        if name in names:
+            if trusted:
+                return name, True
+            raise UnusableModel(f"no weights in safetensors files, only pickled ones ({name}); {CONSENT}")
+    others = sorted(name for name in names if name.endswith((*FOREIGN, ".safetensors")))
+    only = f", only {listed(others, 3)}" if others else ""
+    raise UnusableModel(f"no {SINGLE} and no {INDEX}{only}")
+
+
+def weight_files(folder: Path, trusted: bool = False) -> WeightFiles:
+    """Which files hold the weights. Raises UnusableModel; that the files are there is not checked."""
+    try:
+        name, pickled = choose({path.name for path in folder.iterdir()}, trusted)
+    except OSError as error:
+        raise UnusableModel(f"{folder}: cannot be read: {error.strerror}") from error
+    except UnusableModel as error:
+        raise UnusableModel(f"{folder}: {error}") from error
+    if name in (SINGLE, PICKLE):
+        return WeightFiles([name], None, {}, pickled)
+    promised = read_index(folder / name, ".bin" if pickled else ".safetensors")
+    return WeightFiles(sorted(set(promised.values())), name, promised, pickled)
+
+
+def read_index(path: Path, suffix: str) -> dict[str, str]:
+    """Tensor to file, as an index says it. Raises UnusableModel."""
+    try:
+        weight_map = json.loads(read_text(path))["weight_map"]
+        if not weight_map or not all(isinstance(x, str) for pair in weight_map.items() for x in pair):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnusableModel(f"{path.name}: no weight_map from tensor names to file names") from error
+    for file in weight_map.values():
+        if Path(file).name != file or not file.endswith(suffix):
+            raise UnusableModel(f"{path.name}: {file!r} is not the name of a {suffix[1:]} file beside it")
+    return dict(weight_map)
+
+
+def catalogue(folder: Path, files: WeightFiles) -> dict[str, Stored]:
+    """Every tensor in the safetensors `files`, by name. Raises UnusableModel.
+
+    Finds files that are missing, cut short or unsound, tensors that are in two files, and where the index
+    contradicts the files: the first ten of a kind, and how many there are.
+    """
+    check_present(folder, files)
+    headers: dict[str, dict[str, Stored]] = {}
+    broken: list[str] = []
+    for name in files.names:
+        try:
+            headers[name] = read_header(folder / name)
+        except UnusableModel as error:
+            broken.append(str(error))
+    if broken:
+        raise UnusableModel(listed(broken, 3, "; "))
+    found: dict[str, Stored] = {}
+    twice: list[str] = []
+    for header in headers.values():
+        for tensor, stored in header.items():
+            if tensor in found:
+                twice.append(f"{tensor} ({found[tensor].file}, {stored.file})")
+            found[tensor] = stored
+    compare(files, {tensor: stored.file for tensor, stored in found.items()}, twice)
+    return found
+
+
+def check_present(folder: Path, files: WeightFiles) -> None:
+    """Raises UnusableModel, naming the weight files that are not there or are no files."""
+    absent = [name for name in files.names if not (folder / name).exists()]
+    if absent:
+        raise UnusableModel(f"{files.source}: {counted(absent, 'file')} missing: {listed(absent)}")
+    for name in files.names:
+        mode = (folder / name).stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise UnusableModel(f"{folder / name}: {kind_of(mode)}, not a file")
+
+
+def compare(files: WeightFiles, found: dict[str, str], twice: list[str]) -> None:
+    """Holds what an index promises against what the files hold. Raises UnusableModel."""
+    wrong: list[str] = []
+    if twice:
+        wrong.append(f"{counted(twice, 'tensor')} in two files: {listed(twice)}")
+    if files.index is not None:
+        lacking = [f"{tensor} ({file})" for tensor, file in files.promised.items() if tensor not in found]
+        unlisted = [f"{tensor} ({file})" for tensor, file in found.items() if tensor not in files.promised]
+        elsewhere = [
+            f"{tensor} ({file}, not {files.promised[tensor]})"
+            for tensor, file in found.items()
+            if not twice and files.promised.get(tensor, file) != file
+        ]
+        for names, what in (
+            (lacking, "listed and in no file"),
+            (unlisted, "in a file and not listed"),
+            (elsewhere, "in another file than listed"),
+        ):
+            if names:
+                wrong.append(f"{counted(names, 'tensor')} {what}: {listed(names)}")
+    if wrong:
+        raise UnusableModel(f"{files.source}: {'; '.join(wrong)}")
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """What a safetensors file holds. Raises UnusableModel when it is unsound, or shorter than it says.
+
+    https://huggingface.co/docs/safetensors: eight bytes with the length of a JSON header, the header, the data.
+    """
+    name = path.name
+
+    def unsound(why: object) -> UnusableModel:
+        return UnusableModel(f"{name}: not a sound safetensors file: {' '.join(str(why).split())[:300]}")
+
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            seen: set[str] = set()
+            twice.extend(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return entries
+
+    try:
+        with open(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            instead = impostor(start + file.read(200))
+            if instead is not None:
+                raise UnusableModel(f"{name}: {instead}")
+            if len(start) < 8:
+                raise unsound(f"it has {size} bytes")
+            file.seek(8)
+            length = struct.unpack("<Q", start)[0]
+            if length > LONGEST_HEADER:
+                raise unsound("its header would be too long")
+            if 8 + length > size:
+                raise unsound(f"it is cut short: {size} bytes, and its header alone has {length}")
+            header = json.loads(file.read(length), object_pairs_hook=unique)
+        header.pop("__metadata__", None)
+        found = {
+            tensor: Stored(
+                name,
+                str(entry["dtype"]),
+                tuple(entry["shape"]),
+                8 + length + entry["data_offsets"][0],
+                8 + length + entry["data_offsets"][1],
+            )
+            for tensor, entry in header.items()
+        }
+        needed = max((stored.end for stored in found.values()), default=0)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise unsound(error if isinstance(error, OSError) else "its header cannot be read") from error
+    if twice:
+        raise UnusableModel(f"{name}: {counted(twice, 'tensor')} in it twice: {listed(twice)}")
+    if needed > size:
+        raise unsound(f"it is cut short: {size} bytes of {needed}")
+    try:
+        # The format's other rules: offsets without holes, sizes as shapes say, nothing after the end.
+        safe_open(path, framework="np").__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    except (SafetensorError, OSError, ValueError) as error:
+        raise unsound(error) from error
+    return found
+
+
+def counted(things: Collection[object], what: str) -> str:
+    """`1 file is`, `3 files are`."""
+    return f"1 {what} is" if len(things) == 1 else f"{len(things)} {what}s are"
+
+
+def listed(things: Iterable[str], most: int = SHOWN, between: str = ", ") -> str:
+    """The first of them, and how many more there are."""
+    every = list(things)
+    more = f"{between}and {len(every) - most} more" if len(every) > most else ""
+    return between.join(every[:most]) + more
+
+
+def gigabytes(count: float) -> str:
+    """For people: 1.2 GB, 13.0 MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

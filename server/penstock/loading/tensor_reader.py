@@ -1,0 +1,226 @@
+"""Copies tensors out of a checkpoint's files, converts them, and looks for what is no number.
+
+Used by `penstock.loading.checkpoint`, which knows what is wanted. What lies in one piece is read to where it stays. The
+rest is copied out of the mapped file, which is then let go of, so that memory holds one copy.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UnusableModel
+from penstock.loading import pickled
+from penstock.loading.madvise import let_go
+from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
+from penstock.loading.read_ahead import Progress, ReadAhead
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+WHOLE = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPES = FLOATS | WHOLE
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# Bytes that are copied, converted and looked through at once: they stay in the processor's caches.
+PIECE = 4 << 20
+COPIERS = 4
+
+
+class TensorReader:
+    """The files of one checkpoint. Tensors with numbers that cannot be served are remembered by name."""
+
+    def __init__(self, folder: Path, files: WeightFiles) -> None:
+        self.folder = folder
+        self.not_numbers: list[str] = []  # NaN or infinite
+        self.too_large: list[str] = []  # for the dtype that is served
+        self._files = files
+        self._maps: dict[str, Tensor] = {}
+        self._open: dict[str, int] = {}  # descriptors
+        self._mapped: dict[str, tuple[int, int]] = {}  # addresses
+        self._pickled: dict[str, Tensor] = {}
+        self.stored: dict[str, Stored] = self._read_pickles() if files.pickled else catalogue(folder, files)
+        self._own = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: ReadAhead | None = None
+        self._progress: Progress | None = None
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        self._maps.clear()
+        self._pickled.clear()
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    @contextmanager
+    def reading(self, ranges: list[Stored], total: int, tells: bool) -> Iterator[None]:
+        """What is copied within is read ahead, by several threads: `ranges` of files in this order, `total` bytes.
+        `tells`: whether progress is logged.
+        """
+        self._progress = Progress(total, tells)
+        self._ahead = ReadAhead(self.folder, [] if self._files.pickled else ranges)
+        # Threads that wait for each other's pieces asleep: torch's own spin, and on a busy machine that made
+        # loading ten times slower.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(min(threads, COPIERS)) as self._pool:
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            self._ahead.stop()
+            self._ahead = self._progress = self._pool = None
+
+    def copy(self, made: Tensor, name: str, rows: list[slice] | None, columns: list[slice] | None) -> None:
+        """Copies these ranges of a tensor's first and of its last dimension into memory of the host."""
+        if self._ahead is not None:
+            self._ahead.begin(self.stored[name])
+        source = self._source(name)
+        if source.dim() == 0:
+            self._copy(made.view(1), source.view(1), name)
+            return
+        at = 0
+        for some in [slice(0, len(source))] if rows is None else rows:
+            count = some.stop - some.start
+            if columns is None:
+                self._copy(made[at : at + count], source[some], name)
+            else:
+                side = 0
+                for range_ in columns:
+                    wide = range_.stop - range_.start
+                    into = made[at : at + count, ..., side : side + wide]
+                    self._copy(into, source[some.start : some.stop, ..., range_], name)
+                    side += wide
+            at += count
+
+    def _source(self, name: str) -> Tensor:
+        """The whole tensor as it is stored; its pages are read when they are touched."""
+        if self._files.pickled:
+            return self._pickled[name]
+        stored = self.stored[name]
+        raw = self._map(stored.file)[stored.begin : stored.end]
+        dtype = DTYPES[stored.dtype]
+        if stored.begin % dtype.itemsize:  # in old files nothing is aligned
+            raw = raw.clone()
+        return raw.view(dtype).view(stored.shape)
+
+    def _map(self, file: str) -> Tensor:
+        """A file's bytes."""
+        if file not in self._maps:
+            path = self.folder / file
+            mapped = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+            self._maps[file], self._open[file] = mapped, os.open(path, os.O_RDONLY)
+            self._mapped[file] = (mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes)
+        return self._maps[file]
+
+    def _copy(self, made: Tensor, source: Tensor, name: str) -> None:
+        """Copies and converts piece by piece, and looks for what is no number."""
+        if not source.numel():
+            return
+        count = len(source)
+        rows = PIECE * count // source.nbytes
+        if rows == 0 and source.dim() > 1:
+            for into, row in zip(made, source, strict=True):
+                self._copy(into, row, name)
+            return
+        begins = range(0, count, max(rows, 1))
+        pieces = [(made[at : at + begins.step], source[at : at + begins.step]) for at in begins]
+        take = partial(self._take, self.stored[name].file)
+        at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
+        for (_, piece), finite in zip(pieces, at_once(take, pieces), strict=True):
+            if not finite:
+                self._note_not_finite(name, piece)
+            if self._ahead is not None and self._progress is not None:
+                self._ahead.go_on(piece.nbytes)
+                self._progress.go_on(piece.nbytes)
+
+    def _take(self, file: str, piece: tuple[Tensor, Tensor]) -> bool:
+        """Copies and converts one piece: (memory, what of the file goes there). Whether all numbers are finite."""
+        into, stored = piece
+        source = self._read(file, piece) if file in self._open and stored.is_contiguous() else stored
+        if {source.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
+            # By way of float32 it is ten times as fast.
+            floats = self._scratch("floats", source, torch.float32)
+            into.copy_(floats.copy_(source))
+        elif source is not into:
+            into.copy_(source)
+        finite = not into.dtype.is_floating_point or _is_finite(into)
+        if source is stored:
+            self._let_go(file, source)
+        return finite
+
+    def _read(self, file: str, piece: tuple[Tensor, Tensor]) -> Tensor:
+        """Reads a piece of a file, if it can to where it stays: there are no faults for pages of a mapping then."""
+        into, stored = piece
+        begin, _ = self._mapped[file]
+        at = stored.data_ptr() - begin
+        if not 0 <= at < self._maps[file].nbytes:  # a copy, of what is not aligned
+            return stored
+        there = into.dtype == stored.dtype and into.is_contiguous()
+        read = into if there else self._scratch("read", stored, stored.dtype)
+        left = read.as_strided((read.numel(),), (1,)).view(torch.uint8).numpy().data
+        while left:
+            count = os.preadv(self._open[file], [left], at)
+            if count == 0:
+                raise UnusableModel(f"{self.folder / file} was cut short while it was read")
+            left, at = left[count:], at + count
+        return read
+
+    def _scratch(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory of this thread. Always the same: what is taken and given back between weights that stay leaves holes."""
+        kept = getattr(self._own, name, None)
+        if kept is None or kept.nbytes < like.numel() * dtype.itemsize:
+            kept = torch.empty(like.numel() * dtype.itemsize, dtype=torch.uint8)
+            setattr(self._own, name, kept)
+        return kept[: like.numel() * dtype.itemsize].view(dtype).view(like.shape)
+
+    def _let_go(self, file: str, piece: Tensor) -> None:
+        """Takes the pages that a piece was read from out of this process's memory."""
+        lowest, highest = self._mapped.get(file, (0, 0))
+        first, length = piece.data_ptr(), piece.stride(0) * len(piece) * piece.element_size()
+        if lowest <= first and first + length <= highest:
+            let_go(first, first + length)
+
+    def _note_not_finite(self, name: str, source: Tensor) -> None:
+        shown = f"{name} ({self.stored[name].file})"
+        # Infinite after the conversion only?
+        names = self.too_large if bool(torch.isfinite(source).all()) else self.not_numbers
+        if shown not in names:
+            names.append(shown)
+
+    def _read_pickles(self) -> dict[str, Stored]:
+        found: dict[str, Stored] = {}
+        twice: list[str] = []
+        check_present(self.folder, self._files)
+        for file in self._files.names:
+            tensors, mapped = pickled.read(self.folder / file)
+            if mapped:
+                self._mapped[file] = (
+                    min(tensor.data_ptr() for tensor in tensors.values()),
+                    max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values()),
+                )
+            for name, tensor in tensors.items():
+                if name in found:
+                    twice.append(f"{name} ({found[name].file}, {file})")
+                self._pickled[name] = tensor
+                dtype = NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+                found[name] = Stored(file, dtype, tuple(tensor.shape), 0, tensor.nbytes)
+        compare(self._files, {name: stored.file for name, stored in found.items()}, twice)
+        return found
+
+
+def _is_finite(piece: Tensor) -> bool:
+    """A sum is not finite when one of its terms is not, and costs little; it may overflow without that."""
+    return bool(torch.isfinite(piece.sum())) or bool(torch.isfinite(piece).all())

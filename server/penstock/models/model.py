@@ -1,0 +1,130 @@
+"""What the engine, Prepare and the doctor ask of a model, whichever kind it is: a recipe's decoder or encoder-decoder,
+or one that runs through transformers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from penstock.layers.rope import RopeConfig
+from penstock.models.config import Window
+from penstock.models.step import LayerCache
+
+
+class ModelConfig(Protocol):
+    """The shape of a model. Counts are of the whole model, over all ranks."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def width(self) -> int:
+        """E."""
+
+    @property
+    def feed_forward(self) -> int:
+        """F."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with a cache."""
+
+    @property
+    def heads(self) -> int:
+        """H."""
+
+    @property
+    def kv_heads(self) -> int:
+        """K."""
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """(K, D) of what attention gathers from the cache for a token."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence the model was made for, of encoder and decoder together."""
+
+    @property
+    def usual_positions(self) -> int:
+        """Of a sequence where nothing else is asked for."""
+
+    @property
+    def positions_go_on(self) -> bool:
+        """Whether a sequence may be longer than those the model was made for."""
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether every sequence begins with what an encoder reads."""
+
+    @property
+    def max_side_positions(self) -> int:
+        """Tokens that encoder and decoder may have each; 0: as many as fit, or there is no encoder."""
+
+    @property
+    def default_start(self) -> int | None:
+        """What the decoder of an encoder-decoder begins with where no configuration says it."""
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """Rotary tables that a step brings."""
+
+    @property
+    def windows(self) -> tuple[Window | None, ...]:
+        """Through which layers look at the cache."""
+
+    @property
+    def layer_windows(self) -> tuple[Window | None, ...]:
+        """How far back each layer's cache is read; None: to the beginning."""
+
+    @property
+    def simple_attention(self) -> bool:
+        """Whether attention is products and a softmax over keys, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a model computes by itself, without our cache."""
+
+    name: str  # of the model's class
+    ids_T: Tensor
+    logits_TV: Tensor  # fp32
+
+
+class Model(Protocol):
+    """A rank's part of a loaded model."""
+
+    parameters: int  # of the whole model, over all ranks
+    reference: Reference | None  # of transformers' models, for the self-check; None: nothing to check
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """(J, D) of what this rank's cache holds for a token and a layer."""
+
+    def make_batch_invariant(self, rows: int) -> None:
+        """Has every product done in pieces of `rows` rows. Raises UnusableModel where that does not help."""
+
+    def serve_up_to(self, longest: int) -> None:
+        """Sequences will have at most `longest` tokens."""
+
+    def views(self) -> list[tuple[int, int]]:
+        """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
+
+    def forward(self, step: Any, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
+        """Hidden states (T, E) of the step's tokens, after this stage's layers; writes what later steps attend to into
+        the caches. `step` is of the kind that the model reads; `given_TE` is what the stage before gave.
+        """
+
+    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+        """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
+
+    def weights(self) -> list[Tensor]:
+        """Every tensor of this rank's part of the model, each once."""

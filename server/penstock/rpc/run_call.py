@@ -1,0 +1,124 @@
+"""One Run call between gRPC and the engine's thread: a queue of plans in, a queue of results out.
+
+Used by the servicer, and by the worker that computes nothing (benchmarks/null_worker.py), so that both are measured
+alike. Knows neither model nor device, and does not import torch.
+"""
+
+import queue
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+import grpc
+
+from penstock.engine.plan import Plan
+from penstock.proto import penstock_pb2 as pb
+from penstock.rpc.plan_reader import PlanReader
+
+# While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
+GLANCE_SECONDS = 0.0002
+
+L = TypeVar("L")
+
+
+class Steps(Protocol[L]):
+    """What executes plans; L is a step that was launched."""
+
+    @property
+    def depth(self) -> int:
+        """Steps worth launching before the first is finished."""
+
+    def clear(self) -> None:
+        """Forgets all slots."""
+
+    def launch(self, plan: Plan) -> L:
+        """Begins a step. Raises BadPlan."""
+
+    def is_done(self, launched: L) -> bool:
+        """Whether `finish` would return at once."""
+
+    def finish(self, launched: L) -> pb.StepResult:
+        """Waits for the step and packs its result."""
+
+
+class Superseded(Exception):
+    """A newer Run took the engine."""
+
+
+class RunCall:
+    """One Run call and its three threads: one reads plans, one executes them, one sends results.
+
+    So the next step is computed while gRPC still sends the last one's result.
+    """
+
+    def __init__(self) -> None:
+        self._plans: queue.SimpleQueue[Plan | Exception | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[pb.StepResult | Exception | None] = queue.SimpleQueue()
+
+    def read(self, messages: Iterator[pb.StepPlan]) -> None:
+        """Reads the stream to its end."""
+        reader = PlanReader()
+        end: Exception | None = None
+        try:
+            for message in messages:
+                self._plans.put(reader.read(message))
+        except grpc.RpcError:
+            pass  # the client went away, which ends the stream as well
+        except Exception as error:
+            # grpcio raises a bare Exception when the call was cancelled; anything else must be seen.
+            end = None if type(error) is Exception else error
+        self._plans.put(end)
+
+    def supersede(self) -> None:
+        """Ends the execution after the plans that were read."""
+        self._plans.put(Superseded())
+
+    def execute(self, engine: Steps[L]) -> None:
+        """Executes plans until they end; whatever goes wrong is the last result."""
+        end: Exception | None = None
+        try:
+            engine.clear()
+            launched: deque[L] = deque()
+            while True:
+                if not launched:
+                    plan = self._next_plan()
+                    if plan is None:
+                        break
+                    launched.append(engine.launch(plan))
+                while len(launched) < engine.depth and not engine.is_done(launched[0]):
+                    plan = self._next_plan_within(GLANCE_SECONDS)
+                    if plan is not None:
+                        launched.append(engine.launch(plan))
+                self._results.put(engine.finish(launched.popleft()))
+        except Exception as error:
+            end = error
+        self._results.put(end)
+
+    def results(self) -> Iterator[pb.StepResult]:
+        """Results as they come. Raises what ended the execution."""
+        while True:
+            item = self._results.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+            yield item
+
+    def _next_plan(self) -> Plan | None:
+        item = self._plans.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _next_plan_within(self, seconds: float) -> Plan | None:
+        """The next plan if it comes in time. The end of the stream is left for `_next_plan`."""
+        try:
+            item = self._plans.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if item is None:
+            self._plans.put(None)
+            return None
+        if isinstance(item, Exception):
+            raise item
+        return item

@@ -1,0 +1,100 @@
+"""The four calls of the worker contract: Describe, Prepare, Run and Check.
+
+Turns messages into calls of the engine and errors into status codes; holds nothing of a request. A plan is read while
+the last one runs, so that two may be in flight.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import grpc
+
+from penstock.engine.engine import Engine
+from penstock.engine.engine_thread import EngineThread
+from penstock.engine.preparation import prepare
+from penstock.errors import BadPlan, OutOfStep, PeerLost, TooLittleMemory, one_line
+from penstock.proto import penstock_pb2 as pb
+from penstock.rpc.run_call import RunCall, Superseded
+from penstock.telemetry import log
+
+
+class WorkerServicer:
+    """One engine behind the four calls of the contract."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        thread: EngineThread,
+        description: pb.ModelDescription,
+        on_failure: Callable[[Exception, threading.Event], None],
+    ) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._description = description
+        self._on_failure = on_failure
+        self._run: RunCall | None = None
+
+    def describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.ModelDescription:
+        """What the loaded model is."""
+        return self._description
+
+    def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:
+        """Allocates, warms up and measures."""
+        if self._engine.prepared:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was called before")
+        try:
+            prepared = self._thread.call(lambda: prepare(self._engine, request))
+        except ValueError as error:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (TooLittleMemory, MemoryError) as error:
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
+        except Exception as error:
+            self._fail(context, error)
+        log("INFO", "prepared", pages=prepared.pages, cache_bytes=prepared.cache_bytes)
+        return prepared
+
+    def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
+        """Executes plans in order until the client ends the stream or a newer Run begins."""
+        context.send_initial_metadata(())
+        if not self._engine.prepared:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
+        run = RunCall()
+        former, self._run = self._run, run
+        if former is not None:
+            former.supersede()
+        self._thread.submit(lambda: run.execute(self._engine))
+        threading.Thread(target=run.read, args=(plans,), name="plans", daemon=True).start()
+        try:
+            yield from run.results()
+        except OutOfStep as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except BadPlan as error:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Superseded:
+            _abort(context, grpc.StatusCode.CANCELLED, "a newer Run began")
+        except Exception as error:
+            self._fail(context, error)
+
+    def check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
+        """Computes something on the device, beside a step that may be running."""
+        try:
+            self._engine.check()
+        except Exception as error:
+            self._fail(context, error)
+        return pb.CheckReply(steps=self._engine.steps)
+
+    def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        """Ends the call and the process: what the device holds is not to be trusted any more."""
+        answered = threading.Event()
+        if not context.add_callback(answered.set):
+            answered.set()
+        self._on_failure(error, answered)
+        # The router blames the rank that was lost, not the one that says so.
+        code = grpc.StatusCode.ABORTED if isinstance(error, PeerLost) else grpc.StatusCode.INTERNAL
+        _abort(context, code, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort returns never")

@@ -1,0 +1,87 @@
+"""The start of a worker, from arguments to the open socket: ranks meet, the model is loaded, gRPC listens.
+
+Called by `penstock.worker` once the process is set up; apart from it because importing this imports torch.
+"""
+
+import argparse
+import gc
+import os
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from penstock.engine import self_check
+from penstock.engine.engine import Engine
+from penstock.engine.engine_thread import EngineThread
+from penstock.loading.device import device_of, dtype_of
+from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
+from penstock.models.architectures import TEXT_ONLY, reads_images
+from penstock.models.decoder_start import decoder_start_ids
+from penstock.parallel.rendezvous import meet
+from penstock.rpc.description import description_of
+from penstock.rpc.server import ProcessExit, listen
+from penstock.rpc.servicer import WorkerServicer
+from penstock.telemetry import log
+
+
+def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
+    """Serves on this thread until a signal handler raises. Raises UnusableModel."""
+    imported = time.perf_counter()
+    folder: Path = arguments.model_dir
+    config = read_config(folder)
+    dtype = dtype_of(config, arguments.dtype)
+    device = device_of(arguments.device, arguments.rank)
+    torch.set_grad_enabled(False)
+    if device.type == "cpu":
+        torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    group = meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device)
+    engine = Engine(
+        config,
+        folder,
+        dtype,
+        device,
+        group,
+        trusted=arguments.trust_remote_code,
+        deterministic=arguments.deterministic,
+        implementation=arguments.model_impl,
+    )
+    if reads_images(config) and arguments.rank == 0:
+        log("WARN", TEXT_ONLY)
+    if engine.model.reference is not None:
+        loaded = time.perf_counter()
+        self_check.check(engine)
+        log("INFO", "checked against transformers", seconds=round(time.perf_counter() - loaded, 3))
+    if arguments.otlp_endpoint:
+        from penstock.engine.spans import StepSpans
+
+        engine.spans = StepSpans(arguments.otlp_endpoint, arguments.otlp_service_name, arguments.rank)
+    # What is loaded stays: no collection between two steps has to look through torch's objects.
+    gc.freeze()
+    gc.enable()
+    loaded = time.perf_counter()
+    generation = read_json(folder, GENERATION)
+    description = description_of(
+        engine,
+        config,
+        eos_ids(config, generation),
+        decoder_start_ids(config, generation, engine.model.config),
+        arguments.rank,
+        arguments.world_size,
+        arguments.stages,
+    )
+    thread = EngineThread()
+    servicer = WorkerServicer(engine, thread, description, ProcessExit())
+    _server = listen(servicer, arguments.socket)  # stops when it is collected
+    log(
+        "INFO",
+        "ready",
+        import_seconds=round(imported - began, 3),
+        load_seconds=round(loaded - imported, 3),
+        listen_seconds=round(time.perf_counter() - loaded, 3),
+        parameters=description.parameters,
+        dtype=description.dtype,
+        device=description.device,
+    )
+    thread.serve()

@@ -1,0 +1,86 @@
+"""The number of threads follows what is measured: simulated processors, on which time is what the test says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.threads import LONGEST_PAUSE, SLOW_STEPS, SMALL, Choice, Threads
+
+pytestmark = pytest.mark.alone
+
+
+def run(choice: Choice, steps: int, ratios: dict[int, float], at: float, each: float = 0.01) -> float:
+    """So many steps, of which one takes `ratios` of its threads; returns the time after them."""
+    for _ in range(steps):
+        choice.observe(ratios[choice.now], at)
+        at += each
+    return at
+
+
+def test_all_threads_stay_while_steps_take_what_they_should() -> None:
+    choice = Choice(2)
+    for ratio in (1.0, 1.5, 5.0) * 100:  # now and then one is slow
+        choice.observe(ratio, 0.0)
+        assert choice.now == 2
+
+
+def test_one_thread_takes_over_beside_a_load_and_all_return_after_it() -> None:
+    choice = Choice(2)
+    busy, idle = {1: 2.5, 2: 20.0}, {1: 1.8, 2: 1.0}
+    at = run(choice, SLOW_STEPS + 12, busy, 0.0)
+    assert choice.settled == 1 and choice.now == 1
+    at = run(choice, 1000, busy, at)
+    assert choice.settled == 1
+    at = run(choice, int(LONGEST_PAUSE / 0.01) + 100, idle, at)
+    assert choice.settled == 2
+    run(choice, 50, idle, at)
+    assert choice.now == 2
+
+
+def test_trials_that_change_nothing_become_rare() -> None:
+    choice, trials, at = Choice(2), 0, 0.0
+    for _ in range(60_000):  # ten minutes of steps that are slow with any number
+        trials += choice.now == 1
+        at = run(choice, 1, {1: 4.0, 2: 4.0}, at)
+    assert 0 < trials < 200, trials
+
+
+def test_small_and_large_steps_have_a_choice_each() -> None:
+    applied: list[int] = []
+    threads = Threads(4, applied.append)
+    threads.begin(1)
+    threads.small.settle(1)
+    threads.begin(1)
+    assert applied == []  # no cost model yet: who measures says how many
+    threads.expected = lambda fed, attended: 1000.0 * fed
+    for tokens in (SMALL, SMALL + 1, 500):
+        threads.begin(tokens)
+        threads.end(tokens, 0, 1000.0 * tokens)
+    assert applied == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+)
+def test_waiting_threads_do_not_spin_for_long_unless_told_to(
+    given: dict[str, str], wanted: str | None
+) -> None:
+    code = "import os\nfrom penstock.worker import _set_threads\n_set_threads(2)\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP", "OMP"))}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**plain, **given}, check=True
+    )
+    assert ended.stdout.strip() == str(wanted)
+
+
+def test_the_openmp_of_torch_is_the_one_whose_setting_this_is() -> None:
+    """Another one would read another variable."""
+    code = "import torch\ntorch.ones(2) + 1\nprint(open('/proc/self/maps').read())"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    names = {Path(line.split()[-1]).name for line in loaded.splitlines() if ".so" in line}
+    assert any(name.startswith("libgomp") for name in names)
+    assert not any(name.startswith(("libiomp", "libomp")) for name in names)
