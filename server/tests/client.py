@@ -201,14 +201,15 @@ def floats(column: bytes) -> list[float]:
 class Worker:
     """A worker process that listens; `log` holds its lines so far."""
 
-    def __init__(self, model: Path, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *arguments: str, program: tuple[str, ...] = ("-m", "penstock.worker")
+    ) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.socket = folder / "worker.sock"
         self.log: list[dict[str, Any]] = []
         command = [
             sys.executable,
-            "-m",
-            "penstock.worker",
+            *program,
             "--model-dir",
             str(model),
             "--socket",

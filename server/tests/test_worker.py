@@ -1,7 +1,6 @@
 """The worker contract over a real socket against a real worker process."""
 
 import os
-import resource
 import signal
 import struct
 import subprocess
@@ -360,21 +359,33 @@ def test_a_row_of_broken_numbers_fails_alone(tmp_path: Path) -> None:
         assert not again.errors and sampled(again)[:1] == clean
 
 
+# A device that fails cannot be had; what its operations would raise is raised at the first of them.
+FAILS_AT_TOKEN_13 = """
+from penstock.engine.decoder_steps import DecoderSteps
+from penstock.worker import main
+make = DecoderSteps.make
+def fail(self, plan, last_sampled):
+    if 13 in plan.tokens:
+        raise RuntimeError("the device is gone")
+    return make(self, plan, last_sampled)
+DecoderSteps.make = fail
+main()
+"""
+
+
 def test_a_failure_inside_a_step_ends_stream_and_process(tmp_path: Path) -> None:
-    with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
-        worker.prepare(max_step_tokens=200_000, max_sequence_tokens=512, max_slots=64)
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config())
+    with Worker(folder, tmp_path / "socket", program=("-c", FAILS_AT_TOKEN_13)) as worker:
+        worker.prepare()
         run = worker.run()
         run.step([row(0, [1], 0, [0], start={})])
-        # No room for what the step needs.
-        size = int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[0]) * 4096
-        resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (size, size))
-        blocks = list(range(32))
-        run.send([row(slot, [1] * 512, 0, blocks, start={}) for slot in range(1, 64)])
+        run.send([row(1, [13], 0, [1], start={})])
         with pytest.raises(grpc.RpcError) as caught:
             run.receive()
         assert caught.value.code() == grpc.StatusCode.INTERNAL, caught.value
         assert worker.exit_status() == 1
         assert worker.log[-1]["level"] == "ERROR" and worker.log[-1]["fatal"] is True
+        assert "the device is gone" in worker.log[-1]["message"]
 
 
 def test_a_cache_that_cannot_fit_names_the_flags(tmp_path: Path) -> None:

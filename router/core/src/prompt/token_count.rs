@@ -17,11 +17,19 @@ const COMPOSED: usize = 4;
 /// And at most 3 times longer (Unicode Standard Annex #15), which concerns the texts of added tokens.
 const DECOMPOSED: usize = 3;
 
-/// No token stands for more than so many bytes of a text. Whitespace is not counted: added tokens may take any amount
-/// of it along, and its longest tokens are much longer than words.
-#[derive(Clone, Copy, Debug)]
+/// How a byte that no model can write without byte fallback is named: `<0x0A>`.
+const BYTE_NAME: &str = "<0x00>";
+
+/// How much of a token each byte of a text is at least: one of the longest token that has this byte. No token's bytes
+/// add up to more than one, so a text has at least the sum of its bytes. Whitespace is not counted: added tokens may
+/// take any amount of it along, and its longest tokens are much longer than words.
+#[derive(Clone, Debug)]
 pub struct TokenCountLowerBound {
+    shares: Box<[f64; 256]>,
+    /// No token stands for more visible bytes of a text, as it is before it is normalized.
     bytes_per_token: usize,
+    /// The normalizer composes characters: the shares are of bytes that a text may not have yet, unless it is ASCII.
+    composes: bool,
 }
 
 impl TokenCountLowerBound {
@@ -44,24 +52,59 @@ impl TokenCountLowerBound {
                 model.byte_fallback && (0..=255).all(byte)
             }
         };
-        let visible = |bytes: &[u8]| bytes.iter().filter(|byte| !byte.is_ascii_whitespace()).count();
-        let length = |name: &String| match byte_level {
-            true => visible(&bytes_of_name(name)),
-            false => visible(name.as_bytes()),
-        };
-        let added = tokenizer.get_added_tokens_decoder();
-        let added = added.values().map(|token| match token.normalized && composed > 1 {
-            true => token.content.len() * DECOMPOSED,
-            false => token.content.len(),
-        });
-        let longest = vocabulary.keys().map(length).chain(added).max()?;
-        knows_all.then_some(Self { bytes_per_token: longest.max(1) * composed })
+        if !knows_all {
+            return None;
+        }
+        let mut longest_with = [1; 256];
+        for name in vocabulary.keys() {
+            let bytes = if byte_level { bytes_of_name(name) } else { name.as_bytes().to_vec() };
+            let length = visible(&bytes);
+            // Two bytes that the model has joined to one token: which bytes a text has for it is in their numbers.
+            match !byte_level && name.len() > BYTE_NAME.len() && name.contains(&BYTE_NAME[..3]) {
+                true => longest_with.iter_mut().for_each(|longest| *longest = length.max(*longest)),
+                false => raise(&mut longest_with, &bytes, length),
+            }
+        }
+        for token in tokenizer.get_added_tokens_decoder().values() {
+            let times = if token.normalized && composed > 1 { DECOMPOSED } else { 1 };
+            raise(&mut longest_with, token.content.as_bytes(), token.content.len() * times);
+        }
+        let longest = longest_with.into_iter().max().unwrap_or(1);
+        Some(Self {
+            shares: Box::new(longest_with.map(|longest| 1.0 / longest as f64)),
+            bytes_per_token: longest * composed,
+            composes: composed > 1,
+        })
     }
 
     /// A text has at least so many tokens.
-    pub fn of_text(self, text: &str) -> usize {
-        let visible = text.chars().filter(|c| !c.is_whitespace() && *c != META);
-        visible.map(char::len_utf8).sum::<usize>().div_ceil(self.bytes_per_token)
+    pub fn of_text(&self, text: &str) -> usize {
+        let counted = text.chars().filter(|c| !c.is_whitespace() && *c != META);
+        if self.composes && !text.is_ascii() {
+            return counted.map(char::len_utf8).sum::<usize>().div_ceil(self.bytes_per_token);
+        }
+        let mut counts = [0_u64; 256];
+        let mut buffer = [0; 4];
+        for c in counted {
+            for byte in c.encode_utf8(&mut buffer).bytes() {
+                counts[usize::from(byte)] += 1;
+            }
+        }
+        let shares: f64 =
+            counts.iter().zip(self.shares.iter()).map(|(&count, share)| count as f64 * share).sum();
+        // Less what the additions may have rounded up.
+        (shares * (1.0 - 1e-9) - 1e-9).ceil() as usize
+    }
+}
+
+fn visible(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| !byte.is_ascii_whitespace()).count()
+}
+
+fn raise(longest_with: &mut [usize; 256], bytes: &[u8], length: usize) {
+    for byte in bytes {
+        let longest = &mut longest_with[usize::from(*byte)];
+        *longest = length.max(*longest);
     }
 }
 

@@ -147,7 +147,7 @@ impl Vocabulary {
     /// tokenizers it does not.
     pub fn is_above(&self, most: usize, text: &str) -> bool {
         let bound = self.token_count.get_or_init(|| TokenCountLowerBound::of(&self.tokenizer));
-        bound.is_some_and(|bound| bound.of_text(text) > most)
+        bound.as_ref().is_some_and(|bound| bound.of_text(text) > most)
     }
 
     fn find_word(&self) -> Option<(TokenId, String)> {
