@@ -134,6 +134,27 @@ def test_linear_is_a_product_and_a_bias() -> None:
     assert_close(ops.embedding(torch.tensor([2, 0, 2]), x), x[[2, 0, 2]])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 256), (256, 199), (768, 688), (2048, 2048)])
+def test_in_float32_a_row_does_not_depend_on_how_many_there_are(
+    inputs: int, outputs: int, threads: int
+) -> None:
+    x, weight = random(100, inputs), random(outputs, inputs, seed=1)
+    heads_x, heads_weight = random(100, 4, inputs), random(4, inputs, 64, seed=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, heads_whole = ops.linear(x, weight, None), torch.empty(100, 4, 64)
+        ops.heads_linear(heads_x, heads_weight, heads_whole)
+        for rows in (*range(1, 36), 64, 99):
+            assert torch.equal(ops.linear(x[:rows], weight, None), whole[:rows]), rows
+            heads_some = torch.empty(rows, 4, 64)
+            ops.heads_linear(heads_x[:rows], heads_weight, heads_some)
+            assert torch.equal(heads_some, heads_whole[:rows]), rows
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_with_a_tile_a_row_does_not_depend_on_how_many_there_are() -> None:
     x, weight, bias = random(70, 256) / 16, random(96, 256, seed=1), random(96, seed=2)
     for dtype in (torch.float32, torch.bfloat16):
