@@ -191,10 +191,19 @@ model: install ## train the model that ships anew (an hour or so)
 
 # --- Packaging ----------------------------------------------------------------------------------------
 
+WHEEL := $(UV) tool run --quiet --python $(PYTHON) wheel@0.45.1
+
+# Where in the source an address of the binary is, a debugger and `addr2line` read in dist/penstock.debug.
 .PHONY: wheel
-wheel: | $(filter .cache/uv/bin/uv,$(UV)) ## build the wheel into dist/
+wheel: | $(filter .cache/uv/bin/uv,$(UV)) ## build the wheel into dist/, and the binary's symbols beside it
 	rm -rf dist
 	$(UV) build --quiet --wheel --python $(PYTHON) --build-constraints requirements-dev.txt --out-dir dist .
+	$(WHEEL) unpack --dest dist/unpacked dist/*.whl >/dev/null
+	binary=$$(echo dist/unpacked/*/*.data/scripts/penstock); \
+		objcopy --only-keep-debug "$$binary" dist/penstock.debug; \
+		objcopy --strip-unneeded --add-gnu-debuglink=dist/penstock.debug "$$binary"
+	$(WHEEL) pack --dest-dir dist dist/unpacked/* >/dev/null
+	rm -r dist/unpacked
 
 PREFIX ?= dist/penstock
 

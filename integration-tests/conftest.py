@@ -74,9 +74,10 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
             launched.assert_no_orphan()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of several processes one runs a whole file, since files share servers; and one runs all of parity/, since
-    `test_the_page` tells what the tests before it saw."""
+    `test_the_page` tells what the tests before it saw. Before xdist, which reads the marks in this hook too."""
     for item in items:
         group = "parity" if item.path.parent.name == "parity" else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))

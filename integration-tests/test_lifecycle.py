@@ -303,7 +303,7 @@ def test_a_hub_model_that_is_not_here_is_named(launch: Launch, tmp_path: Path) -
     fails(
         launch("--model-id", "nobody/nothing", env={"HF_HOME": str(tmp_path)}),
         1,
-        "nobody/nothing",
+        "no such folder: nobody/nothing",
         seconds=30,
     )
 

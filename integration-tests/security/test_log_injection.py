@@ -135,4 +135,5 @@ def test_a_json_log_has_one_short_object_a_line(tmp_path_factory: pytest.TempPat
     assert lines.pop() == "" and len(lines) > len(REQUESTS)
     for line in lines:
         assert {"timestamp", "level"} <= set(json.loads(line)), line[:500]
+        assert not CONTROLS.search(line), line[:500]
         assert len(line) < 6_000, line[:500]

@@ -1,5 +1,5 @@
 """Unbounded growth by request fields, and work that grows with them: names that are echoed in every event, stop
-strings, lists, answers larger than their requests, bodies whose reading keeps everybody waiting, regular expressions.
+strings, lists, answers larger than their requests, bodies whose reading keeps everybody waiting.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 import wire
 from conftest import Launch
 from launched import Launched
+from probe import Probe
 from processes import wait_for
 from prompts import user
 
@@ -42,33 +43,6 @@ def forget_the_peak(launched: Launched) -> int:
     with open(f"/proc/{launched.process.pid}/clear_refs", "w") as clear:
         clear.write("5")
     return memory(launched)
-
-
-class Probe(threading.Thread):
-    """Asks for /livez again and again; `slowest` is the longest that it waited."""
-
-    def __init__(self, address: wire.Address) -> None:
-        super().__init__(daemon=True)
-        self.address = address
-        self.slowest = 0.0
-        self.count = 0
-        self.ending = threading.Event()
-
-    def __enter__(self) -> Probe:
-        self.start()
-        wait_for(lambda: self.count > 0, "the first answer to a probe")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ending.set()
-        self.join(60)
-
-    def run(self) -> None:
-        while not self.ending.wait(0.02):
-            began = time.monotonic()
-            assert wire.get(self.address, "/livez").status == 200
-            self.slowest = max(self.slowest, time.monotonic() - began)
-            self.count += 1
 
 
 LONG = "x" * BODY
@@ -301,41 +275,3 @@ def test_reading_a_body_keeps_nobody_waiting(attacked: Launched, what: str) -> N
     print(f"{what}: 9 requests in {took:.1f} s, /livez at most {probe.slowest:.2f} s of {probe.count}")
     assert statuses <= {200, 422}, statuses
     assert probe.slowest < 1.5
-
-
-# Regular expressions.
-
-
-@pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a|a)*" * 1_000 + "b", "a{1,1000000000}", "(" * 100_000, "x" * BODY]
-)
-def test_no_expression_of_a_client_is_run(attacked: Launched, pattern: str) -> None:
-    """Expressions that blow up when they are compiled or matched, as grammar and as format: refused as they are."""
-    for path, body in (
-        ("/generate", {"inputs": "a" * 100, "parameters": {"grammar": {"type": "regex", "value": pattern}}}),
-        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "regex", "value": pattern}}),
-    ):
-        with Probe(attacked.address) as probe:
-            began = time.monotonic()
-            reply = wire.post(attacked.address, path, body)
-            took = time.monotonic() - began
-        assert reply.status == 422 and "not supported yet" in reply.text, reply
-        assert took < 5 and probe.slowest < 1.5, (took, probe.slowest)
-
-
-@pytest.mark.parametrize("piece", [" ", "a", "\n", "'s", "1", "\t ", "\u0301", "é"])
-def test_the_tokenizers_own_expressions_take_linear_time(attacked: Launched, piece: str) -> None:
-    """The longest runs of what the tokenizer's expressions repeat: four times the text takes about four times as long,
-    not sixteen."""
-
-    def seconds(size: int) -> float:
-        body = json.dumps(
-            {"inputs": piece * (size // len(json.dumps(piece, ensure_ascii=False).encode()[1:-1]))},
-            ensure_ascii=False,
-        )
-        began = time.monotonic()
-        assert wire.post(attacked.address, "/tokenize", body).status in (200, 422)
-        return time.monotonic() - began
-
-    short, long = min(seconds(BODY // 4) for _ in range(3)), min(seconds(BODY) for _ in range(2))
-    assert long < 12 * short + 1, (short, long)

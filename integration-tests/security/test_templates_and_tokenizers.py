@@ -215,6 +215,15 @@ TOKENIZER_BOMBS: dict[str, dict[str, Any]] = {
     "normalizer, thirty doublings": {
         "normalizer": {"type": "Sequence", "normalizers": [replacing({"String": "a"}, "aa")] * 30}
     },
+    "pre_tokenizer, thirty times two letters for a byte": {
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+            ]
+            * 30,
+        }
+    },
     "decoder, thirty doublings": {
         "decoder": {"type": "Sequence", "decoders": [replacing({"String": "a"}, "aa")] * 30}
     },

@@ -76,10 +76,15 @@ def test_shards_on_cpus_listen_at_no_port_and_lose_nothing_to_strangers(
     before = ask(launched.address, STORY)
     seen = 0
     for rank in (1, 0):
-        launched.worker(rank).signal(signal.SIGKILL)
+        killed = launched.worker(rank)
+        killed.signal(signal.SIGKILL)
+
+        def replaced(pid: int = killed.pid) -> bool:
+            workers = [worker.pid for worker in launched.workers()]
+            return len(workers) == 2 and pid not in workers
+
+        wait_for(replaced, "new workers", 60)
         # All the while that the ranks find each other again.
-        until = wait_for(lambda: len(launched.workers()) == 2, "new workers", 60)
-        assert until
         while wire.get(launched.address, "/health").status != 200:
             for worker in launched.workers():
                 try:

@@ -107,7 +107,7 @@ pub struct LogArgs {
     /// One JSON object for each log line
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub json_output: bool,
-    /// error, warn, info, debug, trace, off, or a filter such as `info,penstock_router=debug`
+    /// error, warn, info, debug, trace, off, or a filter by crate such as `info,penstock_core=debug`
     #[arg(long, env, default_value = "info", value_parser = log::parse_level)]
     pub log_level: String,
 }

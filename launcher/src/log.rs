@@ -2,6 +2,7 @@
 //! of child processes in the same form. Set up once by `main`.
 
 use std::fmt::{self, Debug, Write};
+use std::io;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -21,7 +22,8 @@ pub fn start(args: &LogArgs, environment: &Environment) -> Result<(), String> {
     let show_target = filter.max_level_hint().is_some_and(|level| level >= Level::DEBUG);
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_target(show_target);
     if args.json_output {
-        lines.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
+        let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+        lines.with_writer(|| EscapedJson(io::stdout())).init();
     } else {
         let ansi = environment.stdout_is_terminal && !environment.no_color;
         lines.compact().with_ansi(ansi).fmt_fields(format::debug_fn(write_field).delimited(" ")).init();
@@ -73,6 +75,38 @@ impl Write for OneLine<'_, '_> {
             self.left -= 1;
         }
         Ok(())
+    }
+}
+
+/// Lines of JSON. Its format escapes ASCII's control characters; here the same is done for what else is not seen, as in
+/// lines of text.
+struct EscapedJson<W>(W);
+
+impl<W: io::Write> io::Write for EscapedJson<W> {
+    /// Takes a whole line, as the subscriber writes it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let hidden = |c: char| !c.is_ascii() && c.escape_debug().len() > 1;
+        match std::str::from_utf8(line) {
+            Ok(text) if text.contains(hidden) => {
+                // Such characters are in texts only, where JSON has an escape for each.
+                let mut escaped = String::with_capacity(text.len() + 64);
+                for c in text.chars() {
+                    match hidden(c) {
+                        true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                            let _ = write!(escaped, "\\u{unit:04x}");
+                        }),
+                        false => escaped.push(c),
+                    }
+                }
+                self.0.write_all(escaped.as_bytes())?;
+            }
+            _ => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 
@@ -190,7 +224,6 @@ impl ChildLine {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::{Arc, Mutex};
 
     use super::*;
@@ -243,6 +276,18 @@ mod tests {
         let line = logged(|| info!("{long}"));
         assert!(line.trim_end().ends_with("x...") && line.len() < LONGEST_MESSAGE + 100, "{}", line.len());
         assert!(logged(|| info!(prompts = long, "answered")).len() > 1_500_000);
+    }
+
+    #[test]
+    fn a_line_of_json_hides_nothing_and_says_the_same() {
+        let text = "é 你 \u{85}\u{9b}2J\u{2028}\u{202e}\u{2066} \u{e0001}";
+        let line = format!("{{\"message\":{}}}\n", serde_json::to_string(text).expect("a text"));
+        let mut written = Vec::new();
+        let taken = io::Write::write(&mut EscapedJson(&mut written), line.as_bytes());
+        assert_eq!(taken.expect("memory"), line.len());
+        let written = String::from_utf8(written).expect("UTF-8");
+        assert!(written.contains(r"é 你 \u0085\u009b2J\u2028\u202e\u2066 \udb40\udc01"), "{written}");
+        assert_eq!(serde_json::from_str::<Value>(&written).expect("JSON")["message"], text);
     }
 
     #[test]

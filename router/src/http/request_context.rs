@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
+use futures::future::try_join_all;
 use opentelemetry::KeyValue;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -171,20 +172,43 @@ impl RequestContext {
         request: GenerationRequest,
         names: &FieldNames,
     ) -> Result<Generation, ApiError> {
-        self.launch(request, names, false).await
+        let permit = self.reserve(&request, names)?;
+        self.launch(permit, request, names, false).await
     }
 
-    /// One more answer to the prompt of another sequence: the prompt counts once.
-    pub async fn start_further(
+    /// `count` answers to one prompt, which is tokenized and counts once. `vary` makes the request of each.
+    pub async fn start_answers(
         &self,
-        request: GenerationRequest,
+        mut request: GenerationRequest,
+        count: u32,
+        vary: impl Fn(u32, &mut GenerationRequest),
         names: &FieldNames,
-    ) -> Result<Generation, ApiError> {
-        self.launch(request, names, true).await
+    ) -> Result<Vec<Generation>, ApiError> {
+        let first = self.reserve(&request, names)?;
+        if count > 1 {
+            let tokens = self.loaded()?.serving.encode(request.input, request.truncate).await;
+            request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
+        }
+        let answers = (0..count).map(|answer| {
+            let mut request = request.clone();
+            vary(answer, &mut request);
+            let first = first.clone();
+            async move {
+                let permit = if answer == 0 { first } else { self.reserve(&request, names)? };
+                self.launch(permit, request, names, answer > 0).await
+            }
+        });
+        try_join_all(answers).await
+    }
+
+    fn reserve(&self, request: &GenerationRequest, names: &FieldNames) -> Result<Arc<Permit>, ApiError> {
+        let permit = self.loaded()?.serving.reserve(&self.caller, request.user.as_deref());
+        permit.map_err(|failure| names.error(failure))
     }
 
     async fn launch(
         &self,
+        permit: Arc<Permit>,
         request: GenerationRequest,
         names: &FieldNames,
         further: bool,
@@ -198,7 +222,7 @@ impl RequestContext {
                 Some(decoded.map_err(|error| names.error(error))?)
             }
         };
-        let generation = generation::start(serving, request, &self.caller).await;
+        let generation = generation::start(serving, permit, request, &self.caller).await;
         let mut started = self.started();
         started.prompts.extend(prompt);
         let generation = generation.map_err(|failure| names.error(failure))?;

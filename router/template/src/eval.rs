@@ -26,7 +26,7 @@ const MAX_RAISED: usize = 2000;
 
 /// Names of one block, and what is around it.
 pub struct Scope {
-    /// Those that the template sets, which it names itself: never many.
+    /// Those that the template sets, which it names itself: seldom many, so that they are searched one by one.
     names: RefCell<Vec<(Arc<str>, Value)>>,
     parent: Option<Rc<Scope>>,
     /// Whether the rendering keeps it.
@@ -42,23 +42,36 @@ impl Scope {
         Self::new(Some(parent.clone()))
     }
 
-    fn set(&self, name: &Arc<str>, value: Value) {
+    fn set(&self, name: &Arc<str>, value: Value, budget: &Budget) -> Result<(), Error> {
         let mut names = self.names.borrow_mut();
+        budget.step(looked_at(names.len(), name))?;
         match names.iter_mut().find(|(known, _)| *known == *name) {
             Some((_, old)) => *old = value,
             None => names.push((name.clone(), value)),
         }
+        Ok(())
     }
 
-    fn get(&self, name: &str) -> Option<Value> {
+    fn get(&self, name: &str, budget: &Budget) -> Result<Option<Value>, Error> {
         let mut scope = self;
         loop {
-            if let Some((_, value)) = scope.names.borrow().iter().find(|(known, _)| **known == *name) {
-                return Some(value.clone());
+            let names = scope.names.borrow();
+            budget.step(looked_at(names.len(), name))?;
+            if let Some((_, value)) = names.iter().find(|(known, _)| **known == *name) {
+                return Ok(Some(value.clone()));
             }
-            scope = scope.parent.as_deref()?;
+            drop(names);
+            match scope.parent.as_deref() {
+                Some(parent) => scope = parent,
+                None => return Ok(None),
+            }
         }
     }
+}
+
+/// Steps of comparing a name with so many: none where there are as few as in a template that is meant well.
+fn looked_at(names: usize, name: &str) -> usize {
+    names * (1 + name.len() / 64) / 64
 }
 
 /// The variable `loop`.
@@ -224,7 +237,7 @@ impl Renderer {
             }
             StatementKind::Macro(declared) => {
                 let value = Callable::Macro { declared: declared.clone(), scope: self.keep(scope)? };
-                scope.set(&declared.name, Value::Callable(Rc::new(value)));
+                scope.set(&declared.name, Value::Callable(Rc::new(value)), &self.budget)?;
             }
             StatementKind::CallBlock { caller, call } => {
                 let caller = Callable::Macro { declared: caller.clone(), scope: self.keep(scope)? };
@@ -338,7 +351,7 @@ impl Renderer {
             at += 1;
             let inner = Scope::inside(scope);
             self.assign(&of.target, item, &inner)?;
-            inner.set(&name, Value::Loop(state.clone()));
+            inner.set(&name, Value::Loop(state.clone()), &self.budget)?;
             if self.run(&of.body, &inner, out)? == Flow::Break {
                 return Ok(Flow::On);
             }
@@ -359,8 +372,8 @@ impl Renderer {
 
     fn assign(&self, target: &Target, value: Value, scope: &Rc<Scope>) -> Result<(), Error> {
         match target {
-            Target::Name(name) => scope.set(name, value),
-            Target::Attribute(name, attribute) => match scope.get(name) {
+            Target::Name(name) => scope.set(name, value, &self.budget)?,
+            Target::Attribute(name, attribute) => match scope.get(name, &self.budget)? {
                 Some(Value::Namespace(names)) => {
                     if attribute.starts_with('_') {
                         return Err(Error::new(ErrorKind::Other, "a namespace's name begins with `_`"));
@@ -431,7 +444,7 @@ impl Renderer {
             Expr::Float(number) => Ok(Value::Float(*number)),
             Expr::Str(text) => Ok(Value::str(text.clone())),
             Expr::Name(name) => Ok(scope
-                .get(name)
+                .get(name, &self.budget)?
                 .or_else(|| self.variables.get(name).cloned())
                 .unwrap_or_else(|| global(name))),
             _ => self.deeper(|| self.compound(expr, scope)),
@@ -607,9 +620,10 @@ impl Renderer {
         let inner = Scope::inside(scope);
         self.step(given.named.len() + given.positional.len())?;
         let mut named = given.named.clone();
-        let mut take = |name: &str| {
-            let at = named.iter().position(|(given, _)| **given == *name)?;
-            Some(named.remove(at).1)
+        let mut take = |name: &str| -> Result<Option<Value>, Error> {
+            self.step(looked_at(named.len(), name))?;
+            let at = named.iter().position(|(given, _)| **given == *name);
+            Ok(at.map(|at| named.remove(at).1))
         };
         let mut caller_is_parameter = false;
         let mut bound = Vec::new();
@@ -617,23 +631,23 @@ impl Renderer {
             caller_is_parameter |= &**name == "caller";
             bound.push(match given.positional.get(at) {
                 Some(value) => Some(value.clone()),
-                None => take(name),
+                None => take(name)?,
             });
         }
         if declared.uses_caller && !caller_is_parameter {
-            let caller = take("caller").unwrap_or_else(|| Value::undefined("caller"));
-            inner.set(&"caller".into(), caller);
+            let caller = take("caller")?.unwrap_or_else(|| Value::undefined("caller"));
+            inner.set(&"caller".into(), caller, &self.budget)?;
         }
         if declared.uses_kwargs {
             let rest = named.drain(..).map(|(name, value)| (Key(Value::str(name)), value)).collect();
-            inner.set(&"kwargs".into(), Value::dict(rest, &self.budget)?);
+            inner.set(&"kwargs".into(), Value::dict(rest, &self.budget)?, &self.budget)?;
         } else if let Some((name, _)) = named.first() {
             let reason = format!("the macro `{}` takes no argument `{name}`", declared.name);
             return Err(Error::new(ErrorKind::Type, reason));
         }
         let extra = given.positional.get(declared.parameters.len()..).unwrap_or_default();
         if declared.uses_varargs {
-            inner.set(&"varargs".into(), Value::tuple(extra.to_vec(), &self.budget)?);
+            inner.set(&"varargs".into(), Value::tuple(extra.to_vec(), &self.budget)?, &self.budget)?;
         } else if !extra.is_empty() {
             let reason =
                 format!("the macro `{}` takes {} arguments", declared.name, declared.parameters.len());
@@ -645,7 +659,7 @@ impl Renderer {
                 (None, Some(default)) => self.eval(default, &inner)?,
                 (None, None) => Value::Undefined(name.clone()),
             };
-            inner.set(name, value);
+            inner.set(name, value, &self.budget)?;
         }
         self.captured(&declared.body, &inner)
     }

@@ -126,6 +126,7 @@ pub fn apply(name: &str, value: Value, given: &Given, budget: &Budget) -> Result
 
 fn apply_one(name: &str, value: Value, given: &Given, budget: &Budget) -> Result<Value, Error> {
     budget.read(value.as_str().unwrap_or_default())?;
+    given.read(budget)?;
     let text = || value.to_str(budget);
     let made = |text: String| Ok(Value::str(text));
     match name {

@@ -136,6 +136,8 @@ impl Template {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use serde_json::json;
 
@@ -484,6 +486,36 @@ mod tests {
     }
 
     const ENDLESS: &str = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+
+    #[test]
+    fn names_are_counted_however_many_there_are() {
+        let names = |count: usize| (0..count).map(|at| format!("a{at}")).collect::<Vec<_>>().join(",");
+        let many = names(100_000);
+        for source in [
+            format!("{{% macro f({many}) %}}{{% endmacro %}}{{{{ f() }}}}"),
+            format!("{{% set {many} = range(100000) %}}"),
+            format!("{{% for {many} in [range(100000)] %}}{{% endfor %}}"),
+            (0..100_000).map(|at| format!("{{% set a{at} = 1 %}}")).collect(),
+            // Each is looked for among all.
+            format!("{{% set {} = range(5000) %}}{}", names(5000), "{{ nobody }}".repeat(300_000)),
+        ] {
+            let began = Instant::now();
+            let kind = kind(&source);
+            assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Time), "{}: {kind:?}", &source[..40]);
+            assert!(began.elapsed() < MAX_TIME * 2, "{}: {:?}", &source[..40], began.elapsed());
+        }
+    }
+
+    #[test]
+    fn a_long_text_that_is_looked_for_in_a_short_one_is_counted() {
+        for use_of_it in ["'a'.find(t)", "'a' | replace(t, '')", "t in 'a'"] {
+            let source = format!(
+                "{{% set t = 'ab' * 16000000 %}}{{% for i in range(100000) %}}{{{{ {use_of_it} }}}}{{% endfor %}}"
+            );
+            let kind = kind(&source);
+            assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Time), "{use_of_it}: {kind:?}");
+        }
+    }
 
     #[test]
     fn a_clock_stops_what_steps_do_not() {

@@ -44,6 +44,15 @@ impl Given {
         self.positional.len() + self.named.len()
     }
 
+    /// Counts a visit of each byte of its texts.
+    pub fn read(&self, budget: &Budget) -> Result<(), Error> {
+        let named = self.named.iter().map(|(_, value)| value);
+        self.positional
+            .iter()
+            .chain(named)
+            .try_for_each(|value| budget.read(value.as_str().unwrap_or_default()))
+    }
+
     /// The first one by position, which there is, and the others.
     pub fn without_first(&self, budget: &Budget) -> Result<(Value, Self), Error> {
         budget.step(self.len() / 8)?;
@@ -204,6 +213,8 @@ pub fn pairs(items: &Dict, budget: &Budget) -> Result<Vec<Value>, Error> {
 fn of_string(on: &Text, name: &str, given: &Given, budget: &Budget) -> Result<Value, Error> {
     let text = &*on.text;
     budget.read(text)?;
+    // What is looked for is read as well, however short the text is.
+    given.read(budget)?;
     let made = |text: String| Ok(Value::Str(Text { text: text.into(), safe: on.safe }));
     let part = |text: &str| Value::Str(Text { text: text.into(), safe: on.safe });
     let list = |parts: Vec<&str>, part: &dyn Fn(&str) -> Value| {

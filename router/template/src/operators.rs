@@ -205,6 +205,7 @@ pub fn contains(whole: &Value, item: &Value, budget: &Budget) -> Result<bool, Er
         Value::Str(text) => match item {
             Value::Str(part) => {
                 budget.read(&text.text)?;
+                budget.read(&part.text)?;
                 Ok(text.text.contains(&*part.text))
             }
             _ => Err(unsupported("in", item, whole)),

@@ -24,7 +24,10 @@ pub fn test(name: &str, value: &Value, given: &Given, budget: &Budget) -> Result
         "<" | "lt" | "lessthan" => return compared(Comparison::Less),
         "<=" | "le" => return compared(Comparison::LessOrEqual),
         "in" => return contains(&other()?, value, budget),
-        "sameas" => return Ok(is_same(value, &other()?)),
+        "sameas" => {
+            budget.read(value.as_str().unwrap_or_default())?;
+            return Ok(is_same(value, &other()?));
+        }
         "divisibleby" => {
             let [number] = given.bind(["num"])?;
             let number = number.ok_or_else(|| Error::new(ErrorKind::Type, "a number is missing"))?;

@@ -8,7 +8,7 @@ use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use penstock_router::RunError;
 use penstock_router::health::Health;
-use penstock_router::worker::mock::Script;
+use penstock_router::worker::mock::{Fault, Script};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -125,6 +125,21 @@ async fn workers_that_never_start_end_the_router_with_the_reason() {
     let error = within(served.running).await.expect("no panic").expect_err("no workers");
     assert!(matches!(error, RunError::Workers(_)));
     assert!(error.to_string().contains("no worker starts any more"), "{error}");
+}
+
+#[tokio::test]
+async fn workers_that_never_give_a_token_end_the_router_with_the_reason() {
+    let served = Served::ready(Setup { script: Box::new(|_| Some(Fault::Die)), ..Setup::default() }).await;
+    let asked = (0..20).map(|_| served.post("/generate", generate(30)));
+    for answer in futures::future::join_all(asked).await {
+        assert!(answer.status.is_client_error() || answer.status.is_server_error(), "{answer:?}");
+        assert!(answer.json()["error"].is_string(), "{answer:?}");
+    }
+    let error = within(served.running).await.expect("no panic").expect_err("no worker works");
+    assert!(
+        matches!(&error, RunError::Failed(why) if why.contains("12 times without giving a token")),
+        "{error}"
+    );
 }
 
 #[tokio::test]

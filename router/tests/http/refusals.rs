@@ -230,6 +230,15 @@ async fn a_full_server_says_when_to_come_back_also_to_streams() {
         assert!(answer.header("retry-after").parse::<u64>().is_ok_and(|seconds| seconds >= 1));
         assert_eq!(message(path, &answer.json()), "Model is overloaded");
     }
+    // Too long a prompt is tokenized to know that, so that a full server does not get as far, nor for several answers.
+    let long = "a".repeat(100_000);
+    for (path, body) in [
+        ("/generate", json!({"inputs": long})),
+        ("/generate", json!({"inputs": long, "parameters": {"best_of": 2, "do_sample": true}})),
+        ("/v1/completions", json!({"prompt": long, "n": 2})),
+    ] {
+        assert_eq!(served.post(path, body).await.status, 429, "{path}");
+    }
     drop(first);
     served.until_info(|info| info["requests_running"] == 0).await;
     assert_eq!(served.post("/generate", taken("/generate")).await.status, 200);

@@ -5,9 +5,11 @@ pub mod event;
 mod metrics;
 mod output_processor;
 pub mod progress;
+mod prompt_limits;
 pub mod request;
+mod serving;
 mod stop;
-pub mod task;
+mod task;
 #[cfg(test)]
 mod tests;
 
@@ -17,5 +19,7 @@ pub use event::{
     Timings, TokenEvent,
 };
 pub use progress::{Progress, Timeline};
+pub use prompt_limits::PromptLimits;
 pub use request::{Caller, GenerationRequest, StopText};
-pub use task::{Generation, PromptLimits, Serving, collect, start};
+pub use serving::{Serving, start};
+pub use task::{Generation, collect};

@@ -1,7 +1,6 @@
-//! Runs one request: prompt to tokens, limits, scheduler, and a task that turns what the scheduler tells
-//! into text events. The dialects call `start` and read the events.
+//! A running generation: the task that turns what the scheduler tells of a sequence into text events, and the handle by
+//! which a dialect reads them.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,48 +8,13 @@ use penstock_proto::ids::TokenId;
 use tokio::sync::mpsc;
 
 use crate::generation::event::{
-    Done, FinishReason, GenerationEvent, GenerationFailure, InvalidRequest, Part, PromptToken, Timings,
-    TokenEvent,
+    Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, Timings, TokenEvent,
 };
 use crate::generation::metrics::Tokens;
 use crate::generation::output_processor::{OutputProcessor, Processed, alone, each_alone};
 use crate::generation::progress::Progress;
-use crate::generation::request::{Caller, GenerationRequest};
-use crate::prompt::{Input, Length, Prompt, PromptError, Vocabulary};
-use crate::scheduler::{
-    Handle, Permit, PromptLogprob, Refused, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
-    Submitted, Tenant, Watermark,
-};
-
-/// Bounds that depend on the prompt's length, and of token ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptLimits {
-    pub max_input_tokens: u32,
-    pub max_total_tokens: u32,
-    /// Of an encoder-decoder, what its decoder has positions for.
-    pub max_new_tokens: u32,
-    /// The model's; token ids below it are valid.
-    pub vocab_size: u32,
-}
-
-/// What generations share.
-#[derive(Clone)]
-pub struct Serving {
-    pub prompt: Arc<Prompt>,
-    pub scheduler: Handle,
-    pub limits: PromptLimits,
-    /// What the decoder of an encoder-decoder begins with, while its encoder reads the prompt; empty for a decoder.
-    pub decoder_start: Vec<TokenId>,
-    /// Of the model and its revision.
-    pub cache_namespace: u64,
-    /// Requests of all keys share cached blocks.
-    pub shared_cache: bool,
-    /// What a request that asks for a watermark gets.
-    pub watermark: Watermark,
-    /// Digests what clients say of themselves: names of users, salts. Its key is random, so that nobody can look for
-    /// two texts with one digest.
-    pub digests: RandomState,
-}
+use crate::prompt::Vocabulary;
+use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, SequenceFailure, Submitted};
 
 /// A running generation. Dropped before its end, it is cancelled.
 pub struct Generation {
@@ -63,156 +27,10 @@ pub struct Generation {
     ended: bool,
 }
 
-/// Tokenizes, checks the limits and submits.
-pub async fn start(
-    serving: &Serving,
-    request: GenerationRequest,
-    caller: &Caller,
-) -> Result<Generation, GenerationFailure> {
-    if request.stop.iter().any(String::is_empty) {
-        return Err(InvalidRequest::EmptyStop.into());
-    }
-    // Before the prompt is tokenized, so that what waits for that has a bound too.
-    let tenant = serving.tenant(caller, request.user.as_deref());
-    let place = serving.scheduler.reserve(tenant)?;
-    let prompt = serving.encode(request.input, request.truncate).await?;
-    let max_new_tokens = serving.limits_now().check(&prompt, request.max_new_tokens)?;
-    let min_new_tokens = request.min_new_tokens;
-    if min_new_tokens > max_new_tokens {
-        return Err(InvalidRequest::MinNewTokens { limit: max_new_tokens, given: min_new_tokens }.into());
-    }
-
-    let vocabulary = serving.prompt.vocabulary().clone();
-    let has_encoder = !serving.decoder_start.is_empty();
-    // An encoder reads; it says nothing of how likely its tokens were.
-    let prompt_logprobs = request.prompt_logprobs && !has_encoder;
-    let read = if request.prompt_logprobs && has_encoder { &prompt[..] } else { &[] };
-    let without = |&id| PromptToken { token: alone(&vocabulary, id, None), top: Vec::new() };
-    let prefill = read.iter().map(without).collect();
-    let before = if has_encoder { &serving.decoder_start } else { &prompt };
-    let output =
-        OutputProcessor::new(vocabulary.clone(), before, &request.stop, request.stop_text, min_new_tokens);
-    let task = GenerationTask {
-        output: if request.max_time.is_some() { output.keep_last() } else { output },
-        vocabulary,
-        prompt_tokens: prompt.len() as u32,
-        prompt: if prompt_logprobs { prompt.clone() } else { Vec::new() },
-        prefill,
-        seed: request.reported_seed,
-        arrival: caller.arrival,
-        progress: Arc::new(Progress::new(prompt.len() as u32, max_new_tokens)),
-        counted: Tokens::default(),
-    };
-    let (encoder, prompt) = match has_encoder {
-        true => (prompt, serving.decoder_start.clone()),
-        false => (Vec::new(), prompt),
-    };
-    let spec = SequenceSpec {
-        encoder,
-        prompt,
-        sampling: Sampling {
-            min_new_tokens,
-            watermark: request.watermark.then_some(serving.watermark),
-            ..request.sampling
-        },
-        max_new_tokens,
-        ignore_eos: request.ignore_eos,
-        stop_token_ids: request.stop_token_ids,
-        top_tokens: request.top_tokens,
-        prompt_logprobs,
-        cache_namespace: serving.namespace(caller, &request.cache_salts),
-        tenant,
-        deadline: caller.deadline,
-        stop_at: request.max_time.map(|time| caller.arrival + time),
-        trace: caller.trace,
-    };
-    let submitted = serving.scheduler.submit_with(place, spec)?;
-    Ok(Generation::spawn(task, submitted, max_new_tokens))
-}
-
-impl Serving {
-    /// The token ids of a prompt, at most the last `truncate` of them. One that is certainly too long is refused
-    /// before it is tokenized to its end.
-    pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
-        let length = truncate.map_or_else(|| Length::Within(self.limits_now().most_input()), Length::Last);
-        self.prompt.encode(input, length).await
-    }
-
-    /// A place for a request that generates nothing.
-    pub fn reserve(&self, caller: &Caller, user: Option<&str>) -> Result<Arc<Permit>, GenerationFailure> {
-        Ok(self.scheduler.reserve(self.tenant(caller, user))?)
-    }
-
-    /// Restarted workers may have less memory than those that the limits were derived from.
-    fn limits_now(&self) -> PromptLimits {
-        let max_total_tokens = self.limits.max_total_tokens.min(self.scheduler.max_request_tokens());
-        PromptLimits { max_total_tokens, ..self.limits }
-    }
-
-    /// Where this is the same, sequences share cached blocks, and `cached_tokens` and the time to the first token tell
-    /// of one another's prompts. So it is the key's. A salt divides it further, and never leads out of it.
-    fn namespace(&self, caller: &Caller, salts: &[String]) -> u64 {
-        let key = caller.key.filter(|_| !self.shared_cache || !salts.is_empty());
-        match (key, salts) {
-            (None, []) => self.cache_namespace,
-            _ => self.digests.hash_one((self.cache_namespace, key, salts)),
-        }
-    }
-
-    /// Whom the queue is to be fair to: the key, which cannot be made up; without keys, the address, and whom the
-    /// client there names.
-    fn tenant(&self, caller: &Caller, user: Option<&str>) -> Tenant {
-        match (caller.key, caller.address, user) {
-            (Some(key), ..) => Tenant::Key(key),
-            (None, Some(address), Some(user)) => Tenant::User(address, self.digests.hash_one(user)),
-            (None, Some(address), None) => Tenant::Address(address),
-            (None, None, _) => Tenant::Anonymous,
-        }
-    }
-}
-
-impl PromptLimits {
-    /// Tokens of a prompt. The workers' memory may allow for less than the flag does.
-    fn most_input(&self) -> u32 {
-        self.max_input_tokens.min(self.max_total_tokens.saturating_sub(1))
-    }
-
-    /// How many tokens may be generated: as many as asked for, or as fit.
-    fn check(&self, prompt: &[TokenId], asked: Option<u32>) -> Result<u32, InvalidRequest> {
-        let Self { max_total_tokens, max_new_tokens, vocab_size, .. } = *self;
-        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if prompt.is_empty() {
-            return Err(InvalidRequest::EmptyPrompt);
-        }
-        if let Some(TokenId(id)) = prompt.iter().find(|token| token.0 >= vocab_size) {
-            return Err(InvalidRequest::TokenId { limit: vocab_size, given: *id });
-        }
-        if asked == Some(0) {
-            return Err(InvalidRequest::NoNewTokens);
-        }
-        let most = self.most_input();
-        if let Some(new) = asked
-            && new > max_new_tokens
-        {
-            return Err(InvalidRequest::NewTokens { limit: max_new_tokens, given: new });
-        }
-        if let Some(new) = asked
-            && length.saturating_add(new) > max_total_tokens
-        {
-            let blames = if length > most { Part::Prompt } else { Part::NewTokens };
-            return Err(InvalidRequest::TotalTokens { limit: max_total_tokens, prompt: length, new, blames });
-        }
-        if length > most {
-            return Err(InvalidRequest::PromptTokens { limit: most, given: length });
-        }
-        Ok(asked.unwrap_or(max_new_tokens.min(max_total_tokens - length)))
-    }
-}
-
 impl Generation {
     /// Starts the task. The channel holds all events that it can ever send, so that a
     /// client who reads slowly delays neither the end of the sequence nor the finding of a stop string.
-    fn spawn(task: GenerationTask, submitted: Submitted, max_new_tokens: u32) -> Self {
+    pub fn spawn(task: GenerationTask, submitted: Submitted, max_new_tokens: u32) -> Self {
         let (sender, events) = mpsc::channel(max_new_tokens as usize + 1);
         let (prompt_tokens, progress) = (task.prompt_tokens, task.progress.clone());
         let permit = submitted.permit.clone();
@@ -281,17 +99,17 @@ fn broken_off() -> GenerationFailure {
 }
 
 /// What the task of a generation knows: what came so far, and when.
-struct GenerationTask {
-    vocabulary: Arc<Vocabulary>,
-    output: OutputProcessor,
-    prompt_tokens: u32,
+pub struct GenerationTask {
+    pub vocabulary: Arc<Vocabulary>,
+    pub output: OutputProcessor,
+    pub prompt_tokens: u32,
     /// Kept only to tell the log probabilities of its tokens.
-    prompt: Vec<TokenId>,
-    prefill: Vec<PromptToken>,
-    seed: Option<u64>,
-    arrival: Instant,
-    progress: Arc<Progress>,
-    counted: Tokens,
+    pub prompt: Vec<TokenId>,
+    pub prefill: Vec<PromptToken>,
+    pub seed: Option<u64>,
+    pub arrival: Instant,
+    pub progress: Arc<Progress>,
+    pub counted: Tokens,
 }
 
 impl GenerationTask {
@@ -391,15 +209,6 @@ fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<G
     }
 }
 
-impl From<Refused> for GenerationFailure {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Full { retry_after } => Self::Overloaded { retry_after },
-            Refused::Unavailable(why) => Self::Unavailable(why),
-        }
-    }
-}
-
 impl From<SequenceFailure> for GenerationFailure {
     fn from(failure: SequenceFailure) -> Self {
         match failure {
@@ -414,7 +223,8 @@ impl From<SequenceFailure> for GenerationFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::{StopText, TextToken};
+    use crate::generation::event::TextToken;
+    use crate::generation::request::StopText;
     use crate::prompt::samples;
     use crate::scheduler::{Finish, Release, SampledToken, Ticket};
     use penstock_proto::ids::SequenceId;
@@ -597,41 +407,5 @@ mod tests {
         script.tokens("hello");
         drop(script.events);
         assert!(matches!(collect(script.generation).await, Err(GenerationFailure::Failed(_))));
-    }
-
-    #[test]
-    fn lengths_are_checked_against_limits_that_the_error_names() {
-        let limits = PromptLimits {
-            max_input_tokens: 8,
-            max_total_tokens: 10,
-            max_new_tokens: u32::MAX,
-            vocab_size: 100,
-        };
-        let check = |length: u32, asked| limits.check(&vec![TokenId(1); length as usize], asked);
-        let too_many = |prompt, new, blames| InvalidRequest::TotalTokens { limit: 10, prompt, new, blames };
-        assert_eq!(check(4, Some(6)), Ok(6));
-        assert_eq!(check(4, None), Ok(6));
-        assert_eq!(check(8, None), Ok(2));
-        assert_eq!(check(4, Some(7)), Err(too_many(4, 7, Part::NewTokens)));
-        assert_eq!(check(9, Some(7)), Err(too_many(9, 7, Part::Prompt)));
-        assert_eq!(check(4, Some(u32::MAX)), Err(too_many(4, u32::MAX, Part::NewTokens)));
-        let too_long = InvalidRequest::PromptTokens { limit: 8, given: 9 };
-        assert_eq!((check(9, None), check(9, Some(1))), (Err(too_long), Err(too_long)));
-        assert_eq!(check(0, None), Err(InvalidRequest::EmptyPrompt));
-        assert_eq!(check(1, Some(0)), Err(InvalidRequest::NoNewTokens));
-        let strange = limits.check(&[TokenId(99), TokenId(100)], None);
-        assert_eq!(strange, Err(InvalidRequest::TokenId { limit: 100, given: 100 }));
-        // Restarted workers may leave room for less than the flags allow.
-        let shrunk = PromptLimits { max_total_tokens: 6, ..limits };
-        assert_eq!(shrunk.check(&[TokenId(1); 5], None), Ok(1));
-        assert!(shrunk.check(&[TokenId(1); 6], None).is_err());
-        // A decoder beside an encoder has positions of its own.
-        let short = PromptLimits { max_new_tokens: 3, ..limits };
-        assert_eq!(
-            (short.check(&[TokenId(1); 4], None), short.check(&[TokenId(1); 8], None)),
-            (Ok(3), Ok(2))
-        );
-        let refused = short.check(&[TokenId(1); 4], Some(4));
-        assert_eq!(refused, Err(InvalidRequest::NewTokens { limit: 3, given: 4 }));
     }
 }

@@ -111,16 +111,17 @@ impl Server {
                 ..request(&prompt)
             };
             let caller = Caller { key, ..Caller::anonymous(Instant::now()) };
-            let generation = start(&self.serving, request, &caller).await.expect("it starts");
+            let permit = self.serving.reserve(&caller, None).expect("a place");
+            let generation = start(&self.serving, permit, request, &caller).await.expect("it starts");
             cached = collect(generation).await.expect("it ends well").1.cached_tokens;
         }
         cached
     }
 
     async fn start(&self, request: GenerationRequest) -> Result<Generation, GenerationFailure> {
-        timeout(DEADLINE, start(&self.serving, request, &Caller::anonymous(Instant::now())))
-            .await
-            .expect("in time")
+        let caller = Caller::anonymous(Instant::now());
+        let permit = self.serving.reserve(&caller, request.user.as_deref())?;
+        timeout(DEADLINE, start(&self.serving, permit, request, &caller)).await.expect("in time")
     }
 
     /// The sequence that `request` is, and the tokens that it comes to.

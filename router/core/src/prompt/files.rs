@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
+/// Bytes of a file. Published: 40 MB at most. A file may claim any size without taking any place on a disk.
+const MAX_FILE: u64 = 512 << 20;
+
 /// The name of a model's only chat template.
 const DEFAULT: &str = "default";
 
@@ -222,9 +225,15 @@ fn read_text(file: &Path) -> Result<Option<String>, LoadError> {
 /// `None` when there is no such file. What is no file is not opened: reading a FIFO may wait for ever, and a device has
 /// no end.
 fn read(file: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    if file.metadata().is_ok_and(|found| !found.is_file()) {
-        let reason = std::io::Error::other("it is not a file");
-        return Err(LoadError::Unreadable { file: file.to_owned(), reason });
+    let unusable = |reason: String| {
+        Err(LoadError::Unreadable { file: file.to_owned(), reason: std::io::Error::other(reason) })
+    };
+    match file.metadata() {
+        Ok(found) if !found.is_file() => return unusable("it is not a file".into()),
+        Ok(found) if found.len() > MAX_FILE => {
+            return unusable(format!("it has {} bytes; {MAX_FILE} are allowed", found.len()));
+        }
+        _ => {}
     }
     match std::fs::read(file) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -327,6 +336,16 @@ mod tests {
             let _ = std::fs::remove_file(folder.0.path().join(name));
             std::os::unix::fs::symlink("/dev/zero", folder.0.path().join(name)).unwrap();
             assert!(error(folder.read()).contains("it is not a file"), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_any_size_is_not_read() {
+        for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+            let folder = Folder::new(&[]);
+            let file = std::fs::File::create(folder.0.path().join(name)).unwrap();
+            file.set_len(1 << 50).or_else(|_| file.set_len(1 << 40)).unwrap();
+            assert!(error(folder.read()).contains("536870912 are allowed"), "{name}");
         }
     }
 

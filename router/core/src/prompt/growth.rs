@@ -1,5 +1,5 @@
-//! How much longer a tokenizer.json may make a text. Its normalizer and decoder replace texts by others of any
-//! length, one replacement after the other, and its post-processor adds tokens: a small file could make gigabytes
+//! How much longer a tokenizer.json may make a text. Its normalizer, pre-tokenizer and decoder replace texts by others of
+//! any length, one replacement after the other, and its post-processor adds tokens: a small file could make gigabytes
 //! of one request. Asked by `files` before the tokenizer is built, since building one normalizes its added tokens.
 //!
 //! What is counted is an upper bound: each replacement is taken to match all of a text.
@@ -20,6 +20,8 @@ struct Parts {
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
     decoder: Value,
     #[serde(default)]
     post_processor: Value,
@@ -28,8 +30,12 @@ struct Parts {
 /// `Err` says which part of the file makes texts too long. What is no tokenizer at all is not looked at.
 pub fn check(file: &[u8]) -> Result<(), String> {
     let Ok(parts) = serde_json::from_slice::<Parts>(file) else { return Ok(()) };
-    for (name, part) in [("normalizer", &parts.normalizer), ("decoder", &parts.decoder)] {
-        let times = growth(part);
+    for (name, part) in [
+        ("normalizer", &parts.normalizer),
+        ("pre_tokenizer", &parts.pre_tokenizer),
+        ("decoder", &parts.decoder),
+    ] {
+        let times = growth(part, &mut false);
         if times > MAX_GROWTH {
             return Err(format!(
                 "its {name} may make a text {times} times as long; {MAX_GROWTH} times are allowed"
@@ -51,12 +57,20 @@ fn list<'v>(part: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
     part.get(name).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Of a normalizer or a decoder: bytes that one byte may become.
-fn growth(part: &Value) -> u64 {
+/// Of a normalizer, a pre-tokenizer or a decoder: bytes that one byte may become. `has_table`: after a table of
+/// characters.
+fn growth(part: &Value, has_table: &mut bool) -> u64 {
     match part.get("type").and_then(Value::as_str) {
-        Some("Sequence") => {
-            list(part, "normalizers").chain(list(part, "decoders")).map(growth).fold(1, u64::saturating_mul)
-        }
+        Some("Sequence") => ["normalizers", "pretokenizers", "decoders"]
+            .into_iter()
+            .flat_map(|name| list(part, name))
+            .map(|part| growth(part, has_table))
+            .fold(1, u64::saturating_mul),
+        // Two bytes for a space, and for each beyond ASCII; a decoder does the opposite.
+        Some("ByteLevel") => 2,
+        // Spaces around each Chinese character.
+        Some("BertNormalizer") => 2,
+        Some("Metaspace") => 1 + length(&part["replacement"]),
         // Put before each piece between special tokens, which may be one character.
         Some("Prepend") => 1 + length(&part["prepend"]),
         Some("Replace") => {
@@ -70,10 +84,11 @@ fn growth(part: &Value) -> u64 {
         // SentencePiece's table of characters and what becomes of them.
         Some("Precompiled") => {
             let table = part["precompiled_charsmap"].as_str().unwrap_or_default();
-            // Published tables have 33 bytes for a character of three, and are otherwise Unicode's own forms.
+            // Published tables have 33 bytes for a character of three, and are otherwise Unicode's own forms. One table
+            // makes a text little longer; several, one after the other, as often as they say.
             match longest_entry(table) {
-                entry if entry <= MAX_GROWTH => 1,
-                entry => entry,
+                entry if entry <= MAX_GROWTH && !std::mem::replace(has_table, true) => 1,
+                entry => entry.max(1),
             }
         }
         _ => 1,
@@ -151,12 +166,27 @@ mod tests {
     }
 
     #[test]
+    fn letters_for_bytes_are_written_once() {
+        let letters = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
+        for (part, list) in [("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")] {
+            assert_eq!(refusal(part, json!({"type": "Sequence", list: [letters, letters]})), None);
+            let often = json!({"type": "Sequence", list: vec![letters.clone(); 30]});
+            let refused = refusal(part, often).unwrap();
+            assert!(refused.contains(&format!("its {part} may make a text 1073741824 times")), "{refused}");
+        }
+    }
+
+    #[test]
     fn a_table_of_characters_with_long_texts_is_refused() {
         let table = |longest: usize| {
             let bytes = [&4_u32.to_le_bytes()[..], &[0; 4], b"a\0", &b"b".repeat(longest), b"\0"].concat();
             json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)})
         };
         assert_eq!(refusal("normalizer", table(33)), None);
+        let twice = json!({"type": "Sequence", "normalizers": [table(33), table(33)]});
+        assert_eq!(refusal("normalizer", twice), None);
+        let thrice = json!({"type": "Sequence", "normalizers": [table(33), table(33), table(33)]});
+        assert!(refusal("normalizer", thrice).unwrap().contains("1089 times"));
         assert!(refusal("normalizer", table(100_000)).unwrap().contains("100000 times"));
     }
 

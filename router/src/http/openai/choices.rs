@@ -4,7 +4,7 @@
 use futures::future::{select_all, try_join_all};
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 
-use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, Input, TokenEvent, collect};
+use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_context::RequestContext;
@@ -24,25 +24,10 @@ impl Choices {
         count: u32,
         names: FieldNames,
     ) -> Result<Self, ApiError> {
-        let names = &FieldNames { max_new_tokens: params.max_tokens_name, ..names };
-        let mut all = Vec::with_capacity(requests.len() * count as usize);
-        for mut request in requests {
-            if count > 1 {
-                // Tokenized once for all of its answers.
-                let tokens = context.loaded()?.serving.encode(request.input, request.truncate).await;
-                request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
-            }
-            for answer in 0..count {
-                let request = GenerationRequest { sampling: params.sampling_of(answer), ..request.clone() };
-                all.push(async move {
-                    match answer {
-                        0 => context.start(request, names).await,
-                        _ => context.start_further(request, names).await,
-                    }
-                });
-            }
-        }
-        Ok(Self { generations: try_join_all(all).await?, names: *names })
+        let names = FieldNames { max_new_tokens: params.max_tokens_name, ..names };
+        let vary = |answer, request: &mut GenerationRequest| request.sampling = params.sampling_of(answer);
+        let all = requests.into_iter().map(|request| context.start_answers(request, count, vary, &names));
+        Ok(Self { generations: try_join_all(all).await?.into_iter().flatten().collect(), names })
     }
 
     /// Waits until one of them has something to say; a failure before that is the request's answer.

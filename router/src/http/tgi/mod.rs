@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use futures::stream;
 
-use crate::generation::{Done, Generation, GenerationEvent, Input, TokenEvent, collect};
+use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
@@ -73,27 +73,14 @@ async fn whole(
     asked: GenerateRequest,
     shape: Shape,
 ) -> Result<Response<Body>, ApiError> {
-    let mut request = asked.request;
-    if asked.best_of > 1 {
-        // Tokenized once for all.
-        let tokens = context.loaded()?.serving.encode(request.input, request.truncate).await;
-        request.input = Input::Tokens(tokens.map_err(|error| NAMES.error(error))?);
-    }
-    let requests = (0..asked.best_of).map(|candidate| {
-        let mut request = request.clone();
+    let vary = |candidate, request: &mut GenerationRequest| {
         if candidate > 0 {
             let seed = rand::random();
             request.sampling.seed = seed;
             request.reported_seed = Some(seed);
         }
-        async move {
-            match candidate {
-                0 => context.start(request, &NAMES).await,
-                _ => context.start_further(request, &NAMES).await,
-            }
-        }
-    });
-    let mut candidates = try_join_all(requests).await?;
+    };
+    let mut candidates = context.start_answers(asked.request, asked.best_of, vary, &NAMES).await?;
     for candidate in &mut candidates {
         candidate.first().await.map_err(|failure| NAMES.error(failure))?;
     }
