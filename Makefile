@@ -99,7 +99,7 @@ NO_CLIENTS := --ignore integration-tests/test_clients.py
 test-beside: install
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile kernels/tests
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile server/tests
-	$(PYTEST) $(BESIDE) --dist loadgroup integration-tests $(NO_CLIENTS)
+	$(PYTEST) $(BESIDE) --dist loadfile integration-tests $(NO_CLIENTS)
 
 .PHONY: test-alone
 test-alone: install

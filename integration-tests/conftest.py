@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 import wire
 from launched import BINARY, Launched
@@ -74,13 +76,17 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
             launched.assert_no_orphan()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Of several processes one runs a whole file, since files share servers; and one runs all of parity/, since
-    `test_the_page` tells what the tests before it saw. Before xdist, which reads the marks in this hook too."""
-    for item in items:
-        group = "parity" if item.path.parent.name == "parity" else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+    `test_the_page` tells what the tests before it saw."""
+
+    class ByFileOrParity(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "parity" if "/parity/" in file else file
+
+    return ByFileOrParity(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

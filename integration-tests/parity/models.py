@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import penstock_kernels  # noqa: F401 - before anything is computed: it tells MKL how to sum up
+
 LENGTH = 100
 
 
