@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import platform
 import signal
 import socket
@@ -99,8 +100,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def penstock(*flags: str, wait: bool = True) -> Iterator[Server]:
-    """Runs `penstock FLAGS` on a free port until the block ends."""
+def penstock(*flags: str, wait: bool = True, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """Runs `penstock FLAGS` on a free port until the block ends. `env` is added to this process's."""
     port = free_port()
     log = Path(f"/tmp/penstock-bench-{port}.log")
     with log.open("wb") as sink:
@@ -109,6 +110,7 @@ def penstock(*flags: str, wait: bool = True) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
+            env={**os.environ, **(env or {})},
         )
     server = Server(port, process, log)
     try:

@@ -7,6 +7,7 @@ use std::time::Duration;
 use penstock_proto::ids::TokenId;
 
 use crate::prompt::PromptError;
+use crate::scheduler::Late;
 
 #[derive(Clone, Debug)]
 pub enum GenerationEvent {
@@ -132,11 +133,11 @@ pub enum GenerationFailure {
     #[error("Model is overloaded")]
     Overloaded { retry_after: Duration },
     /// It could not be begun in the time that the client gave it.
-    #[error("{why}")]
-    TooLate { why: String, retry_after: Duration },
-    /// Its deadline passed while it ran.
-    #[error("{0}")]
-    OutOfTime(String),
+    #[error("too little time: {late:?}")]
+    TooLate { late: Late, retry_after: Duration },
+    /// Its deadline passed while it ran, after so many tokens.
+    #[error("the deadline passed after {generated} tokens")]
+    OutOfTime { generated: u32 },
     /// Loading, recovering, draining, failed.
     #[error("{0}")]
     Unavailable(String),

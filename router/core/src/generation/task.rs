@@ -214,8 +214,8 @@ impl From<SequenceFailure> for GenerationFailure {
         match failure {
             SequenceFailure::Row(text) | SequenceFailure::Poisonous(text) => Self::Failed(text),
             SequenceFailure::Unavailable(text) => Self::Unavailable(text),
-            SequenceFailure::TooLate { why, retry_after } => Self::TooLate { why, retry_after },
-            SequenceFailure::OutOfTime(text) => Self::OutOfTime(text),
+            SequenceFailure::TooLate { late, retry_after } => Self::TooLate { late, retry_after },
+            SequenceFailure::OutOfTime { generated } => Self::OutOfTime { generated },
         }
     }
 }

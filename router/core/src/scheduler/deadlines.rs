@@ -9,7 +9,7 @@ use super::cost::Work;
 use super::fairness::Ahead;
 use super::handle::come_back_in;
 use super::sequence::Sequence;
-use super::submission::{SequenceEvent, SequenceFailure};
+use super::submission::{Late, SequenceEvent, SequenceFailure};
 
 impl Core {
     /// When `expire` has something to do.
@@ -29,13 +29,11 @@ impl Core {
             let sequence = &self.sequences[key];
             let begun = sequence.has_output() || sequence.slot.is_some();
             if !begun {
-                let why = "the time that the request has was over while it waited in the queue".into();
                 let retry_after = come_back_in(self.retry_after(now));
-                self.fail(key, SequenceFailure::TooLate { why, retry_after });
+                self.fail(key, SequenceFailure::TooLate { late: Late::Waited, retry_after });
             } else if sequence.deadline == Some(at) {
                 let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
-                let why = format!("the deadline passed after {generated} generated tokens");
-                self.fail(key, SequenceFailure::OutOfTime(why));
+                self.fail(key, SequenceFailure::OutOfTime { generated });
             } else if sequence.has_output() && sequence.samples_in_flight == 0 {
                 self.finish(key, SequenceEvent::TimeUp, now);
             }
@@ -50,12 +48,8 @@ impl Core {
             return None;
         }
         let left = last.saturating_duration_since(now);
-        let why = format!(
-            "the first token is expected after {:.1} s, and the request has {:.1} s left",
-            wait.as_secs_f64(),
-            left.as_secs_f64()
-        );
-        Some(SequenceFailure::TooLate { why, retry_after: come_back_in(wait.saturating_sub(left)) })
+        let late = Late::Expected { after: wait, left };
+        Some(SequenceFailure::TooLate { late, retry_after: come_back_in(wait.saturating_sub(left)) })
     }
 
     /// How long a refused client should wait: until a permit is free, if sequences go on ending as they did,

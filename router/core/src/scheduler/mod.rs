@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use handle::{Handle, Permit, Settings, Stats};
 pub use submission::{
-    Finish, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
+    Finish, Late, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
     SequenceSpec, Submitted, Tenant, Ticket, Watermark,
 };
 

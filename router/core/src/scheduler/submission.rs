@@ -187,11 +187,20 @@ pub enum SequenceFailure {
     #[error("{0}")]
     Unavailable(String),
     /// It was not begun, and could not be, or was not, in the time that it has.
-    #[error("{why}")]
-    TooLate { why: String, retry_after: Duration },
-    /// Its deadline passed while it ran.
-    #[error("{0}")]
-    OutOfTime(String),
+    #[error("too little time: {late:?}")]
+    TooLate { late: Late, retry_after: Duration },
+    /// Its deadline passed while it ran, after so many tokens.
+    #[error("the deadline passed after {generated} tokens")]
+    OutOfTime { generated: u32 },
+}
+
+/// How the time that a sequence has was too little to begin it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// It was over while the sequence waited in the queue.
+    Waited,
+    /// The first token is expected after longer than is left.
+    Expected { after: Duration, left: Duration },
 }
 
 /// Why a sequence was not accepted.

@@ -18,6 +18,7 @@ pub use cause::{Cause, Entry};
 use crate::generation::{GenerationFailure, InvalidRequest, Part};
 use crate::http::fields::{shortened, shortened_to};
 use crate::prompt::{InvalidChat, PromptError};
+use crate::scheduler::Late;
 
 /// Which shape an answer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,10 +195,23 @@ impl FieldNames {
                 let text = GenerationFailure::Overloaded { retry_after }.to_string();
                 retry(ApiError::new(Cause::Overloaded, text), retry_after)
             }
-            GenerationFailure::TooLate { why, retry_after } => {
-                retry(ApiError::new(Cause::Overloaded, why), retry_after)
+            GenerationFailure::TooLate { late, retry_after } => {
+                let text = match late {
+                    Late::Waited => {
+                        "the time that the request has was over while it waited in the queue".into()
+                    }
+                    Late::Expected { after, left } => format!(
+                        "the first token is expected after {:.1} s, and the request has {:.1} s left",
+                        after.as_secs_f64(),
+                        left.as_secs_f64()
+                    ),
+                };
+                retry(ApiError::new(Cause::Overloaded, text), retry_after)
             }
-            GenerationFailure::OutOfTime(text) => ApiError::new(Cause::Deadline, text),
+            GenerationFailure::OutOfTime { generated } => {
+                let text = format!("the deadline passed after {generated} generated tokens");
+                ApiError::new(Cause::Deadline, text)
+            }
             GenerationFailure::Unavailable(text) => ApiError::unavailable(text),
             GenerationFailure::Failed(text) | GenerationFailure::Prompt(PromptError::Failed(text)) => {
                 ApiError::new(Cause::Generation, text)
@@ -374,6 +388,32 @@ mod tests {
             body(&error, Family::Tgi),
             json!({"error": "Model is overloaded", "error_type": "overloaded"})
         );
+    }
+
+    #[test]
+    fn too_little_time_is_said_in_seconds_or_tokens() {
+        let (after, left) = (Duration::from_millis(1500), Duration::from_millis(300));
+        let too_late = |late| GenerationFailure::TooLate { late, retry_after: Duration::from_secs(2) };
+        for (failure, cause, text) in [
+            (
+                too_late(Late::Expected { after, left }),
+                Cause::Overloaded,
+                "the first token is expected after 1.5 s, and the request has 0.3 s left",
+            ),
+            (
+                too_late(Late::Waited),
+                Cause::Overloaded,
+                "the time that the request has was over while it waited in the queue",
+            ),
+            (
+                GenerationFailure::OutOfTime { generated: 7 },
+                Cause::Deadline,
+                "the deadline passed after 7 generated tokens",
+            ),
+        ] {
+            let error = FieldNames::TGI.error(failure);
+            assert_eq!((error.cause, error.to_string().as_str()), (cause, text));
+        }
     }
 
     #[test]

@@ -1,0 +1,72 @@
+"""How long an answer takes beside other work on the same processors, and how waiting threads wait.
+
+    .venv/bin/python benchmarks/busy.py [--load 5] [--tokens 58] [--rounds 15]
+
+The shipped model in bf16 over HTTP, one client; on an idle machine and beside LOAD processes that compute, which this
+script starts and ends. What is compared: Penstock as it is; threads that spin as long as libgomp has them spin by itself;
+threads that never spin; one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from running_server import Server, penstock, processor, spread
+
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "as it is": ((), {}),
+    "libgomp's own spinning": ((), {"GOMP_SPINCOUNT": "300000"}),
+    "no spinning": ((), {"OMP_WAIT_POLICY": "passive"}),
+    "one thread": (("--worker-threads", "1"), {}),
+}
+
+
+@contextlib.contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many processes that do nothing but compute; they end by themselves after ten minutes."""
+    burn = "import time; end = time.time() + 600\nwhile time.time() < end: pass"
+    running = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def seconds(server: Server, tokens: int) -> float:
+    body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    began = time.perf_counter()
+    server.post("/v1/completions", body)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--load", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=58)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    print(f"{processor()}; {arguments.tokens} tokens, seconds: median (range)")
+    for kind, (flags, env) in KINDS.items():
+        with penstock(*flags, env=env) as server:
+            for _ in range(5):
+                seconds(server, arguments.tokens)
+            idle = [seconds(server, arguments.tokens) for _ in range(arguments.rounds)]
+            with load(arguments.load):
+                time.sleep(1)
+                busy = [seconds(server, arguments.tokens) for _ in range(arguments.rounds)]
+        print(
+            f"{kind:>24}: idle {spread(idle, ' s')}; load {arguments.load}: {spread(busy, ' s')}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
