@@ -370,7 +370,9 @@ def judge(sent: Sent, received: bytes) -> tuple[str, str | None]:
     text = body.decode("utf-8", "replace")
     if inside := INSIDES.search(text) if status >= 400 else None:
         return str(status), f"speaks of {inside[0]!r}: {text[:300]}"
-    if b'"error_type":"internal"' in body or b"incomplete_generation_stream" in body:
+    # The reference names these words; an answer does not.
+    told_of = b"text/html" not in told and b"/api-doc/" not in sent.raw()[:100]
+    if told_of and (b'"error_type":"internal"' in body or b"incomplete_generation_stream" in body):
         return str(status), f"an internal error in a stream: {text[-300:]}"
     # Before there is a request nobody speaks JSON; and a HEAD has no body.
     if status >= 400 and body and sent.method.upper() != "HEAD":

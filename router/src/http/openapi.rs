@@ -144,7 +144,7 @@ fn operation(route: &Route, docs: &Docs, args: &RouterArgs) -> Value {
         json!({ "description": docs.about, "content": content })
     };
     responses.insert("200".into(), good);
-    let error = match (route.family, docs.request) {
+    let error = match (Family::of(route.path), docs.request) {
         // As the dialect of its body has it.
         (_, Some(RequestSchema::Invocation)) => {
             json!({ "anyOf": [reference("Error"), reference("OpenAiError")] })

@@ -8,7 +8,6 @@ use axum::routing::{MethodRouter, get as on_get, post as on_post};
 
 use crate::config::RouterArgs;
 use crate::http::Server;
-use crate::http::error::Family;
 use crate::http::openai::{chat, completions};
 use crate::http::openapi::{self, RequestSchema};
 use crate::http::{docs, kserve, ops, page, platforms, tgi, tokenize};
@@ -17,8 +16,6 @@ pub struct Route {
     pub method: Verb,
     /// As the router matches it: `{name}` is one segment, `{*name}` the rest.
     pub path: &'static str,
-    /// The shape of its errors.
-    pub family: Family,
     pub access: Access,
     /// It generates: a request is counted in the metrics, has a line in the log and maybe a span, and takes a deadline.
     pub counted: bool,
@@ -85,21 +82,18 @@ pub static ROUTES: [Route; 30] = [
         Answer::JsonOrEvents("GeneratedList", "TokenEvent"),
         "As /generate, in a list of one; with `stream`, as /generate_stream",
     ),
-    post("/v1/chat/completions", || on_post(chat::chat_completions)).openai().counted().takes(
+    post("/v1/chat/completions", || on_post(chat::chat_completions)).counted().takes(
         RequestSchema::Chat,
         Answer::JsonOrEvents("ChatCompletion", "ChatChunk"),
         "Answer a chat",
     ),
-    post("/v1/completions", || on_post(completions::completions)).openai().counted().takes(
+    post("/v1/completions", || on_post(completions::completions)).counted().takes(
         RequestSchema::Completion,
         Answer::JsonOrEvents("Completion", "CompletionChunk"),
         "Continue one or several prompts",
     ),
-    get("/v1/models", || on_get(ops::models))
-        .openai()
-        .answers(Answer::Json("Models"), "The served model, in a list"),
+    get("/v1/models", || on_get(ops::models)).answers(Answer::Json("Models"), "The served model, in a list"),
     get("/v1/models/{*id}", || on_get(ops::model))
-        .openai()
         .answers(Answer::Json("Model"), "The served model, by its name"),
     post("/tokenize", || on_post(tokenize::tokenize)).takes(
         RequestSchema::Tokenize,
@@ -190,13 +184,8 @@ const fn post(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) ->
 
 impl Route {
     const fn new(method: Verb, path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Self {
-        let (family, access) = (Family::Tgi, Access::Guarded);
-        Self { method, path, family, access, counted: false, is_kserve: false, docs: None, handler }
-    }
-
-    const fn openai(mut self) -> Self {
-        self.family = Family::OpenAi;
-        self
+        let access = Access::Guarded;
+        Self { method, path, access, counted: false, is_kserve: false, docs: None, handler }
     }
 
     const fn access(mut self, access: Access) -> Self {
@@ -287,13 +276,6 @@ mod tests {
         let command = RouterArgs::augment_args(clap::Command::new("penstock"));
         let line = [&["penstock"], flags].concat();
         RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags")
-    }
-
-    #[test]
-    fn a_path_that_is_no_route_has_the_family_of_its_neighbours() {
-        for route in &ROUTES {
-            assert_eq!(route.family, Family::of(route.path), "{}", route.path);
-        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::http::fields::{shortened, shortened_to};
 use crate::prompt::{InvalidChat, PromptError};
 use crate::scheduler::Late;
 
-/// Which shape an answer has.
+/// Which shape an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Tgi,
@@ -28,6 +28,7 @@ pub enum Family {
 }
 
 impl Family {
+    /// A path that is no route has the family of its neighbours.
     pub fn of(path: &str) -> Self {
         if path == "/v1" || path.starts_with("/v1/") { Family::OpenAi } else { Family::Tgi }
     }
