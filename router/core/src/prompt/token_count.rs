@@ -17,7 +17,7 @@ const COMPOSED: usize = 4;
 /// And at most 3 times longer (Unicode Standard Annex #15), which concerns the texts of added tokens.
 const DECOMPOSED: usize = 3;
 
-/// How a byte that no model can write without byte fallback is named: `<0x0A>`.
+/// How byte fallback names the token of a byte.
 const BYTE_NAME: &str = "<0x00>";
 
 /// How much of a token each byte of a text is at least: one of the longest token that has this byte. No token's bytes
@@ -59,7 +59,7 @@ impl TokenCountLowerBound {
         for name in vocabulary.keys() {
             let bytes = if byte_level { bytes_of_name(name) } else { name.as_bytes().to_vec() };
             let length = visible(&bytes);
-            // Two bytes that the model has joined to one token: which bytes a text has for it is in their numbers.
+            // Bytes of byte fallback merged into one token: the text has the bytes that the name spells, not its letters.
             match !byte_level && name.len() > BYTE_NAME.len() && name.contains(&BYTE_NAME[..3]) {
                 true => longest_with.iter_mut().for_each(|longest| *longest = length.max(*longest)),
                 false => raise(&mut longest_with, &bytes, length),
