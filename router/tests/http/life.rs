@@ -129,9 +129,22 @@ async fn workers_that_never_start_end_the_router_with_the_reason() {
 
 #[tokio::test]
 async fn workers_that_never_give_a_token_end_the_router_with_the_reason() {
-    let served = Served::ready(Setup { script: Box::new(|_| Some(Fault::Die)), ..Setup::default() }).await;
-    let asked = (0..20).map(|_| served.post("/generate", generate(30)));
-    for answer in futures::future::join_all(asked).await {
+    // Nothing dies before all twenty are in: while workers are replaced, further requests are refused.
+    let gate = Gate::default();
+    let mut held = gate.holding_from(0);
+    let script: Script = Box::new(move |step| held(step).or(Some(Fault::Die)));
+    let served = Served::ready(Setup { script, ..Setup::default() }).await;
+    let asked = futures::future::join_all((0..20).map(|_| served.post("/generate", generate(30))));
+    let all_in = served.until_info(|info| {
+        info["requests_running"].as_u64().unwrap_or_default()
+            + info["requests_waiting"].as_u64().unwrap_or_default()
+            == 20
+    });
+    let (answers, ()) = tokio::join!(asked, async {
+        all_in.await;
+        gate.open();
+    });
+    for answer in answers {
         assert!(answer.status.is_client_error() || answer.status.is_server_error(), "{answer:?}");
         assert!(answer.json()["error"].is_string(), "{answer:?}");
     }
