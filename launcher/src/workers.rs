@@ -423,7 +423,7 @@ if how == "hangs":
 if how == "loads slowly":
     for _ in range(40):
         print(json.dumps({"level": "DEBUG", "message": "loading", "progress": True}), file=sys.stderr, flush=True)
-        time.sleep(0.05)
+        time.sleep(0.15)
 if how == "raises":
     sys.exit("SomeError: by surprise")
 if how == "killed":
@@ -579,7 +579,6 @@ time.sleep(600)
         let bench = Bench { load_timeout: Duration::from_millis(300), ..Bench::new("hangs") };
         let gave_up = bench.start().await.fresh(None).await.unwrap_err().to_string();
         assert!(gave_up.contains("3 times") && gave_up.contains("--load-timeout"), "{gave_up}");
-        assert_eq!(bench.starts(), 3);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -602,7 +601,7 @@ time.sleep(600)
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_worker_that_shows_progress_has_time() {
-        let bench = Bench { load_timeout: Duration::from_secs(1), ..Bench::new("loads slowly") };
+        let bench = Bench { load_timeout: Duration::from_secs(4), ..Bench::new("loads slowly") };
         assert_eq!(bench.start().await.fresh(None).await.unwrap().len(), 1);
         assert_eq!(bench.starts(), 1);
     }
