@@ -6,13 +6,14 @@ fails when a process of it is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -112,6 +113,22 @@ class Launched:
             lambda: [worker for worker in self.workers() if worker.rank == rank][:1], f"worker {rank}"
         )
         return worker
+
+    @contextlib.contextmanager
+    def without_worker(self) -> Iterator[None]:
+        """The worker is killed and the next one held while it loads: the server recovers for as long as this lasts."""
+        lost = self.worker()
+        lost.signal(signal.SIGKILL)
+        (next_one,) = wait_for(
+            lambda: [worker for worker in self.workers() if worker.pid != lost.pid],
+            "the next worker",
+            every=0.002,
+        )
+        next_one.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            next_one.signal(signal.SIGCONT)
 
     def metrics(self) -> Exposition:
         return parse(wire.get(self.address, "/metrics").text)
