@@ -48,6 +48,11 @@ use crate::workers::{WorkerCommand, Workers};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// Options of jemalloc, which looks for this name. Each arena keeps the records of the most pages that it ever had, so that
+/// one arena is flat from the first large request on, and four for each processor are not for a long time.
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static ALLOCATOR_OPTIONS: Option<&'static u8> = Some(&b"narenas:1\0"[0]);
+
 /// Beyond `--shutdown-timeout`, for what the router does after its last request.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(2);
 /// For an aborted task to let go of what it holds.

@@ -63,9 +63,9 @@ const LONGEST_NAME: usize = 64;
 impl Keys {
     /// None when the server is open to all.
     pub fn read(args: &RouterArgs) -> Result<Self, FlagError> {
-        let numbered = |kind: &str, place: usize| KeyName(format!("{kind}-{}", place + 1).into());
+        let numbered = |kind: &str, index: usize| KeyName(format!("{kind}-{}", index + 1).into());
         let of_flags = args.api_key.iter().enumerate();
-        let mut keys: Vec<_> = of_flags.map(|(place, key)| (digest(key), numbered("flag", place))).collect();
+        let mut keys: Vec<_> = of_flags.map(|(index, key)| (digest(key), numbered("flag", index))).collect();
         if let Some(path) = &args.api_key_file {
             let wrong = |why: &str| FlagError(format!("--api-key-file {}: {why}", path.display()));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(&error.to_string()))?;
@@ -113,7 +113,7 @@ impl Keys {
     }
 }
 
-/// The place of a key among the server's: who asks, as far as anything outside of this file may know.
+/// The index of a key among the server's: who asks, as far as anything outside of this file may know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyIndex(pub u32);
 
@@ -170,8 +170,8 @@ mod tests {
     use super::*;
 
     fn keys(keys: &[&str]) -> Keys {
-        let named = |(place, key): (usize, &&str)| {
-            (digest(&key.parse().expect("a key")), KeyName(format!("flag-{}", place + 1).into()))
+        let named = |(index, key): (usize, &&str)| {
+            (digest(&key.parse().expect("a key")), KeyName(format!("flag-{}", index + 1).into()))
         };
         Keys(keys.iter().enumerate().map(named).collect())
     }

@@ -94,28 +94,28 @@ fn check_format(name: &'static str, format: &Value, types: &[&str]) -> Result<()
 fn tools(fields: &Fields) -> Result<HashSet<String>, ApiError> {
     let Some(Value::Array(tools)) = fields.tree(&request_fields::TOOLS)? else { return Ok(HashSet::new()) };
     let mut names = HashSet::with_capacity(tools.len());
-    for (place, tool) in tools.iter().enumerate() {
+    for (index, tool) in tools.iter().enumerate() {
         let wrong = |text: String| Err(ApiError::invalid(request_fields::TOOLS.name, text));
         if tool["type"] != "function" {
-            let text = format!("`tools[{place}].type` must be \"function\"");
+            let text = format!("`tools[{index}].type` must be \"function\"");
             let given = tool["type"].to_string();
             return Err(ApiError::invalid(request_fields::TOOLS.name, text).given(shortened(&given)));
         }
         let function = &tool["function"];
         let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
-            return wrong(format!("`tools[{place}].function.name` must be a string that is not empty"));
+            return wrong(format!("`tools[{index}].function.name` must be a string that is not empty"));
         };
-        checked_name(request_fields::TOOLS.name, &format!("tools[{place}].function.name"), name)?;
+        checked_name(request_fields::TOOLS.name, &format!("tools[{index}].function.name"), name)?;
         if !names.insert(name.to_string()) {
-            return wrong(format!("`tools[{place}].function.name` is the same as another tool's"));
+            return wrong(format!("`tools[{index}].function.name` is the same as another tool's"));
         }
         if !(function["description"].is_null() || function["description"].is_string()) {
-            return wrong(format!("`tools[{place}].function.description` must be a string"));
+            return wrong(format!("`tools[{index}].function.description` must be a string"));
         }
         // TGI's own clients say `arguments`. OpenAI allows for functions that take nothing.
         for schema in ["parameters", "arguments"] {
             if !(function[schema].is_null() || function[schema].is_object()) {
-                return wrong(format!("`tools[{place}].function.{schema}` must be an object, a JSON schema"));
+                return wrong(format!("`tools[{index}].function.{schema}` must be an object, a JSON schema"));
             }
         }
     }

@@ -141,8 +141,8 @@ fn inline(text: &str) -> String {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let mut parts = escaped.split('`');
     let mut line = parts.next().unwrap_or_default().to_string();
-    for (place, part) in parts.enumerate() {
-        line.push_str(if place % 2 == 0 { "<code>" } else { "</code>" });
+    for (index, part) in parts.enumerate() {
+        line.push_str(if index % 2 == 0 { "<code>" } else { "</code>" });
         line.push_str(part);
     }
     line

@@ -200,11 +200,11 @@ impl<'a> Fields<'a> {
     }
 
     /// An entry of `field`'s list that is an object, to be read field by field.
-    pub fn entry(&self, field: &Field, place: usize, raw: &'a RawValue) -> Result<Fields<'a>, ApiError> {
+    pub fn entry(&self, field: &Field, index: usize, raw: &'a RawValue) -> Result<Fields<'a>, ApiError> {
         let members = Self::members(raw).ok_or_else(|| {
-            ApiError::invalid(field.name, format!("`{}[{place}]` must be an object", field.name))
+            ApiError::invalid(field.name, format!("`{}[{index}]` must be an object", field.name))
         })?;
-        Self::unique(members, self.limits).map_err(|error| error.within(&format!("{}[{place}]", field.name)))
+        Self::unique(members, self.limits).map_err(|error| error.within(&format!("{}[{index}]", field.name)))
     }
 
     /// The members of an object whose names are data, in no order.
@@ -269,9 +269,9 @@ pub fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
 }
 
 /// The name of something in a part of the request that is no field of the table.
-pub fn checked_name(field: &'static str, place: &str, name: &str) -> Result<(), ApiError> {
+pub fn checked_name(field: &'static str, path: &str, name: &str) -> Result<(), ApiError> {
     let Some(given) = longer_than(name, NAME_LENGTH) else { return Ok(()) };
-    let text = format!("`{place}` must have at most {NAME_LENGTH} characters");
+    let text = format!("`{path}` must have at most {NAME_LENGTH} characters");
     Err(ApiError::invalid(field, text).given(format!("{given} characters")))
 }
 

@@ -111,14 +111,14 @@ impl Asked {
         }
         let parameters = fields.raw(&request_fields::PARAMETERS).map_or("{}", |raw| raw.get());
         let (mut inputs, mut requests) = (Vec::new(), Vec::new());
-        for (place, input) in given.iter().enumerate() {
-            let (name, text, form) = tensor(place, input)?;
+        for (index, input) in given.iter().enumerate() {
+            let (name, text, form) = tensor(index, input)?;
             let text = Value::from(text);
             let body = format!("{{\"inputs\":{text},\"parameters\":{parameters}}}");
             let request =
                 Fields::parse(body.as_bytes(), limits).and_then(|fields| tgi::text_request(&fields));
-            requests.push(request.map_err(|error| error.within(&format!("inputs[{place}]")))?);
-            let output = outputs.as_ref().map_or(name, |outputs| outputs[place].clone());
+            requests.push(request.map_err(|error| error.within(&format!("inputs[{index}]")))?);
+            let output = outputs.as_ref().map_or(name, |outputs| outputs[index].clone());
             inputs.push(Input { output, form });
         }
         Ok(Self { id, inputs, requests, warnings: warnings.settle(limits)? })
@@ -128,47 +128,47 @@ impl Asked {
 /// The names that the answer's tensors shall have.
 fn outputs(fields: &Fields) -> Result<Option<Vec<String>>, ApiError> {
     let Some(Value::Array(given)) = fields.tree(&request_fields::KSERVE_OUTPUTS)? else { return Ok(None) };
-    let names = given.iter().enumerate().map(|(place, output)| {
+    let names = given.iter().enumerate().map(|(index, output)| {
         let name = output["name"].as_str().map(str::to_string);
-        let place = format!("outputs[{place}].name");
-        let name = name.ok_or_else(|| ApiError::invalid("outputs", format!("`{place}` must be a string")))?;
-        checked_name("outputs", &place, &name).map(|()| name)
+        let path = format!("outputs[{index}].name");
+        let name = name.ok_or_else(|| ApiError::invalid("outputs", format!("`{path}` must be a string")))?;
+        checked_name("outputs", &path, &name).map(|()| name)
     });
     names.collect::<Result<_, _>>().map(Some)
 }
 
 /// An input's name and text.
-fn tensor(place: usize, input: &Value) -> Result<(String, String, Form), ApiError> {
+fn tensor(index: usize, input: &Value) -> Result<(String, String, Form), ApiError> {
     let wrong = |text: String| Err(ApiError::invalid("inputs", text));
     let Some(name) = input["name"].as_str() else {
-        return wrong(format!("`inputs[{place}].name` must be a string"));
+        return wrong(format!("`inputs[{index}].name` must be a string"));
     };
-    checked_name("inputs", &format!("inputs[{place}].name"), name)?;
+    checked_name("inputs", &format!("inputs[{index}].name"), name)?;
     if !matches!(input["datatype"].as_str(), Some("BYTES" | "UINT8")) {
-        let error = ApiError::invalid("inputs", format!("`inputs[{place}].datatype` must be \"BYTES\""));
+        let error = ApiError::invalid("inputs", format!("`inputs[{index}].datatype` must be \"BYTES\""));
         return Err(error.given(shortened(&input["datatype"].to_string())));
     }
     let sizes = input["shape"].as_array();
     if !sizes.is_some_and(|sizes| sizes.iter().all(Value::is_u64)) {
-        return wrong(format!("`inputs[{place}].shape` must be a list of whole numbers >= 0"));
+        return wrong(format!("`inputs[{index}].shape` must be a list of whole numbers >= 0"));
     }
     let Some(data) = input["data"].as_array() else {
-        return wrong(format!("`inputs[{place}].data` must be a list"));
+        return wrong(format!("`inputs[{index}].data` must be a list"));
     };
     if let Some(Value::String(text)) = data.first() {
         if data.len() > 1 {
-            let error = ApiError::invalid("inputs", format!("`inputs[{place}].data` must have one string"));
+            let error = ApiError::invalid("inputs", format!("`inputs[{index}].data` must have one string"));
             return Err(error.given(data.len().to_string()));
         }
         return Ok((name.into(), text.clone(), Form::Text));
     }
     let byte = |value: &Value| value.as_u64().and_then(|byte| u8::try_from(byte).ok());
     let Some(bytes) = data.iter().map(byte).collect::<Option<Vec<u8>>>() else {
-        return wrong(format!("`inputs[{place}].data` must be one string, or bytes >= 0 and <= 255"));
+        return wrong(format!("`inputs[{index}].data` must be one string, or bytes >= 0 and <= 255"));
     };
     match String::from_utf8(bytes) {
         Ok(text) => Ok((name.into(), text, Form::Bytes)),
-        Err(_) => wrong(format!("`inputs[{place}].data` is not valid UTF-8")),
+        Err(_) => wrong(format!("`inputs[{index}].data` is not valid UTF-8")),
     }
 }
 

@@ -84,10 +84,10 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
             let mut warnings = Warnings::default();
             warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
             let prompt = &server.loaded()?.serving.prompt;
-            let requests = instances.into_iter().enumerate().map(|(place, instance)| {
-                let instance = fields.entry(&request_fields::INSTANCES, place, instance)?;
+            let requests = instances.into_iter().enumerate().map(|(index, instance)| {
+                let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
                 let request = instance_request(&instance, &server.config.model_id, prompt, client);
-                request.map_err(|error| error.within(&format!("instances[{place}]")))
+                request.map_err(|error| error.within(&format!("instances[{index}]")))
             });
             Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
         })

@@ -24,8 +24,8 @@ pub async fn generate_texts(
     let names = FieldNames::TGI;
     let mut prefixes = Vec::with_capacity(requests.len());
     let mut started = Vec::with_capacity(requests.len());
-    for (place, TextRequest { request, prefix, warnings: own }) in requests.into_iter().enumerate() {
-        warnings.take_over(&format!("{list}[{place}]"), own);
+    for (index, TextRequest { request, prefix, warnings: own }) in requests.into_iter().enumerate() {
+        warnings.take_over(&format!("{list}[{index}]"), own);
         prefixes.push(prefix);
         started.push(context.start(request, &names));
     }

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/chat_tokenize`: the tokens of a text. Each such request takes a place as a sequence does, until
+//! `/tokenize` and `/chat_tokenize`: the tokens of a text. Each such request takes a slot of the concurrency limit as a sequence does, until
 //! its answer was read, and the answer is written piece by piece as the client reads it. Counts as no request in
 //! the metrics.
 
@@ -61,7 +61,7 @@ pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) 
     result.await.unwrap_or_else(|error: ApiError| error.response(Family::Tgi))
 }
 
-/// Reads the body of a request, and takes a place for it as for a sequence.
+/// Reads the body of a request, and takes a slot for it as for a sequence.
 async fn begin(server: &Server, request: Request, names: &FieldNames) -> Result<(Bytes, Held), ApiError> {
     let in_flight = server.in_flight.token();
     server.loaded()?;
@@ -109,7 +109,7 @@ enum Shape {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Begin,
-    /// The token of this place.
+    /// The token of this index.
     Token(usize),
     /// The text from this byte on.
     Text(usize),
@@ -139,14 +139,14 @@ impl Pieces {
                 });
                 Stage::Token(0)
             }
-            Stage::Token(place) => match self.tokens.tokens.get(place) {
+            Stage::Token(index) => match self.tokens.tokens.get(index) {
                 Some(token) => {
-                    if place > 0 {
+                    if index > 0 {
                         piece.push(b',');
                     }
                     let text = &self.tokens.text_of(token);
                     json(piece, &Span { id: token.id.0, text, start: token.start, stop: token.stop });
-                    Stage::Token(place + 1)
+                    Stage::Token(index + 1)
                 }
                 None => {
                     piece.push(b']');

@@ -61,29 +61,24 @@ impl Warnings {
         self.push(name.into(), format!("`{name}` has no effect {why}"));
     }
 
-    /// Names what is given and in none of the route's tables. `place` goes before the names.
-    pub fn unknown<'t>(
-        &mut self,
-        fields: &Fields,
-        place: &str,
-        known: impl Iterator<Item = &'t str> + Clone,
-    ) {
+    /// Names what is given and in none of the route's tables. `path` goes before the names.
+    pub fn unknown<'t>(&mut self, fields: &Fields, path: &str, known: impl Iterator<Item = &'t str> + Clone) {
         for name in fields.names() {
             if self.0.len() > MOST {
                 return;
             }
             if !known.clone().any(|known| known == name) {
-                let field = format!("{place}{}", shortened(name));
+                let field = format!("{path}{}", shortened(name));
                 let line = format!("`{field}` is not a field of this route and has no effect");
                 self.push(field, line);
             }
         }
     }
 
-    /// Those of a part of the request, which `place` names.
-    pub fn take_over(&mut self, place: &str, part: Warnings) {
+    /// Those of a part of the request, which `path` names.
+    pub fn take_over(&mut self, path: &str, part: Warnings) {
         for Warning { field, line } in part.0 {
-            self.push(field, format!("{place}: {line}"));
+            self.push(field, format!("{path}: {line}"));
         }
     }
 

@@ -371,7 +371,7 @@ mod tests {
             sizes in prop::collection::vec(1..200usize, 1..4),
         ) {
             let head = ["GET / HTTP/1.1", "Host: x", ""];
-            let ends = (0..3).map(|place| if place == line { "\n" } else { "\r\n" });
+            let ends = (0..3).map(|index| if index == line { "\n" } else { "\r\n" });
             let last: String = head.iter().zip(ends).map(|(text, end)| format!("{text}{end}")).collect();
             let bytes = [before.concat(), last.clone().into_bytes()].concat();
             let mut expected = bytes.clone();

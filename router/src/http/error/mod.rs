@@ -77,8 +77,8 @@ impl ApiError {
     }
 
     /// Says in which part of the request the field is.
-    pub fn within(self, place: &str) -> Self {
-        Self { text: format!("{place}: {}", self.text), ..self }
+    pub fn within(self, path: &str) -> Self {
+        Self { text: format!("{path}: {}", self.text), ..self }
     }
 
     /// A bug.

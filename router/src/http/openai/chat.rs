@@ -130,24 +130,24 @@ fn check(messages: &[Value]) -> Result<(), ApiError> {
     if messages.is_empty() {
         return wrong("`messages` must have at least one message".into());
     }
-    for (place, message) in messages.iter().enumerate() {
+    for (index, message) in messages.iter().enumerate() {
         let Some(message) = message.as_object() else {
-            return wrong(format!("`messages[{place}]` must be an object"));
+            return wrong(format!("`messages[{index}]` must be an object"));
         };
         if !message.get("role").is_some_and(Value::is_string) {
-            return wrong(format!("`messages[{place}].role` must be a string"));
+            return wrong(format!("`messages[{index}].role` must be a string"));
         }
         match message.get("content") {
             Some(Value::String(_)) => {}
-            Some(Value::Array(parts)) => check_parts(place, parts)?,
+            Some(Value::Array(parts)) => check_parts(index, parts)?,
             None | Some(Value::Null) => {
                 let calls = message.get("tool_calls").is_some_and(|calls| !calls.is_null());
                 if !calls {
-                    return wrong(format!("`messages[{place}].content` is required"));
+                    return wrong(format!("`messages[{index}].content` is required"));
                 }
             }
             Some(_) => {
-                return wrong(format!("`messages[{place}].content` must be a string or a list of parts"));
+                return wrong(format!("`messages[{index}].content` must be a string or a list of parts"));
             }
         }
     }
@@ -155,8 +155,8 @@ fn check(messages: &[Value]) -> Result<(), ApiError> {
 }
 
 fn check_parts(message: usize, parts: &[Value]) -> Result<(), ApiError> {
-    for (place, part) in parts.iter().enumerate() {
-        let name = format!("messages[{message}].content[{place}]");
+    for (index, part) in parts.iter().enumerate() {
+        let name = format!("messages[{message}].content[{index}]");
         let wrong = |text: String| Err(ApiError::invalid("messages", text));
         match part.get("type").and_then(Value::as_str) {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
@@ -233,20 +233,20 @@ struct ChatChunks {
 }
 
 impl ChunkWriter for ChatChunks {
-    fn token(&mut self, place: usize, token: &TokenEvent, encoder: &mut Encoder) {
-        self.begin(place, encoder);
+    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
+        self.begin(index, encoder);
         let logprobs = self.logprobs.as_ref().map(|prompt| Logprobs { content: vec![entry(prompt, token)] });
         // An end-of-sequence token is no text: its chunk would say nothing.
         if !token.special || logprobs.is_some() {
             let text = if token.special { "" } else { &token.text };
-            self.chunk(place, Delta { role: None, content: text }, logprobs, None, encoder);
+            self.chunk(index, Delta { role: None, content: text }, logprobs, None, encoder);
         }
     }
 
-    fn done(&mut self, place: usize, done: Done, encoder: &mut Encoder) {
-        self.begin(place, encoder);
+    fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
+        self.begin(index, encoder);
         let reason = done.finish_reason.into();
-        self.chunk(place, Delta { role: None, content: "" }, None, Some(reason), encoder);
+        self.chunk(index, Delta { role: None, content: "" }, None, Some(reason), encoder);
         self.done.push(done);
     }
 
@@ -266,10 +266,10 @@ impl ChunkWriter for ChatChunks {
 
 impl ChatChunks {
     /// The first chunk of a choice has the role.
-    fn begin(&mut self, place: usize, encoder: &mut Encoder) {
-        if !std::mem::replace(&mut self.begun[place], true) {
+    fn begin(&mut self, index: usize, encoder: &mut Encoder) {
+        if !std::mem::replace(&mut self.begun[index], true) {
             let delta = Delta { role: Some(Role::Assistant), content: "" };
-            self.chunk(place, delta, None, None, encoder);
+            self.chunk(index, delta, None, None, encoder);
             self.warnings = Warnings::default();
         }
     }

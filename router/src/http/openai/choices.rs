@@ -50,12 +50,12 @@ impl Choices {
         all.map_err(|failure| self.names.error(failure))
     }
 
-    /// What they say as they say it, each with its place in the order of `start`.
+    /// What they say as they say it, each with its index in the order of `start`.
     pub fn events(self) -> SelectAll<BoxStream<'static, (usize, GenerationEvent)>> {
-        stream::select_all(self.generations.into_iter().enumerate().map(|(place, generation)| {
+        stream::select_all(self.generations.into_iter().enumerate().map(|(index, generation)| {
             stream::unfold(generation, move |mut generation| async move {
                 let event = generation.next().await?;
-                Some(((place, event), generation))
+                Some(((index, event), generation))
             })
             .boxed()
         }))

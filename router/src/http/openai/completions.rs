@@ -251,12 +251,12 @@ struct CompletionChunks {
 }
 
 impl ChunkWriter for CompletionChunks {
-    fn token(&mut self, place: usize, token: &TokenEvent, encoder: &mut Encoder) {
-        let mut text = self.echoes.get_mut(place).and_then(Option::take).unwrap_or_default();
-        if self.offsets.len() <= place {
-            self.offsets.resize(place + 1, 0);
+    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
+        let mut text = self.echoes.get_mut(index).and_then(Option::take).unwrap_or_default();
+        if self.offsets.len() <= index {
+            self.offsets.resize(index + 1, 0);
         }
-        let offset = self.offsets[place] + text.chars().count();
+        let offset = self.offsets[index] + text.chars().count();
         let logprobs = self.spelling.as_ref().map(|prompt| {
             let mut logprobs = Logprobs::default();
             logprobs.echo(prompt, &token.prefill);
@@ -267,23 +267,23 @@ impl ChunkWriter for CompletionChunks {
             text.push_str(&token.text);
         }
         if !text.is_empty() || !token.special || logprobs.is_some() {
-            self.offsets[place] += text.chars().count();
-            self.chunk(Choice { index: place, text, logprobs, finish_reason: None }, None, encoder);
+            self.offsets[index] += text.chars().count();
+            self.chunk(Choice { index, text, logprobs, finish_reason: None }, None, encoder);
         }
     }
 
-    fn done(&mut self, place: usize, done: Done, encoder: &mut Encoder) {
+    fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         // Without `include_usage` the last chunk of a choice has its own, as in TGI.
         let usage = (!self.include_usage).then(|| Usage::of([&done]));
         let finish_reason = Some(done.finish_reason.into());
-        let choice = Choice { index: place, text: String::new(), logprobs: None, finish_reason };
+        let choice = Choice { index, text: String::new(), logprobs: None, finish_reason };
         self.chunk(choice, usage, encoder);
-        self.done.push((place, done));
+        self.done.push((index, done));
     }
 
     fn end(&mut self, encoder: &mut Encoder) {
         if self.include_usage {
-            self.done.sort_by_key(|(place, _)| *place);
+            self.done.sort_by_key(|(index, _)| *index);
             let mut usage = Usage::default();
             for of_one_prompt in self.done.chunks(self.answers_each) {
                 usage.add(Usage::of(of_one_prompt.iter().map(|(_, done)| done)));

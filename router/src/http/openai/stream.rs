@@ -13,12 +13,12 @@ use crate::http::openai::choices::Choices;
 use crate::http::request_context::RequestContext;
 use crate::http::sse::{self, Encoder};
 
-/// How a dialect writes what its choices say. `place` is that of the choice in the order of `Choices::start`.
+/// How a dialect writes what its choices say. `index` is that of the choice in the order of `Choices::start`.
 pub trait ChunkWriter: Send + 'static {
-    fn token(&mut self, place: usize, token: &TokenEvent, encoder: &mut Encoder);
+    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder);
 
     /// The choice has ended well.
-    fn done(&mut self, place: usize, done: Done, encoder: &mut Encoder);
+    fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder);
 
     /// All have.
     fn end(&mut self, encoder: &mut Encoder);
@@ -65,13 +65,13 @@ impl<W: ChunkWriter> ChunkStream<W> {
     async fn next(&mut self) -> (Bytes, bool) {
         loop {
             let goes_on = match self.events.next().await {
-                Some((place, GenerationEvent::Token(token))) => {
-                    self.writer.token(place, &token, &mut self.encoder);
+                Some((index, GenerationEvent::Token(token))) => {
+                    self.writer.token(index, &token, &mut self.encoder);
                     true
                 }
-                Some((place, GenerationEvent::Done(done))) => {
+                Some((index, GenerationEvent::Done(done))) => {
                     self.context.succeeded(&done);
-                    self.writer.done(place, done, &mut self.encoder);
+                    self.writer.done(index, done, &mut self.encoder);
                     self.remaining -= 1;
                     if self.remaining == 0 {
                         self.writer.end(&mut self.encoder);
