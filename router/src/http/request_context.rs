@@ -68,8 +68,8 @@ struct Account {
 #[derive(Default)]
 struct Started {
     sequences: Vec<Sequence>,
-    /// Kept for `--log-prompts`.
-    prompts: Vec<String>,
+    /// Kept for `--log-prompts`, in the order of the request; `None` for one that was refused.
+    prompts: Vec<Option<String>>,
 }
 
 struct Sequence {
@@ -167,38 +167,51 @@ impl RequestContext {
     }
 
     /// A sequence with a prompt of its own. Its failure has the dialect's names of the fields.
-    pub async fn start(
+    pub fn start(
         &self,
         request: GenerationRequest,
         names: &FieldNames,
-    ) -> Result<Generation, ApiError> {
-        let permit = self.reserve(&request, names)?;
-        self.launch(permit, request, names, false).await
+    ) -> impl Future<Output = Result<Generation, ApiError>> {
+        let prompt = self.next_prompt();
+        async move {
+            let permit = self.reserve(&request, names)?;
+            self.launch(permit, request, names, Some(prompt)).await
+        }
     }
 
     /// `count` answers to one prompt, which is tokenized and counts once. `vary` makes the request of each.
-    pub async fn start_answers(
+    pub fn start_answers(
         &self,
         mut request: GenerationRequest,
         count: u32,
         vary: impl Fn(u32, &mut GenerationRequest),
         names: &FieldNames,
-    ) -> Result<Vec<Generation>, ApiError> {
-        let first = self.reserve(&request, names)?;
-        if count > 1 {
-            let tokens = self.loaded()?.serving.encode(request.input, request.truncate).await;
-            request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
-        }
-        let answers = (0..count).map(|answer| {
-            let mut request = request.clone();
-            vary(answer, &mut request);
-            let first = first.clone();
-            async move {
-                let permit = if answer == 0 { first } else { self.reserve(&request, names)? };
-                self.launch(permit, request, names, answer > 0).await
+    ) -> impl Future<Output = Result<Vec<Generation>, ApiError>> {
+        let prompt = self.next_prompt();
+        async move {
+            let first = self.reserve(&request, names)?;
+            if count > 1 {
+                let tokens = self.loaded()?.serving.encode(request.input, request.truncate).await;
+                request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
             }
-        });
-        try_join_all(answers).await
+            let answers = (0..count).map(|answer| {
+                let mut request = request.clone();
+                vary(answer, &mut request);
+                let first = first.clone();
+                async move {
+                    let permit = if answer == 0 { first } else { self.reserve(&request, names)? };
+                    self.launch(permit, request, names, (answer == 0).then_some(prompt)).await
+                }
+            });
+            try_join_all(answers).await
+        }
+    }
+
+    /// The index of the prompt that is started now.
+    fn next_prompt(&self) -> usize {
+        let prompts = &mut self.started().prompts;
+        prompts.push(None);
+        prompts.len() - 1
     }
 
     fn reserve(&self, request: &GenerationRequest, names: &FieldNames) -> Result<Arc<Permit>, ApiError> {
@@ -206,16 +219,17 @@ impl RequestContext {
         permit.map_err(|failure| names.error(failure))
     }
 
+    /// `index`: of the prompt that the request is the first answer to.
     async fn launch(
         &self,
         permit: Arc<Permit>,
         request: GenerationRequest,
         names: &FieldNames,
-        further: bool,
+        index: Option<usize>,
     ) -> Result<Generation, ApiError> {
         let serving = &self.loaded()?.serving;
         let prompt = match &request.input {
-            _ if further || !self.server.config.args.log_prompts => None,
+            _ if index.is_none() || !self.server.config.args.log_prompts => None,
             Input::Text(text) | Input::Rendered(text) => Some(text.clone()),
             Input::Tokens(ids) => {
                 let decoded = serving.prompt.decode_apart(ids.clone()).await;
@@ -224,10 +238,14 @@ impl RequestContext {
         };
         let generation = generation::start(serving, permit, request, &self.caller).await;
         let mut started = self.started();
-        started.prompts.extend(prompt);
+        if let Some(index) = index {
+            started.prompts[index] = prompt;
+        }
         let generation = generation.map_err(|failure| names.error(failure))?;
         self.hold.permits.lock().expect(NO_PANIC).push(generation.permit().clone());
-        started.sequences.push(Sequence { progress: generation.progress().clone(), further });
+        started
+            .sequences
+            .push(Sequence { progress: generation.progress().clone(), further: index.is_none() });
         Ok(generation)
     }
 
@@ -308,6 +326,7 @@ impl Drop for RequestContext {
     fn drop(&mut self) {
         let span = self.span.take();
         let Started { sequences, prompts } = std::mem::take(&mut *self.started());
+        let prompts: Vec<String> = prompts.into_iter().flatten().collect();
         let timelines: Vec<(Timeline, bool)> =
             sequences.iter().map(|sequence| (sequence.progress.reckon(), sequence.further)).collect();
         let account = self.account.get_mut().expect(NO_PANIC);
