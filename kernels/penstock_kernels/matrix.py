@@ -3,11 +3,11 @@
 In float32 on a CPU a token's result does not depend on how many others are in the step. By itself MKL sums up few
 rows in another order than many. On Intel's processors it is told not to (MKL's "conditional numerical
 reproducibility", which is read from the environment at its first call), and only a row alone takes another way; on
-others, where it cannot be told, one, two or three rows do. So rows are filled up to a multiple of ROWS. Sequences are
-then the same to the last bit alone, in a crowd and refilled after a crash (attention does its part in `attention`).
-Weights are read once whether for one row or eight, so this costs little. In bf16 nothing is filled up: speed is what it
-is for, and a near-tie may tip. Where a `tile` is asked for, every product has `tile` rows, in any dtype on any device:
-then no library has a choice that depends on the number of tokens.
+others, where it cannot be told, one, two or three rows do (how far that was seen: docs/decisions/006). So rows are
+filled up to a multiple of ROWS. Sequences are then the same to the last bit alone, in a crowd and refilled after a crash
+(attention does its part in `attention`). Weights are read once whether for one row or eight, so this costs little. In
+bf16 nothing is filled up: speed is what it is for, and a near-tie may tip. Where a `tile` is asked for, every product
+has `tile` rows, in any dtype on any device: then no library has a choice that depends on the number of tokens.
 """
 
 import os
