@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/busy.py [--load 5] [--tokens 58] [--rounds 15]
 
 The shipped model in bf16 over HTTP, one client; on an idle machine and beside LOAD processes that compute, which this
-script starts and ends. What is compared: Penstock as it is; threads that spin as long as libgomp has them spin by itself;
-threads that never spin; one thread.
+script starts and ends. What is compared, each kind in turn: Penstock as it is; threads that spin for a shorter time, as long
+as libgomp has them spin by itself, or never; one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from running_server import Server, penstock, processor, spread
 
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "as it is": ((), {}),
+    "10,000 turns": ((), {"GOMP_SPINCOUNT": "10000"}),
     "libgomp's own spinning": ((), {"GOMP_SPINCOUNT": "300000"}),
     "no spinning": ((), {"OMP_WAIT_POLICY": "passive"}),
     "one thread": (("--worker-threads", "1"), {}),
@@ -55,16 +56,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     print(f"{processor()}; {arguments.tokens} tokens, seconds: median (range)")
-    for kind, (flags, env) in KINDS.items():
-        with penstock(*flags, env=env) as server:
+    idle: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    busy: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with contextlib.ExitStack() as stack:
+        servers = {
+            kind: stack.enter_context(penstock(*flags, env=env)) for kind, (flags, env) in KINDS.items()
+        }
+        for server in servers.values():
             for _ in range(5):
                 seconds(server, arguments.tokens)
-            idle = [seconds(server, arguments.tokens) for _ in range(arguments.rounds)]
-            with load(arguments.load):
-                time.sleep(1)
-                busy = [seconds(server, arguments.tokens) for _ in range(arguments.rounds)]
+        for _ in range(arguments.rounds):
+            for kind, server in servers.items():
+                idle[kind].append(seconds(server, arguments.tokens))
+        with load(arguments.load):
+            time.sleep(1)
+            for _ in range(arguments.rounds):
+                for kind, server in servers.items():
+                    busy[kind].append(seconds(server, arguments.tokens))
+    for kind in KINDS:
         print(
-            f"{kind:>24}: idle {spread(idle, ' s')}; load {arguments.load}: {spread(busy, ' s')}", flush=True
+            f"{kind:>24}: idle {spread(idle[kind], ' s')}; beside {arguments.load}: {spread(busy[kind], ' s')}"
         )
 
 

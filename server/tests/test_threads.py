@@ -64,7 +64,7 @@ def test_small_and_large_steps_have_a_choice_each() -> None:
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+    [({}, "100000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
 )
 def test_waiting_threads_do_not_spin_for_long_unless_told_to(
     given: dict[str, str], wanted: str | None
