@@ -73,6 +73,7 @@ def processors(model: Any, row: dict[str, Any]) -> Any:
     make: Any = GenerationConfig
     config = make(
         do_sample=drawn,
+        num_beams=1,
         repetition_penalty=row["repetition"],
         sequence_bias={(token,): bias for token, bias in row["bias"].items()} or None,
         min_new_tokens=row["first_end"] - len(row["history"]) + row["outputs"],

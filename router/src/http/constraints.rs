@@ -124,7 +124,9 @@ fn source(
         ("json" | "json_object", Some(Value::String(text))) => match serde_json::from_str(text) {
             Ok(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
             _ => {
-                return wrong(format!("`{path}` must be a JSON schema, an object or a string that holds one"));
+                return wrong(format!(
+                    "`{path}` must be a JSON schema, an object or a string that holds one"
+                ));
             }
         },
         ("json" | "json_object", Some(_)) => {
