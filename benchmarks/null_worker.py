@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 
 from penstock.engine.engine_thread import EngineThread  # noqa: E402
-from penstock.engine.plan import SAMPLE, START, Plan
+from penstock.engine.plan import SAMPLE, START, U32, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 from penstock.proto.contract import CONTRACT
@@ -66,6 +66,17 @@ class NullSteps:
             prepare_ns=read - began,
             forward_ns=time.perf_counter_ns() - read,
         )
+
+    def awaits_masks(self, launched: pb.StepResult) -> bool:
+        """It samples among none."""
+        return False
+
+    def choose(self, launched: pb.StepResult, words: U32) -> None:
+        """Never asked to."""
+
+    def number(self, launched: pb.StepResult) -> int:
+        """Of its plan."""
+        return launched.number
 
     def is_done(self, launched: pb.StepResult) -> bool:
         """At once."""
@@ -112,12 +123,12 @@ class NullService:
             pages=min(tokens // BLOCK_SIZE, 1 << 24), full_tables=1, cost=cost, free_bytes=1 << 30
         )
 
-    def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
+    def run(self, messages: Iterator[pb.ToWorker], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
         """As the real worker does it."""
         context.send_initial_metadata(())
         run = RunCall()
         self.thread.submit(lambda: run.execute(self.steps))
-        threading.Thread(target=run.read, args=(plans,), daemon=True).start()
+        threading.Thread(target=run.read, args=(messages,), daemon=True).start()
         try:
             yield from run.results()
         except (OutOfStep, BadPlan) as error:

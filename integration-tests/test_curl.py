@@ -256,11 +256,6 @@ def test_a_connection_is_kept_for_the_next_request(server: Launched) -> None:
 
 
 NOT_YET = {
-    "grammar": ("/generate", {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a"}}}),
-    "response_format": (
-        "/v1/chat/completions",
-        {"messages": user("x"), "response_format": {"type": "json_object"}},
-    ),
     "tools": (
         "/v1/chat/completions",
         {"messages": user("x"), "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},

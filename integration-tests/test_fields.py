@@ -195,15 +195,19 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 OPENAI_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"adapter_id": "mine"}, "adapter_id", "names no loaded adapter. Given: mine"),
     ({"suffix": "x"}, "suffix", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
-    ({"response_format": {"type": "json", "value": SCHEMA}}, "response_format", "not supported yet"),
+    ({"functions": [SCHEMA]}, "functions", "not supported yet"),
+    (
+        {"response_format": {"type": "json_object"}, "guided_json": SCHEMA},
+        "guided_json",
+        "`guided_json` and `response_format` must not both be given",
+    ),
     (
         {"response_format": {"type": "yaml"}},
         "response_format",
         "`response_format.type` must be one of",
     ),
     ({"response_format": {"type": "json"}}, "response_format", "`response_format.value` is required"),
-    ({"guided_json": SCHEMA}, "guided_json", "not supported yet"),
+    ({"guided_json": 5}, "guided_json", "`guided_json` must be a JSON schema"),
     ({"logit_bias": {"5000": 1}}, "logit_bias", "token ids < 4096"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "<= 100"),
     ({"logit_bias": ["a"]}, "logit_bias", "must be an object"),
@@ -246,7 +250,6 @@ def test_what_cannot_be_served_is_refused_by_name(
     ("parameters", "says"),
     [
         ({"adapter_id": "mine"}, "`adapter_id` names no loaded adapter. Given: mine"),
-        ({"grammar": {"type": "json", "value": SCHEMA}}, "`grammar` is not supported yet"),
         ({"grammar": {"type": "regex"}}, "`grammar.value` must be a string"),
         ({"grammar": {"type": "text"}}, "`grammar.type` must be one of"),
         ({"watermark": "yes"}, "`watermark` must be true or false"),

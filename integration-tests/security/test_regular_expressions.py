@@ -35,8 +35,9 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 @pytest.mark.parametrize(
     "pattern", ["(a+)+$", "(a|a)*" * 1_000 + "b", "a{1,1000000000}", "(" * 100_000, "x" * BODY]
 )
-def test_no_expression_of_a_client_is_run(attacked: Launched, pattern: str) -> None:
-    """Expressions that blow up when they are compiled or matched, as grammar and as format: refused as they are."""
+def test_no_expression_of_a_client_holds_up_others(attacked: Launched, pattern: str) -> None:
+    """Expressions that blow up when they are compiled or matched, as grammar and as format: refused in time by name, or
+    followed; nobody else waits."""
     for path, body in (
         ("/generate", {"inputs": "a" * 100, "parameters": {"grammar": {"type": "regex", "value": pattern}}}),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "regex", "value": pattern}}),
@@ -45,7 +46,7 @@ def test_no_expression_of_a_client_is_run(attacked: Launched, pattern: str) -> N
             began = time.monotonic()
             reply = wire.post(attacked.address, path, body)
             took = time.monotonic() - began
-        assert reply.status == 422 and "not supported yet" in reply.text, reply
+        assert reply.status == 200 or (reply.status == 422 and "exp" in reply.text), reply
         assert took < 5 and probe.slowest < 1.5, (took, probe.slowest)
 
 

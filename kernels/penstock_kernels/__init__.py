@@ -43,6 +43,7 @@ from penstock_kernels.sampling import (
     keep_largest,
     keep_typical,
     log_softmax,
+    mask_tokens,
     penalize,
     uniform,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "log_softmax",
+    "mask_tokens",
     "mix_experts",
     "paged_attention",
     "penalize",

@@ -76,6 +76,17 @@ def add_bias(logits_SV: Tensor, rows_M: Tensor, tokens_M: Tensor, biases_M: Tens
     return torch.where(forced_SV.any(-1, keepdim=True), only_forced_SV, logits_SV)
 
 
+def mask_tokens(logits_SV: Tensor, words_SW: Tensor) -> Tensor:
+    """Logits with those of tokens whose bit is not set at -inf.
+
+    words (S, W) int32, W = ceil(V / 32): token t has bit t % 32 of word t // 32, the lowest first.
+    """
+    bits_32 = torch.arange(32, dtype=torch.int32, device=words_SW.device)
+    allowed_SWI = (words_SW.unsqueeze(-1) >> bits_32) & 1
+    allowed_SV = allowed_SWI.flatten(1)[:, : logits_SV.shape[1]].bool()
+    return logits_SV.masked_fill(~allowed_SV, -torch.inf)
+
+
 def mix(x: Tensor) -> Tensor:
     """A bijection of int32 onto itself whose high bits depend on all bits of x.
 

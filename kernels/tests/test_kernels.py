@@ -442,3 +442,15 @@ def test_large_scores_keep_their_differences(dtype: torch.dtype, kind: str, term
         exact = weights @ v / (weights.sum() + (0 if sinks is None else sinks[head].double().exp()))
         error = float((out[0, head].double() - exact).norm() / exact.norm())
         assert error < (6e-3 if dtype != torch.float32 else 1e-5), error
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 199, 4096])
+def test_a_mask_leaves_the_logits_of_its_tokens_alone(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    allowed_SV = torch.rand(5, vocabulary, generator=generator) < 0.4
+    logits_SV = torch.randn(5, vocabulary, generator=generator)
+    bits = torch.nn.functional.pad(allowed_SV, (0, -vocabulary % 32)).to(torch.uint8).numpy()
+    words_SW = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    masked_SV = ops.mask_tokens(logits_SV, words_SW)
+    assert torch.equal(masked_SV[allowed_SV], logits_SV[allowed_SV])
+    assert bool((masked_SV[~allowed_SV] == -torch.inf).all())

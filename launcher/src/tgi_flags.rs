@@ -43,11 +43,6 @@ const FLAGS: &[Flag] = &[
     not_yet("ngrok-authtoken", EMPTY),
     not_yet("ngrok-edge", EMPTY),
     Flag {
-        name: "disable-grammar-support",
-        neutral: OFF,
-        support: FlagSupport::NoEffect("requests with a grammar are refused in any case"),
-    },
-    Flag {
         name: "disable-custom-kernels",
         neutral: OFF,
         support: FlagSupport::NoEffect("Penstock chooses its kernels by itself"),

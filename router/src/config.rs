@@ -134,6 +134,12 @@ pub struct RouterArgs {
     /// Most alternatives for each token (`top_n_tokens`, `top_logprobs`)
     #[arg(long, env, default_value_t = 20, help_heading = "Limits")]
     pub max_top_n_tokens: u32,
+    /// Refuse requests that say what a text has to be (`grammar`, `response_format`)
+    #[arg(long, env, help_heading = "Limits", value_parser = BoolishValueParser::new())]
+    pub disable_grammar_support: bool,
+    /// How long a grammar may take to compile, in milliseconds
+    #[arg(long, env, default_value_t = 1000, help_heading = "Limits", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub grammar_timeout_ms: u64,
     /// Longest prompt, in tokens [default: max-total-tokens - 1]
     #[arg(long, env, visible_alias = "max-input-length", help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_input_tokens: Option<u32>,

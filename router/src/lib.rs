@@ -2,16 +2,18 @@
 //!
 //! - `http` speaks to clients, in TGI's and OpenAI's dialects;
 //! - `address` knows where clients come from, `limits` what this server can take, `telemetry` what operators see;
+//! - `grammars` compiles what a text has to be;
 //! - `penstock-core`, whose rooms are named here as the router's own, makes tokens of texts, batches of tokens, and
 //!   texts of tokens.
 
 pub mod address;
 pub mod config;
+mod grammars;
 pub mod http;
 pub mod limits;
 pub mod telemetry;
 
-pub use penstock_core::{blocking, generation, health, prompt, scheduler, worker};
+pub use penstock_core::{blocking, constraint, generation, health, prompt, scheduler, worker};
 pub use penstock_proto::ids;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
+use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
 use crate::generation::{PromptLimits, Serving};
 use crate::health::{Health, HealthSender};
@@ -245,6 +248,12 @@ async fn load(
             limits.max_total_tokens, model.max_positions
         );
     }
+    let eos = end_tokens(&model, &prompt);
+    let (described, ends, vocabulary) = (model.clone(), eos.clone(), prompt.vocabulary().clone());
+    let arguments = args.clone();
+    let indexing = move || grammars::compiler(&arguments, &vocabulary, &described, &ends);
+    let grammars = tokio::task::spawn_blocking(indexing).await;
+    let grammars = grammars.map_err(|error| RunError::Tokenizer(error.to_string()))?;
     metrics::install(
         limits.max_input_tokens,
         limits.max_total_tokens,
@@ -255,7 +264,7 @@ async fn load(
     let settings = Settings {
         max_live: args.max_concurrent_requests,
         target_itl: args.target_itl_ms.map(Duration::from_millis),
-        eos: end_tokens(&model, &prompt),
+        eos,
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
     };
@@ -271,6 +280,8 @@ async fn load(
                 vocab_size: model.vocab_size,
             },
             decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
+            grammars,
+            compiling: Arc::new(BlockingPool::new(args.validation_workers)),
             cache_namespace: cache_namespace(config),
             watermark: watermark(args, model.vocab_size),
             shared_cache: args.shared_prefix_cache,

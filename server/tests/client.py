@@ -21,11 +21,12 @@ from penstock.proto import penstock_pb2 as pb
 # `make test-gpu` sets it to "cuda".
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")
 
-START, CONTINUE, SAMPLE, PROMPT_LOGPROBS = (
+START, CONTINUE, SAMPLE, PROMPT_LOGPROBS, MASKED = (
     pb.ROW_FLAG_START,
     pb.ROW_FLAG_CONTINUE,
     pb.ROW_FLAG_SAMPLE,
     pb.ROW_FLAG_PROMPT_LOGPROBS,
+    pb.ROW_FLAG_MASKED,
 )
 
 STARTS: dict[str, tuple[str, Any]] = {
@@ -56,6 +57,7 @@ def row(
     start: dict[str, Any] | None = None,
     sample: bool = True,
     targets: list[int] | None = None,
+    masked: bool = False,
 ) -> dict[str, Any]:
     """One row of a plan. No tokens: CONTINUE. `start`: what its entry of Starts has other than defaults."""
     return {
@@ -66,7 +68,15 @@ def row(
         "start": start,
         "sample": sample,
         "targets": targets,
+        "masked": masked,
     }
+
+
+def mask_of(tokens: list[int], vocabulary: int) -> bytes:
+    """One row's mask, as the contract has it."""
+    bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def u32(values: list[int]) -> bytes:
@@ -97,6 +107,7 @@ def make_plan(
         flag |= CONTINUE if r["tokens"] is None else 0
         flag |= SAMPLE if r["sample"] else 0
         flag |= PROMPT_LOGPROBS if r["targets"] is not None else 0
+        flag |= MASKED if r["masked"] else 0
         flags.append(flag)
     plan = pb.StepPlan(
         released=u32(released or []),
@@ -160,19 +171,24 @@ class Run:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.numbering = Numbering()
-        self._plans: queue.SimpleQueue[pb.StepPlan | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[pb.ToWorker | None] = queue.SimpleQueue()
         call = channel.stream_stream(
-            "/penstock.v1.Worker/Run", pb.StepPlan.SerializeToString, pb.StepResult.FromString
+            "/penstock.v1.Worker/Run", pb.ToWorker.SerializeToString, pb.StepResult.FromString
         )
-        self.call = call(iter(self._plans.get, None), timeout=60)
+        self.call = call(iter(self._messages.get, None), timeout=60)
 
     def send(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> None:
         """Sends a plan of these rows."""
-        self._plans.put(self.numbering.stamp(make_plan(rows, released)))
+        self.send_raw(self.numbering.stamp(make_plan(rows, released)))
 
     def send_raw(self, plan: pb.StepPlan) -> None:
         """Sends a plan as it is."""
-        self._plans.put(plan)
+        self._messages.put(pb.ToWorker(plan=plan))
+
+    def send_masks(self, words: bytes, number: int | None = None) -> None:
+        """Sends the masks of a plan, of the last one if no number is given."""
+        due = self.numbering.number if number is None else number
+        self._messages.put(pb.ToWorker(masks=pb.Masks(number=due, words=words)))
 
     def receive(self) -> pb.StepResult:
         """The next result. Raises grpc.RpcError."""
@@ -185,7 +201,7 @@ class Run:
 
     def end(self) -> None:
         """No more plans."""
-        self._plans.put(None)
+        self._messages.put(None)
 
 
 def sampled(result: pb.StepResult) -> list[int]:

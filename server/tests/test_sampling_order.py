@@ -12,7 +12,8 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import penstock_kernels as ops
-from penstock.engine.sampling import most_likely
+from client import mask_of
+from penstock.engine.sampling import Masks, most_likely
 from test_sampling import VOCABULARY, sampler
 
 POSITION = 40
@@ -72,6 +73,7 @@ def processors(model: Any, row: dict[str, Any]) -> Any:
     make: Any = GenerationConfig
     config = make(
         do_sample=drawn,
+        num_beams=1,
         repetition_penalty=row["repetition"],
         sequence_bias={(token,): bias for token, bias in row["bias"].items()} or None,
         min_new_tokens=row["first_end"] - len(row["history"]) + row["outputs"],
@@ -88,6 +90,7 @@ def processors(model: Any, row: dict[str, Any]) -> Any:
     return model._get_logits_processor(
         config,
         input_ids_seq_length=prompt,
+        prefix_allowed_tokens_fn=(lambda *_: row["mask"]) if row["mask"] else None,
         logits_processor=LogitsProcessorList([OpenAiPenalties(row)]),
         device="cpu",
     )
@@ -117,7 +120,15 @@ def any_row(rng: random.Random) -> dict[str, Any]:
         "greens": rng.randrange(1, VOCABULARY),
         "history": history,
         "outputs": rng.randrange(1, POSITION),
+        "mask": maybe(rng.sample(range(VOCABULARY), VOCABULARY * 2 // 3), None),
     }
+
+
+def masks_of(rows: list[dict[str, Any]]) -> Masks:
+    """Of the rows that have some."""
+    masked = [place for place, row in enumerate(rows) if row["mask"]]
+    words = b"".join(mask_of(rows[place]["mask"], VOCABULARY) for place in masked)
+    return Masks(np.array(masked), np.frombuffer(words, "<i4").reshape(len(masked), -1))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -127,7 +138,7 @@ def test_processors_are_applied_in_the_order_of_transformers(seed: int, model: A
     logits_SV = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
     previous_S = torch.tensor([row["history"][-1] for row in rows])
     scores_SV, possible_S = sampler(*rows).process(
-        logits_SV.clone(), np.arange(len(rows)), np.full(len(rows), POSITION), previous_S
+        logits_SV.clone(), np.arange(len(rows)), np.full(len(rows), POSITION), previous_S, masks_of(rows)
     )
     assert possible_S is None or bool(possible_S.all())
     for place, row in enumerate(rows):

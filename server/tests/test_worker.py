@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import checkpoints
-from client import DEVICE, Worker, floats, make_plan, row, sampled, u32
+from client import DEVICE, Worker, floats, make_plan, mask_of, row, sampled, u32
 from penstock.proto import generate
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import Work
@@ -243,6 +243,7 @@ BAD_PLANS: dict[str, tuple[pb.StepPlan, str]] = {
     ),
     "blocks too few for the tokens": (_change(positions=u32([14, 0])), "new_pages"),
     "targets nobody asked for": (_change(prompt_targets=u32([1])), "prompt_targets"),
+    "masked without a sample": (_change(flags=b"\x11\5"), "flags"),
     "half a span": (_change(traces=b"\1" * 47), "traces"),
     "seeds missing": (_change_starts(seeds=b"\0" * 8), "starts.seeds"),
     "temperature not a number": (
@@ -298,6 +299,95 @@ def test_continuing_a_slot_that_sampled_nothing_is_refused(worker: Worker) -> No
     with pytest.raises(grpc.RpcError) as caught:
         run.receive()
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_masked_row_samples_among_its_tokens_only(worker: Worker) -> None:
+    run = worker.run()
+    start: dict[str, Any] = {"temperatures": 1.0, "seeds": 5, "top_tokens": 2}
+    run.send([row(0, [1, 2, 3], 0, [0], start=start, masked=True), row(1, [4, 5], 0, [1], start=start)])
+    run.send_masks(mask_of([17], 199))
+    first = run.receive()
+    assert sampled(first)[0] == 17
+    # The other row and the model's own log probabilities know nothing of it.
+    plain = worker.run()
+    free = plain.step([row(0, [1, 2, 3], 0, [0], start=start), row(1, [4, 5], 0, [1], start=start)])
+    assert sampled(first)[1] == sampled(free)[1]
+    assert (first.top_tokens, first.top_logprobs) == (free.top_tokens, free.top_logprobs)
+    plain.end()
+
+
+def test_masks_follow_plans_that_were_sent_before_them(worker: Worker) -> None:
+    run = worker.run()
+    run.send([row(0, [1, 2, 3], 0, [0], start={}, masked=True)])
+    run.send([row(0, None, 3, masked=True)])
+    run.send([row(0, None, 4)])
+    run.send_masks(mask_of([150, 160], 199), 1)
+    (first,) = sampled(run.receive())
+    assert first in (150, 160)
+    run.send_masks(mask_of([198], 199), 2)
+    assert sampled(run.receive()) == [198]
+    (third,) = sampled(run.receive())
+    again = worker.run()
+    assert sampled(again.step([row(0, [1, 2, 3, first, 198], 0, [0], start={})])) == [third]
+    again.end()
+
+
+def test_a_row_without_any_token_in_its_mask_samples_nothing_and_counts_nothing(worker: Worker) -> None:
+    start: dict[str, Any] = {"frequency_penalties": 2.0, "history": [1, 2, 3], "history_outputs": 0}
+    run = worker.run()
+    run.send([row(0, [1, 2, 3], 0, [0], start=start, masked=True)])
+    run.send_masks(mask_of([], 199))
+    result = run.receive()
+    assert len(sampled(result)) == 1 and not result.errors
+    # The same token fed again samples what it would have: nothing was counted.
+    got = sampled(run.step([row(0, [3], 2)]))
+    plain = worker.run()
+    assert got == sampled(plain.step([row(0, [1, 2, 3], 0, [0], start=start)]))
+    plain.end()
+
+
+def test_a_mask_that_bias_forbids_is_an_error_of_its_row(worker: Worker) -> None:
+    run = worker.run()
+    start: dict[str, Any] = {"bias": {17: float("-inf")}}
+    run.send([row(0, [1], 0, [0], start=start, masked=True), row(1, [4], 0, [1], start={})])
+    run.send_masks(mask_of([17], 199))
+    result = run.receive()
+    assert [(error.row, "grammar" in error.message) for error in result.errors] == [(0, True)]
+    run.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "code", "says"),
+    [
+        (mask_of([1], 199)[:-4], 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words: 6 words, but 1 rows"),
+        (mask_of([1], 199) * 2, 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words: 14 words"),
+        (b"\1" * 3, 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words"),
+        (mask_of([1], 199), 2, grpc.StatusCode.FAILED_PRECONDITION, "masks of plan 2 came where"),
+    ],
+)
+def test_masks_of_another_width_or_plan_are_refused(
+    words: bytes, number: int, code: grpc.StatusCode, says: str, worker: Worker
+) -> None:
+    run = worker.run()
+    run.send([row(0, [1], 0, [0], start={}, masked=True)])
+    run.send_masks(words, number)
+    with pytest.raises(grpc.RpcError) as caught:
+        run.receive()
+    assert caught.value.code() == code
+    assert says in str(caught.value.details())
+
+
+def test_a_run_that_ends_while_masks_are_owed_leaves_the_worker_usable(worker: Worker) -> None:
+    run = worker.run()
+    run.send([row(0, [1], 0, [0], start={}, masked=True)])
+    run.end()
+    with pytest.raises(StopIteration):
+        run.receive()
+    gone = worker.run()
+    gone.send([row(0, [1], 0, [0], start={}, masked=True)])
+    newer = worker.run()
+    assert sampled(newer.step([row(0, [1, 2, 3], 0, [0], start={})]))
+    newer.end()
 
 
 def test_a_new_run_ends_the_former_and_starts_without_slots(worker: Worker) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import re
 from typing import Any
 
 import pytest
@@ -187,9 +189,10 @@ def test_best_of_in_a_stream_is_a_validation_error(client: InferenceClient) -> N
 
 @pytest.mark.golden
 def test_a_grammar(client: InferenceClient) -> None:
-    grammar: Any = {"type": "regex", "value": "[0-9]+"}
-    with pytest.raises(ValidationError, match="grammar"):  # not yet
-        client.text_generation("x", grammar=grammar, max_new_tokens=4)
+    grammar: Any = {"type": "regex", "value": "[0-9]{3}"}
+    assert re.fullmatch("[0-9]{3}", client.text_generation("x", grammar=grammar, max_new_tokens=40))
+    streamed = client.text_generation("x", grammar=grammar, max_new_tokens=40, stream=True)
+    assert re.fullmatch("[0-9]{3}", "".join(streamed))
 
 
 def test_a_busy_server_is_an_overloaded_error(busy: Guarded) -> None:
@@ -319,10 +322,14 @@ def test_tools(client: InferenceClient) -> None:
 
 @pytest.mark.golden
 def test_a_response_format(client: InferenceClient) -> None:
-    schema: Any = {"type": "json", "value": TOOL["function"]["parameters"]}
-    with pytest.raises(HfHubHTTPError, match="response_format") as caught:  # not yet
-        client.chat_completion(user("Name a place"), response_format=schema)
-    assert caught.value.response.status_code == 422
+    parameters = TOOL["function"]["parameters"]
+    for schema in (
+        {"type": "json", "value": parameters},
+        {"type": "json_schema", "json_schema": {"name": "place", "schema": parameters, "strict": True}},
+    ):
+        form: Any = schema
+        answer = client.chat_completion(user("Name a place"), response_format=form, max_tokens=100)
+        assert set(json.loads(answer.choices[0].message.content or "")) <= set(parameters["properties"])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

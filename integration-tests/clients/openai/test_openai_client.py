@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from typing import Any
 
 import openai
@@ -163,8 +164,13 @@ def test_tools(client: OpenAI) -> None:
 def test_a_response_format(client: OpenAI) -> None:
     schema = {"name": "place", "schema": FUNCTION["parameters"], "strict": True}
     for format in ({"type": "json_object"}, {"type": "json_schema", "json_schema": schema}):
-        with pytest.raises(openai.UnprocessableEntityError, match="response_format"):  # not yet
-            client.chat.completions.create(model="tgi", messages=user("A place?"), response_format=format)
+        answer = client.chat.completions.create(
+            model="tgi", messages=user("A place?"), response_format=format, max_tokens=200, temperature=0
+        )
+        choice = answer.choices[0]
+        assert (choice.message.content or "").startswith("{")
+        if choice.finish_reason == "stop" or format["type"] == "json_schema":
+            assert isinstance(json.loads(choice.message.content or ""), dict)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

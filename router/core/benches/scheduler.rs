@@ -100,6 +100,7 @@ impl Load {
             stop_token_ids: Vec::new(),
             top_tokens: 0,
             prompt_logprobs: false,
+            constraint: None,
             cache_namespace: 0,
             tenant: Tenant::Key(salt % 7),
             deadline: None,

@@ -83,6 +83,7 @@ fn spec(salt: u32) -> SequenceSpec {
         stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
+        constraint: None,
         cache_namespace: 0,
         tenant: Tenant::Anonymous,
         deadline: None,

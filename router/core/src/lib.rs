@@ -4,10 +4,12 @@
 //! - `generation` is one request's life, from its prompt to its text events;
 //! - `scheduler` owns every sequence and every KV block, and is alone in talking to `worker`;
 //! - `worker` is the client of the worker contract, which the crate `penstock-proto` holds;
+//! - `constraint` is what a text has to be, whoever compiles it;
 //! - `blocking` has the threads for what takes time in proportion to a request's size;
 //! - `health` is what the server can say of itself.
 
 pub mod blocking;
+pub mod constraint;
 pub mod generation;
 pub mod health;
 pub mod prompt;

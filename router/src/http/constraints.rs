@@ -1,35 +1,65 @@
-//! The fields that constrain a text: grammars, response formats, tools. They are read and checked as if they
-//! were served; what is in order is then refused as "not supported yet".
+//! The fields that say what a text has to be: TGI's grammars, OpenAI's response formats, vLLM's guided fields. Tools are
+//! read and checked as if they were served; what is in order is then refused as "not supported yet".
 
 use std::collections::HashSet;
 
 use serde_json::Value;
 
+use crate::constraint::GrammarSource;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, checked_name, shortened};
 use crate::http::request_fields::{self, Field};
 
+/// A grammar, and the field that asked for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    pub field: &'static str,
+    pub source: GrammarSource,
+}
+
 /// `grammar` of TGI's routes.
-pub fn refuse_grammar(fields: &Fields) -> Result<(), ApiError> {
+pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
+    const NAME: &str = request_fields::GRAMMAR.name;
     match fields.tree(&request_fields::GRAMMAR)? {
-        None => Ok(()),
-        Some(grammar) => {
-            check_format(request_fields::GRAMMAR.name, &grammar, &TGI_TYPES)?;
-            Err(ApiError::not_supported_yet(request_fields::GRAMMAR.name))
-        }
+        None => Ok(None),
+        Some(grammar) => source_of(NAME, &grammar, &TYPES[1..]),
     }
 }
 
-/// `response_format`, `tools` and `tool_choice` of OpenAI's routes.
-pub fn refuse_openai(fields: &Fields) -> Result<(), ApiError> {
+/// `response_format` of OpenAI's routes, and vLLM's names for the same. Only one of them can be followed.
+pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     const FORMAT: &str = request_fields::RESPONSE_FORMAT.name;
-    if let Some(format) = fields.tree(&request_fields::RESPONSE_FORMAT)? {
-        check_format(FORMAT, &format, &ALL_TYPES)?;
-        if format["type"] != "text" {
-            let message = "`response_format` other than {\"type\": \"text\"} is not supported yet";
-            return Err(ApiError::invalid(FORMAT, message));
+    let format = fields.tree(&request_fields::RESPONSE_FORMAT)?;
+    let format = format.map(|format| source_of(FORMAT, &format, &TYPES)).transpose()?.flatten();
+    let mut asked = format.map(|source| Asked { field: FORMAT, source });
+    let outputs = fields.tree(&request_fields::STRUCTURED_OUTPUTS)?;
+    for (field, member, kind) in [
+        (&request_fields::GUIDED_JSON, "json", "json"),
+        (&request_fields::GUIDED_REGEX, "regex", "regex"),
+        (&request_fields::GUIDED_CHOICE, "choice", "choice"),
+        (&request_fields::GUIDED_GRAMMAR, "grammar", "lark"),
+    ] {
+        let member =
+            outputs.as_ref().and_then(|outputs| outputs.get(member)).filter(|value| !value.is_null());
+        for (field, value) in
+            [(field.name, fields.tree(field)?), (request_fields::STRUCTURED_OUTPUTS.name, member.cloned())]
+        {
+            let Some(value) = value else { continue };
+            if let Some(Asked { field: first, .. }) = asked {
+                return Err(ApiError::invalid(
+                    field,
+                    format!("`{field}` and `{first}` must not both be given"),
+                ));
+            }
+            asked = source(field, field, kind, Some(&value))?.map(|source| Asked { field, source });
         }
     }
+    refuse_tools(fields)?;
+    Ok(asked)
+}
+
+/// `tools` and `tool_choice` of OpenAI's routes.
+fn refuse_tools(fields: &Fields) -> Result<(), ApiError> {
     let names = tools(fields)?;
     let choice = tool_choice(fields)?;
     if let Choice::Function(wanted) = &choice
@@ -49,45 +79,74 @@ pub fn refuse_openai(fields: &Fields) -> Result<(), ApiError> {
     }
 }
 
-const TGI_TYPES: [&str; 4] = ["json", "json_object", "json_schema", "regex"];
-const ALL_TYPES: [&str; 5] = ["text", "json", "json_object", "json_schema", "regex"];
+const TYPES: [&str; 7] = ["text", "json", "json_object", "json_schema", "regex", "choice", "lark"];
 
-/// OpenAI's shapes and TGI's `{"type", "value"}`.
-fn check_format(name: &'static str, format: &Value, types: &[&str]) -> Result<(), ApiError> {
-    let wrong = |text: String| Err(ApiError::invalid(name, text));
+/// OpenAI's shapes and TGI's `{"type", "value"}`. `None` for text.
+fn source_of(name: &'static str, format: &Value, types: &[&str]) -> Result<Option<GrammarSource>, ApiError> {
     if !format.is_object() {
         let error = ApiError::invalid(name, format!("`{name}` must be an object"));
         return Err(error.given(shortened(&format.to_string())));
     }
-    let kind = format["type"].as_str().filter(|kind| types.contains(kind));
+    let Some(kind) = format["type"].as_str().filter(|kind| types.contains(kind)) else {
+        let text = format!("`{name}.type` must be one of {}", types.join(", "));
+        return Err(ApiError::invalid(name, text).given(shortened(&format["type"].to_string())));
+    };
     let value = format.get("value").filter(|value| !value.is_null());
-    match (kind, value) {
-        (None, _) => {
-            let text = format!("`{name}.type` must be one of {}", types.join(", "));
-            Err(ApiError::invalid(name, text).given(shortened(&format["type"].to_string())))
-        }
-        (Some("regex"), Some(value)) if value.is_string() => Ok(()),
-        (Some("regex"), _) => wrong(format!("`{name}.value` must be a string, the regular expression")),
-        (Some("json" | "json_object"), Some(value)) => match value {
-            Value::Object(_) => Ok(()),
-            Value::String(text)
-                if serde_json::from_str::<Value>(text).is_ok_and(|schema| schema.is_object()) =>
-            {
-                Ok(())
+    if kind == "json_schema" {
+        let schema = value.or_else(|| format.get("json_schema")).and_then(|schema| schema.get("schema"));
+        return match schema {
+            Some(Value::Object(_) | Value::Bool(_)) => Ok(schema.cloned().map(GrammarSource::JsonSchema)),
+            _ => {
+                let text = format!("`{name}.json_schema.schema` must be an object, the JSON schema");
+                Err(ApiError::invalid(name, text))
             }
-            _ => wrong(format!("`{name}.value` must be a JSON schema, an object or a string that holds one")),
-        },
-        // TGI knows `json` only with a schema; OpenAI's `json_object` is any object.
-        (Some("json"), None) => wrong(format!("`{name}.value` is required: the JSON schema")),
-        (Some("json_schema"), _) => {
-            let schema = value.or_else(|| format.get("json_schema"));
-            match schema.and_then(|schema| schema.get("schema")) {
-                Some(Value::Object(_) | Value::Bool(_)) => Ok(()),
-                _ => wrong(format!("`{name}.json_schema.schema` must be an object, the JSON schema")),
-            }
-        }
-        _ => Ok(()),
+        };
     }
+    source(name, &format!("{name}.value"), kind, value)
+}
+
+/// `path` is where `value` is.
+fn source(
+    name: &'static str,
+    path: &str,
+    kind: &str,
+    value: Option<&Value>,
+) -> Result<Option<GrammarSource>, ApiError> {
+    let wrong = |text: String| Err(ApiError::invalid(name, text));
+    let source = match (kind, value) {
+        ("text", _) => return Ok(None),
+        // TGI knows `json` only with a schema; OpenAI's `json_object` is any object.
+        ("json_object", None) => GrammarSource::JsonObject,
+        ("json", None) => return wrong(format!("`{path}` is required: the JSON schema")),
+        ("json" | "json_object", Some(schema @ Value::Object(_))) => {
+            GrammarSource::JsonSchema(schema.clone())
+        }
+        ("json" | "json_object", Some(Value::String(text))) => match serde_json::from_str(text) {
+            Ok(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
+            _ => {
+                return wrong(format!(
+                    "`{path}` must be a JSON schema, an object or a string that holds one"
+                ));
+            }
+        },
+        ("json" | "json_object", Some(_)) => {
+            return wrong(format!("`{path}` must be a JSON schema, an object or a string that holds one"));
+        }
+        ("regex", Some(Value::String(text))) => GrammarSource::Regex(text.clone()),
+        ("regex", _) => return wrong(format!("`{path}` must be a string, the regular expression")),
+        ("lark", Some(Value::String(text))) => GrammarSource::Lark(text.clone()),
+        ("lark", _) => return wrong(format!("`{path}` must be a string, a grammar in Lark's notation")),
+        _ => {
+            let texts = value.and_then(Value::as_array).filter(|texts| !texts.is_empty());
+            let texts =
+                texts.and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+            let Some(texts) = texts else {
+                return wrong(format!("`{path}` must be a list of strings that is not empty"));
+            };
+            GrammarSource::Choice(texts)
+        }
+    };
+    Ok(Some(source))
 }
 
 /// The names of the functions in `tools`.
@@ -167,30 +226,75 @@ mod tests {
     fn refusal(body: &str) -> String {
         let limits = limits();
         let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-        refuse_openai(&fields)
-            .and_then(|()| refuse_grammar(&fields))
+        openai(&fields)
+            .and_then(|_| grammar(&fields))
             .err()
             .unwrap_or_else(|| panic!("{body} was taken"))
             .to_string()
     }
 
+    fn asked(body: &str) -> Option<Asked> {
+        let limits = limits();
+        openai(&Fields::parse(body.as_bytes(), &limits).expect("JSON"))
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
     #[test]
-    fn what_is_in_order_is_not_supported_yet() {
-        let schema = r#"{"type": "object", "properties": {}}"#;
-        for format in [
-            r#"{"type": "json_object"}"#.to_string(),
-            format!(r#"{{"type": "json_object", "value": {schema}}}"#),
-            format!(r#"{{"type": "json", "value": {schema}}}"#),
-            r#"{"type": "json", "value": "{\"type\": \"string\"}"}"#.into(),
-            format!(r#"{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}"#),
-            format!(r#"{{"type": "json_schema", "value": {{"schema": {schema}}}}}"#),
-            r#"{"type": "regex", "value": "[a-z]+"}"#.into(),
+    fn every_shape_of_a_grammar_is_understood() {
+        let limits = limits();
+        let schema = serde_json::json!({"type": "object", "properties": {}});
+        for (format, source) in [
+            (r#"{"type": "json_object"}"#.to_string(), GrammarSource::JsonObject),
+            (
+                format!(r#"{{"type": "json_object", "value": {schema}}}"#),
+                GrammarSource::JsonSchema(schema.clone()),
+            ),
+            (format!(r#"{{"type": "json", "value": {schema}}}"#), GrammarSource::JsonSchema(schema.clone())),
+            (
+                r#"{"type": "json", "value": "{\"type\": \"string\"}"}"#.into(),
+                GrammarSource::JsonSchema(serde_json::json!({"type": "string"})),
+            ),
+            (
+                format!(r#"{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}"#),
+                GrammarSource::JsonSchema(schema.clone()),
+            ),
+            (
+                format!(r#"{{"type": "json_schema", "value": {{"schema": {schema}}}}}"#),
+                GrammarSource::JsonSchema(schema.clone()),
+            ),
+            (r#"{"type": "regex", "value": "[a-z]+"}"#.into(), GrammarSource::Regex("[a-z]+".into())),
+            (
+                r#"{"type": "choice", "value": ["yes", "no"]}"#.into(),
+                GrammarSource::Choice(vec!["yes".into(), "no".into()]),
+            ),
+            (
+                r#"{"type": "lark", "value": "start: \"x\""}"#.into(),
+                GrammarSource::Lark("start: \"x\"".into()),
+            ),
         ] {
-            let refused = refusal(&format!("{{\"response_format\": {format}}}"));
-            assert!(refused.contains("not supported yet"), "{format}: {refused}");
-            let refused = refusal(&format!("{{\"grammar\": {format}}}"));
-            assert_eq!(refused, "`grammar` is not supported yet", "{format}");
+            let found = asked(&format!("{{\"response_format\": {format}}}"));
+            assert_eq!(found, Some(Asked { field: "response_format", source: source.clone() }), "{format}");
+            let body = format!("{{\"grammar\": {format}}}");
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            assert_eq!(grammar(&fields).ok().flatten(), Some(source), "{format}");
         }
+        for (body, field, source) in [
+            (r#"{"guided_regex": "a+"}"#, "guided_regex", GrammarSource::Regex("a+".into())),
+            (r#"{"guided_choice": ["a"]}"#, "guided_choice", GrammarSource::Choice(vec!["a".into()])),
+            (r#"{"guided_grammar": "start: x"}"#, "guided_grammar", GrammarSource::Lark("start: x".into())),
+            (r#"{"guided_json": {}}"#, "guided_json", GrammarSource::JsonSchema(serde_json::json!({}))),
+            (
+                r#"{"structured_outputs": {"regex": "a+", "json": null}}"#,
+                "structured_outputs",
+                GrammarSource::Regex("a+".into()),
+            ),
+        ] {
+            assert_eq!(asked(body), Some(Asked { field, source }), "{body}");
+        }
+    }
+
+    #[test]
+    fn tools_are_checked_and_not_supported_yet() {
         for tools in [
             r#""tools": [{"type": "function", "function": {"name": "f"}}]"#,
             r#""tools": [{"type": "function", "function": {"name": "f", "arguments": {}}}], "tool_choice": "f""#,
@@ -214,6 +318,21 @@ mod tests {
             ),
             (r#"{"response_format": {"type": "regex"}}"#, "`response_format.value` must be a string"),
             (r#"{"response_format": {"type": "json_schema"}}"#, "`response_format.json_schema.schema`"),
+            (r#"{"grammar": {"type": "choice", "value": []}}"#, "`grammar.value` must be a list of strings"),
+            (
+                r#"{"grammar": {"type": "choice", "value": ["a", 5]}}"#,
+                "`grammar.value` must be a list of strings",
+            ),
+            (r#"{"grammar": {"type": "lark", "value": 5}}"#, "`grammar.value` must be a string, a grammar"),
+            (r#"{"guided_regex": 5}"#, "`guided_regex` must be a string"),
+            (
+                r#"{"guided_regex": "a", "response_format": {"type": "json_object"}}"#,
+                "`guided_regex` and `response_format` must not both be given",
+            ),
+            (
+                r#"{"structured_outputs": {"regex": "a", "choice": ["a"]}}"#,
+                "`structured_outputs` and `structured_outputs` must not both",
+            ),
             (r#"{"response_format": 5}"#, "`response_format` must be an object. Given: 5"),
             (r#"{"grammar": {"type": "text"}}"#, "`grammar.type` must be one of json, json_object"),
             (r#"{"grammar": "x"}"#, "`grammar` must be an object"),
@@ -256,7 +375,7 @@ mod tests {
             r#"{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}"#,
         ] {
             let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-            assert_eq!(refuse_openai(&fields), Ok(()), "{body}");
+            assert_eq!(openai(&fields), Ok(None), "{body}");
         }
     }
 }

@@ -238,7 +238,8 @@ pub const GRAMMAR: Field = field(
     "grammar",
     Kind::Any,
     "none",
-    "`{\"type\": \"json\" | \"json_schema\" | \"regex\", \"value\": ...}`: checked, but not supported yet",
+    "`{\"type\": \"json\" | \"json_schema\" | \"regex\" | \"choice\" | \"lark\", \"value\": ...}`: what the text has to be, see \
+     structured-output.md",
 );
 pub const ADAPTER_ID: Field = name("adapter_id", "none", "A loaded LoRA adapter; none can be loaded yet");
 
@@ -346,7 +347,21 @@ pub const RESPONSE_FORMAT: Field = field(
     "response_format",
     Kind::Object,
     "text",
-    "In OpenAI's shapes and TGI's: checked, but only `{\"type\": \"text\"}` is supported yet",
+    "In OpenAI's shapes and TGI's: what the text has to be, see structured-output.md",
+);
+pub const GUIDED_JSON: Field =
+    field("guided_json", Kind::Any, "none", "vLLM's name for a `response_format` with a JSON schema");
+pub const GUIDED_REGEX: Field =
+    field("guided_regex", Kind::Any, "none", "vLLM's name for a `response_format` of type `regex`");
+pub const GUIDED_CHOICE: Field =
+    field("guided_choice", Kind::Any, "none", "vLLM's name for a `response_format` of type `choice`");
+pub const GUIDED_GRAMMAR: Field =
+    field("guided_grammar", Kind::Any, "none", "vLLM's name for a `response_format` of type `lark`");
+pub const STRUCTURED_OUTPUTS: Field = field(
+    "structured_outputs",
+    Kind::Object,
+    "none",
+    "vLLM's object with one of `json`, `regex`, `choice` and `grammar`",
 );
 pub const TOOLS: Field = field(
     "tools",
@@ -390,7 +405,7 @@ pub const USER: Field = name(
 );
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 28] = [
+const OPENAI: [&Field; 33] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -414,6 +429,11 @@ const OPENAI: [&Field; 28] = [
     &WATERMARK,
     &ADAPTER_ID,
     &RESPONSE_FORMAT,
+    &GUIDED_JSON,
+    &GUIDED_REGEX,
+    &GUIDED_CHOICE,
+    &GUIDED_GRAMMAR,
+    &STRUCTURED_OUTPUTS,
     &TOOLS,
     &TOOL_CHOICE,
     &USER,
@@ -482,15 +502,7 @@ pub const BIASES: usize = 300;
 
 /// Fields that ask for what is not there yet, and are read nowhere else: refused rather than ignored,
 /// since an answer without their effect would be wrong.
-pub const NOT_YET: &[&str] = &[
-    "functions",
-    "function_call",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-];
+pub const NOT_YET: &[&str] = &["functions", "function_call"];
 
 #[cfg(test)]
 mod tests {

@@ -20,13 +20,13 @@ from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache
-from penstock.engine.plan import CONTINUE, I64, NO_TARGET, PROMPT_LOGPROBS, START, Plan
-from penstock.engine.sampling import Sampled, Sampler, most_likely
+from penstock.engine.plan import CONTINUE, I64, MASKED, NO_TARGET, PROMPT_LOGPROBS, START, U32, Plan
+from penstock.engine.sampling import Masks, Sampled, Sampler, most_likely
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.tables import Tables, divide
 from penstock.engine.threads import Threads
 from penstock.engine.transfers import Event, Transfers
-from penstock.errors import UnusableModel
+from penstock.errors import BadPlan, UnusableModel
 from penstock.models import choice
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -42,7 +42,7 @@ PROMPT_LOGITS_AT_ONCE = 64
 TILE = 16
 
 NOT_NUMBERS = "the model produced logits that are not numbers"
-NOTHING_LEFT = "logit bias and min_tokens forbid every token"
+NOTHING_LEFT = "grammar, logit bias and min_tokens together forbid every token"
 
 
 class StepMaker(Protocol):
@@ -78,6 +78,17 @@ class Launched:
     forward_ns: int
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
+    unsampled: "Unsampled | None" = None  # the model has run, and the masks for sampling are awaited
+
+
+@dataclass(slots=True)
+class Unsampled:
+    """What sampling needs of a step."""
+
+    ids_T: Tensor
+    hidden_TE: Tensor
+    logits_SV: Tensor | None  # of the rows that sample, on the ranks of the last stage
+    masked_rows: I64  # of the plan
 
 
 class Engine:
@@ -181,13 +192,19 @@ class Engine:
         self.slots.clear()
         self.sampler.clear()
 
-    def step(self, plan: Plan) -> pb.StepResult:
-        """Launches and finishes."""
-        return self.finish(self.launch(plan))
+    def step(self, plan: Plan, words: U32 | None = None) -> pb.StepResult:
+        """Launches and finishes; `words` are the plan's masks."""
+        launched = self.launch(plan)
+        if self.awaits_masks(launched):
+            self.choose(launched, words)
+        return self.finish(launched)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
-        """Checks the plan against the slots and gives its work to the device. Raises BadPlan."""
+        """Checks the plan against the slots and gives its work to the device. Raises BadPlan.
+
+        Where this rank samples and rows are masked, `choose` gives it the rest.
+        """
         traced_since = time.time_ns() if plan.traces and self.spans is not None else 0
         began = time.perf_counter_ns()
         self.slots.apply(plan)
@@ -208,39 +225,68 @@ class Engine:
         prepared = time.perf_counter_ns()
         hidden_TE = self._forward(step)
         forwarded = time.perf_counter_ns()
-        # Every rank of the last stage computes logits and learns what was sampled; its rank 0 samples and answers.
+        launched = Launched(
+            plan, indices, None, None, None, prepared - began, forwarded - prepared, 0, traced_since
+        )
+        logits_SV = None
+        if self.group.is_last_stage and len(indices.sample_rows):
+            # Every rank computes logits and learns what was sampled; the stage's rank 0 samples and answers.
+            chosen_SE = hidden_TE.index_select(0, to_device(indices.sample_tokens, self.device))
+            logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(chosen_SE)])
+        launched.sample_ns = time.perf_counter_ns() - forwarded
+        launched.unsampled = Unsampled(step.ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
+        if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):
+            self.choose(launched, None)
+        return launched
+
+    @torch.inference_mode()
+    def choose(self, launched: Launched, words: U32 | None) -> None:
+        """Samples in a step whose model has been launched. `words`: the masks, as the contract has them. Raises BadPlan."""
+        began = time.perf_counter_ns()
+        plan, indices, unsampled = launched.plan, launched.indices, launched.unsampled
+        assert unsampled is not None and indices is not None, "it was launched and nothing was sampled"
+        launched.unsampled = None
+        masks = None
+        if words is not None:
+            masks = self._masks(words, unsampled.masked_rows, indices)
         sampled = prompt = None
         if self.group.is_last_stage:
-            if len(indices.sample_rows):
-                sampled = self._sample(plan, indices, step.ids_T, hidden_TE)
+            if unsampled.logits_SV is not None:
+                sampled = self._sample(plan, indices, unsampled.ids_T, unsampled.logits_SV, masks)
             if len(indices.prompt_tokens):
-                prompt = self._prompt_logprobs(plan, indices, hidden_TE)
+                prompt = self._prompt_logprobs(plan, indices, unsampled.hidden_TE)
         elif self.group.is_first_stage and len(indices.sample_rows):
             self._awaited.append(plan.slots[indices.sample_rows])
-        if sampled is not None:
-            sampled = self._sampled_to_host(sampled)
-        if prompt is not None:
-            prompt = self._prompt_to_host(prompt)
-        done = self.transfers.mark()
-        ended = time.perf_counter_ns()
+        launched.sampled = None if sampled is None else self._sampled_to_host(sampled)
+        launched.prompt = None if prompt is None else self._prompt_to_host(prompt)
+        launched.done = self.transfers.mark()
+        launched.sample_ns += time.perf_counter_ns() - began
         if self.threads is not None:
             attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
-            self.threads.end(tokens, attended, ended - began)
-        return Launched(
-            plan,
-            indices,
-            sampled,
-            prompt,
-            done,
-            prepared - began,
-            forwarded - prepared,
-            ended - forwarded,
-            traced_since,
-        )
+            took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
+            self.threads.end(int(plan.counts.sum()), attended, took)
+
+    def _masks(self, words: U32, masked_rows: I64, indices: LogitsIndices) -> Masks:
+        """Of the rows that sample, those that are masked. Raises BadPlan for masks of another number or width."""
+        width = -(-self.limits.vocab_size // 32)
+        if len(words) != len(masked_rows) * width:
+            raise BadPlan(
+                f"masks.words: {len(words)} words, but {len(masked_rows)} rows are masked, each with {width}"
+            )
+        rows = np.searchsorted(indices.sample_rows, masked_rows)
+        return Masks(rows, words.reshape(-1, width).view(np.int32))
+
+    def number(self, launched: Launched) -> int:
+        """Of its plan."""
+        return launched.plan.number
+
+    def awaits_masks(self, launched: Launched) -> bool:
+        """Whether the step goes on with `choose`."""
+        return launched.unsampled is not None
 
     def is_done(self, launched: Launched) -> bool:
         """Whether `finish` would return at once."""
-        return launched.done is None or launched.done.query()
+        return launched.unsampled is None and (launched.done is None or launched.done.query())
 
     def finish(self, launched: Launched) -> pb.StepResult:
         """Waits for this step, and none after it, and packs the result."""
@@ -310,16 +356,17 @@ class Engine:
             if int(torch.arange(4, device=self.device).sum()) != 6:
                 raise RuntimeError("the device cannot add")
 
-    def _sample(self, plan: Plan, indices: LogitsIndices, ids_T: Tensor, hidden_TE: Tensor) -> Sampled | None:
+    def _sample(
+        self, plan: Plan, indices: LogitsIndices, ids_T: Tensor, logits_SV: Tensor, masks: Masks | None
+    ) -> Sampled | None:
         rows = indices.sample_rows
         tokens_S = to_device(indices.sample_tokens, self.device)
-        chosen_SE = hidden_TE.index_select(0, tokens_S)
-        logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(rows)])
         slots = plan.slots[rows]
         sampled = None
         if self.group.is_output_rank:
             positions = plan.positions[rows] + plan.counts[rows]
-            sampled = self.sampler.sample(logits_SV, slots, positions, ids_T.index_select(0, tokens_S))
+            previous_S = ids_T.index_select(0, tokens_S)
+            sampled = self.sampler.sample(logits_SV, slots, positions, previous_S, masks)
         chosen_S = torch.empty_like(tokens_S) if sampled is None else sampled.tokens_S
         self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.broadcast(chosen_S))
         if self.group.pipeline is not None:

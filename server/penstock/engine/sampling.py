@@ -2,8 +2,8 @@
 
 Called by the engine with the logits of the rows that sample. Holds what a sequence is sampled with, by
 slot, and for slots with penalties the counts of their tokens, on the device. The order is that of Hugging
-Face transformers (`GenerationMixin._get_logits_processor`): bias, penalties, tokens that would end it too soon,
-temperature, top-k, top-p, min-p, typical-p, watermark, choice. TGI applies the watermark first.
+Face transformers (`GenerationMixin._get_logits_processor`): bias, penalties, tokens that would end it too soon, the
+grammar's mask, temperature, top-k, top-p, min-p, typical-p, watermark, choice. TGI applies the watermark first.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import F32, I64, U64, Starts
+from penstock.engine.plan import F32, I64, U64, Bools, Starts
 
 # What is read from a plan, for all rows at once.
-Column = npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -31,6 +31,19 @@ class Sampled:
     top_counts: I64  # always on the host: alternatives wanted of each row
     top_tokens_SN: Tensor | None
     top_logprobs_SN: Tensor | None
+
+
+@dataclass(slots=True)
+class Masks:
+    """Which tokens some of the rows may sample."""
+
+    rows: I64  # (M,) indices among the rows that sample, rising
+    words_MW: npt.NDArray[np.int32]  # as the contract's Masks; a row of zeros samples nothing
+
+    @property
+    def is_empty(self) -> Bools:
+        """(M,) which rows sample nothing."""
+        return ~self.words_MW.any(axis=1)
 
 
 class Sampler:
@@ -109,11 +122,13 @@ class Sampler:
             part = slice(end_ends[entry] - int(starts.end_counts[entry]), end_ends[entry])
             self._hold_back(int(slots[entry]), starts.end_tokens[part].astype(np.int64))
 
-    def sample(self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor) -> Sampled:
+    def sample(
+        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor, masks: Masks | None = None
+    ) -> Sampled:
         """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
-        `previous` (S,) int64 the tokens before them, on the device.
+        `previous` (S,) int64 the tokens before them, on the device. The token of a row that samples nothing is any.
         """
-        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S)
+        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S, masks)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             tokens_S = self._choose(scores_SV, slots, positions)
@@ -124,7 +139,7 @@ class Sampler:
                 drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
                 tokens_S.index_copy_(0, rows, drawn_S)
         logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
-        self._count(slots, tokens_S)
+        self._count(slots, tokens_S, masks)
         sampled = Sampled(
             tokens_S=tokens_S,
             logprobs_S=logprobs_SV.gather(1, tokens_S.unsqueeze(1)).squeeze(1),
@@ -140,12 +155,12 @@ class Sampler:
         return sampled
 
     def process(
-        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor
+        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor, masks: Masks | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """What tokens are chosen from, (S, V) fp32: of greedy rows the largest, of others by its softmax. And (S,) bool,
         which rows have a token left; None: all. The logits stay as they are; arguments as in `sample`.
         """
-        scores_SV, possible_S = self._change(logits_SV, slots, positions)
+        scores_SV, possible_S = self._change(logits_SV, slots, positions, masks)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             scores_SV = self._truncate(scores_SV, slots)
@@ -165,14 +180,17 @@ class Sampler:
             scores_SV = scores_SV.index_copy(0, rows, marked_SV)
         return scores_SV, possible_S
 
-    def _change(self, logits_SV: Tensor, slots: I64, positions: I64) -> tuple[Tensor, Tensor | None]:
-        """Logits after bias, penalties and what may not end yet, and which rows have a token left."""
+    def _change(
+        self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits after bias, penalties, what may not end yet and masks, and which rows have a token left."""
         penalized = np.flatnonzero(self.count_rows[slots] >= 0)
         biased = (
             [row for row, slot in enumerate(slots.tolist()) if slot in self.biases] if self.biases else []
         )
         held = np.flatnonzero(positions < self.first_ends[slots])
-        if not (len(penalized) or biased or len(held)):
+        masked = np.zeros(0, np.int64) if masks is None else np.flatnonzero(~masks.is_empty)
+        if not (len(penalized) or biased or len(held) or len(masked)):
             return logits_SV, None
         changed_SV = logits_SV.clone()
         if biased:
@@ -201,7 +219,10 @@ class Sampler:
         if len(held):
             rows, tokens_SM = self._on_device(held), self._on_device(self.end_tokens[slots[held]])
             changed_SV.index_put_((rows.unsqueeze(1), tokens_SM), changed_SV.new_full((), -torch.inf))
-        if not (biased or len(held)):
+        if masks is not None and len(masked):
+            rows, words_MW = self._on_device(masks.rows[masked]), self._on_device(masks.words_MW[masked])
+            changed_SV.index_copy_(0, rows, ops.mask_tokens(changed_SV.index_select(0, rows), words_MW))
+        if not (biased or len(held) or len(masked)):
             return changed_SV, None
         return changed_SV, changed_SV.amax(-1) > -torch.inf
 
@@ -244,8 +265,11 @@ class Sampler:
             self.end_tokens = np.concatenate((self.end_tokens, wider), axis=1)
         self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
-    def _count(self, slots: I64, tokens_S: Tensor) -> None:
-        counted = np.flatnonzero(self.count_rows[slots] >= 0)
+    def _count(self, slots: I64, tokens_S: Tensor, masks: Masks | None) -> None:
+        is_counted = self.count_rows[slots] >= 0
+        if masks is not None:
+            is_counted[masks.rows[masks.is_empty]] = False
+        counted = np.flatnonzero(is_counted)
         if len(counted):
             rows = self._on_device(self.count_rows[slots[counted]])
             ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, self._on_device(counted)))

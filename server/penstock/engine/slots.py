@@ -13,6 +13,7 @@ from penstock.engine.plan import (
     CONTINUE,
     I64,
     KNOWN_FLAGS,
+    MASKED,
     NO_PAGE,
     NO_TARGET,
     PROMPT_LOGPROBS,
@@ -95,6 +96,8 @@ class SlotTable:
         starts = slots[starting]
         if (starting & continuing).any():
             raise BadPlan("flags: a row has both START and CONTINUE")
+        if (((flags & MASKED) != 0) & ((flags & SAMPLE) == 0)).any():
+            raise BadPlan("flags: a row has MASKED without SAMPLE")
         _check_starts(plan.starts, len(starts), limits)
         if len(starts):
             self.alive[starts] = True

@@ -14,11 +14,13 @@ class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_FLAG_CONTINUE: _ClassVar[RowFlag]
     ROW_FLAG_SAMPLE: _ClassVar[RowFlag]
     ROW_FLAG_PROMPT_LOGPROBS: _ClassVar[RowFlag]
+    ROW_FLAG_MASKED: _ClassVar[RowFlag]
 ROW_FLAG_NONE: RowFlag
 ROW_FLAG_START: RowFlag
 ROW_FLAG_CONTINUE: RowFlag
 ROW_FLAG_SAMPLE: RowFlag
 ROW_FLAG_PROMPT_LOGPROBS: RowFlag
+ROW_FLAG_MASKED: RowFlag
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -112,6 +114,14 @@ class CostModel(_message.Message):
     per_context_token_ns: float
     def __init__(self, fixed_ns: _Optional[float] = ..., per_token_ns: _Optional[float] = ..., per_context_token_ns: _Optional[float] = ...) -> None: ...
 
+class ToWorker(_message.Message):
+    __slots__ = ("plan", "masks")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    plan: StepPlan
+    masks: Masks
+    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ...) -> None: ...
+
 class StepPlan(_message.Message):
     __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +151,14 @@ class StepPlan(_message.Message):
     starts: Starts
     traces: bytes
     def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ...) -> None: ...
+
+class Masks(_message.Message):
+    __slots__ = ("number", "words")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    words: bytes
+    def __init__(self, number: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
     __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts")

@@ -17,7 +17,7 @@ def handlers(servicer: Any) -> grpc.GenericRpcHandler:
                 servicer.describe, pb.DescribeRequest.FromString, pb.ModelDescription.SerializeToString
             ),
             "Prepare": unary(servicer.prepare, pb.PrepareRequest.FromString, pb.Prepared.SerializeToString),
-            "Run": stream(servicer.run, pb.StepPlan.FromString, pb.StepResult.SerializeToString),
+            "Run": stream(servicer.run, pb.ToWorker.FromString, pb.StepResult.SerializeToString),
             "Check": unary(servicer.check, pb.CheckRequest.FromString, pb.CheckReply.SerializeToString),
         },
     )

@@ -67,6 +67,11 @@ class PlanReader:
         )
 
 
+def mask_words(message: pb.Masks) -> U32:
+    """The words of all masks. Raises BadPlan for a column that is no whole number of elements."""
+    return _u32("masks.words", message.words)
+
+
 def _u32(name: str, column: bytes) -> U32:
     if len(column) % 4:
         raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 4-byte elements")

@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from penstock.engine.plan import Plan
+from penstock.engine.plan import U32, Plan
+from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
-from penstock.rpc.plan_reader import PlanReader
+from penstock.rpc.plan_reader import PlanReader, mask_words
 
 # While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
 GLANCE_SECONDS = 0.0002
@@ -34,6 +35,15 @@ class Steps(Protocol[L]):
     def launch(self, plan: Plan) -> L:
         """Begins a step. Raises BadPlan."""
 
+    def awaits_masks(self, launched: L) -> bool:
+        """Whether the step goes on with `choose`."""
+
+    def choose(self, launched: L, words: U32) -> None:
+        """Samples with these masks. Raises BadPlan."""
+
+    def number(self, launched: L) -> int:
+        """Of its plan."""
+
     def is_done(self, launched: L) -> bool:
         """Whether `finish` would return at once."""
 
@@ -53,25 +63,36 @@ class RunCall:
 
     def __init__(self) -> None:
         self._plans: queue.SimpleQueue[Plan | Exception | None] = queue.SimpleQueue()
+        self._masks: queue.SimpleQueue[pb.Masks | Exception | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[pb.StepResult | Exception | None] = queue.SimpleQueue()
 
-    def read(self, messages: Iterator[pb.StepPlan]) -> None:
+    def read(self, messages: Iterator[pb.ToWorker]) -> None:
         """Reads the stream to its end."""
         reader = PlanReader()
         end: Exception | None = None
         try:
             for message in messages:
-                self._plans.put(reader.read(message))
+                match message.WhichOneof("message"):
+                    case "plan":
+                        self._plans.put(reader.read(message.plan))
+                    case "masks":
+                        self._masks.put(message.masks)
+                    case _:
+                        raise BadPlan("message: neither a plan nor masks")
         except grpc.RpcError:
             pass  # the client went away, which ends the stream as well
         except Exception as error:
             # grpcio raises a bare Exception when the call was cancelled; anything else must be seen.
             end = None if type(error) is Exception else error
-        self._plans.put(end)
+        self._end(end)
 
     def supersede(self) -> None:
         """Ends the execution after the plans that were read."""
-        self._plans.put(Superseded())
+        self._end(Superseded())
+
+    def _end(self, why: Exception | None) -> None:
+        self._plans.put(why)
+        self._masks.put(why)
 
     def execute(self, engine: Steps[L]) -> None:
         """Executes plans until they end; whatever goes wrong is the last result."""
@@ -85,7 +106,17 @@ class RunCall:
                     if plan is None:
                         break
                     launched.append(engine.launch(plan))
-                while len(launched) < engine.depth and not engine.is_done(launched[0]):
+                if engine.awaits_masks(launched[0]):
+                    words = self._next_masks(engine.number(launched[0]))
+                    if words is None:
+                        break
+                    engine.choose(launched[0], words)
+                # What a masked step samples, the next one may feed.
+                while (
+                    len(launched) < engine.depth
+                    and not engine.awaits_masks(launched[-1])
+                    and not engine.is_done(launched[0])
+                ):
                     plan = self._next_plan_within(GLANCE_SECONDS)
                     if plan is not None:
                         launched.append(engine.launch(plan))
@@ -109,6 +140,17 @@ class RunCall:
         if isinstance(item, Exception):
             raise item
         return item
+
+    def _next_masks(self, number: int) -> U32 | None:
+        """The masks of this plan, which is the oldest that needs some."""
+        item = self._masks.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            return None
+        if item.number != number:
+            raise OutOfStep(f"masks of plan {item.number} came where those of plan {number} were due")
+        return mask_words(item)
 
     def _next_plan_within(self, seconds: float) -> Plan | None:
         """The next plan if it comes in time. The end of the stream is left for `_next_plan`."""

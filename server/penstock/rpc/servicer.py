@@ -54,7 +54,7 @@ class WorkerServicer:
         log("INFO", "prepared", pages=prepared.pages, cache_bytes=prepared.cache_bytes)
         return prepared
 
-    def run(self, plans: Iterator[pb.StepPlan], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
+    def run(self, messages: Iterator[pb.ToWorker], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
         """Executes plans in order until the client ends the stream or a newer Run begins."""
         context.send_initial_metadata(())
         if not self._engine.prepared:
@@ -64,7 +64,7 @@ class WorkerServicer:
         if former is not None:
             former.supersede()
         self._thread.submit(lambda: run.execute(self._engine))
-        threading.Thread(target=run.read, args=(plans,), name="plans", daemon=True).start()
+        threading.Thread(target=run.read, args=(messages,), name="plans", daemon=True).start()
         try:
             yield from run.results()
         except OutOfStep as error:

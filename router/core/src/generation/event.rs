@@ -127,6 +127,9 @@ pub enum GenerationFailure {
     /// The request cannot be served as it is.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
+    /// Its grammar cannot be compiled, and why.
+    #[error("{0}")]
+    Grammar(String),
     /// Its prompt was not made.
     #[error(transparent)]
     Prompt(#[from] PromptError),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SpanRef, TokenId};
 
+use crate::constraint::GrammarSource;
 use crate::prompt::Input;
 use crate::scheduler::Sampling;
 
@@ -31,6 +32,7 @@ pub struct GenerationRequest {
     pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub prompt_logprobs: bool,
+    pub grammar: Option<GrammarSource>,
     /// Whom the client asks for, by its own name.
     pub user: Option<String>,
     /// Cached blocks are shared only with requests that have the same.

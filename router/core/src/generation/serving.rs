@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use penstock_proto::ids::TokenId;
 
+use crate::blocking::BlockingPool;
+use crate::constraint::{Grammar, GrammarCompiler, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
 use crate::generation::metrics::Tokens;
 use crate::generation::output_processor::{OutputProcessor, alone};
@@ -24,6 +26,10 @@ pub struct Serving {
     pub limits: PromptLimits,
     /// What the decoder of an encoder-decoder begins with, while its encoder reads the prompt; empty for a decoder.
     pub decoder_start: Vec<TokenId>,
+    /// Why there is none, for the client.
+    pub grammars: Result<Arc<dyn GrammarCompiler>, String>,
+    /// Where grammars are compiled.
+    pub compiling: Arc<BlockingPool>,
     /// Of the model and its revision.
     pub cache_namespace: u64,
     /// Requests of all keys share cached blocks.
@@ -52,6 +58,11 @@ pub async fn start(
     if min_new_tokens > max_new_tokens {
         return Err(InvalidRequest::MinNewTokens { limit: max_new_tokens, given: min_new_tokens }.into());
     }
+
+    let constraint = match request.grammar {
+        None => None,
+        Some(grammar) => Some(serving.compile(grammar).await?),
+    };
 
     let vocabulary = serving.prompt.vocabulary().clone();
     let has_encoder = !serving.decoder_start.is_empty();
@@ -91,6 +102,7 @@ pub async fn start(
         stop_token_ids: request.stop_token_ids,
         top_tokens: request.top_tokens,
         prompt_logprobs,
+        constraint,
         cache_namespace: serving.namespace(caller, &request.cache_salts),
         tenant: serving.tenant(caller, request.user.as_deref()),
         deadline: caller.deadline,
@@ -107,6 +119,17 @@ impl Serving {
     pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
         let length = truncate.map_or_else(|| Length::Within(self.limits_now().most_input()), Length::Last);
         self.prompt.encode(input, length).await
+    }
+
+    /// Compiles a grammar. Nobody waits for it any more when the caller is dropped.
+    async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GenerationFailure> {
+        let compiler = self.grammars.clone().map_err(GenerationFailure::Grammar)?;
+        let compiled =
+            self.compiling.run(source.len(), move |cancelled| compiler.compile(&source, cancelled));
+        match compiled.await {
+            Ok(compiled) => compiled.map_err(GenerationFailure::Grammar),
+            Err(lost) => Err(GenerationFailure::Failed(lost.to_string())),
+        }
     }
 
     /// A place for a request, whatever it does; 429 for the client if there is none.

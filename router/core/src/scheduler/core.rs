@@ -16,6 +16,7 @@ use super::cost::StepCost;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
 use super::in_flight::{InFlight, RowRecord, Shape};
+use super::masks::MaskJob;
 use super::plan::PlanBuilder;
 use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
 use super::sequence::{PromptLogprobs, Sequence};
@@ -72,6 +73,8 @@ pub(super) struct Core {
     pub(super) throttle: Throttle,
     pub(super) free_slots: Vec<SlotId>,
     pub(super) in_flight: VecDeque<InFlight>,
+    /// Not handed out yet.
+    pub(super) mask_jobs: Vec<MaskJob>,
     /// Row lists of past plans, to be filled again.
     pub(super) spare_rows: Vec<Vec<RowRecord>>,
     /// Memory for a row's new pages.
@@ -128,6 +131,8 @@ pub(super) struct Counters {
     pub tokens_after_cancel: u64,
     /// Rows whose sequence had ended when their result came.
     pub wasted_rows: u64,
+    /// Rows that sampled nothing, since their masks were late.
+    pub late_masks: u64,
 }
 
 impl Core {
@@ -148,6 +153,7 @@ impl Core {
             quarantined: BTreeSet::new(),
             suspected_step: None,
             in_flight: VecDeque::new(),
+            mask_jobs: Vec::new(),
             spare_rows: Vec::new(),
             named_pages: Vec::new(),
             spare_prompts: Vec::new(),
@@ -200,6 +206,7 @@ impl Core {
         let key = self.sequences.insert(sequence);
         self.by_id.insert(id, key);
         self.wait(key);
+        self.begin_grammar(key);
     }
 
     fn refusal(&mut self, sequence: &Sequence, now: Instant) -> Option<SequenceFailure> {
@@ -245,7 +252,16 @@ impl Core {
 
     pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
         self.counters.failed += 1;
-        self.remove(key).tell(SequenceEvent::Failed(why));
+        let mut sequence = self.remove(key);
+        if let Some(held) = sequence.take_held() {
+            sequence.tell(SequenceEvent::Token(held));
+        }
+        sequence.tell(SequenceEvent::Failed(why));
+    }
+
+    /// What is to be computed for constrained sequences; each job's result is due at `take_mask`.
+    pub fn take_mask_jobs(&mut self) -> impl Iterator<Item = MaskJob> {
+        self.mask_jobs.drain(..)
     }
 
     pub fn fail_all(&mut self, why: &SequenceFailure) {
@@ -337,10 +353,15 @@ impl Core {
         self.running.binary_search_by_key(&id, |&key| self.sequences[key].id)
     }
 
-    /// When a worker that has not answered by then counts as hung; `None` while nothing is in flight.
+    /// When a worker that has not answered by then counts as hung; `None` while nothing is in flight, and while its
+    /// oldest step waits for masks.
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.in_flight.front()?;
-        let since = self.last_result.map_or(oldest.built, |last| last.max(oldest.built));
+        if oldest.owes_masks() {
+            return None;
+        }
+        let since =
+            self.last_result.max(oldest.masks_sent).map_or(oldest.built, |last| last.max(oldest.built));
         let expected: Duration = self.in_flight.iter().map(|step| step.expected).sum();
         let granted: Duration = self.in_flight.iter().map(|step| step.granted).sum();
         Some(since + self.rules.step_timeout + granted + expected * HUNG_FACTOR)
@@ -464,11 +485,13 @@ impl Core {
         self.by_id.keys().min().copied()
     }
 
-    /// Nobody waits past the time at which it is to stop, but for a token in flight.
+    /// Nobody waits past the time at which it is to stop, but for a token in flight or at its grammar.
     pub fn check_due(&self, now: Instant) {
         for (_, sequence) in &self.sequences {
             let over = sequence.slot.is_none() && sequence.stop_at.is_some_and(|at| at <= now);
-            assert!(!over || sequence.samples_in_flight > 0, "{:?} waits though its time is up", sequence.id);
+            let comes = sequence.samples_in_flight > 0
+                || sequence.constraint.as_ref().is_some_and(|constraint| constraint.held.is_some());
+            assert!(!over || comes, "{:?} waits though its time is up", sequence.id);
         }
     }
 

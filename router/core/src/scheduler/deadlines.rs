@@ -9,7 +9,7 @@ use super::cost::Work;
 use super::fairness::Ahead;
 use super::handle::come_back_in;
 use super::sequence::Sequence;
-use super::submission::{Late, SequenceEvent, SequenceFailure};
+use super::submission::{Finish, Late, SequenceEvent, SequenceFailure};
 
 impl Core {
     /// When `expire` has something to do.
@@ -35,7 +35,11 @@ impl Core {
                 let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
                 self.fail(key, SequenceFailure::OutOfTime { generated });
             } else if sequence.has_output() && sequence.samples_in_flight == 0 {
-                self.finish(key, SequenceEvent::TimeUp, now);
+                let end = match self.sequences[key].take_held() {
+                    Some(last) => SequenceEvent::Finished { last, finish: Finish::Length },
+                    None => SequenceEvent::TimeUp,
+                };
+                self.finish(key, end, now);
             }
         }
     }

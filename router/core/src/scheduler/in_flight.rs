@@ -20,6 +20,10 @@ pub(super) struct RowRecord {
     /// Log probabilities that come back, and how many of them are of the prompt.
     pub prompt_targets: u32,
     pub wanted_targets: u32,
+    /// Samples among the tokens of its mask only.
+    pub masked: bool,
+    /// Its mask was late, and it samples nothing.
+    pub is_skipped: bool,
 }
 
 /// A plan that was built and has no result yet.
@@ -36,6 +40,7 @@ pub(super) struct InFlight {
     pub admitted: u32,
     pub expected: Duration,
     pub built: Instant,
+    pub masks_sent: Option<Instant>,
 }
 
 /// How large a step is, in powers of two: rows and tokens. What workers compile, record or tune at first use is by
@@ -45,6 +50,11 @@ pub(super) type Shape = (u32, u32);
 impl InFlight {
     pub fn shape(&self) -> Shape {
         ((self.rows.len() as u32).next_power_of_two(), self.work.tokens.next_power_of_two())
+    }
+
+    /// It has masked rows whose masks were not sent yet: its model may run, and it cannot end.
+    pub fn owes_masks(&self) -> bool {
+        self.masks_sent.is_none() && self.rows.iter().any(|row| row.masked)
     }
 
     /// Sequences that left the queue with it joined others that ran.

@@ -64,6 +64,7 @@ pub(super) struct Metrics {
     prompt_tokens: Counter,
     decode_tokens: Counter,
     wasted_rows: Counter,
+    late_masks: Counter,
     cancelled: Counter,
     tokens_after_cancel: Counter,
     worker_restarts: Counter,
@@ -106,6 +107,7 @@ impl Metrics {
             prompt_tokens: counter!("penstock_computed_prompt_tokens"),
             decode_tokens: counter!("penstock_computed_decode_tokens"),
             wasted_rows: counter!("penstock_wasted_rows"),
+            late_masks: counter!("penstock_late_masks"),
             cancelled: counter!("penstock_cancelled_requests"),
             tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
             worker_restarts: counter!("penstock_worker_restarts"),
@@ -168,6 +170,7 @@ impl Metrics {
         self.prompt_tokens.absolute(counters.prompt_tokens);
         self.decode_tokens.absolute(counters.decode_tokens);
         self.wasted_rows.absolute(counters.wasted_rows);
+        self.late_masks.absolute(counters.late_masks);
         self.cancelled.absolute(counters.cancelled);
         self.tokens_after_cancel.absolute(counters.tokens_after_cancel);
         self.worker_restarts.absolute(stats.worker_restarts);

@@ -3,7 +3,8 @@
 //! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out. `task` drives
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness`, `blocks` with the `prefix_cache`, `policy`, `cost` and `throttle`; `plan` writes the wire's
-//! columns, and `in_flight` is what was sent. `recovery` replaces lost workers.
+//! columns, and `in_flight` is what was sent. `masks` are those of
+//! constrained sequences, computed on `mask_threads`. `recovery` replaces lost workers.
 
 mod blocks;
 mod concurrency;
@@ -13,6 +14,8 @@ mod deadlines;
 mod fairness;
 mod handle;
 mod in_flight;
+mod mask_threads;
+mod masks;
 mod metrics;
 pub mod offline;
 mod plan;

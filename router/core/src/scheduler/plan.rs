@@ -33,6 +33,7 @@ pub(super) struct Row<'a> {
     /// Of each new block in each table.
     pub new_pages: &'a [u32],
     pub sample: bool,
+    pub masked: bool,
     pub prompt_targets: Option<PromptTargets<'a>>,
     pub start: Option<Start<'a>>,
     pub trace: Option<SpanRef>,
@@ -135,6 +136,9 @@ impl PlanBuilder {
         };
         if row.sample {
             flags |= RowFlag::Sample as u8;
+        }
+        if row.masked {
+            flags |= RowFlag::Masked as u8;
         }
         if let Some(targets) = row.prompt_targets {
             flags |= RowFlag::PromptLogprobs as u8;
@@ -309,6 +313,7 @@ mod tests {
             new_blocks: 2,
             new_pages: &[4, 5],
             sample: true,
+            masked: false,
             prompt_targets: Some(PromptTargets { following: &all[1..] }),
             start: Some(Start {
                 sampling: &sampling,
@@ -327,6 +332,7 @@ mod tests {
             new_blocks: 0,
             new_pages: &[],
             sample: true,
+            masked: false,
             prompt_targets: None,
             start: None,
             trace: None,
@@ -369,6 +375,7 @@ mod tests {
             new_blocks: 0,
             new_pages: &[],
             sample: true,
+            masked: false,
             prompt_targets: None,
             start: Some(Start {
                 sampling: &sampling,
@@ -400,6 +407,7 @@ mod tests {
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,
+                masked: false,
                 prompt_targets: None,
                 start: Some(Start {
                     sampling: &sampling,
@@ -430,6 +438,7 @@ mod tests {
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,
+                masked: false,
                 prompt_targets: None,
                 start: None,
                 trace: Some(SpanRef { trace: [number as u8; 16], span: [1; 8] }),

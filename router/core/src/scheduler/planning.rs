@@ -41,6 +41,7 @@ impl Core {
     /// The next plan, to be sent at once; `None` when there is nothing to do, or enough in flight.
     pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
         self.lift_quarantine();
+        self.resume_late();
         if self.in_flight.len() >= plans_in_flight(self.capacity.stages) {
             return None;
         }
@@ -69,6 +70,7 @@ impl Core {
             work: draft.work,
             prompt_rows: draft.prompt_rows,
             first_run: false,
+            masks_sent: None,
             granted: Duration::ZERO,
             admitted: draft.admitted,
             expected: self.cost.expect(draft.work),
@@ -281,6 +283,7 @@ impl Core {
         let end = position + count;
         let known = sequence.tokens.len() as u32;
         let sample = continues || end == known;
+        let masked = sample && sequence.constraint.is_some();
         let tokens = &sequence.tokens;
         let targets = match &sequence.prompt_logprobs {
             PromptLogprobs::Collecting(_) if position + 1 < sequence.prompt_len => {
@@ -297,6 +300,8 @@ impl Core {
             sample,
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
+            masked,
+            is_skipped: false,
             wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
         });
         self.named_pages.clear();
@@ -319,6 +324,7 @@ impl Core {
             new_blocks: (sequence.table.blocks.len() - sequence.sent_blocks) as u32,
             new_pages: &self.named_pages,
             sample,
+            masked,
             prompt_targets: targets,
             start,
             trace: sequence.trace,

@@ -40,6 +40,9 @@ impl MicrobatchSchedule {
     }
 }
 
+/// So much longer than its expected time a step waits for masks, before the rows that lack theirs go without.
+pub(super) const MASK_BUDGET: Duration = Duration::from_millis(10);
+
 /// A step may take this many times its expected time, and `step_timeout`, before its worker counts as hung.
 pub(super) const HUNG_FACTOR: u32 = 20;
 

@@ -120,6 +120,9 @@ impl Core {
                 self.quarantined.remove(&row.id);
             }
             sequence.collect(&answer.prompt, row.wanted_targets as usize);
+            if row.is_skipped {
+                continue;
+            }
             if row.sample {
                 // One that was preempted since has no blocks.
                 let read = (row.end / self.pool.block_size()) as usize;
@@ -143,20 +146,29 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
-        let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
         let stops = (!sequence.ignore_eos && self.rules.eos.contains(&token))
             || sequence.stop_token_ids.contains(&token);
-        let ended = if stops {
-            Some(Finish::Eos)
-        } else if generated >= sequence.max_new_tokens || sequence.stop_at.is_some_and(|at| now >= at) {
-            Some(Finish::Length)
-        } else {
-            None
-        };
         self.register(key);
-        match ended {
-            Some(finish) => self.finish(key, SequenceEvent::Finished { last: sampled, finish }, now),
-            None => self.sequences[key].tell(SequenceEvent::Token(sampled)),
+        let sequence = &mut self.sequences[key];
+        if stops {
+            let end = SequenceEvent::Finished { last: sampled, finish: Finish::Eos };
+            self.finish(key, end, now);
+        } else if sequence.constraint.is_some() {
+            self.hold(key, sampled);
+        } else {
+            self.tell_token(key, sampled, now);
+        }
+    }
+
+    /// Hands a token on, and ends its sequence if that was its last.
+    pub(super) fn tell_token(&mut self, key: usize, sampled: SampledToken, now: Instant) {
+        let sequence = &self.sequences[key];
+        let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
+        if generated >= sequence.max_new_tokens || sequence.stop_at.is_some_and(|at| now >= at) {
+            let end = SequenceEvent::Finished { last: sampled, finish: Finish::Length };
+            self.finish(key, end, now);
+        } else {
+            sequence.tell(SequenceEvent::Token(sampled));
         }
     }
 }
@@ -214,8 +226,8 @@ impl Answers {
         let mut sampled = answers.sampled.iter();
         for (at, row) in step.rows.iter().enumerate().filter(|(_, row)| row.sample) {
             let (token, key) = (sampled.next().copied().unwrap_or(u32::MAX), row.key);
-            // What a row in error sampled is undefined.
-            let is_error = || result.errors.iter().any(|error| error.row as usize == at);
+            // What a row in error sampled is undefined, and what one without a mask did.
+            let is_error = || row.is_skipped || result.errors.iter().any(|error| error.row as usize == at);
             if token >= vocab_size && !is_error() {
                 tracing::error!(plan = step.number, row = at, key, token, "sampled outside the vocabulary");
                 let why = format!("it sampled token {token}, and the vocabulary has {vocab_size}");

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
+use super::masks::Constraint;
 use super::plan::Encoder;
 use super::submission::{PromptLogprob, Sampling, SequenceEvent};
 
@@ -33,6 +34,7 @@ pub(super) struct Sequence {
     pub namespace: u64,
     pub trace: Option<SpanRef>,
     pub prompt_logprobs: PromptLogprobs,
+    pub constraint: Option<Constraint>,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
     /// Of its tenant.
@@ -118,6 +120,7 @@ impl Sequence {
                 true => PromptLogprobs::Collecting(Vec::new()),
                 false => PromptLogprobs::NotWanted,
             },
+            constraint: spec.constraint.as_deref().map(Constraint::new),
             deadline: spec.deadline,
             stop_at: spec.stop_at,
             account,
@@ -152,9 +155,9 @@ impl Sequence {
         self.prompt_len + self.max_new_tokens
     }
 
-    /// Its last token is in flight: nothing is left to plan.
+    /// Nothing can be planned for it now: its last token is in flight, or its mask was late and is not there yet.
     pub fn is_fully_scheduled(&self) -> bool {
-        self.len() >= self.final_len()
+        self.len() >= self.final_len() || self.has_late_mask()
     }
 
     pub fn has_output(&self) -> bool {
@@ -196,6 +199,7 @@ impl Sequence {
         self.vouched = 0;
         self.num_scheduled_tokens = 0;
         self.slot_sampled = None;
+        self.forget_late_mask();
     }
 
     /// The client may be gone, which its ticket tells; nothing is lost then.

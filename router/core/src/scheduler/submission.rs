@@ -9,6 +9,7 @@ use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
 use tokio::sync::mpsc;
 
 use super::handle::Permit;
+use crate::constraint::Grammar;
 
 /// How tokens are chosen. The neutral value of every field switches it off.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +78,8 @@ pub struct SequenceSpec {
     pub top_tokens: u32,
     /// Report the log probability of each prompt token; such a prompt does not read the prefix cache.
     pub prompt_logprobs: bool,
+    /// Every token is one that this grammar allows, and the sequence ends with it.
+    pub constraint: Option<Arc<dyn Grammar>>,
     /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
     pub cache_namespace: u64,
     pub tenant: Tenant,
@@ -168,7 +171,7 @@ pub struct SampledToken {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The last token is an end-of-sequence token.
+    /// The last token is an end-of-sequence token, or completes the grammar.
     Eos,
     /// `max_new_tokens` were generated, or its time was up.
     Length,

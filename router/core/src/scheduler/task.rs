@@ -13,6 +13,7 @@ use tokio::time::{sleep_until, timeout};
 
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Message, STOPPING, Settings, Shared};
+use super::mask_threads::MaskThreads;
 use super::metrics::Metrics;
 use super::recovery::{Fruitless, Outcome, Recovered};
 use super::submission::{SequenceEvent, SequenceFailure};
@@ -36,6 +37,7 @@ pub(super) struct Task {
     /// Where `source` is asked: it may start tasks of its own, which must not end up on the scheduler's thread.
     pub outside: tokio::runtime::Handle,
     pub metrics: Metrics,
+    pub mask_threads: MaskThreads,
     pub worker_restarts: u64,
     /// Set after a recovery until the first token flows again.
     pub refilling: Option<Recovered>,
@@ -83,6 +85,7 @@ impl Task {
             source,
             outside,
             metrics: Metrics::new(),
+            mask_threads: MaskThreads::new(),
             worker_restarts: 0,
             refilling: None,
             fruitless: Fruitless::default(),
@@ -126,12 +129,22 @@ impl Task {
                     return Left::Stopped;
                 }
             }
+            while let Some(result) = self.mask_threads.try_next() {
+                self.core.take_mask(result, Instant::now());
+            }
             self.core.expire(Instant::now());
+            self.core.skip_late_rows(Instant::now());
+            for job in self.core.take_mask_jobs() {
+                self.mask_threads.submit(job);
+            }
             while let Some(plan) = self.core.plan(Instant::now()) {
                 if let Some(built) = self.core.last_plan() {
                     self.metrics.planned(built);
                 }
                 run.send(plan);
+            }
+            while let Some(masks) = self.core.masks(Instant::now()) {
+                run.send_masks(masks);
             }
             self.publish();
             if self.core.is_empty() {
@@ -147,7 +160,7 @@ impl Task {
             }
             let wake = overdue.unwrap_or(self.last_sign + self.settings.check_interval);
             timer.as_mut().reset(wake.into());
-            let due = self.core.next_due();
+            let due = [self.core.next_due(), self.core.masks_due()].into_iter().flatten().min();
             if let Some(due) = due {
                 expiry.as_mut().reset(due.into());
             }
@@ -163,6 +176,7 @@ impl Task {
                     // Without handles and tickets nothing lives and nothing will come.
                     Some(Then::Stop) | None => return Left::Stopped,
                 },
+                result = self.mask_threads.next() => self.core.take_mask(result, Instant::now()),
                 Some(answer) = &mut check, if checking => {
                     checking = false;
                     if let Err(loss) = answer {

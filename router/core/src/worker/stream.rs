@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, join_all, try_join_all};
+use penstock_proto::to_worker::Message;
 use penstock_proto::worker_client::WorkerClient;
-use penstock_proto::{CheckRequest, StepPlan, StepResult};
+use penstock_proto::{CheckRequest, Masks, StepPlan, StepResult, ToWorker};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -23,7 +24,7 @@ pub const LIVELY: Duration = Duration::from_secs(2);
 /// An open `Run` on every rank.
 pub struct Run {
     ranks: Vec<WorkerClient<Channel>>,
-    plans: Vec<mpsc::UnboundedSender<StepPlan>>,
+    plans: Vec<mpsc::UnboundedSender<ToWorker>>,
     /// Whose results count.
     output_rank: u32,
     results: Streaming<StepResult>,
@@ -74,12 +75,18 @@ impl Run {
 
     /// Never waits. A rank that is gone is noticed by `next`.
     pub fn send(&self, plan: StepPlan) {
+        let message = |plan| ToWorker { message: Some(Message::Plan(plan)) };
         if let Some((last, first)) = self.plans.split_last() {
             for rank in first {
-                let _ = rank.send(plan.clone());
+                let _ = rank.send(message(plan.clone()));
             }
-            let _ = last.send(plan);
+            let _ = last.send(message(plan));
         }
+    }
+
+    /// To the rank that samples; as `send`.
+    pub fn send_masks(&self, masks: Masks) {
+        let _ = self.plans[self.output_rank as usize].send(ToWorker { message: Some(Message::Masks(masks)) });
     }
 
     /// The output rank's next result, or the end of any rank. Loses nothing when dropped half-way.

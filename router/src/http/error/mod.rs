@@ -173,18 +173,24 @@ const RETRY_UNAVAILABLE: Duration = Duration::from_secs(2);
 pub struct FieldNames {
     pub prompt: &'static str,
     pub max_new_tokens: &'static str,
+    pub grammar: &'static str,
 }
 
 impl FieldNames {
-    pub const TGI: Self = Self { prompt: "inputs", max_new_tokens: "max_new_tokens" };
-    pub const CHAT: Self = Self { prompt: "messages", max_new_tokens: "max_tokens" };
-    pub const COMPLETION: Self = Self { prompt: "prompt", max_new_tokens: "max_tokens" };
+    pub const TGI: Self = Self { prompt: "inputs", max_new_tokens: "max_new_tokens", grammar: "grammar" };
+    pub const CHAT: Self =
+        Self { prompt: "messages", max_new_tokens: "max_tokens", grammar: "response_format" };
+    pub const COMPLETION: Self =
+        Self { prompt: "prompt", max_new_tokens: "max_tokens", grammar: "response_format" };
 
     /// A failure in the dialect's words.
     pub fn error(&self, failure: impl Into<GenerationFailure>) -> ApiError {
         let retry = |error: ApiError, after| ApiError { retry_after: Some(after), ..error };
         match failure.into() {
             GenerationFailure::Invalid(invalid) => self.invalid(invalid),
+            GenerationFailure::Grammar(why) => {
+                ApiError::invalid(self.grammar, format!("`{}`: {why}", self.grammar))
+            }
             GenerationFailure::Prompt(PromptError::TooLong { limit }) => {
                 self.too_long(limit).given(format!("more than {limit}"))
             }
@@ -221,7 +227,7 @@ impl FieldNames {
     }
 
     fn invalid(&self, invalid: InvalidRequest) -> ApiError {
-        let Self { prompt, max_new_tokens } = *self;
+        let Self { prompt, max_new_tokens, .. } = *self;
         match invalid {
             InvalidRequest::EmptyStop => ApiError::invalid("stop", "`stop` must not have an empty string"),
             InvalidRequest::EmptyPrompt => {

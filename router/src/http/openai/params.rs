@@ -6,7 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::generation::{GenerationRequest, Input, StopText};
-use crate::http::constraints;
+use crate::http::constraints::{self, Asked};
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, finite, shortened};
 use crate::http::request_fields::{self, Field};
@@ -27,6 +27,7 @@ pub struct GenerationParams {
     pub min_tokens: u32,
     pub watermark: bool,
     pub stop_token_ids: Vec<TokenId>,
+    pub grammar: Option<Asked>,
     /// Which of its names the client used for the most tokens to generate.
     pub max_tokens_name: &'static str,
     pub n: u32,
@@ -42,6 +43,7 @@ pub struct GenerationParams {
 impl GenerationParams {
     /// `known` are the fields of the route.
     pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
+        let asked = constraints::openai(fields)?;
         refuse_what_is_missing(fields)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
@@ -108,6 +110,7 @@ impl GenerationParams {
             min_tokens: fields.small(&request_fields::MIN_TOKENS)?.unwrap_or(0),
             watermark: fields.boolean(&request_fields::WATERMARK)?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
+            grammar: asked,
             max_tokens_name: max_tokens_name(fields),
             n: fields.small(&request_fields::N)?.unwrap_or(1),
             stream,
@@ -141,6 +144,7 @@ impl GenerationParams {
             stop_token_ids: self.stop_token_ids.clone(),
             top_tokens: 0,
             prompt_logprobs: false,
+            grammar: self.grammar.as_ref().map(|asked| asked.source.clone()),
             user: self.user.clone(),
             cache_salts: self.cache_salts.clone(),
             max_time: None,
@@ -155,7 +159,6 @@ impl GenerationParams {
 
 /// What asks for more than there is gets an error, never silence.
 fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
-    constraints::refuse_openai(fields)?;
     if let Some(adapter) = fields.text(&request_fields::ADAPTER_ID)? {
         return Err(ApiError::unknown_adapter(&shortened(&adapter)));
     }

@@ -105,11 +105,11 @@ impl GenerateRequest {
             stop_token_ids: Vec::new(),
             top_tokens: p.small(&request_fields::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
+            grammar: constraints::grammar(p)?,
             user: None,
             cache_salts: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned).into_iter().collect(),
             max_time: p.number(&request_fields::MAX_TIME)?.map(Duration::from_secs_f64),
         };
-        constraints::refuse_grammar(p)?;
         if let Some(adapter) = p.text(&request_fields::ADAPTER_ID)? {
             return Err(ApiError::unknown_adapter(&shortened(&adapter)));
         }

@@ -2,15 +2,18 @@
 //! view: what it was sent must be what an undisturbed run gives.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_proto::StepPlan;
 use penstock_proto::ids::{SequenceId, TokenId};
+use penstock_proto::{Masks, RowFlag, StepPlan};
 use tokio::sync::mpsc;
 
 use super::pages::Pages;
+use crate::constraint::{Grammar, Matcher};
 use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
+use crate::scheduler::masks::MaskJob;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::submission::{
     Finish, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
@@ -49,12 +52,75 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         stop_token_ids: Vec::new(),
         top_tokens: 0,
         prompt_logprobs: false,
+        constraint: None,
         cache_namespace: 0,
         tenant: Tenant::Anonymous,
         deadline: None,
         stop_at: None,
         trace: None,
     }
+}
+
+/// A grammar of `length` tokens, each of which says which may follow it.
+#[derive(Debug)]
+pub struct Every {
+    pub modulus: u32,
+    pub length: u32,
+    /// If it may end after every token, the token that ends it.
+    pub end: Option<u32>,
+    pub vocab_size: u32,
+}
+
+struct EveryMatcher {
+    grammar: Every,
+    count: u32,
+    last: u32,
+    ended: bool,
+}
+
+impl Grammar for Every {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(EveryMatcher { grammar: Every { ..*self }, count: 0, last: 0, ended: false })
+    }
+}
+
+impl EveryMatcher {
+    fn allows(&self, token: u32) -> bool {
+        match self.grammar.end == Some(token) {
+            true => self.count > 0,
+            false => {
+                token > 2 && token % self.grammar.modulus == (self.count + self.last) % self.grammar.modulus
+            }
+        }
+    }
+}
+
+impl Matcher for EveryMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        if !self.allows(token.0) {
+            return Err(format!("{} is not allowed", token.0));
+        }
+        self.ended |= self.grammar.end == Some(token.0);
+        self.count += 1;
+        self.last = token.0;
+        Ok(())
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        words.fill(0);
+        let allowed = (0..self.grammar.vocab_size).filter(|&token| self.allows(token));
+        allowed.for_each(|token| words[(token / 32) as usize] |= 1 << (token % 32));
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.ended || self.count == self.grammar.length
+    }
+}
+
+/// Of the vocabulary of `tiny`.
+pub fn every(modulus: u32, length: u32, end: Option<u32>) -> Option<Arc<dyn Grammar>> {
+    Some(Arc::new(Every { modulus, length, end, vocab_size: tiny().vocab_size }))
 }
 
 pub struct Client {
@@ -89,6 +155,11 @@ pub struct Harness {
     pub most_rows: u32,
     pub crashes: u32,
     pub clients: BTreeMap<SequenceId, Client>,
+    /// Steps that pass before a mask is computed; 0: it is in time.
+    pub mask_delay: u32,
+    /// With the steps that passed since.
+    jobs: VecDeque<(MaskJob, u32)>,
+    masks: VecDeque<Masks>,
     pub now: Instant,
     next_id: u64,
 }
@@ -123,6 +194,9 @@ impl Harness {
             most_rows: u32::MAX,
             crashes: 0,
             clients: BTreeMap::new(),
+            mask_delay: 0,
+            jobs: VecDeque::new(),
+            masks: VecDeque::new(),
             now: Instant::now(),
             next_id: 1,
         }
@@ -180,15 +254,55 @@ impl Harness {
         self.step_with_errors(|_| Vec::new())
     }
 
+    /// Runs the jobs whose time has come, and sends the masks that are there.
+    fn compute_masks(&mut self) {
+        self.jobs.extend(self.core.take_mask_jobs().map(|job| (job, 0)));
+        while self.jobs.front().is_some_and(|(_, age)| *age >= self.mask_delay)
+            && let Some((job, _)) = self.jobs.pop_front()
+        {
+            self.core.take_mask(job.run(), self.now);
+        }
+        while let Some(masks) = self.core.masks(self.now) {
+            self.masks.push_back(masks);
+        }
+    }
+
+    /// The masks of the oldest plan, if it has masked rows: those that are not there by now are late.
+    fn masks_of(&mut self, plan: &StepPlan) -> Option<Masks> {
+        if plan.flags.iter().all(|flags| flags & RowFlag::Masked as u8 == 0) {
+            return None;
+        }
+        self.compute_masks();
+        if self.masks.is_empty() {
+            assert!(self.mask_delay > 0, "masks are missing though all jobs have ended");
+            assert!(self.core.deadline().is_none(), "the worker waits for the router");
+            self.now = self.core.masks_due().expect("the router owes masks");
+            self.core.skip_late_rows(self.now);
+            self.compute_masks();
+        }
+        let masks = self.masks.pop_front().expect("late rows are skipped");
+        assert_eq!(masks.number, plan.number);
+        Some(masks)
+    }
+
     pub fn step_with_errors(&mut self, errors: impl FnOnce(u32) -> Vec<u32>) -> Option<Stepped> {
+        self.compute_masks();
         self.plan();
+        self.jobs.iter_mut().for_each(|(_, age)| *age += 1);
+        while self.plans.is_empty() && !self.jobs.is_empty() {
+            // Everybody waits for masks.
+            self.jobs.iter_mut().for_each(|(_, age)| *age += 1);
+            self.compute_masks();
+            self.plan();
+        }
         let plan = self.plans.pop_front()?;
+        let masks = self.masks_of(&plan);
         self.now += STEP;
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();
         errors.dedup();
-        let result = self.model.execute_with_errors(&plan, &errors);
+        let result = self.model.execute_with_errors(&plan, masks.as_ref(), &errors);
         let result = result.unwrap_or_else(|why| panic!("plan {} is wrong: {why}", plan.number));
         let stepped = self.core.apply(result, self.now).expect("the result is what the plan asked for");
         self.check();
@@ -212,6 +326,7 @@ impl Harness {
 
     pub fn crash_to(&mut self, pages: u32) {
         self.plans.clear();
+        self.masks.clear();
         self.spoiled.clear();
         self.pages = self.pages.take().map(|_| Pages::default());
         self.core.lose();
@@ -283,10 +398,16 @@ impl Harness {
                 Some(Ok(finish)) => {
                     assert_eq!(got, reference, "{id:?}");
                     let spec = &client.spec;
-                    let ended = got.last().is_some_and(|last| {
-                        (self.config.eos_ids.contains(last) && !spec.ignore_eos)
-                            || spec.stop_token_ids.contains(&TokenId(*last))
+                    let mut matcher = spec.constraint.as_ref().map(|grammar| grammar.matcher());
+                    let completed = matcher.as_mut().is_some_and(|matcher| {
+                        got.iter().for_each(|&id| matcher.advance(TokenId(id)).expect("it was allowed"));
+                        matcher.is_complete()
                     });
+                    let ended = completed
+                        || got.last().is_some_and(|last| {
+                            (self.config.eos_ids.contains(last) && !spec.ignore_eos)
+                                || spec.stop_token_ids.contains(&TokenId(*last))
+                        });
                     let expected = match ended {
                         true => Finish::Eos,
                         false => Finish::Length,

@@ -6,6 +6,7 @@ mod core;
 mod encoder;
 mod fair;
 mod harness;
+mod masks;
 mod pages;
 mod random;
 mod served;

@@ -3,7 +3,7 @@
 use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
-use super::harness::{Harness, STEP, spec, tiny};
+use super::harness::{Harness, STEP, every, spec, tiny};
 use crate::scheduler::submission::{Release, Sampling, SequenceSpec, Tenant, Watermark};
 use crate::worker::mock::MockConfig;
 
@@ -16,6 +16,8 @@ enum Op {
     /// Sends plans and answers none, so that what comes next meets two in flight.
     Plan,
     RowError(prop::sample::Index),
+    /// Masks come so many steps late from now on.
+    DelayMasks(u32),
     /// A row of the next plan computes NaN.
     Overflow(prop::sample::Index),
     Crash,
@@ -42,39 +44,44 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
-    (prompts(), 1u32..96, sampling, options).prop_map(move |(prompt, new, sampling, options)| {
-        let (seed, samples, penalty, bias) = sampling;
-        let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, tenant) = options;
-        let (encoder, prompt) = match encoder {
-            true => (prompt, START.to_vec()),
-            false => (Vec::new(), prompt),
-        };
-        let before = encoder.len().next_multiple_of(4) + prompt.len();
-        let max_new_tokens = new.min(96 - before as u32);
-        SequenceSpec {
-            prompt_logprobs: prompt_logprobs && encoder.is_empty(),
-            encoder,
-            prompt,
-            sampling: Sampling {
-                temperature: if samples { 0.7 } else { 0.0 },
-                seed,
-                repetition_penalty: if penalty { 1.3 } else { 1.0 },
-                logit_bias: if bias { vec![(TokenId(5), 1.5), (TokenId(6), -2.0)] } else { Vec::new() },
-                min_new_tokens: least.saturating_sub(20).min(max_new_tokens),
-                watermark: watermark.then_some(Watermark { greens: 25, delta: 2.0 }),
-                ..Sampling::default()
-            },
-            max_new_tokens,
-            ignore_eos,
-            stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
-            top_tokens,
-            cache_namespace,
-            tenant: Tenant::Key(tenant),
-            deadline: None,
-            stop_at: None,
-            trace: None,
-        }
-    })
+    let grammar = prop::option::weighted(0.3, (2u32..9, 1u32..40, prop::option::of(Just(2u32))));
+    (prompts(), 1u32..96, sampling, options, grammar).prop_map(
+        move |(prompt, new, sampling, options, grammar)| {
+            let (seed, samples, penalty, bias) = sampling;
+            let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, tenant) =
+                options;
+            let (encoder, prompt) = match encoder {
+                true => (prompt, START.to_vec()),
+                false => (Vec::new(), prompt),
+            };
+            let before = encoder.len().next_multiple_of(4) + prompt.len();
+            let max_new_tokens = new.min(96 - before as u32);
+            SequenceSpec {
+                prompt_logprobs: prompt_logprobs && encoder.is_empty(),
+                encoder,
+                prompt,
+                sampling: Sampling {
+                    temperature: if samples { 0.7 } else { 0.0 },
+                    seed,
+                    repetition_penalty: if penalty { 1.3 } else { 1.0 },
+                    logit_bias: if bias { vec![(TokenId(5), 1.5), (TokenId(6), -2.0)] } else { Vec::new() },
+                    min_new_tokens: least.saturating_sub(20).min(max_new_tokens),
+                    watermark: watermark.then_some(Watermark { greens: 25, delta: 2.0 }),
+                    ..Sampling::default()
+                },
+                max_new_tokens,
+                ignore_eos,
+                stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
+                top_tokens,
+                constraint: grammar.and_then(|(modulus, length, end)| every(modulus, length, end)),
+                cache_namespace,
+                tenant: Tenant::Key(tenant),
+                deadline: None,
+                stop_at: None,
+                trace: None,
+            }
+        },
+    )
 }
 
 fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
@@ -88,6 +95,7 @@ fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
         1 => any::<prop::sample::Index>().prop_map(Op::RowError),
         1 => any::<prop::sample::Index>().prop_map(Op::Overflow),
         1 => Just(Op::Crash),
+        1 => prop_oneof![Just(0u32), 0u32..5].prop_map(Op::DelayMasks),
     ];
     prop::collection::vec(op, 1..60)
 }
@@ -117,6 +125,7 @@ fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
                 harness.step_with_errors(|rows| vec![at.index(rows as usize) as u32]);
             }
             Op::Overflow(at) => harness.overflows = Some(at.index(slots as usize)),
+            Op::DelayMasks(steps) => harness.mask_delay = steps,
             Op::Crash => harness.crash(),
         }
         harness.check();

@@ -8,7 +8,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::harness::spec;
+use super::harness::{every, spec};
 use crate::health::Health;
 use crate::scheduler::handle::{Arrival, Message};
 use crate::scheduler::{
@@ -628,4 +628,27 @@ async fn a_source_without_workers_stops_the_start() {
     }
     let error = Group::start(&Empty, |_| unreachable!("nothing was described")).await.unwrap_err();
     assert!(error.to_string().contains("3 times in a row"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn constrained_sequences_survive_the_loss_of_workers() {
+    for world_size in [1, 2] {
+        let config = MockConfig { world_size, vocab_size: 50, ..MockConfig::default() };
+        let script: Script =
+            Box::new(|step| (step.incarnation == 1 && step.number == 9).then_some(Fault::Die));
+        let server = serve(config, script).await;
+        let specs: Vec<_> = (0..6)
+            .map(|salt| SequenceSpec {
+                constraint: (salt % 2 == 0).then(|| every(3 + salt, 20, Some(2))).flatten(),
+                ..spec(&[3 + salt, 4, 5], 30)
+            })
+            .collect();
+        let running: Vec<_> = specs.iter().map(|spec| (spec, server.submit(spec))).collect();
+        for (spec, submitted) in running {
+            let (tokens, end) = collect(submitted).await;
+            assert!(end.is_ok(), "{end:?}");
+            assert_eq!(tokens, server.reference(spec));
+        }
+        assert!(*server.source.incarnations().borrow() > 1, "the workers died");
+    }
 }

@@ -66,6 +66,11 @@ impl MockConfig {
         }
     }
 
+    /// The first rank of the last stage.
+    fn output_rank(&self) -> u32 {
+        self.world_size - self.world_size / self.stages.max(1)
+    }
+
     pub(crate) fn tables(&self) -> Tables {
         Tables::of(&self.prepared(), self.block_size)
     }

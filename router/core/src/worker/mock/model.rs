@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use penstock_proto::ids::TokenId;
 use penstock_proto::tables::Tables;
-use penstock_proto::{RowError, RowFlag, Starts, StepPlan, StepResult};
+use penstock_proto::{Masks, RowError, RowFlag, Starts, StepPlan, StepResult};
 
 use super::{MockConfig, Verify};
 use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
@@ -44,6 +44,8 @@ struct Slot {
     /// Positions that it has, fed or found in filled blocks.
     len: u32,
     sampled: Option<(u32, u32)>,
+    /// Its last row sampled nothing: what one that is in flight feeds is nobody's.
+    skipped: bool,
     key: SamplingKey,
     top_tokens: u32,
 }
@@ -142,14 +144,29 @@ impl MockModel {
         if let Some((history, _)) = &mut key.history {
             history.extend(prompt);
         }
+        let mut matcher = spec.constraint.as_ref().map(|grammar| grammar.matcher());
         let mut output = Vec::new();
         while output.len() < spec.max_new_tokens as usize {
             let position = before + output.len() as u32;
-            let sampled = key.sample(config, chain, position, 0).token;
+            let allowed = matcher.as_mut().map(|matcher| {
+                let mut words = vec![0; config.vocab_size.div_ceil(32) as usize];
+                matcher.mask(&mut words).expect("the grammar goes on");
+                (0..config.vocab_size)
+                    .filter(|t| words[(t / 32) as usize] >> (t % 32) & 1 == 1)
+                    .collect::<Vec<_>>()
+            });
+            let sampled = key.sample(config, chain, position, 0, allowed.as_deref());
+            let sampled = sampled.expect("a grammar allows a token").token;
             output.push(sampled);
             let eos = config.eos_ids.contains(&sampled) && !spec.ignore_eos;
             if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
                 break;
+            }
+            if let Some(matcher) = &mut matcher {
+                matcher.advance(TokenId(sampled)).expect("the token was allowed");
+                if matcher.is_complete() {
+                    break;
+                }
             }
             key.remember(sampled);
             chain = extend(chain, sampled, position);
@@ -179,8 +196,13 @@ impl MockModel {
         &self.fed
     }
 
-    /// Executes a plan. An error is what a worker answers with FAILED_PRECONDITION: the plan is wrong.
+    /// Executes a plan without masked rows, or as a rank that does not sample.
     pub fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, String> {
+        self.execute_masked(plan, None)
+    }
+
+    /// Executes a plan. An error is what a worker answers with FAILED_PRECONDITION: the plan is wrong.
+    pub fn execute_masked(&mut self, plan: &StepPlan, masks: Option<&Masks>) -> Result<StepResult, String> {
         self.number += 1;
         require!(plan.number == self.number, "plan {} came, expected {}", plan.number, self.number);
         self.check_digest(plan)?;
@@ -191,6 +213,7 @@ impl MockModel {
             self.let_go(&held.pages);
         }
         let rows = Rows::read(plan)?;
+        let mut masks = masks.map(|masks| self.read_masks(&rows, masks)).transpose()?;
         require!(rows.slots.len() <= self.max_slots as usize, "{} rows", rows.slots.len());
         let tokens: u64 = rows.counts.iter().map(|&n| u64::from(n)).sum();
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
@@ -209,15 +232,22 @@ impl MockModel {
         let mut result = StepResult { number: plan.number, ..StepResult::default() };
         let mut columns = ResultColumns::default();
         for at in 0..rows.slots.len() {
-            self.attend(&rows, at, &mut cursor.targets_read, &mut columns)?;
+            let is_masked = rows.flags[at] & RowFlag::Masked as u8 != 0;
+            let mask = masks.as_mut().filter(|_| is_masked).map(|masks| masks.remove(0));
+            self.attend(&rows, at, mask, &mut cursor.targets_read, &mut columns)?;
         }
         columns.write(&mut result);
         Ok(result)
     }
 
     /// The same with some rows' logits not being numbers.
-    pub fn execute_with_errors(&mut self, plan: &StepPlan, rows: &[u32]) -> Result<StepResult, String> {
-        let mut result = self.execute(plan)?;
+    pub fn execute_with_errors(
+        &mut self,
+        plan: &StepPlan,
+        masks: Option<&Masks>,
+        rows: &[u32],
+    ) -> Result<StepResult, String> {
+        let mut result = self.execute_masked(plan, masks)?;
         let error = |&row: &u32| RowError { row, message: "the model's output is not a number".into() };
         result.errors = rows.iter().map(error).collect();
         Ok(result)
@@ -291,10 +321,16 @@ impl MockModel {
         }
         let fed: Vec<u32> = if flag(RowFlag::Continue) {
             require!(count == 1, "row {at} continues with {count} tokens");
-            let (sampled_at, token) =
-                state.sampled.ok_or_else(|| format!("row {at} continues and nothing was sampled"))?;
-            require!(sampled_at == position, "row {at} continues at {position}, sampled was {sampled_at}");
-            vec![token]
+            match state.sampled {
+                Some((sampled_at, token)) => {
+                    require!(sampled_at == position, "row {at} continues at {position}, not at {sampled_at}");
+                    vec![token]
+                }
+                None => {
+                    require!(state.skipped, "row {at} continues and nothing was sampled");
+                    vec![0]
+                }
+            }
         } else {
             cursor.tokens(rows, count)?.to_vec()
         };
@@ -316,7 +352,7 @@ impl MockModel {
         let encoder = state.encoder;
         let cut = position < encoder.positions && (position > 0 || end < encoder.positions);
         require!(!cut, "row {at} feeds {position} to {end}, a part of its encoder's {}", encoder.positions);
-        if let Some((history, _)) = &state.key.history {
+        if let Some((history, _)) = state.key.history.as_ref().filter(|_| !state.skipped) {
             let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
             let known = fed.all(|(p, t)| history.get((p - encoder.positions) as usize) == Some(t));
             require!(known, "row {at}: its history is not what it feeds");
@@ -354,6 +390,7 @@ impl MockModel {
         &mut self,
         rows: &Rows,
         at: usize,
+        mask: Option<Vec<u32>>,
         targets_read: &mut usize,
         columns: &mut ResultColumns,
     ) -> Result<(), String> {
@@ -382,13 +419,22 @@ impl MockModel {
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
             let chain = self.stored(&state.pages, 0, state.len - 1).map_or(0, |stored| stored.chain);
-            if let Some((history, _)) = &state.key.history {
+            let is_skipped = mask.as_ref().is_some_and(Vec::is_empty);
+            if let Some((history, _)) = state.key.history.as_ref().filter(|_| !is_skipped) {
                 let (has, needs) = (history.len(), state.len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
-            let sampled = state.key.sample(&self.config, chain, state.len, state.top_tokens);
-            state.key.remember(sampled.token);
-            state.sampled = Some((state.len, sampled.token));
+            let sampled = state.key.sample(&self.config, chain, state.len, state.top_tokens, mask.as_deref());
+            state.skipped = sampled.is_none();
+            let sampled = sampled.unwrap_or(Sampled {
+                token: 0,
+                logprob: 0.0,
+                top: vec![(0, 0.0); state.top_tokens as usize],
+            });
+            if !state.skipped {
+                state.key.remember(sampled.token);
+                state.sampled = Some((state.len, sampled.token));
+            }
             columns.sampled.push(sampled.token);
             columns.logprobs.push(sampled.logprob);
             for (token, logprob) in sampled.top {
@@ -398,6 +444,25 @@ impl MockModel {
         }
         self.slots[slot] = Some(state);
         Ok(())
+    }
+
+    /// The allowed tokens of each masked row.
+    fn read_masks(&self, rows: &Rows, masks: &Masks) -> Result<Vec<Vec<u32>>, String> {
+        require!(
+            masks.number == self.number,
+            "masks of plan {} came with plan {}",
+            masks.number,
+            self.number
+        );
+        let masked = rows.flags.iter().filter(|flags| **flags & RowFlag::Masked as u8 != 0).count();
+        let (words, width) = (u32s(&masks.words), self.config.vocab_size.div_ceil(32) as usize);
+        require!(words.len() == masked * width, "{} words of masks for {masked} rows", words.len());
+        let allowed = |mask: &[u32]| {
+            (0..self.config.vocab_size)
+                .filter(|token| mask[(token / 32) as usize] >> (token % 32) & 1 == 1)
+                .collect()
+        };
+        Ok(words.chunks(width).map(allowed).collect())
     }
 
     fn let_go(&mut self, pages: &[u32]) {
@@ -511,7 +576,15 @@ impl SamplingKey {
         }
     }
 
-    fn sample(&self, config: &MockConfig, chain: u64, position: u32, top: u32) -> Sampled {
+    /// `mask`: the tokens that are allowed. `None`: there is none.
+    fn sample(
+        &self,
+        config: &MockConfig,
+        chain: u64,
+        position: u32,
+        top: u32,
+        mask: Option<&[u32]>,
+    ) -> Option<Sampled> {
         let mut h = mix(mix(chain, self.bias), self.watermark);
         if self.samples {
             h = mix(h, mix(self.seed, u64::from(position)));
@@ -522,15 +595,16 @@ impl SamplingKey {
         let (held_back, first_end) = &self.held_back;
         let may = |token: u32| position >= *first_end || !held_back.contains(&token);
         let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
-        let token = match ends && may(config.eos_ids[0]) {
-            true => config.eos_ids[0],
-            false => (0..)
+        let token = match mask {
+            Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
+            None if ends && may(config.eos_ids[0]) => config.eos_ids[0],
+            None => (0..)
                 .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
                 .find(|token| !config.eos_ids.contains(token) && may(*token))
                 .expect("not every token ends a sequence"),
         };
         let top = (0..top).map(|n| alternative(config, h, n)).collect();
-        Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top }
+        Some(Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top })
     }
 
     fn remember(&mut self, token: u32) {
@@ -685,6 +759,7 @@ impl Cursor {
             encoder: Encoder::new(encoder, config.block_size),
             len: 0,
             sampled: None,
+            skipped: false,
             key: SamplingKey {
                 seed: starts.seeds[m],
                 samples: starts.temperatures[m] > 0.0,

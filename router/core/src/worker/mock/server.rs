@@ -1,6 +1,7 @@
 //! One mock worker: a thread with a runtime of its own, so that it can die as a process dies, with every
 //! connection cut at once and nothing answered.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -8,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use penstock_proto::to_worker::Message;
 use penstock_proto::worker_server::{Worker, WorkerServer};
 use penstock_proto::{
-    CheckReply, CheckRequest, DescribeRequest, ModelDescription, PrepareRequest, Prepared, StepPlan,
-    StepResult,
+    CheckReply, CheckRequest, DescribeRequest, Masks, ModelDescription, PrepareRequest, Prepared, RowFlag,
+    StepPlan, StepResult, ToWorker,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
@@ -153,7 +155,7 @@ impl Worker for Calls {
         Ok(Response::new(self.birth.config.prepared()))
     }
 
-    async fn run(&self, request: Request<Streaming<StepPlan>>) -> Result<Response<Self::RunStream>, Status> {
+    async fn run(&self, request: Request<Streaming<ToWorker>>) -> Result<Response<Self::RunStream>, Status> {
         self.answer().await;
         self.birth.runs.asked.send_modify(|asked| *asked += 1);
         let mut open = self.birth.runs.open.subscribe();
@@ -168,6 +170,8 @@ impl Worker for Calls {
             die: self.die.clone(),
             model,
             answers,
+            plans: VecDeque::new(),
+            masks: VecDeque::new(),
         };
         tokio::spawn(session.run(request.into_inner()));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(results))))
@@ -194,12 +198,15 @@ struct Session {
     die: mpsc::UnboundedSender<()>,
     model: MockModel,
     answers: mpsc::UnboundedSender<Result<StepResult, Status>>,
+    /// Received, and not executed yet.
+    plans: VecDeque<StepPlan>,
+    masks: VecDeque<Masks>,
 }
 
 impl Session {
-    async fn run(mut self, mut plans: Streaming<StepPlan>) {
-        while let Ok(Some(plan)) = plans.message().await {
-            match self.step(&plan).await {
+    async fn run(mut self, mut messages: Streaming<ToWorker>) {
+        while let Some((plan, masks)) = self.next(&mut messages).await {
+            match self.step(&plan, masks.as_ref()).await {
                 Some(answer) => {
                     let last = answer.is_err();
                     if self.answers.send(answer).is_err() || last {
@@ -212,8 +219,29 @@ impl Session {
         }
     }
 
-    async fn step(&mut self, plan: &StepPlan) -> Option<Result<StepResult, Status>> {
-        let executed = self.model.execute(plan);
+    /// The next plan, with its masks if it has rows that need some and this rank samples. `None`: the stream has ended.
+    async fn next(&mut self, messages: &mut Streaming<ToWorker>) -> Option<(StepPlan, Option<Masks>)> {
+        let samples = self.birth.rank == self.birth.config.output_rank();
+        loop {
+            let masked = |flags: &[u8]| flags.iter().any(|flags| flags & RowFlag::Masked as u8 != 0);
+            let owed = self.plans.front().map(|plan| samples && masked(&plan.flags));
+            match owed {
+                Some(true) if self.masks.is_empty() => {}
+                Some(owed) => {
+                    let masks = if owed { self.masks.pop_front() } else { None };
+                    return self.plans.pop_front().map(|plan| (plan, masks));
+                }
+                None => {}
+            }
+            match messages.message().await.ok()??.message? {
+                Message::Plan(plan) => self.plans.push_back(plan),
+                Message::Masks(masks) => self.masks.push_back(masks),
+            }
+        }
+    }
+
+    async fn step(&mut self, plan: &StepPlan, masks: Option<&Masks>) -> Option<Result<StepResult, Status>> {
+        let executed = self.model.execute_masked(plan, masks);
         let tokens = self.model.fed().len() as u32;
         self.compute(tokens).await;
         if self.frozen.load(Ordering::SeqCst) {

@@ -1,0 +1,222 @@
+//! Runs the cases of MaskBench (arXiv 2501.10868) through the crate and prints what it prints.
+//!
+//! `maskbench CASES [--json] [--failures] [--vocabulary N]`: CASES is a file of JSON lines, or a folder of JSON files, each
+//! `{"schema": ..., "tests": [{"valid": ..., "data": ...}]}`. Every instance is written as Python's `json.dumps` would,
+//! tokenized, and walked: a mask before each token. One thread; nothing is cached between cases.
+
+mod synthetic;
+
+use std::{
+    io::{self, Write},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
+use serde_json::{Value, json};
+
+/// Python's separators: `", "` and `": "`.
+struct PythonFormat;
+
+impl serde_json::ser::Formatter for PythonFormat {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+fn dumps(value: &Value) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut out, PythonFormat);
+    serde::Serialize::serialize(value, &mut serializer).expect("a value in memory is written");
+    out
+}
+
+struct Case {
+    name: String,
+    schema: Value,
+    tests: Vec<(bool, Value)>,
+}
+
+fn case(name: String, mut value: Value) -> Option<Case> {
+    let schema = value.get_mut("schema")?.take();
+    let tests = value.get("tests")?.as_array()?;
+    let tests =
+        tests.iter().filter_map(|test| Some((test.get("valid")?.as_bool()?, test.get("data")?.clone())));
+    let tests = tests.collect();
+    Some(Case { name, schema, tests })
+}
+
+fn read(path: &Path) -> io::Result<Vec<Case>> {
+    if path.is_dir() {
+        let mut paths: Vec<_> = std::fs::read_dir(path)?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<io::Result<_>>()?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        paths.sort();
+        return paths
+            .iter()
+            .filter_map(|path| {
+                let name = path.file_stem()?.to_string_lossy().into_owned();
+                let text = match std::fs::read_to_string(path) {
+                    Ok(text) => text,
+                    Err(cause) => return Some(Err(cause)),
+                };
+                serde_json::from_str(&text).ok().and_then(|value| case(name, value)).map(Ok)
+            })
+            .collect();
+    }
+    let text = std::fs::read_to_string(path)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    Ok(lines
+        .filter_map(|(index, line)| {
+            let value: Value = serde_json::from_str(line).ok()?;
+            let name = value
+                .get("name")
+                .and_then(Value::as_str)
+                .map_or(format!("line {}", index + 1), str::to_owned);
+            case(name, value)
+        })
+        .collect())
+}
+
+#[derive(Default)]
+struct Report {
+    cases: usize,
+    passing: usize,
+    compile_errors: usize,
+    timeouts: usize,
+    /// Cases of which some instance was judged wrongly, and those instances.
+    refused: usize,
+    refused_instances: usize,
+    accepted: usize,
+    accepted_instances: usize,
+    instances: usize,
+    masks: Vec<Duration>,
+    first_masks: Vec<Duration>,
+}
+
+/// Whether every token of the text is in the mask before it, and the end at last.
+fn walk(
+    grammar: &Grammar,
+    vocabulary: &synthetic::Vocabulary,
+    text: &[u8],
+    masks: &mut Vec<Duration>,
+) -> Result<(), String> {
+    let mut matcher = grammar.matcher();
+    let mut mask = vec![0; grammar.mask_words()];
+    let mut at = 0;
+    for token in vocabulary.tokenize(text) {
+        let start = Instant::now();
+        let computed = matcher.mask(&mut mask);
+        masks.push(start.elapsed());
+        let around = String::from_utf8_lossy(&text[at..(at + 40).min(text.len())]).into_owned();
+        computed.map_err(|error| format!("{error} at {around:?}"))?;
+        if mask[token as usize / 32] >> (token % 32) & 1 == 0 {
+            return Err(format!("not allowed: {around:?}"));
+        }
+        matcher.advance(token).map_err(|error| format!("{error} at {around:?}"))?;
+        at += vocabulary.tokens[token as usize].bytes.len();
+    }
+    let start = Instant::now();
+    matcher.mask(&mut mask).map_err(|error| format!("{error} at the end"))?;
+    masks.push(start.elapsed());
+    let may_end = mask[vocabulary.eos as usize / 32] >> (vocabulary.eos % 32) & 1 == 1;
+    if may_end { Ok(()) } else { Err("the text may not end".into()) }
+}
+
+fn percentile(sorted: &[Duration], share: f64) -> f64 {
+    let index = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+    sorted.get(index).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut cases = None;
+    let (mut as_json, mut show_failures, mut size) = (false, false, 128_000);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" => as_json = true,
+            "--failures" => show_failures = true,
+            "--vocabulary" => size = arguments.next().ok_or("--vocabulary wants a size")?.parse()?,
+            _ => cases = Some(argument),
+        }
+    }
+    let path = cases.ok_or("usage: maskbench CASES [--json] [--failures] [--vocabulary N]")?;
+    let cases = read(Path::new(&path))?;
+    let vocabulary = synthetic::Vocabulary::new(size);
+    let limits = Limits { timeout: Duration::from_secs(10), cache_bytes: 0, ..Limits::default() };
+    let compiler = Compiler::new(vocabulary.tokens.clone(), size, &[vocabulary.eos], limits)?;
+
+    let mut report = Report { cases: cases.len(), ..Report::default() };
+    for case in cases {
+        report.instances += case.tests.len();
+        let source = Source::JsonSchema(case.schema);
+        let start = Instant::now();
+        // The first mask is computed when a grammar is compiled.
+        let compiled = compiler.compile(&source, &Cancel::new());
+        let elapsed = start.elapsed();
+        let grammar = match compiled {
+            Ok(grammar) => grammar,
+            Err(error) => {
+                report.compile_errors += 1;
+                report.timeouts += usize::from(error.kind == Kind::TimedOut);
+                if show_failures {
+                    eprintln!("{}: {:?}: {error}", case.name, error.kind);
+                }
+                continue;
+            }
+        };
+        report.first_masks.push(elapsed);
+        let (mut refused, mut accepted) = (0, 0);
+        for (valid, data) in &case.tests {
+            let text = dumps(data);
+            let result = walk(&grammar, &vocabulary, &text, &mut report.masks);
+            refused += usize::from(*valid && result.is_err());
+            accepted += usize::from(!*valid && result.is_ok());
+            if show_failures && *valid != result.is_ok() {
+                let text: String = String::from_utf8_lossy(&text).chars().take(300).collect();
+                let verdict = result.err().unwrap_or("accepted, but not valid".into());
+                eprintln!("{}: {verdict}: {text}", case.name);
+            }
+        }
+        report.refused += usize::from(refused > 0);
+        report.refused_instances += refused;
+        report.accepted += usize::from(accepted > 0);
+        report.accepted_instances += accepted;
+        report.passing += usize::from(refused == 0 && accepted == 0);
+    }
+    report.masks.sort();
+    report.first_masks.sort();
+    let times =
+        |sorted: &[Duration]| [0.5, 0.99, 0.999].map(|share| percentile(sorted, share).round() as u64);
+    let (tbm, ttfm) = (times(&report.masks), times(&report.first_masks));
+    if as_json {
+        let out = json!({
+            "cases": report.cases, "instances": report.instances, "passing": report.passing,
+            "compile_errors": report.compile_errors, "timeouts": report.timeouts,
+            "valid_refused": report.refused, "valid_refused_instances": report.refused_instances,
+            "invalid_accepted": report.accepted, "invalid_accepted_instances": report.accepted_instances,
+            "vocabulary": size, "masks": report.masks.len(),
+            "tbm_us": {"p50": tbm[0], "p99": tbm[1], "p99.9": tbm[2]},
+            "ttfm_us": {"p50": ttfm[0], "p99": ttfm[1], "p99.9": ttfm[2]},
+        });
+        println!("{out:#}");
+        return Ok(());
+    }
+    println!("| cases of {}, vocabulary of {size} | |\n|---|---|", report.cases);
+    println!("| passing | {} |", report.passing);
+    println!("| compile errors (of which timeouts) | {} ({}) |", report.compile_errors, report.timeouts);
+    println!("| valid refused: cases (instances) | {} ({}) |", report.refused, report.refused_instances);
+    println!("| invalid accepted: cases (instances) | {} ({}) |", report.accepted, report.accepted_instances);
+    println!("| TBM µs p50 / p99 / p99.9 of {} | {} / {} / {} |", report.masks.len(), tbm[0], tbm[1], tbm[2]);
+    println!("| TTFM µs p50 / p99 / p99.9 | {} / {} / {} |", ttfm[0], ttfm[1], ttfm[2]);
+    Ok(())
+}

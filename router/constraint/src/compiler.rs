@@ -1,0 +1,270 @@
+//! Compiles grammars: within limits, on a bounded number of threads, once for each content.
+//!
+//! llguidance cannot be interrupted while it builds a lexer, so a grammar is compiled on a thread of its own and the
+//! caller waits no longer than the limit. A thread that is still at work then is counted among the compiling ones until
+//! it ends, which the limits on sizes see to; its result is dropped.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{
+    cache::Cache,
+    error::{CompileError, Kind},
+    grammar,
+    limits::Limits,
+    matcher::{Grammar, first_line},
+    source::Source,
+    vocabulary::{Token, Vocabulary},
+};
+
+/// Stack of a compiling thread. The schema's depth, its chains of references and its number of properties are limited
+/// so that this is enough; only what is touched becomes memory.
+const STACK_BYTES: usize = 256 << 20;
+/// How often a waiting caller looks whether its request is gone.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Says that a request is gone. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts of the cache, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    pub grammars: usize,
+    pub bytes: usize,
+    pub hits: u64,
+    pub misses: u64,
+}
+
+/// Compiles the grammars of clients for one vocabulary.
+pub struct Compiler {
+    vocabulary: Arc<Vocabulary>,
+    limits: Arc<Limits>,
+    cache: Mutex<Cache>,
+    threads: Arc<Threads>,
+}
+
+impl Compiler {
+    /// Indexes the vocabulary, which takes a second or so for 256,000 tokens.
+    ///
+    /// `tokens[id]` is the token; `vocab_size` is the width of the logits, which may be more or fewer; `eos_ids` are all
+    /// end-of-sequence ids. Err says why this vocabulary cannot be constrained.
+    pub fn new(
+        tokens: Vec<Token>,
+        vocab_size: usize,
+        eos_ids: &[u32],
+        limits: Limits,
+    ) -> Result<Compiler, String> {
+        let vocabulary = Vocabulary::new(tokens, vocab_size, eos_ids, &limits)?;
+        Ok(Compiler {
+            vocabulary: Arc::new(vocabulary),
+            cache: Mutex::new(Cache::new(limits.cache_bytes)),
+            threads: Arc::new(Threads::new(limits.threads)),
+            limits: Arc::new(limits),
+        })
+    }
+
+    /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and [`Limits::timeout`]
+    /// together; returns soon after `cancel` is set.
+    pub fn compile(&self, source: &Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {
+        let content = source.content(&self.limits)?;
+        if let Some(grammar) = locked(&self.cache).get(&content) {
+            return Ok(grammar);
+        }
+        let place = Threads::enter(&self.threads, self.limits.wait, cancel)?;
+        // Another request may have compiled it while this one waited.
+        if let Some(grammar) = locked(&self.cache).get(&content) {
+            return Ok(grammar);
+        }
+        let grammar = self.compile_on_thread(source.clone(), place, cancel)?;
+        locked(&self.cache).insert(content, grammar.clone());
+        Ok(grammar)
+    }
+
+    pub fn cache_counts(&self) -> CacheCounts {
+        let cache = locked(&self.cache);
+        CacheCounts { grammars: cache.len(), bytes: cache.bytes(), hits: cache.hits, misses: cache.misses }
+    }
+
+    /// Words of 32 tokens that a mask has.
+    pub fn mask_words(&self) -> usize {
+        self.vocabulary.words
+    }
+
+    fn compile_on_thread(
+        &self,
+        source: Source,
+        place: Place,
+        cancel: &Cancel,
+    ) -> Result<Arc<Grammar>, CompileError> {
+        let (sender, result) = sync_channel(1);
+        let deadline = Instant::now() + self.limits.timeout;
+        let vocabulary = self.vocabulary.clone();
+        let limits = self.limits.clone();
+        let stop = Stop { cancel: cancel.clone(), deadline };
+        let work = move || {
+            let _place = place;
+            let compiled =
+                catch_unwind(AssertUnwindSafe(|| grammar::compile(&source, &vocabulary, &limits, &stop)))
+                    .unwrap_or_else(|panic| Err(panicked(&*panic)));
+            // The caller may have left.
+            let _ = sender.send(compiled.map(Arc::new));
+        };
+        std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work).map_err(
+            |cause| CompileError::new(Kind::Busy, format!("no thread to compile the grammar on: {cause}")),
+        )?;
+        loop {
+            if cancel.is_cancelled() {
+                return Err(cancelled());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match result.recv_timeout(left.min(POLL)) {
+                Ok(compiled) => return compiled,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(timed_out(&self.limits)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(CompileError::new(
+                        Kind::Internal,
+                        "the thread that compiled the grammar is gone",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiler").field("cache", &self.cache_counts()).finish_non_exhaustive()
+    }
+}
+
+/// When work on a grammar is to stop; asked from within its loops.
+pub(crate) struct Stop {
+    cancel: Cancel,
+    deadline: Instant,
+}
+
+impl Stop {
+    pub(crate) fn check(&self, limits: &Limits) -> Result<(), CompileError> {
+        if self.cancel.is_cancelled() {
+            Err(cancelled())
+        } else if Instant::now() > self.deadline {
+            Err(timed_out(limits))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn cancelled() -> CompileError {
+    CompileError::new(Kind::Cancelled, "the request was cancelled")
+}
+
+fn timed_out(limits: &Limits) -> CompileError {
+    CompileError::new(
+        Kind::TimedOut,
+        format!("the grammar takes longer than {} ms to compile", limits.timeout.as_millis()),
+    )
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> CompileError {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| text.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default();
+    tracing::error!(panic = text, "compiling a grammar panicked");
+    CompileError::new(Kind::Internal, format!("the compiler failed on this grammar: {}", first_line(&text)))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes guard is consistent after every statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many threads may still begin to compile.
+struct Threads {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A thread's permission to compile; given back when dropped.
+struct Place(Arc<Threads>);
+
+impl Threads {
+    fn new(threads: usize) -> Threads {
+        Threads { free: Mutex::new(threads.max(1)), freed: Condvar::new() }
+    }
+
+    fn enter(threads: &Arc<Threads>, wait: Duration, cancel: &Cancel) -> Result<Place, CompileError> {
+        let deadline = Instant::now() + wait;
+        let mut free = locked(&threads.free);
+        while *free == 0 {
+            if cancel.is_cancelled() {
+                return Err(cancelled());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(CompileError::new(Kind::Busy, "too many grammars are being compiled; try again"));
+            }
+            free = threads.freed.wait_timeout(free, left.min(POLL)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *free -= 1;
+        drop(free);
+        Ok(Place(threads.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *locked(&self.0.free) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_waited_for_and_given_back() {
+        let threads = Arc::new(Threads::new(1));
+        let place = Threads::enter(&threads, Duration::ZERO, &Cancel::new()).unwrap();
+        let refused = Threads::enter(&threads, Duration::from_millis(1), &Cancel::new()).err().unwrap();
+        assert_eq!(refused.kind, Kind::Busy);
+        drop(place);
+        assert!(Threads::enter(&threads, Duration::ZERO, &Cancel::new()).is_ok());
+    }
+
+    #[test]
+    fn a_request_that_is_gone_does_not_wait_for_a_place() {
+        let threads = Arc::new(Threads::new(1));
+        let _place = Threads::enter(&threads, Duration::ZERO, &Cancel::new()).unwrap();
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let refused = Threads::enter(&threads, Duration::from_secs(60), &cancel).err().unwrap();
+        assert_eq!(refused.kind, Kind::Cancelled);
+    }
+}

@@ -1,0 +1,30 @@
+//! Turns a client's grammar into masks over a model's vocabulary: JSON, JSON schema, a regular expression, a choice of
+//! texts, or a Lark grammar.
+//!
+//! ```text
+//! Source --content--> cache? --schema::to_core, pattern, lark--> llguidance --> Grammar --matcher()--> Matcher
+//! ```
+//!
+//! A [`Compiler`] holds the vocabulary and compiles; a [`Grammar`] is shared between requests; a [`Matcher`] belongs to
+//! one text. The rule that everything here keeps: a text that a mask lets through is valid, and what cannot be held to
+//! that is refused when it is compiled. [`schema`] therefore rewrites a schema into the keywords that llguidance
+//! treats soundly, and refuses the rest with the place and the reason.
+
+mod cache;
+mod compiler;
+mod error;
+mod grammar;
+mod lark;
+mod limits;
+mod matcher;
+mod pattern;
+mod schema;
+mod source;
+mod vocabulary;
+
+pub use compiler::{CacheCounts, Cancel, Compiler};
+pub use error::{CompileError, Kind, MatchError};
+pub use limits::Limits;
+pub use matcher::{Grammar, Matcher};
+pub use source::Source;
+pub use vocabulary::Token;

@@ -1,0 +1,223 @@
+//! A compiled grammar, and a matcher that walks one text through it.
+//!
+//! Matchers share nothing that changes: each has its own lexer states and parser rows, so one request can neither slow
+//! nor break another's, and a panic of the parser ends one matcher only.
+
+use std::sync::Arc;
+
+use llguidance::api::StopReason;
+
+use crate::{
+    error::{CompileError, Kind, MatchError, shortened},
+    vocabulary::Vocabulary,
+};
+
+/// A grammar that was compiled; starts matchers without compiling again.
+pub struct Grammar {
+    vocabulary: Arc<Vocabulary>,
+    /// At its start, with the lexer states that the first mask needed.
+    template: llguidance::Matcher,
+    first_mask: Arc<[u32]>,
+    bytes: usize,
+}
+
+impl Grammar {
+    /// Takes over a parser at its start, and computes the first mask. `bytes` is an estimate of what the parser holds.
+    pub(crate) fn new(
+        vocabulary: Arc<Vocabulary>,
+        mut template: llguidance::Matcher,
+        bytes: usize,
+    ) -> Result<Grammar, CompileError> {
+        // Without tokens it only notices a grammar whose only text is empty.
+        template
+            .consume_tokens(&[])
+            .map_err(|cause| CompileError::new(Kind::Invalid, first_line(&cause.to_string())))?;
+        let mut first_mask = vec![0; vocabulary.words];
+        let mut matcher =
+            Matcher { vocabulary: vocabulary.clone(), inner: template, state: State::Open, first: None };
+        matcher.mask(&mut first_mask).map_err(|error| match error {
+            MatchError::Stuck => {
+                CompileError::new(Kind::Unsatisfiable, "no text of this vocabulary matches the grammar")
+            }
+            error => CompileError::new(Kind::TooLarge, error.to_string()),
+        })?;
+        let bytes = bytes + 4 * vocabulary.words;
+        Ok(Grammar { vocabulary, template: matcher.inner, first_mask: first_mask.into(), bytes })
+    }
+
+    /// A matcher at the start of the text.
+    pub fn matcher(&self) -> Matcher {
+        Matcher {
+            vocabulary: self.vocabulary.clone(),
+            inner: self.template.deep_clone(),
+            state: State::Open,
+            first: Some(self.first_mask.clone()),
+        }
+    }
+
+    /// Words of 32 tokens that a mask has.
+    pub fn mask_words(&self) -> usize {
+        self.vocabulary.words
+    }
+
+    /// Memory it holds, as estimated.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// One text on its way through a grammar.
+pub struct Matcher {
+    vocabulary: Arc<Vocabulary>,
+    inner: llguidance::Matcher,
+    state: State,
+    /// The mask of the start, until a token is taken.
+    first: Option<Arc<[u32]>>,
+}
+
+enum State {
+    Open,
+    /// An end-of-sequence token was taken.
+    Ended,
+    Failed(MatchError),
+}
+
+impl Matcher {
+    /// Takes a token that was sampled.
+    pub fn advance(&mut self, token: u32) -> Result<(), MatchError> {
+        match &self.state {
+            State::Open => {}
+            State::Ended => return Err(MatchError::Ended("the text has ended".into())),
+            State::Failed(error) => return Err(error.clone()),
+        }
+        let result = self.take(token);
+        if let Err(error) = &result {
+            self.state = State::Failed(error.clone());
+        }
+        result
+    }
+
+    fn take(&mut self, token: u32) -> Result<(), MatchError> {
+        if self.vocabulary.is_eos(token) {
+            if !self.may_end()? {
+                return Err(MatchError::NotAllowed(token));
+            }
+            self.state = State::Ended;
+            return Ok(());
+        }
+        if !self.vocabulary.is_text(token) || self.is_complete() {
+            return Err(MatchError::NotAllowed(token));
+        }
+        self.first = None;
+        self.inner.consume_token(token).map_err(|cause| {
+            let text = cause.to_string();
+            if text.contains("satisfy the grammar") || text.contains("fails parse") {
+                MatchError::NotAllowed(token)
+            } else {
+                too_complex(&text)
+            }
+        })
+    }
+
+    /// Sets the bit of every token that may follow: bit `i % 32` of word `i / 32` for token `i`. The buffer is
+    /// overwritten. Where the text may end, the bits of all end-of-sequence tokens are set, else none of them.
+    pub fn mask(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
+        if words.len() != self.vocabulary.words {
+            return Err(MatchError::MaskSize { got: words.len(), needed: self.vocabulary.words });
+        }
+        match &self.state {
+            State::Open => {}
+            State::Ended => {
+                words.fill(0);
+                self.set_eos(words);
+                return Ok(());
+            }
+            State::Failed(error) => return Err(error.clone()),
+        }
+        if let Some(first) = &self.first {
+            words.copy_from_slice(first);
+            return Ok(());
+        }
+        let result = self.compute(words);
+        if let Err(error) = &result {
+            self.state = State::Failed(error.clone());
+        }
+        result
+    }
+
+    fn compute(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
+        if self.is_complete() {
+            words.fill(0);
+            self.set_eos(words);
+            return Ok(());
+        }
+        let allowed = self.inner.compute_mask().map_err(|cause| {
+            let text = cause.to_string();
+            // llguidance's name for a mask without a token.
+            if text.contains("NoExtensionBias") { MatchError::Stuck } else { too_complex(&text) }
+        })?;
+        // Special tokens and end-of-sequence tokens are not text.
+        let allowed = allowed.as_slice();
+        let mut any = 0;
+        for (index, (word, text)) in words.iter_mut().zip(&self.vocabulary.text).enumerate() {
+            *word = text & allowed.get(index).copied().unwrap_or(0);
+            any |= *word;
+        }
+        if self.may_end()? {
+            self.set_eos(words);
+        } else if any == 0 {
+            return Err(MatchError::Stuck);
+        }
+        Ok(())
+    }
+
+    /// Nothing but the end may follow: no further token need be sampled.
+    pub fn is_complete(&self) -> bool {
+        match self.state {
+            State::Open => {
+                matches!(self.inner.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+            }
+            State::Ended => true,
+            State::Failed(_) => false,
+        }
+    }
+
+    fn may_end(&mut self) -> Result<bool, MatchError> {
+        Ok(self.is_complete()
+            || self.inner.is_accepting().map_err(|cause| too_complex(&cause.to_string()))?)
+    }
+
+    fn set_eos(&self, words: &mut [u32]) {
+        for &id in &self.vocabulary.eos {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+    }
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher").field("complete", &self.is_complete()).finish_non_exhaustive()
+    }
+}
+
+fn too_complex(text: &str) -> MatchError {
+    MatchError::TooComplex(first_line(text))
+}
+
+/// The first line of what llguidance says; the rest is its state, or a backtrace.
+pub(crate) fn first_line(text: &str) -> String {
+    shortened(text.lines().next().unwrap_or_default(), 300)
+}
+
+const _: () = {
+    const fn send<T: Send>() {}
+    const fn shared<T: Send + Sync>() {}
+    send::<Matcher>();
+    shared::<Grammar>();
+};

@@ -1,0 +1,463 @@
+//! Regular expressions: those of JSON schema's `pattern`, which are ECMAScript's, in the syntax of llguidance, and
+//! those that a client sends as a whole grammar.
+//!
+//! The two syntaxes share most of their text and differ in what it means: `.`, `\s` and `\d` match other characters,
+//! and a brace or a bracket may stand for itself. Source: ECMA-262, section "Regular Expression (RegExp) Objects".
+
+use llguidance::derivre::RegexBuilder;
+
+/// ECMAScript's white space and line ends, as the inside of a class.
+const SPACE: &str = r"\t-\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}";
+const LINE_ENDS: &str = r"\n\r\u{2028}\u{2029}";
+/// The largest count in a repetition.
+const MOST_REPETITIONS: u32 = 100_000;
+
+/// A client's expression for the whole text, ready to stand between the slashes of a Lark terminal.
+pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
+    check_repetitions(expression)?;
+    let unnamed = expression.replace("(?P<stop>", "(?:").replace("(?<stop>", "(?:");
+    RegexBuilder::new().mk_regex(&unnamed).map_err(|cause| reason(&cause.to_string()))?;
+    if unnamed.is_empty() {
+        return Ok("(?:)".into());
+    }
+    Ok(llguidance::regex_to_lark(&unnamed, ""))
+}
+
+/// An ECMAScript expression that may match anywhere in a string, as expressions which must all match.
+pub(crate) fn from_ecma(expression: &str) -> Result<Vec<String>, String> {
+    let mut conjuncts = Vec::new();
+    let mut rest = expression;
+    // `^(?=X)Y` says that both X and Y match from the start.
+    while let Some(ahead) = rest.strip_prefix("^(?=") {
+        let end = group_end(ahead).ok_or("a group is not closed")?;
+        let after = &ahead[end + 1..];
+        if after.starts_with(['*', '+', '?', '{']) || has_top_level_bar(after) {
+            break;
+        }
+        conjuncts.push(translate(&format!("^(?:{})", &ahead[..end]))?);
+        rest = &expression[expression.len() - after.len()..];
+        // The rest starts where the string does; write its anchor again for the next turn.
+        if rest.starts_with("(?=") {
+            let again = from_ecma(&format!("^{rest}"))?;
+            conjuncts.extend(again);
+            return checked(conjuncts);
+        }
+        conjuncts.push(translate(&format!("^{}", rest.strip_prefix('^').unwrap_or(rest)))?);
+        return checked(conjuncts);
+    }
+    conjuncts.push(translate(rest)?);
+    checked(conjuncts)
+}
+
+fn checked(expressions: Vec<String>) -> Result<Vec<String>, String> {
+    for expression in &expressions {
+        check_repetitions(expression)?;
+        RegexBuilder::new().mk_regex_for_serach(expression).map_err(|cause| reason(&cause.to_string()))?;
+    }
+    Ok(expressions)
+}
+
+/// The line of regex-syntax's report that names the error.
+fn reason(report: &str) -> String {
+    let line = report.lines().find_map(|line| line.strip_prefix("error: ")).or_else(|| report.lines().next());
+    let line = line.unwrap_or_default();
+    if line.contains("lookaround") {
+        "the expression has an anchor or a word boundary other than at its ends".into()
+    } else {
+        format!("the expression is not supported: {line}")
+    }
+}
+
+/// Refuses repetitions whose counts multiply beyond what a lexer holds.
+fn check_repetitions(expression: &str) -> Result<(), String> {
+    let mut digits = String::new();
+    let mut within = false;
+    for character in expression.chars() {
+        match character {
+            '{' => (within, digits) = (true, String::new()),
+            ',' | '}' if within => {
+                if digits.parse::<u64>().is_ok_and(|count| count > u64::from(MOST_REPETITIONS))
+                    || digits.len() > 19
+                {
+                    return Err(format!(
+                        "a repetition of more than {MOST_REPETITIONS} times is not supported"
+                    ));
+                }
+                digits.clear();
+                within = character == ',';
+            }
+            '0'..='9' if within => digits.push(character),
+            _ => within = false,
+        }
+    }
+    Ok(())
+}
+
+/// Where the group ends whose inside `text` starts with: the byte of its parenthesis.
+fn group_end(text: &str) -> Option<usize> {
+    scan(text, |depth, character| depth == 0 && character == ')')
+}
+
+fn has_top_level_bar(text: &str) -> bool {
+    scan(text, |depth, character| depth == 0 && character == '|').is_some()
+}
+
+/// The first byte outside of classes and escapes where `found` says so, given the depth of groups before it.
+fn scan(text: &str, found: impl Fn(usize, char) -> bool) -> Option<usize> {
+    let mut depth = 0_usize;
+    let mut in_class = false;
+    let mut escaped = false;
+    for (at, character) in text.char_indices() {
+        if escaped {
+            escaped = false;
+            continue;
+        }
+        match character {
+            '\\' => escaped = true,
+            ']' if in_class => in_class = false,
+            _ if in_class => {}
+            '[' => in_class = true,
+            _ if found(depth, character) => return Some(at),
+            '(' => depth += 1,
+            ')' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Writes an ECMAScript expression in the syntax of regex-syntax.
+fn translate(expression: &str) -> Result<String, String> {
+    let mut from = Reader { characters: expression.chars().collect(), at: 0 };
+    let mut out = String::new();
+    // An inline flag at the start is not ECMAScript, but in wide use.
+    for (flag, kept) in [("(?i)", "(?i)"), ("(?u)", "")] {
+        if expression.starts_with(flag) {
+            from.at = flag.len();
+            out.push_str(kept);
+        }
+    }
+    while let Some(character) = from.next() {
+        match character {
+            '\\' => out.push_str(&escape(&mut from, false)?),
+            '[' => class(&mut from, &mut out)?,
+            '.' => {
+                out.push_str("[^");
+                out.push_str(LINE_ENDS);
+                out.push(']');
+            }
+            '(' if from.peek(0) == Some('?') => {
+                let (second, third) = (from.peek(1), from.peek(2));
+                match (second, third) {
+                    (Some(':'), _) => {
+                        from.at += 2;
+                        out.push_str("(?:");
+                    }
+                    (Some('='), _) | (Some('!'), _) | (Some('<'), Some('=' | '!')) => {
+                        return Err("a look-ahead or look-behind is not supported".into());
+                    }
+                    (Some('<'), _) | (Some('P'), Some('<')) => {
+                        while from.next().is_some_and(|character| character != '>') {}
+                        out.push_str("(?:");
+                    }
+                    _ => return Err("an inline flag is not supported".into()),
+                }
+            }
+            '{' => match repetition(&from) {
+                Some(length) => {
+                    out.push('{');
+                    out.extend(&from.characters[from.at..from.at + length]);
+                    from.at += length;
+                }
+                None => out.push_str("\\{"),
+            },
+            '}' => out.push_str("\\}"),
+            ']' => out.push_str("\\]"),
+            other => out.push(other),
+        }
+    }
+    Ok(out)
+}
+
+struct Reader {
+    characters: Vec<char>,
+    at: usize,
+}
+
+impl Reader {
+    fn next(&mut self) -> Option<char> {
+        let character = self.characters.get(self.at).copied();
+        self.at += usize::from(character.is_some());
+        character
+    }
+
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.characters.get(self.at + ahead).copied()
+    }
+
+    fn hex(&mut self, digits: usize) -> Option<u32> {
+        let text: String = self.characters.get(self.at..self.at + digits)?.iter().collect();
+        if !text.chars().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        self.at += digits;
+        u32::from_str_radix(&text, 16).ok()
+    }
+}
+
+/// The length of `n}`, `n,}` or `n,m}` here, if it is one.
+fn repetition(from: &Reader) -> Option<usize> {
+    let rest = &from.characters[from.at..];
+    let end = rest.iter().position(|&character| character == '}')?;
+    let inside: String = rest[..end].iter().collect();
+    let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));
+    let digits = |text: &str| text.chars().all(|digit| digit.is_ascii_digit());
+    (!least.is_empty() && digits(least) && digits(most)).then_some(end + 1)
+}
+
+/// What an escape stands for, as an expression or, within a class, as its part.
+fn escape(from: &mut Reader, in_class: bool) -> Result<String, String> {
+    let Some(character) = from.next() else { return Err("the expression ends within an escape".into()) };
+    let set = |inside: &str, negated: bool| match (in_class, negated) {
+        (true, false) => inside.to_owned(),
+        (_, false) => format!("[{inside}]"),
+        (_, true) => format!("[^{inside}]"),
+    };
+    Ok(match character {
+        'd' => set("0-9", false),
+        'D' => set("0-9", true),
+        'w' => set("0-9A-Za-z_", false),
+        'W' => set("0-9A-Za-z_", true),
+        's' => set(SPACE, false),
+        'S' => set(SPACE, true),
+        't' | 'n' | 'r' | 'f' | 'v' => format!("\\{character}"),
+        'b' if in_class => "\\x08".into(),
+        'b' | 'B' => return Err("a word boundary is not supported".into()),
+        '0' if !from.peek(0).is_some_and(|digit| digit.is_ascii_digit()) => "\\x00".into(),
+        '0'..='9' => return Err("a back-reference is not supported".into()),
+        'k' => return Err("a back-reference is not supported".into()),
+        'c' => match from.next() {
+            Some(letter) if letter.is_ascii_alphabetic() => literal(char::from(letter as u8 & 0x1f)),
+            _ => return Err("a control escape lacks its letter".into()),
+        },
+        'x' => match from.hex(2).and_then(char::from_u32) {
+            Some(character) => literal(character),
+            None => literal('x'),
+        },
+        'u' if from.peek(0) == Some('{') => {
+            from.at += 1;
+            let mut digits = String::new();
+            while let Some(digit) = from.next().filter(|&digit| digit != '}') {
+                digits.push(digit);
+            }
+            let character = u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32);
+            literal(character.ok_or("an escape names no character")?)
+        }
+        'u' => match from.hex(4) {
+            Some(high @ 0xd800..0xdc00) if from.peek(0) == Some('\\') && from.peek(1) == Some('u') => {
+                from.at += 2;
+                let low = from.hex(4).filter(|low| (0xdc00..0xe000).contains(low));
+                let low = low.ok_or("half of a surrogate pair is not supported")?;
+                let code = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                literal(char::from_u32(code).ok_or("an escape names no character")?)
+            }
+            Some(code) => literal(char::from_u32(code).ok_or("half of a surrogate pair is not supported")?),
+            None => literal('u'),
+        },
+        'p' | 'P' if from.peek(0) == Some('{') => {
+            let mut property = format!("\\{character}");
+            while let Some(next) = from.next() {
+                property.push(next);
+                if next == '}' {
+                    break;
+                }
+            }
+            property
+        }
+        // Python's ends of the string, which ECMAScript lacks.
+        'A' => "^".into(),
+        'Z' | 'z' => "$".into(),
+        letter if letter.is_ascii_alphabetic() => {
+            return Err(format!("the escape \\{letter} is not supported"));
+        }
+        other => literal(other),
+    })
+}
+
+/// A character that stands for itself, inside a class and outside.
+fn literal(character: char) -> String {
+    // `\<` and `\>` are ends of words in regex-syntax.
+    if character.is_ascii_alphanumeric() || matches!(character, '<' | '>') {
+        character.to_string()
+    } else if character.is_ascii_punctuation() {
+        format!("\\{character}")
+    } else {
+        format!("\\u{{{:X}}}", character as u32)
+    }
+}
+
+/// An expression for exactly this text.
+pub(crate) fn literal_text(text: &str) -> String {
+    text.chars().map(literal).collect()
+}
+
+/// Translates a class, after its bracket.
+fn class(from: &mut Reader, out: &mut String) -> Result<(), String> {
+    let negated = from.peek(0) == Some('^');
+    from.at += usize::from(negated);
+    let mut inside = String::new();
+    loop {
+        match from.next() {
+            None => return Err("a class is not closed".into()),
+            Some(']') => break,
+            Some('\\') => inside.push_str(&escape(from, true)?),
+            Some('-') => {
+                // A range where it stands between two ends, else itself.
+                let first = inside.is_empty();
+                let last = from.peek(0) == Some(']');
+                let beside_set = inside.ends_with(']')
+                    || (from.peek(0) == Some('\\')
+                        && matches!(from.peek(1), Some('d' | 'w' | 's' | 'D' | 'W' | 'S')))
+                    || from.at >= 3
+                        && from.characters[from.at - 3] == '\\'
+                        && matches!(from.characters[from.at - 2], 'd' | 'w' | 's' | 'D' | 'W' | 'S');
+                inside.push_str(if first || last || beside_set { "\\-" } else { "-" });
+            }
+            Some(other @ ('[' | '&' | '~' | '^')) => {
+                inside.push('\\');
+                inside.push(other);
+            }
+            Some(other) => inside.push(other),
+        }
+    }
+    match (inside.is_empty(), negated) {
+        // `[]` matches nothing, `[^]` any character.
+        (true, false) => out.push_str("[^\\x00-\\u{10FFFF}]"),
+        (true, true) => out.push_str("[\\x00-\\u{10FFFF}]"),
+        (false, _) => {
+            out.push_str(if negated { "[^" } else { "[" });
+            out.push_str(&inside);
+            out.push(']');
+        }
+    }
+    Ok(())
+}
+
+/// An expression for every string that `expression` does not match, where that is a list of plain texts.
+pub(crate) fn opposite(expression: &str) -> Option<String> {
+    let inside = expression.strip_prefix('^')?.strip_suffix('$')?;
+    let grouped = inside.strip_prefix("(?:").or_else(|| inside.strip_prefix('('));
+    let (inside, is_grouped) = match grouped.and_then(|rest| rest.strip_suffix(')')) {
+        Some(rest) => (rest, true),
+        None => (inside, false),
+    };
+    // Without a group, the anchors belong to the first and the last alternative only.
+    let is_plain =
+        |character: char| character.is_alphanumeric() || " _-/:,;@#%&=<>!'\"~`".contains(character);
+    let texts: Vec<&str> = inside.split('|').collect();
+    let plain = texts.iter().all(|text| text.chars().all(is_plain) && text.chars().count() <= 60);
+    (plain && (is_grouped || texts.len() == 1)).then(|| other_than(&texts))
+}
+
+/// An expression for every string but these, by the tree of their prefixes.
+pub(crate) fn other_than(texts: &[&str]) -> String {
+    let mut texts: Vec<Vec<char>> = texts.iter().map(|text| text.chars().collect()).collect();
+    texts.sort();
+    texts.dedup();
+    let texts: Vec<&[char]> = texts.iter().map(Vec::as_slice).collect();
+    format!("^(?:{})$", other_than_tails(&texts))
+}
+
+/// Every string but these sorted, distinct ones. Recurses as deep as the longest is long; callers bound that.
+fn other_than_tails(tails: &[&[char]]) -> String {
+    if tails.is_empty() {
+        return r"[\x00-\u{10FFFF}]*".into();
+    }
+    let has_empty = tails[0].is_empty();
+    let mut branches = Vec::new();
+    let mut heads = String::new();
+    let mut rest = &tails[usize::from(has_empty)..];
+    while let Some(head) = rest.first().map(|tail| tail[0]) {
+        let count = rest.iter().take_while(|tail| tail[0] == head).count();
+        let under: Vec<&[char]> = rest[..count].iter().map(|tail| &tail[1..]).collect();
+        branches.push(format!("{}(?:{})", literal(head), other_than_tails(&under)));
+        heads.push_str(&literal(head));
+        rest = &rest[count..];
+    }
+    let other = if heads.is_empty() { r"[\x00-\u{10FFFF}]".to_owned() } else { format!("[^{heads}]") };
+    branches.push(format!(r"{other}[\x00-\u{{10FFFF}}]*"));
+    if !has_empty {
+        branches.push(String::new());
+    }
+    branches.join("|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(expressions: &[String], text: &str) -> bool {
+        expressions.iter().all(|expression| {
+            let mut builder = RegexBuilder::new();
+            let expression = builder.mk_regex_for_serach(expression).unwrap();
+            builder.to_regex(expression).is_match(text)
+        })
+    }
+
+    fn ecma(expression: &str, text: &str) -> bool {
+        matches(&from_ecma(expression).unwrap(), text)
+    }
+
+    #[test]
+    fn sets_are_those_of_ecmascript() {
+        assert!(ecma(r"^\d$", "7") && !ecma(r"^\d$", "٣"));
+        assert!(ecma(r"^\w$", "_") && !ecma(r"^\w$", "é"));
+        assert!(ecma(r"^\s$", "\u{feff}") && !ecma(r"^\s$", "\u{85}"));
+        assert!(ecma(r"^[^\S]$", " ") && !ecma(r"^[\S]$", " "));
+        assert!(ecma("^.$", "\u{85}") && !ecma("^.$", "\r") && !ecma("^.$", "\u{2028}"));
+    }
+
+    #[test]
+    fn what_stands_for_itself_does() {
+        assert!(ecma(r"^\/a\-b{$", "/a-b{"));
+        assert!(ecma("^a{,3}$", "a{,3}"));
+        assert!(ecma(r"^[a&&b[~]+$", "&[~"));
+        assert!(ecma(r"^[\w-.]+$", "a-."));
+        assert!(ecma(r"^\u00e9\x41\u{1F600}\uD83D\uDE00\cA$", "éA😀😀\u{1}"));
+        assert!(ecma("a]b}", "xa]b}x"));
+    }
+
+    #[test]
+    fn an_expression_without_anchors_matches_anywhere() {
+        assert!(ecma("b+", "abbc") && !ecma("b+", "ac"));
+        assert!(ecma("^a|c$", "abc") && ecma("^a|c$", "xc") && !ecma("^a|c$", "bcd"));
+    }
+
+    #[test]
+    fn look_aheads_at_the_start_are_conditions_beside_the_rest() {
+        let expression = r"^(?=.*\d)(?=.*[a-z]).{3,5}$";
+        assert!(ecma(expression, "a1b") && !ecma(expression, "abc") && !ecma(expression, "a1bcde"));
+        assert!(from_ecma("a(?=b)").is_err());
+        assert!(from_ecma("^(?!a)b").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        for expression in [r"(a)\1", r"\bword\b", "(?<=a)b", "(", "[a", r"a\", "a{1000000}", "[z-a]", r"\q"] {
+            assert!(from_ecma(expression).is_err(), "{expression}");
+        }
+        assert!(whole_text(r"a\").is_err());
+        assert!(whole_text("(a").is_err());
+    }
+
+    #[test]
+    fn everything_but_some_texts_is_an_expression() {
+        let expression = [other_than(&["cat", "car", "", "c", "a\"b"])];
+        for text in ["cat", "car", "", "c", "a\"b"] {
+            assert!(!matches(&expression, text), "{text}");
+        }
+        for text in ["ca", "cats", "d", "ct", "a\"", "\n", "é"] {
+            assert!(matches(&expression, text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The keywords of arrays.
+
+use serde_json::{Map, Value, json};
+
+use super::{Parts, Place, Result, Translator, any_of, count, invalid};
+use crate::error::Kind;
+
+/// `contains` is met among this many first items. A text whose first match comes later is not written.
+const CONTAINS_WITHIN: usize = 12;
+/// Unique items are written out as the arrangements of so few values.
+const MOST_ARRANGED: usize = 4;
+
+impl<'a> Translator<'a> {
+    pub(super) fn array(
+        &mut self,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<()> {
+        let items = members.get("items");
+        let (prefix, rest, rest_key) = match items {
+            Some(Value::Array(prefix)) => {
+                (Some((prefix, "items")), members.get("additionalItems"), "additionalItems")
+            }
+            _ => {
+                let prefix = members.get("prefixItems");
+                let prefix = match prefix {
+                    None => None,
+                    Some(Value::Array(prefix)) => Some((prefix, "prefixItems")),
+                    Some(_) => return Err(invalid(&place.member("prefixItems"), "an array of schemas")),
+                };
+                (prefix, items, "items")
+            }
+        };
+        if let Some((prefix, key)) = prefix {
+            let mut cores = Vec::new();
+            for (index, item) in prefix.iter().enumerate() {
+                cores.push(self.schema(item, &place.item(key, index))?);
+            }
+            parts.own.insert("prefixItems".into(), Value::Array(cores));
+        }
+        let alone = !["allOf", "anyOf", "oneOf", "$ref", "if", "contains"]
+            .iter()
+            .any(|key| members.contains_key(*key));
+        let rest = match (rest, members.get("unevaluatedItems")) {
+            (Some(rest), _) => Some((rest, rest_key)),
+            (None, None | Some(Value::Bool(true))) => None,
+            (None, Some(unevaluated)) if alone => Some((unevaluated, "unevaluatedItems")),
+            _ => {
+                return Err(place
+                    .member("unevaluatedItems")
+                    .refuse(Kind::Unsupported, "`unevaluatedItems` beside other schemas is not supported"));
+            }
+        };
+        if let Some((rest, key)) = rest {
+            let core = self.schema(rest, &place.member(key))?;
+            parts.own.insert("items".into(), core);
+        }
+
+        let least = self.bound_of_items(members, "minItems", place)?;
+        let most = self.bound_of_items(members, "maxItems", place)?;
+        for (key, value) in [("minItems", least), ("maxItems", most)] {
+            if let Some(value) = value {
+                parts.own.insert(key.into(), value.into());
+            }
+        }
+        if members.get("uniqueItems") == Some(&Value::Bool(true)) && most.is_none_or(|most| most > 1) {
+            self.unique_items(members, place, parts)?;
+        }
+        if let Some(contained) = members.get("contains") {
+            self.contains(contained, members, place, parts)?;
+        }
+        Ok(())
+    }
+
+    fn bound_of_items(
+        &self,
+        members: &Map<String, Value>,
+        key: &str,
+        place: &Place<'a>,
+    ) -> Result<Option<u64>> {
+        members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)))
+    }
+
+    /// Writes unique items out where they are of few values; a grammar cannot compare others.
+    fn unique_items(
+        &mut self,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<()> {
+        let here = place.member("uniqueItems");
+        let refused = || {
+            here.refuse(
+                Kind::Unsupported,
+                "`uniqueItems` is only supported for items of up to 4 known values",
+            )
+        };
+        let items = members.get("items").filter(|items| items.is_object()).ok_or_else(refused)?;
+        let values: Vec<Value> = match (items.get("enum"), items.get("const"), items.get("type")) {
+            (Some(Value::Array(values)), None, _) => values.clone(),
+            (None, Some(value), _) => vec![value.clone()],
+            (None, None, Some(Value::String(kind))) if kind == "boolean" => vec![true.into(), false.into()],
+            (None, None, Some(Value::String(kind))) if kind == "null" => vec![Value::Null],
+            _ => return Err(refused()),
+        };
+        if values.len() > MOST_ARRANGED {
+            return Err(refused());
+        }
+        let mut arrangements = vec![Vec::new()];
+        let mut done = 0;
+        while done < arrangements.len() {
+            for value in &values {
+                let mut longer: Vec<Value> = arrangements[done].clone();
+                if !longer.contains(value) {
+                    longer.push(value.clone());
+                    arrangements.push(longer);
+                }
+            }
+            done += 1;
+        }
+        let mut options: Vec<Value> = arrangements
+            .into_iter()
+            .map(|arrangement| {
+                let (length, prefix): (usize, Vec<Value>) =
+                    (arrangement.len(), arrangement.into_iter().map(|value| json!({"const": value})).collect());
+                json!({"type": "array", "prefixItems": prefix, "items": false, "minItems": length, "maxItems": length})
+            })
+            .collect();
+        self.nodes += options.len();
+        options.push(json!({"type": ["null", "boolean", "number", "string", "object"]}));
+        parts.after.push(any_of(options));
+        Ok(())
+    }
+
+    fn contains(
+        &mut self,
+        contained: &Value,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<()> {
+        let least = self.bound_of_items(members, "minContains", place)?;
+        if members.contains_key("maxContains") || least.is_some_and(|least| least > 1) {
+            return Err(place.member("contains").refuse(
+                Kind::Unsupported,
+                "`contains` with a count other than one or more is not supported",
+            ));
+        }
+        if least == Some(0) {
+            return Ok(());
+        }
+        let core = self.schema(contained, &place.member("contains"))?;
+        let mut options = Vec::new();
+        for index in 0..CONTAINS_WITHIN {
+            let mut prefix = vec![Value::Bool(true); index];
+            prefix.push(core.clone());
+            options.push(json!({"type": "array", "prefixItems": prefix, "minItems": index + 1}));
+        }
+        self.nodes += CONTAINS_WITHIN;
+        options.push(json!({"type": ["null", "boolean", "number", "string", "object"]}));
+        parts.after.push(any_of(options));
+        Ok(())
+    }
+}

@@ -1,0 +1,487 @@
+//! Rewrites a client's JSON schema, of any draft, into a core that llguidance turns into a grammar soundly.
+//!
+//! The core has `type`, `enum`, `const`, bounds, `pattern`, arrays, objects, `allOf`, `anyOf` and `$ref` to `$defs`. Every
+//! other keyword is rewritten into these with the same meaning, dropped where it asserts nothing, or refused with its
+//! place. Where a rewrite cannot be exact it may only accept less. [`logic`] negates and tells schemas apart,
+//! [`reference`] finds what a `$ref` means, [`object`] and [`array`] treat the keywords of those.
+
+mod array;
+mod check;
+mod format;
+mod logic;
+mod object;
+mod reference;
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    compiler::Stop,
+    error::{CompileError, Kind},
+    limits::Limits,
+    pattern,
+};
+use reference::{Document, Target};
+
+const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
+/// Schemas rewritten from schemas may nest deeper than the source does, by this factor.
+const DEPTH_OF_REWRITES: usize = 4;
+/// Up to here an f64 holds every integer.
+const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
+
+/// A schema's place: where it is for the client, and the resource that its references are relative to.
+#[derive(Clone)]
+struct Place<'a> {
+    path: String,
+    base: &'a Value,
+    depth: usize,
+}
+
+impl Place<'_> {
+    fn member(&self, key: &str) -> Self {
+        let key = key.replace('~', "~0").replace('/', "~1");
+        Place { path: format!("{}/{key}", self.path), base: self.base, depth: self.depth + 1 }
+    }
+
+    fn item(&self, key: &str, index: usize) -> Self {
+        Place { path: format!("{}/{key}/{index}", self.path), base: self.base, depth: self.depth + 1 }
+    }
+
+    fn refuse(&self, kind: Kind, reason: impl Into<String>) -> CompileError {
+        CompileError::at(kind, self.path.clone(), reason)
+    }
+}
+
+type Result<T> = std::result::Result<T, CompileError>;
+
+/// The core of a schema.
+pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
+    let mut translator = Translator {
+        document: Document::read(root),
+        limits,
+        stop,
+        nodes: 0,
+        definitions: Vec::new(),
+        names: HashMap::new(),
+        divisors: Vec::new(),
+    };
+    let place = Place { path: String::new(), base: root, depth: 0 };
+    let mut core = match translator.schema(root, &place)? {
+        Value::Object(members) => members,
+        Value::Bool(true) => Map::new(),
+        _ => return Err(CompileError::new(Kind::Unsatisfiable, "the schema accepts nothing")),
+    };
+    let mut bodies = Vec::new();
+    // Translating a definition may add more of them.
+    while bodies.len() < translator.definitions.len() {
+        let target = translator.definitions[bodies.len()].clone();
+        let place = Place { path: target.pointer, base: target.base, depth: 0 };
+        bodies.push(translator.schema(target.value, &place)?);
+    }
+    translator.check_divisors()?;
+    let paths: Vec<&str> = translator.definitions.iter().map(|target| target.pointer.as_str()).collect();
+    check::recursion(&Value::Object(core.clone()), &bodies, &paths)?;
+    if !bodies.is_empty() {
+        let named = bodies.into_iter().enumerate().map(|(index, body)| (index.to_string(), body));
+        core.insert("$defs".into(), Value::Object(named.collect()));
+    }
+    Ok(Value::Object(core))
+}
+
+struct Translator<'a> {
+    document: Document<'a>,
+    limits: &'a Limits,
+    stop: &'a Stop,
+    nodes: usize,
+    /// What is referred to; the index is the name in the core's `$defs`.
+    definitions: Vec<Target<'a>>,
+    /// The index of a definition by the address of its value.
+    names: HashMap<*const Value, usize>,
+    /// Every `multipleOf`, as an integer and a power of ten below it.
+    divisors: Vec<(u64, u32)>,
+}
+
+/// The core of one schema's parts: its own assertions, and the schemas beside them that must hold as well.
+#[derive(Default)]
+struct Parts {
+    own: Map<String, Value>,
+    before: Vec<Value>,
+    after: Vec<Value>,
+}
+
+impl Parts {
+    /// Adds a schema that must hold too. Its properties come after those of `own` once these are in.
+    fn beside(&mut self, core: Value) {
+        if core == Value::Bool(true) {
+            return;
+        }
+        if self.own.contains_key("properties") || self.before.is_empty() && !self.own.is_empty() {
+            self.after.push(core);
+        } else {
+            self.before.push(core);
+        }
+    }
+
+    fn join(self) -> Value {
+        let Parts { mut own, before, after } = self;
+        if before.is_empty() && after.is_empty() {
+            return Value::Object(own);
+        }
+        if before.is_empty() {
+            own.insert("allOf".into(), Value::Array(after));
+            return Value::Object(own);
+        }
+        let mut all = before;
+        if !own.is_empty() {
+            all.push(Value::Object(own));
+        }
+        all.extend(after);
+        if all.len() == 1 { all.remove(0) } else { json!({"allOf": all}) }
+    }
+}
+
+impl<'a> Translator<'a> {
+    /// The core of `schema`; called for the source's schemas and for those made of them.
+    fn schema(&mut self, schema: &Value, place: &Place<'a>) -> Result<Value> {
+        self.nodes += 1;
+        if self.nodes > self.limits.schema_nodes {
+            return Err(place.refuse(
+                Kind::TooLarge,
+                format!("the schema is made of more than {} schemas", self.limits.schema_nodes),
+            ));
+        }
+        if self.nodes.is_multiple_of(64) {
+            self.stop.check(self.limits)?;
+        }
+        if place.depth > self.limits.depth * DEPTH_OF_REWRITES {
+            return Err(place.refuse(Kind::TooDeep, "the schema is nested too deeply"));
+        }
+        let members = match schema {
+            Value::Bool(_) => return Ok(schema.clone()),
+            Value::Object(members) => members,
+            _ => return Err(place.refuse(Kind::Invalid, "a schema is an object or a boolean")),
+        };
+        let place = &self.document.enter(schema, place);
+        let mut parts = Parts::default();
+        let mut arrays_done = false;
+        let mut objects_done = false;
+        for (key, value) in members {
+            let here = || place.member(key);
+            match key.as_str() {
+                "type" => {
+                    parts.own.insert(key.clone(), types(value, &here())?);
+                }
+                "enum" => {
+                    let options = value.as_array().ok_or_else(|| invalid(&here(), "an array"))?;
+                    if options.is_empty() {
+                        return Err(here().refuse(Kind::Unsatisfiable, "`enum` is empty"));
+                    }
+                    self.nodes += options.len() / 8;
+                    options.iter().try_for_each(|option| constant(option, &here()))?;
+                    parts.own.insert(key.clone(), value.clone());
+                }
+                "const" => {
+                    constant(value, &here())?;
+                    parts.own.insert(key.clone(), value.clone());
+                }
+                "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
+                    bound(key, members, &here(), &mut parts.own)?;
+                }
+                "multipleOf" => {
+                    let divisor = value.as_f64().filter(|divisor| *divisor > 0.0);
+                    if divisor.is_none() {
+                        return Err(invalid(&here(), "a number above 0"));
+                    }
+                    self.divisor(value, &here())?;
+                    parts.own.insert(key.clone(), value.clone());
+                }
+                "minLength" | "maxLength" => {
+                    if let Some(length) = count(value, &here())? {
+                        parts.own.insert(key.clone(), length.into());
+                    }
+                }
+                "pattern" => {
+                    let text = value.as_str().ok_or_else(|| invalid(&here(), "a string"))?;
+                    let mut conjuncts = pattern::from_ecma(text)
+                        .map_err(|reason| here().refuse(Kind::Unsupported, reason))?
+                        .into_iter();
+                    parts.own.insert(key.clone(), conjuncts.next().unwrap_or_default().into());
+                    parts.after.extend(conjuncts.map(|conjunct| json!({"pattern": conjunct})));
+                }
+                "format" => {
+                    let name = value.as_str().ok_or_else(|| invalid(&here(), "a string"))?;
+                    if let Some(expression) = format::expression(name) {
+                        let core = json!({"pattern": format!("^(?:{expression})$")});
+                        parts.after.push(core);
+                    }
+                }
+                "items" | "prefixItems" | "additionalItems" | "minItems" | "maxItems" | "uniqueItems"
+                | "contains" | "unevaluatedItems" => {
+                    if !std::mem::replace(&mut arrays_done, true) {
+                        self.array(members, place, &mut parts)?;
+                    }
+                }
+                "properties"
+                | "required"
+                | "additionalProperties"
+                | "patternProperties"
+                | "propertyNames"
+                | "minProperties"
+                | "maxProperties"
+                | "unevaluatedProperties" => {
+                    // The position of `properties` among the keywords is the position of the properties.
+                    let waits = key != "properties" && members.contains_key("properties");
+                    if !waits && !std::mem::replace(&mut objects_done, true) {
+                        self.object(members, place, &mut parts)?;
+                    }
+                }
+                "dependencies" | "dependentRequired" | "dependentSchemas" => {
+                    self.dependencies(value, members, &here(), &mut parts)?;
+                }
+                "$ref" | "$recursiveRef" | "$dynamicRef" => {
+                    let core = self.reference(key, value, &here())?;
+                    parts.beside(core);
+                }
+                "allOf" => {
+                    for (index, part) in list(value, &here())?.iter().enumerate() {
+                        let core = self.schema(part, &place.item(key, index))?;
+                        parts.beside(core);
+                    }
+                }
+                "anyOf" => {
+                    let mut options = Vec::new();
+                    for (index, option) in list(value, &here())?.iter().enumerate() {
+                        options.push(self.schema(option, &place.item(key, index))?);
+                    }
+                    parts.beside(any_of(options));
+                }
+                "oneOf" => {
+                    let core = self.one_of(list(value, &here())?, &here())?;
+                    parts.beside(core);
+                }
+                "not" => {
+                    let negated = self.negated(value, &here())?;
+                    let core = self.schema(&negated, &here())?;
+                    parts.beside(core);
+                }
+                "if" => {
+                    let core = self.conditional(members, place)?;
+                    parts.beside(core);
+                }
+                // Annotations, definitions, and what no draft knows, assert nothing.
+                _ => {}
+            }
+        }
+        Ok(parts.join())
+    }
+
+    /// `if`, `then` and `else`: either the condition and what then holds, or its negation and what else holds.
+    fn conditional(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Value> {
+        let condition = &members["if"];
+        let (then, otherwise) = (members.get("then"), members.get("else"));
+        if then.is_none() && otherwise.is_none() {
+            return Ok(Value::Bool(true));
+        }
+        let negated = self.negated(condition, &place.member("if"))?;
+        let mut options = Vec::new();
+        let holds = self.schema(condition, &place.member("if"))?;
+        let then = then.map_or(Ok(Value::Bool(true)), |then| self.schema(then, &place.member("then")))?;
+        options.push(all_of(vec![holds, then]));
+        let fails = self.schema(&negated, &place.member("if"))?;
+        let otherwise = otherwise
+            .map_or(Ok(Value::Bool(true)), |otherwise| self.schema(otherwise, &place.member("else")))?;
+        options.push(all_of(vec![fails, otherwise]));
+        Ok(any_of(options))
+    }
+
+    /// `oneOf`: `anyOf` where no text matches two of them, else each of them without the others.
+    fn one_of(&mut self, options: &[Value], place: &Place<'a>) -> Result<Value> {
+        let mut cores = Vec::new();
+        for (index, option) in options.iter().enumerate() {
+            let here = Place { path: format!("{}/{index}", place.path), ..place.clone() };
+            let mut all = vec![self.schema(option, &here)?];
+            for (other_index, other) in options.iter().enumerate() {
+                if other_index == index || self.disjoint(option, other, place) {
+                    continue;
+                }
+                let Some(negated) = self.negation(other, place) else {
+                    return Err(here.refuse(
+                        Kind::Unsupported,
+                        format!("`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"),
+                    ));
+                };
+                all.push(self.schema(&negated, &here)?);
+            }
+            cores.push(all_of(all));
+        }
+        Ok(any_of(cores))
+    }
+
+    /// A schema for all that `schema` refuses, in the source's keywords; Err where it cannot be written.
+    fn negated(&mut self, schema: &Value, place: &Place<'a>) -> Result<Value> {
+        self.negation(schema, place).ok_or_else(|| {
+            place.refuse(Kind::Unsupported, "the opposite of this schema cannot be written as a grammar")
+        })
+    }
+
+    fn reference(&mut self, key: &str, value: &Value, place: &Place<'a>) -> Result<Value> {
+        let text = value.as_str().ok_or_else(|| invalid(place, "a string"))?;
+        if key != "$ref" && !self.document.is_static(key, text) {
+            return Err(place.refuse(Kind::Unsupported, format!("`{key}` is not supported")));
+        }
+        let target = self.document.resolve(text, place)?;
+        let next = self.definitions.len();
+        let index = *self.names.entry(target.value).or_insert(next);
+        if index == next {
+            self.definitions.push(target);
+        }
+        Ok(json!({"$ref": format!("#/$defs/{index}")}))
+    }
+
+    /// llguidance multiplies the divisors of an intersection in 32 bits; all of them together must fit.
+    fn divisor(&mut self, value: &Value, place: &Place<'a>) -> Result<()> {
+        let text = value.to_string();
+        let refused = || place.refuse(Kind::Unsupported, "`multipleOf` has too many digits");
+        if text.contains(['e', 'E']) {
+            return Err(refused());
+        }
+        let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+        let fraction = fraction.trim_end_matches('0');
+        let digits: u64 = format!("{whole}{fraction}").parse().map_err(|_| refused())?;
+        if digits > u64::from(u32::MAX) || fraction.len() > 9 {
+            return Err(refused());
+        }
+        let divisor = (digits, fraction.len() as u32);
+        if !self.divisors.contains(&divisor) {
+            self.divisors.push(divisor);
+        }
+        Ok(())
+    }
+
+    fn check_divisors(&self) -> Result<()> {
+        let places = self.divisors.iter().map(|(_, places)| *places).max().unwrap_or(0);
+        let mut product: u64 = 1;
+        for (digits, own) in &self.divisors {
+            product = product.saturating_mul(digits.saturating_mul(10_u64.pow(places - own)));
+        }
+        if self.divisors.len() > 1 && product > u64::from(u32::MAX) {
+            return Err(CompileError::new(
+                Kind::Unsupported,
+                "the schema's `multipleOf` are too large to be combined",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn invalid(place: &Place<'_>, expected: &str) -> CompileError {
+    place.refuse(Kind::Invalid, format!("expected {expected}"))
+}
+
+fn list<'v>(value: &'v Value, place: &Place<'_>) -> Result<&'v [Value]> {
+    match value.as_array() {
+        Some(items) if !items.is_empty() => Ok(items),
+        _ => Err(invalid(place, "an array of schemas that is not empty")),
+    }
+}
+
+fn types(value: &Value, place: &Place<'_>) -> Result<Value> {
+    let names: Vec<&str> = match value {
+        Value::String(name) => vec![name],
+        Value::Array(names) if !names.is_empty() => names
+            .iter()
+            .map(|name| name.as_str().ok_or_else(|| invalid(place, "names of types")))
+            .collect::<Result<_>>()?,
+        _ => return Err(invalid(place, "the name of a type, or several")),
+    };
+    if let Some(unknown) = names.iter().find(|name| !TYPES.contains(name)) {
+        return Err(place.refuse(Kind::Invalid, format!("there is no type {unknown:?}")));
+    }
+    let mut kept: Vec<&str> = Vec::new();
+    for name in &names {
+        // A number may be an integer.
+        if !kept.contains(name) && !(*name == "integer" && names.contains(&"number")) {
+            kept.push(name);
+        }
+    }
+    Ok(if let [one] = kept[..] { one.into() } else { kept.into() })
+}
+
+/// A count that is not negative; None for one so large that nothing reaches it.
+fn count(value: &Value, place: &Place<'_>) -> Result<Option<u64>> {
+    let count = value.as_u64().or_else(|| {
+        let float = value.as_f64().filter(|float| *float >= 0.0 && float.fract() == 0.0)?;
+        Some(float as u64)
+    });
+    let count = count.ok_or_else(|| invalid(place, "an integer that is not negative"))?;
+    Ok((count < u64::from(u32::MAX / 2)).then_some(count))
+}
+
+/// Refuses a number within a constant that an f64 would change.
+fn constant(value: &Value, place: &Place<'_>) -> Result<()> {
+    match value {
+        Value::Number(number) if !number.is_f64() => {
+            let exact = number.as_f64().is_some_and(|float| float.abs() <= EXACT_INTEGERS);
+            if exact {
+                Ok(())
+            } else {
+                Err(place.refuse(Kind::Unsupported, "an integer beyond 2^53 is not supported here"))
+            }
+        }
+        Value::Array(items) => items.iter().try_for_each(|item| constant(item, place)),
+        Value::Object(members) => members.values().try_for_each(|member| constant(member, place)),
+        _ => Ok(()),
+    }
+}
+
+/// A bound of a number, in the way of every draft: `exclusiveMinimum` is a number, or says how `minimum` is meant.
+fn bound(
+    key: &str,
+    members: &Map<String, Value>,
+    place: &Place<'_>,
+    own: &mut Map<String, Value>,
+) -> Result<()> {
+    let lower = key.ends_with("inimum");
+    let (inclusive, exclusive) =
+        if lower { ("minimum", "exclusiveMinimum") } else { ("maximum", "exclusiveMaximum") };
+    let value = &members[key];
+    if value.is_boolean() && key == exclusive {
+        return Ok(());
+    }
+    let number =
+        value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| invalid(place, "a number"))?;
+    let is_exclusive = key == exclusive || members.get(exclusive) == Some(&Value::Bool(true));
+    let mut float = number;
+    if !value.is_f64() && number.abs() > EXACT_INTEGERS {
+        // The nearest f64 may lie outside of the bound; take the next one inside.
+        float = if lower { number.next_up() } else { number.next_down() };
+    }
+    let value = if float == number { value.clone() } else { Value::from(float) };
+    own.insert(if is_exclusive { exclusive } else { inclusive }.into(), value);
+    Ok(())
+}
+
+fn any_of(mut options: Vec<Value>) -> Value {
+    if options.contains(&Value::Bool(true)) {
+        return Value::Bool(true);
+    }
+    options.retain(|option| *option != Value::Bool(false));
+    match options.len() {
+        0 => Value::Bool(false),
+        1 => options.remove(0),
+        _ => json!({"anyOf": options}),
+    }
+}
+
+fn all_of(mut parts: Vec<Value>) -> Value {
+    if parts.contains(&Value::Bool(false)) {
+        return Value::Bool(false);
+    }
+    parts.retain(|part| *part != Value::Bool(true));
+    match parts.len() {
+        0 => Value::Bool(true),
+        1 => parts.remove(0),
+        _ => json!({"allOf": parts}),
+    }
+}

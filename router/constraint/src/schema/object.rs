@@ -1,0 +1,438 @@
+//! The keywords of objects.
+
+use std::collections::HashSet;
+
+use llguidance::derivre::RegexBuilder;
+use serde_json::{Map, Value, json};
+
+use super::{Parts, Place, Result, Translator, any_of, count, invalid};
+use crate::{error::Kind, pattern};
+
+/// Which optional properties are there is written out for at most so many combinations.
+const MOST_COMBINATIONS: usize = 64;
+/// As many optional properties may have at least one of them demanded.
+const MOST_ALTERNATIVES: usize = 100;
+/// Steps for a name to be matched by a pattern.
+const MATCH_FUEL: u64 = 10_000;
+
+/// The keywords as they were read, before they are written.
+struct Object {
+    properties: Map<String, Value>,
+    patterns: Map<String, Value>,
+    additional: Option<Value>,
+    required: Vec<String>,
+}
+
+impl<'a> Translator<'a> {
+    pub(super) fn object(
+        &mut self,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<()> {
+        let mut object = Object {
+            properties: self.properties(members, place)?,
+            patterns: self.patterns(members, place)?,
+            additional: self.additional(members, place, parts)?,
+            required: names(members.get("required"), &place.member("required"))?,
+        };
+        if let Some(named) = members.get("propertyNames") {
+            self.property_names(named, &mut object, &place.member("propertyNames"))?;
+        }
+
+        let bound = |key: &str| members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)));
+        let (least, most) = (bound("minProperties")?, bound("maxProperties")?);
+        let counts =
+            self.counts(&object, least.unwrap_or(0) as usize, most.map(|most| most as usize), place)?;
+
+        if members.contains_key("properties") {
+            parts.own.insert("properties".into(), Value::Object(object.properties));
+        }
+        if !object.patterns.is_empty() {
+            parts.own.insert("patternProperties".into(), Value::Object(object.patterns));
+        }
+        if let Some(additional) = object.additional {
+            parts.own.insert("additionalProperties".into(), additional);
+        }
+        if !object.required.is_empty() {
+            parts.own.insert("required".into(), object.required.into());
+        }
+        match counts {
+            Counts::Kept { least, most } => {
+                if least > 0 {
+                    parts.own.insert("minProperties".into(), least.into());
+                }
+                if let Some(most) = most {
+                    parts.own.insert("maxProperties".into(), most.into());
+                }
+            }
+            Counts::Written(options) => {
+                self.nodes += options.len();
+                let mut options = options;
+                options.push(json!({"type": ["null", "boolean", "number", "string", "array"]}));
+                parts.after.push(any_of(options));
+            }
+        }
+        Ok(())
+    }
+
+    fn properties(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Map<String, Value>> {
+        let place = place.member("properties");
+        let Some(properties) = members.get("properties") else { return Ok(Map::new()) };
+        let properties = properties.as_object().ok_or_else(|| invalid(&place, "an object of schemas"))?;
+        if properties.len() > self.limits.properties {
+            return Err(
+                place.refuse(Kind::TooLarge, format!("more than {} properties", self.limits.properties))
+            );
+        }
+        properties
+            .iter()
+            .map(|(name, schema)| Ok((name.clone(), self.schema(schema, &place.member(name))?)))
+            .collect()
+    }
+
+    fn patterns(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Map<String, Value>> {
+        let place = place.member("patternProperties");
+        let Some(patterns) = members.get("patternProperties") else { return Ok(Map::new()) };
+        let patterns = patterns.as_object().ok_or_else(|| invalid(&place, "an object of schemas"))?;
+        let mut cores = Map::new();
+        for (expression, schema) in patterns {
+            let here = place.member(expression);
+            let core = self.schema(schema, &here)?;
+            let expression = single(expression, &here)?;
+            let core = match cores.remove(&expression) {
+                Some(other) => super::all_of(vec![other, core]),
+                None => core,
+            };
+            cores.insert(expression, core);
+        }
+        // Patterns that say nothing need not be told apart from others; but they let names past `additionalProperties`.
+        let open = |key: &str| members.get(key).is_none_or(|schema| schema == &Value::Bool(true));
+        if open("additionalProperties") && open("unevaluatedProperties") {
+            cores.retain(|_, core| *core != Value::Bool(true) && *core != json!({}));
+        }
+        Ok(cores)
+    }
+
+    /// `additionalProperties`, or `unevaluatedProperties` where that means the same.
+    fn additional(
+        &mut self,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<Option<Value>> {
+        if let Some(additional) = members.get("additionalProperties") {
+            return Ok(Some(self.schema(additional, &place.member("additionalProperties"))?));
+        }
+        let Some(unevaluated) =
+            members.get("unevaluatedProperties").filter(|schema| **schema != Value::Bool(true))
+        else {
+            return Ok(None);
+        };
+        let here = place.member("unevaluatedProperties");
+        let mut names = Vec::new();
+        if !self.evaluated(members, &mut names, place, 0) {
+            return Err(here.refuse(
+                Kind::Unsupported,
+                "`unevaluatedProperties` is only supported where the other properties are all named",
+            ));
+        }
+        let core = self.schema(unevaluated, &here)?;
+        let own = members.get("properties").and_then(Value::as_object);
+        let others: Vec<String> =
+            names.into_iter().filter(|name| own.is_none_or(|own| !own.contains_key(name))).collect();
+        if others.is_empty() {
+            return Ok(Some(core));
+        }
+        // Beside, so that the order of the properties stays that of the schemas which define them.
+        let mut all: Map<String, Value> = others.into_iter().map(|name| (name, Value::Bool(true))).collect();
+        all.extend(own.into_iter().flatten().map(|(name, _)| (name.clone(), Value::Bool(true))));
+        let mut closed = json!({"properties": all, "additionalProperties": core});
+        if let Some(patterns) = members.get("patternProperties").and_then(Value::as_object) {
+            let open: Result<Map<String, Value>> = patterns
+                .keys()
+                .map(|expression| Ok((single(expression, &here)?, Value::Bool(true))))
+                .collect();
+            closed["patternProperties"] = Value::Object(open?);
+        }
+        parts.after.push(closed);
+        Ok(None)
+    }
+
+    /// Collects the names that `properties` here and in schemas that always apply evaluate; false where others may.
+    fn evaluated(
+        &self,
+        members: &Map<String, Value>,
+        names: &mut Vec<String>,
+        place: &Place<'a>,
+        depth: usize,
+    ) -> bool {
+        if depth > 16
+            || [
+                "anyOf",
+                "oneOf",
+                "if",
+                "dependentSchemas",
+                "dependencies",
+                "$dynamicRef",
+                "$recursiveRef",
+                "not",
+            ]
+            .iter()
+            .any(|key| members.contains_key(*key))
+            || depth > 0
+                && ["patternProperties", "additionalProperties", "unevaluatedProperties"]
+                    .iter()
+                    .any(|key| members.contains_key(*key))
+        {
+            return false;
+        }
+        if let Some(properties) = members.get("properties").and_then(Value::as_object) {
+            names.extend(properties.keys().cloned());
+        }
+        let mut within = |schema: &Value, place: &Place<'a>| {
+            schema.as_object().is_none_or(|members| self.evaluated(members, names, place, depth + 1))
+        };
+        let parts = members.get("allOf").and_then(Value::as_array);
+        if !parts.into_iter().flatten().all(|part| within(part, place)) {
+            return false;
+        }
+        match members.get("$ref").and_then(Value::as_str) {
+            None => true,
+            Some(reference) => self.document.resolve(reference, place).is_ok_and(|target| {
+                let place = Place { path: target.pointer, base: target.base, depth: 0 };
+                within(target.value, &place)
+            }),
+        }
+    }
+
+    /// `propertyNames` as a pattern for the names that are not in `properties`.
+    fn property_names(&mut self, named: &Value, object: &mut Object, place: &Place<'a>) -> Result<()> {
+        let refused = |why: &str| place.refuse(Kind::Unsupported, format!("`propertyNames`: {why}"));
+        let mut named = named.clone();
+        let mut base = place.clone();
+        for _ in 0..16 {
+            let Some(reference) = named.get("$ref").and_then(Value::as_str) else { break };
+            let target = self.document.resolve(reference, &base)?;
+            base.base = target.base;
+            named = target.value.clone();
+        }
+        let mut expressions = Vec::new();
+        match &named {
+            Value::Bool(true) => return Ok(()),
+            Value::Bool(false) => expressions.push("^[^\\x00-\\u{10FFFF}]$".to_owned()),
+            Value::Object(members) => {
+                let length =
+                    |key: &str| members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)));
+                let (least, most) = (length("minLength")?, length("maxLength")?);
+                if least.is_some() || most.is_some() {
+                    let most = most.map_or(String::new(), |most| most.to_string());
+                    expressions.push(format!(r"^[\x00-\u{{10FFFF}}]{{{},{most}}}$", least.unwrap_or(0)));
+                }
+                for (key, value) in members {
+                    match (key.as_str(), value) {
+                        ("pattern", Value::String(text)) => expressions.push(single(text, place)?),
+                        ("format", Value::String(name)) => {
+                            expressions
+                                .extend(super::format::expression(name).map(|text| format!("^(?:{text})$")));
+                        }
+                        ("enum", Value::Array(options)) => {
+                            let texts = options.iter().filter_map(Value::as_str).map(pattern::literal_text);
+                            expressions.push(format!("^(?:{})$", texts.collect::<Vec<_>>().join("|")));
+                        }
+                        ("const", Value::String(text)) => {
+                            expressions.push(format!("^{}$", pattern::literal_text(text)))
+                        }
+                        ("type", Value::String(kind)) if kind == "string" => {}
+                        (
+                            "minLength" | "maxLength" | "title" | "description" | "$comment" | "examples"
+                            | "$id",
+                            _,
+                        ) => {}
+                        (other, _) => return Err(refused(&format!("`{other}` is not supported here"))),
+                    }
+                }
+            }
+            _ => return Err(invalid(place, "a schema")),
+        }
+        let [expression] = &expressions[..] else {
+            return if expressions.is_empty() {
+                Ok(())
+            } else {
+                Err(refused("more than one condition is not supported"))
+            };
+        };
+        if !object.patterns.is_empty() {
+            return Err(refused("not supported beside `patternProperties`"));
+        }
+        for (name, core) in &mut object.properties {
+            if !is_match(expression, name).ok_or_else(|| refused("the pattern is too complex"))? {
+                *core = Value::Bool(false);
+            }
+        }
+        let additional = object.additional.replace(Value::Bool(false)).unwrap_or(Value::Bool(true));
+        object.patterns.insert(expression.clone(), additional);
+        Ok(())
+    }
+
+    /// How `minProperties` and `maxProperties` are met. llguidance takes them where every named property is required;
+    /// else the combinations of the optional ones are written out.
+    fn counts(
+        &self,
+        object: &Object,
+        least: usize,
+        most: Option<usize>,
+        place: &Place<'a>,
+    ) -> Result<Counts> {
+        let required: HashSet<&str> = object.required.iter().map(String::as_str).collect();
+        let optional: Vec<&str> = object
+            .properties
+            .iter()
+            .filter(|(name, core)| !required.contains(name.as_str()) && **core != Value::Bool(false))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let open = object.additional != Some(Value::Bool(false)) || !object.patterns.is_empty();
+        let least = if least <= required.len() { 0 } else { least };
+        let most = most.filter(|most| open || *most < required.len() + optional.len());
+        if least == 0 && most.is_none() {
+            return Ok(Counts::Kept { least, most });
+        }
+        // A name that no schema lists may be given twice and would be counted twice.
+        let beyond = |named: usize| least.saturating_sub(named);
+        if optional.is_empty() {
+            return if open && beyond(required.len()) > 1 {
+                Err(place
+                    .member("minProperties")
+                    .refuse(Kind::Unsupported, "more than one property that is not named cannot be counted"))
+            } else {
+                Ok(Counts::Kept { least, most })
+            };
+        }
+        if most.is_none() && least == required.len() + 1 && optional.len() <= MOST_ALTERNATIVES {
+            let mut options: Vec<Value> = (0..optional.len())
+                .map(|first| {
+                    let absent: Map<String, Value> =
+                        optional[..first].iter().map(|name| (name.to_string(), Value::Bool(false))).collect();
+                    json!({"type": "object", "properties": absent, "required": [optional[first]]})
+                })
+                .collect();
+            if open {
+                let absent: Map<String, Value> =
+                    optional.iter().map(|name| (name.to_string(), Value::Bool(false))).collect();
+                options.push(json!({"type": "object", "properties": absent, "minProperties": least}));
+            }
+            return Ok(Counts::Written(options));
+        }
+        let too_many = || {
+            place.refuse(
+                Kind::Unsupported,
+                "`minProperties` and `maxProperties` beside so many optional properties are not supported",
+            )
+        };
+        if optional.len() > 6 {
+            return Err(too_many());
+        }
+        let mut options = Vec::new();
+        for present in 0..1_usize << optional.len() {
+            let named = required.len() + present.count_ones() as usize;
+            if most.is_some_and(|most| named > most) || beyond(named) > usize::from(open) {
+                continue;
+            }
+            let is_present = |index: &usize| present >> index & 1 == 1;
+            let there: Vec<&str> =
+                (0..optional.len()).filter(is_present).map(|index| optional[index]).collect();
+            let absent: Map<String, Value> = (0..optional.len())
+                .filter(|index| !is_present(index))
+                .map(|index| (optional[index].to_owned(), Value::Bool(false)))
+                .collect();
+            let mut option = json!({"type": "object", "properties": absent, "required": there});
+            if beyond(named) > 0 {
+                option["minProperties"] = least.into();
+            }
+            if let Some(most) = most {
+                option["maxProperties"] = most.into();
+            }
+            options.push(option);
+        }
+        if options.len() > MOST_COMBINATIONS { Err(too_many()) } else { Ok(Counts::Written(options)) }
+    }
+
+    /// A property that brings conditions with it: it is absent, or they hold.
+    pub(super) fn dependencies(
+        &mut self,
+        value: &Value,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        parts: &mut Parts,
+    ) -> Result<()> {
+        let dependencies = value.as_object().ok_or_else(|| invalid(place, "an object"))?;
+        let required = members.get("required").and_then(Value::as_array);
+        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
+        for (name, dependency) in dependencies {
+            let here = place.member(name);
+            let then = match dependency {
+                Value::Array(_) => {
+                    let mut names = names(Some(dependency), &here)?;
+                    names.retain(|other| other != name && !is_required(other));
+                    if names.is_empty() {
+                        continue;
+                    }
+                    json!({"required": names})
+                }
+                schema => self.schema(schema, &here)?,
+            };
+            let mut absent = Map::new();
+            absent.insert(name.clone(), Value::Bool(false));
+            let mut options = Vec::new();
+            if !is_required(name) {
+                options.push(json!({"type": "object", "properties": absent}));
+            }
+            options.push(super::all_of(vec![json!({"type": "object", "required": [name]}), then]));
+            options.push(json!({"type": ["null", "boolean", "number", "string", "array"]}));
+            self.nodes += 3;
+            parts.after.push(any_of(options));
+        }
+        Ok(())
+    }
+}
+
+enum Counts {
+    Kept { least: usize, most: Option<usize> },
+    Written(Vec<Value>),
+}
+
+/// A list of names, as `required` has it.
+fn names(value: Option<&Value>, place: &Place<'_>) -> Result<Vec<String>> {
+    let Some(value) = value else { return Ok(Vec::new()) };
+    // Draft 3 said it at the property; "not required" says nothing.
+    if value == &Value::Bool(false) {
+        return Ok(Vec::new());
+    }
+    let items = value.as_array().ok_or_else(|| invalid(place, "an array of names"))?;
+    let mut names: Vec<String> = Vec::new();
+    let mut seen = HashSet::new();
+    for item in items {
+        let name = item.as_str().ok_or_else(|| invalid(place, "an array of names"))?;
+        if seen.insert(name) {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// An expression for names; of several conditions only one can be a key of `patternProperties`.
+fn single(expression: &str, place: &Place<'_>) -> Result<String> {
+    let mut conjuncts =
+        pattern::from_ecma(expression).map_err(|reason| place.refuse(Kind::Unsupported, reason))?;
+    match (conjuncts.pop(), conjuncts.is_empty()) {
+        (Some(one), true) => Ok(one),
+        _ => Err(place.refuse(Kind::Unsupported, "a look-ahead is not supported here")),
+    }
+}
+
+/// Whether a core's expression matches a name; None where that takes too long.
+fn is_match(expression: &str, name: &str) -> Option<bool> {
+    let mut builder = RegexBuilder::new();
+    let expression = builder.mk_regex_for_serach(expression).ok()?;
+    Some(builder.to_regex_limited(expression, MATCH_FUEL).ok()?.is_match(name))
+}

@@ -1,0 +1,155 @@
+//! A grammar as the client sends it, and its size and depth, which are known before anything recurses into it.
+
+use serde_json::Value;
+
+use crate::{
+    error::{CompileError, Kind},
+    limits::Limits,
+};
+
+/// What a client asks the text to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema accepts, with its properties in the schema's order.
+    JsonSchema(Value),
+    /// A text that the expression matches as a whole.
+    Regex(String),
+    /// Exactly one of these texts.
+    Choice(Vec<String>),
+    /// A text of the grammar, in the Lark dialect of llguidance.
+    Lark(String),
+}
+
+/// The content of a source, by which its compiled grammar is found again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Content {
+    kind: u8,
+    text: String,
+}
+
+impl Content {
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.len()
+    }
+}
+
+impl Source {
+    /// The content to look up, where the source is within the limits of size and depth.
+    pub(crate) fn content(&self, limits: &Limits) -> Result<Content, CompileError> {
+        let (kind, text) = match self {
+            Source::JsonObject => (0, String::new()),
+            Source::JsonSchema(schema) => {
+                check_value(schema, limits)?;
+                (1, schema.to_string())
+            }
+            Source::Regex(text) => (2, within(text, limits)?.to_owned()),
+            Source::Choice(texts) => {
+                let bytes = texts.iter().map(|text| text.len() + 3).sum::<usize>();
+                if bytes > limits.source_bytes {
+                    return Err(too_large(limits));
+                }
+                (3, Value::from(texts.clone()).to_string())
+            }
+            Source::Lark(text) => (4, within(text, limits)?.to_owned()),
+        };
+        if text.len() > limits.source_bytes.saturating_mul(2) {
+            return Err(too_large(limits));
+        }
+        Ok(Content { kind, text })
+    }
+}
+
+fn within<'a>(text: &'a str, limits: &Limits) -> Result<&'a str, CompileError> {
+    if text.len() > limits.source_bytes { Err(too_large(limits)) } else { Ok(text) }
+}
+
+fn too_large(limits: &Limits) -> CompileError {
+    CompileError::new(Kind::TooLarge, format!("the grammar is longer than {} bytes", limits.source_bytes))
+}
+
+/// Refuses a JSON value that is too deep or too large, without recursion: everything after it may recurse.
+fn check_value(schema: &Value, limits: &Limits) -> Result<(), CompileError> {
+    let mut bytes = 0;
+    let mut todo = vec![(schema, 1)];
+    while let Some((value, depth)) = todo.pop() {
+        if depth > limits.depth {
+            return Err(CompileError::new(
+                Kind::TooDeep,
+                format!("the schema is nested deeper than {} levels", limits.depth),
+            ));
+        }
+        bytes += match value {
+            Value::Null | Value::Bool(_) => 4,
+            Value::Number(_) => 2,
+            Value::String(text) => text.len() + 2,
+            Value::Array(items) => {
+                todo.extend(items.iter().map(|item| (item, depth + 1)));
+                items.len() + 2
+            }
+            Value::Object(members) => {
+                todo.extend(members.values().map(|value| (value, depth + 1)));
+                members.keys().map(|key| key.len() + 4).sum::<usize>() + 2
+            }
+        };
+        if bytes > limits.source_bytes {
+            return Err(too_large(limits));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Takes a deep value apart; the drop of a `Value` recurses.
+    fn dismantle(mut value: Value) {
+        while let Value::Array(mut items) = value {
+            value = items.pop().unwrap_or(Value::Null);
+        }
+    }
+
+    #[test]
+    fn a_value_too_deep_for_recursion_is_refused_without_it() {
+        let mut value = json!([]);
+        for _ in 0..1_000_000 {
+            value = Value::Array(vec![value]);
+        }
+        let source = Source::JsonSchema(value);
+        assert_eq!(source.content(&Limits::default()).unwrap_err().kind, Kind::TooDeep);
+        let Source::JsonSchema(value) = source else { unreachable!() };
+        dismantle(value);
+    }
+
+    #[test]
+    fn the_order_of_properties_is_content() {
+        let limits = Limits::default();
+        let one = Source::JsonSchema(json!({"properties": {"a": {}, "b": {}}}));
+        let other = Source::JsonSchema(json!({"properties": {"b": {}, "a": {}}}));
+        assert_ne!(one.content(&limits).unwrap(), other.content(&limits).unwrap());
+        assert_eq!(one.content(&limits).unwrap(), one.clone().content(&limits).unwrap());
+    }
+
+    #[test]
+    fn kinds_do_not_share_content() {
+        let limits = Limits::default();
+        let regex = Source::Regex("a".into()).content(&limits).unwrap();
+        assert_ne!(regex, Source::Lark("a".into()).content(&limits).unwrap());
+    }
+
+    #[test]
+    fn a_source_over_the_limit_is_refused() {
+        let limits = Limits { source_bytes: 100, ..Limits::default() };
+        for source in [
+            Source::Regex("a".repeat(101)),
+            Source::Lark("a".repeat(101)),
+            Source::Choice(vec!["a".repeat(60), "b".repeat(60)]),
+            Source::JsonSchema(json!({"description": "a".repeat(101)})),
+        ] {
+            assert_eq!(source.content(&limits).unwrap_err().kind, Kind::TooLarge);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The model's vocabulary as llguidance wants it: a trie of the tokens' bytes.
+//!
+//! Special tokens are left out of the trie, so no grammar can ask for one. What a vocabulary must have for constrained
+//! text is checked here, once, at start.
+
+use std::sync::Arc;
+
+use llguidance::{
+    ParserFactory,
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie},
+};
+
+use crate::limits::Limits;
+
+/// One token of the model's vocabulary; its id is its index.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// The bytes it adds to the text.
+    pub bytes: Vec<u8>,
+    /// It is never part of the text: ends, roles, padding, reserved ids.
+    pub special: bool,
+}
+
+/// The trie has ten bits for the length of a token.
+const LONGEST_TOKEN: usize = 1000;
+/// The trie has 22 bits for its nodes.
+const MOST_TOKENS: usize = 2_000_000;
+
+/// The vocabulary with what every mask needs of it.
+pub(crate) struct Vocabulary {
+    pub(crate) factory: ParserFactory,
+    /// Bits of the tokens that text may have: not special, not empty, within the logits.
+    pub(crate) text: Vec<u32>,
+    /// The ids that end a text; sorted, each within the logits.
+    pub(crate) eos: Vec<u32>,
+    /// Words of 32 tokens in a mask.
+    pub(crate) words: usize,
+}
+
+impl Vocabulary {
+    pub(crate) fn new(
+        tokens: Vec<Token>,
+        vocab_size: usize,
+        eos_ids: &[u32],
+        limits: &Limits,
+    ) -> Result<Vocabulary, String> {
+        if vocab_size == 0 || vocab_size > MOST_TOKENS || tokens.len() > MOST_TOKENS {
+            return Err(format!("a vocabulary of {vocab_size} tokens cannot be constrained"));
+        }
+        if eos_ids.is_empty() {
+            return Err("the model has no end-of-sequence token, so no constrained text could end".into());
+        }
+        let mut eos = eos_ids.to_vec();
+        eos.sort_unstable();
+        eos.dedup();
+        if let Some(id) = eos.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(format!("end-of-sequence token {id} is outside the {vocab_size} logits"));
+        }
+
+        let words = vocab_size.div_ceil(32);
+        let mut text = vec![0u32; words];
+        let mut in_trie = vec![Vec::new(); vocab_size];
+        let mut single = [false; 256];
+        let mut too_long = 0;
+        for (id, token) in tokens.into_iter().enumerate().take(vocab_size) {
+            // 0xff never occurs in UTF-8, and llguidance reads it as the mark of a special token.
+            let is_text = !token.special && !token.bytes.is_empty() && !token.bytes.contains(&0xff);
+            if !is_text || eos.binary_search(&(id as u32)).is_ok() {
+                continue;
+            }
+            if token.bytes.len() > LONGEST_TOKEN {
+                too_long += 1;
+                continue;
+            }
+            if let [byte] = token.bytes[..] {
+                single[byte as usize] = true;
+            }
+            text[id / 32] |= 1 << (id % 32);
+            in_trie[id] = token.bytes;
+        }
+        let missing: Vec<char> =
+            (0x20..0x7f_u8).filter(|&byte| !single[byte as usize]).map(char::from).collect();
+        if !missing.is_empty() {
+            let shown: String = missing.iter().take(10).collect();
+            return Err(format!(
+                "the vocabulary has no token of its own for {} of the 95 printable ASCII characters ({shown:?}), so JSON \
+                 could not always be spelled",
+                missing.len()
+            ));
+        }
+        if too_long > 0 {
+            tracing::warn!(
+                tokens = too_long,
+                "tokens longer than {LONGEST_TOKEN} bytes are left out of constrained text"
+            );
+        }
+
+        let build = || -> Result<ParserFactory, String> {
+            let info = TokRxInfo::new(vocab_size as u32, eos[0]);
+            let trie = TokTrie::from(&info, &in_trie).with_eos_tokens(&eos);
+            let env: llguidance::toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
+                .map_err(|cause| format!("the vocabulary cannot be indexed: {cause}"))?;
+            factory.quiet();
+            let parser = factory.limits_mut();
+            parser.max_items_in_row = limits.row_items;
+            parser.initial_lexer_fuel = limits.lexer_fuel;
+            parser.step_lexer_fuel = limits.step_lexer_fuel;
+            parser.step_max_items = limits.step_items;
+            parser.max_lexer_states = limits.lexer_states;
+            parser.max_grammar_size = limits.symbols;
+            parser.verbose_errors = false;
+            Ok(factory)
+        };
+        let factory = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build)).unwrap_or_else(|_| {
+            Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
+        })?;
+        Ok(Vocabulary { factory, text, eos, words })
+    }
+
+    pub(crate) fn is_text(&self, token: u32) -> bool {
+        self.text.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    pub(crate) fn is_eos(&self, token: u32) -> bool {
+        self.eos.binary_search(&token).is_ok()
+    }
+}
+
+/// Expressions that whole parts of the vocabulary match: where a grammar allows all of one, its mask is taken as it is
+/// and only the rest of the vocabulary is walked. These are texts within JSON strings, by length because of `maxLength`.
+fn slices() -> Vec<String> {
+    [r#"[^"\\\x00-\x1F\x7F]{1,10}"#, r#"[^"\\\x00-\x1F\x7F]{1,30}"#, r#"[^"\\\x00-\x1F\x7F]+"#]
+        .map(String::from)
+        .into()
+}

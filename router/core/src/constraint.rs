@@ -1,0 +1,63 @@
+//! What a constrained sequence may say: what a request asks for, who compiles it, and, as the scheduler sees it, a grammar
+//! that starts matchers. Knows no compiler; `generation` calls one, the scheduler calls matchers.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use penstock_proto::ids::TokenId;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+/// What the text has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    JsonSchema(Value),
+    /// The whole text matches it.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    Lark(String),
+}
+
+impl GrammarSource {
+    /// Bytes of it, about: what compiling takes grows with them.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+}
+
+pub trait GrammarCompiler: Debug + Send + Sync {
+    /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time. The error is for the client: what
+    /// of the grammar cannot be compiled, where, and why.
+    fn compile(
+        &self,
+        source: &GrammarSource,
+        cancelled: &CancellationToken,
+    ) -> Result<Arc<dyn Grammar>, String>;
+}
+
+/// A compiled grammar, shared by all sequences that have it.
+pub trait Grammar: Debug + Send + Sync {
+    fn matcher(&self) -> Box<dyn Matcher>;
+}
+
+/// The state of one sequence's grammar. Its calls may take milliseconds: they run on threads of their own. An error's text
+/// is for the client.
+pub trait Matcher: Send {
+    /// Takes a token that was sampled.
+    fn advance(&mut self, token: TokenId) -> Result<(), String>;
+
+    /// Overwrites `words` with the tokens that may follow, as the contract's `Masks` has them. Those that end the
+    /// sequence are among them exactly when the grammar may end here.
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String>;
+
+    /// Nothing may follow but the end.
+    fn is_complete(&self) -> bool;
+}

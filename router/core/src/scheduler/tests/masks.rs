@@ -1,0 +1,160 @@
+//! Constrained sequences: what they get, how they end, and what a late mask costs.
+
+use std::sync::Arc;
+
+use penstock_proto::ids::TokenId;
+
+use super::harness::{Every, Harness, STEP, every, spec, tiny};
+use crate::constraint::{Grammar, Matcher};
+use crate::scheduler::submission::{Finish, SequenceFailure, SequenceSpec};
+use crate::worker::mock::MockConfig;
+
+fn config() -> MockConfig {
+    MockConfig { pages: 60, ..tiny() }
+}
+
+fn constrained(prompt: &[u32], new: u32, grammar: Option<Arc<dyn Grammar>>) -> SequenceSpec {
+    SequenceSpec { constraint: grammar, ..spec(prompt, new) }
+}
+
+#[test]
+fn a_grammar_that_is_complete_ends_its_sequence_with_that_token() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let id = harness.submit(constrained(&[3, 4, 5], 40, every(5, 7, None)));
+    let free = harness.submit(spec(&[3, 4, 5], 20));
+    harness.run_to_end();
+    let client = harness.client(id);
+    assert_eq!((client.tokens.len(), client.end.clone()), (7, Some(Ok(Finish::Eos))));
+    let mut last = 0;
+    for (at, token) in client.ids().into_iter().enumerate() {
+        assert_eq!(token % 5, (at as u32 + last) % 5, "token {at}");
+        last = token;
+    }
+    assert_eq!(harness.client(free).tokens.len(), 20);
+    assert_eq!(harness.core.counters.late_masks, 0);
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_grammar_cut_off_by_length_ends_by_length() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let id = harness.submit(constrained(&[3, 4, 5], 6, every(5, 30, None)));
+    harness.run_to_end();
+    assert_eq!(harness.client(id).end, Some(Ok(Finish::Length)));
+    harness.check_against_reference();
+}
+
+#[test]
+fn constrained_sequences_run_beside_others_with_two_plans_in_flight() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let ids = [0, 1, 2].map(|salt| harness.submit(constrained(&[3, 4, 5 + salt], 20, every(4, 20, None))));
+    assert_eq!(harness.plan(), 2, "the second plan continues rows whose masks are not known");
+    let mut steps = 0;
+    while harness.step().is_some() {
+        steps += 1;
+    }
+    assert!(steps <= 23, "{steps} steps for three times 20 tokens side by side");
+    for id in ids {
+        assert_eq!(harness.client(id).tokens.len(), 20);
+    }
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_late_mask_costs_its_row_the_step_and_others_nothing() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let late = harness.submit(constrained(&[3, 4, 5, 6, 7, 8], 12, every(5, 12, None)));
+    let other = harness.submit(spec(&[9, 8, 7], 30));
+    harness.step();
+    harness.mask_delay = 3;
+    let before = harness.client(other).tokens.len();
+    for _ in 0..10 {
+        harness.step();
+    }
+    assert_eq!(harness.client(other).tokens.len(), before + 10, "a token in every step");
+    assert!(harness.core.counters.late_masks >= 2);
+    harness.mask_delay = 0;
+    harness.run_to_end();
+    assert_eq!(harness.client(late).tokens.len(), 12);
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_sequence_whose_time_is_up_keeps_the_token_that_its_grammar_has() {
+    let mut harness = Harness::new(config(), 4, 64);
+    harness.mask_delay = 4;
+    let stop_at = Some(harness.now + STEP * 1000);
+    let id = harness.submit(SequenceSpec { stop_at, ..constrained(&[3, 4], 30, every(5, 30, None)) });
+    while harness.core.counters.generated_tokens < 2 {
+        harness.step();
+    }
+    harness.now += STEP * 2000;
+    harness.run_to_end();
+    let tokens = harness.client(id).tokens.len() as u64;
+    assert_eq!(harness.client(id).end, Some(Ok(Finish::Length)));
+    assert_eq!(tokens, harness.core.counters.generated_tokens, "no token is lost");
+    harness.check_against_reference();
+}
+
+/// Goes wrong after so many tokens.
+#[derive(Debug)]
+struct Faulty {
+    after: u32,
+    panics: bool,
+}
+
+struct FaultyMatcher(Faulty);
+
+impl Grammar for Faulty {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(FaultyMatcher(Faulty { ..*self }))
+    }
+}
+
+impl Matcher for FaultyMatcher {
+    fn advance(&mut self, _: TokenId) -> Result<(), String> {
+        self.0.after -= 1;
+        match self.0.after {
+            0 if self.0.panics => panic!("on purpose"),
+            0 => Err("the grammar has too many states".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        words.fill(0);
+        words[0] = 1 << 8;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_matcher_that_fails_ends_its_sequence_alone_and_keeps_its_tokens() {
+    for panics in [false, true] {
+        let mut harness = Harness::new(config(), 4, 64);
+        let grammar: Arc<dyn Grammar> = Arc::new(Faulty { after: 3, panics });
+        let id = harness.submit(constrained(&[3, 4], 30, Some(grammar)));
+        let other = harness.submit(spec(&[9, 8, 7], 30));
+        harness.run_to_end();
+        let client = harness.client(id);
+        assert!(matches!(&client.end, Some(Err(SequenceFailure::Row(_)))), "{:?}", client.end);
+        assert_eq!(client.ids(), [8, 8, 8]);
+        assert_eq!(harness.client(other).tokens.len(), 30);
+    }
+}
+
+#[test]
+fn a_grammar_without_a_next_token_is_an_error_and_not_a_wait() {
+    let mut harness = Harness::new(config(), 4, 64);
+    // Its first token would have to be 0, which it never allows.
+    let grammar = Every { modulus: 50, length: 9, end: None, vocab_size: 50 };
+    let id = harness.submit(constrained(&[3, 4], 30, Some(Arc::new(grammar))));
+    harness.run_to_end();
+    assert!(
+        matches!(&harness.client(id).end, Some(Err(SequenceFailure::Row(why))) if why.contains("no token"))
+    );
+}

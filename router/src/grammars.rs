@@ -1,0 +1,100 @@
+//! Compiles what requests ask for through `penstock-constraint`, and gives the scheduler its matchers. Knows the types of
+//! both sides; made once when the model is loaded.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_constraint::{Cancel, Compiler, Limits, Source, Token};
+use penstock_proto::ModelDescription;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use crate::config::RouterArgs;
+use crate::constraint::{Grammar, GrammarCompiler, GrammarSource, Matcher};
+use crate::ids::TokenId;
+use crate::prompt::Vocabulary;
+
+#[derive(Debug)]
+struct Grammars(Compiler);
+
+#[derive(Debug)]
+struct Compiled(Arc<penstock_constraint::Grammar>);
+
+struct Following(penstock_constraint::Matcher);
+
+/// The compiler of this model's grammars, or why there is none, for clients. Blocks for up to a second.
+pub fn compiler(
+    args: &RouterArgs,
+    vocabulary: &Vocabulary,
+    model: &ModelDescription,
+    eos: &[TokenId],
+) -> Result<Arc<dyn GrammarCompiler>, String> {
+    if args.disable_grammar_support {
+        return Err("this server was started with --disable-grammar-support".into());
+    }
+    let began = Instant::now();
+    let token = |id| {
+        let id = TokenId(id);
+        Token { bytes: vocabulary.bytes(id), special: vocabulary.is_special(id) || eos.contains(&id) }
+    };
+    let tokens = (0..model.vocab_size).map(token).collect();
+    let ends: Vec<u32> = eos.iter().map(|id| id.0).filter(|id| *id < model.vocab_size).collect();
+    let limits = Limits { timeout: Duration::from_millis(args.grammar_timeout_ms), ..Limits::default() };
+    match Compiler::new(tokens, model.vocab_size as usize, &ends, limits) {
+        Ok(compiler) => {
+            info!("indexed the vocabulary for grammars in {:.1} s", began.elapsed().as_secs_f64());
+            Ok(Arc::new(Grammars(compiler)))
+        }
+        Err(why) => {
+            warn!("requests with a grammar will be refused: {why}");
+            Err(format!("this model's vocabulary cannot be constrained: {why}"))
+        }
+    }
+}
+
+impl GrammarCompiler for Grammars {
+    fn compile(
+        &self,
+        source: &GrammarSource,
+        cancelled: &CancellationToken,
+    ) -> Result<Arc<dyn Grammar>, String> {
+        let source = match source.clone() {
+            GrammarSource::JsonObject => Source::JsonObject,
+            GrammarSource::JsonSchema(schema) => Source::JsonSchema(schema),
+            GrammarSource::Regex(pattern) => Source::Regex(pattern),
+            GrammarSource::Choice(texts) => Source::Choice(texts),
+            GrammarSource::Lark(text) => Source::Lark(text),
+        };
+        let cancel = Cancel::new();
+        let (gone, told) = (cancelled.clone(), cancel.clone());
+        let _watch = AbortOnDropHandle::new(tokio::spawn(async move {
+            gone.cancelled().await;
+            told.cancel();
+        }));
+        match self.0.compile(&source, &cancel) {
+            Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Grammar for Compiled {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(Following(self.0.matcher()))
+    }
+}
+
+impl Matcher for Following {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.0.advance(token.0).map_err(|error| error.to_string())
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        self.0.mask(words).map_err(|error| error.to_string())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+}
