@@ -38,7 +38,6 @@ impl<'a> Document<'a> {
     /// Reads the names. The source's depth is limited before.
     pub(super) fn read(root: &'a Value) -> Document<'a> {
         let mut document = Document {
-
             anchors: HashMap::new(),
             resources: HashMap::new(),
             by_address: HashMap::new(),

@@ -68,7 +68,7 @@ impl OutputProcessor {
         // What ends the sequence is never text, whatever the tokenizer calls it.
         let special = self.vocabulary.is_special(token.id) || finish == Some(Finish::Eos);
         let mut ended = finish.map(|finish| match finish {
-            Finish::Eos => FinishReason::EosToken,
+            Finish::Eos | Finish::Complete => FinishReason::EosToken,
             Finish::Length => FinishReason::Length,
         });
         let text = if special {

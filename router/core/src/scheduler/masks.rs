@@ -153,7 +153,7 @@ impl Core {
         constraint.matcher = result.matcher;
         match (result.outcome, held) {
             (Ok(Next::Complete), Some(last)) => {
-                self.finish(key, SequenceEvent::Finished { last, finish: Finish::Eos }, now);
+                self.finish(key, SequenceEvent::Finished { last, finish: Finish::Complete }, now);
             }
             (Ok(Next::Mask(mask)), held) => {
                 constraint.mask = Some(mask);

@@ -146,8 +146,9 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
-        let stops = (!sequence.ignore_eos && self.rules.eos.contains(&token))
-            || sequence.stop_token_ids.contains(&token);
+        // A grammar says itself when its text may end.
+        let goes_on = sequence.ignore_eos && sequence.constraint.is_none();
+        let stops = (!goes_on && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token);
         self.register(key);
         let sequence = &mut self.sequences[key];
         if stops {

@@ -171,8 +171,10 @@ pub struct SampledToken {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The last token is an end-of-sequence token, or completes the grammar.
+    /// The last token is an end-of-sequence token.
     Eos,
+    /// The last token completes the grammar: it is text, and nothing but the end may follow.
+    Complete,
     /// `max_new_tokens` were generated, or its time was up.
     Length,
 }

@@ -331,10 +331,7 @@ mod tests {
                 "`top_n_tokens` must be a whole number >= 0 and <= 5 (--max-top-n-tokens). Given: 6",
             ),
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false. Given: \\\"yes\\\""),
-            (
-                r#"{"grammar": {"type": "regex"}}"#,
-                "`grammar.value` must be a string, the regular expression",
-            ),
+            (r#"{"grammar": {"type": "regex"}}"#, "`grammar.value` must be a string, the regular expression"),
             (r#"{"adapter_id": "x"}"#, "`adapter_id` names no loaded adapter. Given: x"),
             (r#"{"adapter_id": 5}"#, "`adapter_id` must be a string of at most 256 characters. Given: 5"),
             (r#"[]"#, "`parameters` must be an object. Given: []"),

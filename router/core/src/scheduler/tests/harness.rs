@@ -403,14 +403,15 @@ impl Harness {
                         got.iter().for_each(|&id| matcher.advance(TokenId(id)).expect("it was allowed"));
                         matcher.is_complete()
                     });
-                    let ended = completed
-                        || got.last().is_some_and(|last| {
-                            (self.config.eos_ids.contains(last) && !spec.ignore_eos)
-                                || spec.stop_token_ids.contains(&TokenId(*last))
-                        });
-                    let expected = match ended {
-                        true => Finish::Eos,
-                        false => Finish::Length,
+                    let goes_on = spec.ignore_eos && spec.constraint.is_none();
+                    let stopped = got.last().is_some_and(|last| {
+                        (self.config.eos_ids.contains(last) && !goes_on)
+                            || spec.stop_token_ids.contains(&TokenId(*last))
+                    });
+                    let expected = match (stopped, completed) {
+                        (true, _) => Finish::Eos,
+                        (false, true) => Finish::Complete,
+                        (false, false) => Finish::Length,
                     };
                     assert_eq!(*finish, expected, "{id:?}");
                 }

@@ -24,7 +24,7 @@ fn a_grammar_that_is_complete_ends_its_sequence_with_that_token() {
     let free = harness.submit(spec(&[3, 4, 5], 20));
     harness.run_to_end();
     let client = harness.client(id);
-    assert_eq!((client.tokens.len(), client.end.clone()), (7, Some(Ok(Finish::Eos))));
+    assert_eq!((client.tokens.len(), client.end.clone()), (7, Some(Ok(Finish::Complete))));
     let mut last = 0;
     for (at, token) in client.ids().into_iter().enumerate() {
         assert_eq!(token % 5, (at as u32 + last) % 5, "token {at}");

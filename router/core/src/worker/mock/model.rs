@@ -158,7 +158,8 @@ impl MockModel {
             let sampled = key.sample(config, chain, position, 0, allowed.as_deref());
             let sampled = sampled.expect("a grammar allows a token").token;
             output.push(sampled);
-            let eos = config.eos_ids.contains(&sampled) && !spec.ignore_eos;
+            let goes_on = spec.ignore_eos && spec.constraint.is_none();
+            let eos = config.eos_ids.contains(&sampled) && !goes_on;
             if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
                 break;
             }
