@@ -226,6 +226,8 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
 ) -> None:
     reply = wire.post(address, "/generate", {"inputs": "x", "parameters": {"grammar": form}})
     assert reply.status == 422 and says in reply.text, reply
+    exposed = wire.get(address, "/metrics").text
+    assert 'penstock_grammar_compile_duration_count{outcome="refused"}' in exposed
     openai = wire.post(address, CHAT, {"messages": user("x"), "response_format": form})
     assert openai.status == 422 and openai.json()["error"]["param"] == "response_format", openai
 

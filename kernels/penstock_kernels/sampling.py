@@ -81,10 +81,13 @@ def mask_tokens(logits_SV: Tensor, words_SW: Tensor) -> Tensor:
 
     words (S, W) int32, W = ceil(V / 32): token t has bit t % 32 of word t // 32, the lowest first.
     """
-    bits_32 = torch.arange(32, dtype=torch.int32, device=words_SW.device)
-    allowed_SWI = (words_SW.unsqueeze(-1) >> bits_32) & 1
-    allowed_SV = allowed_SWI.flatten(1)[:, : logits_SV.shape[1]].bool()
-    return logits_SV.masked_fill(~allowed_SV, -torch.inf)
+    vocabulary = logits_SV.shape[1]
+    if words_SW.device.type == "cpu":
+        bits_SV = torch.from_numpy(np.unpackbits(words_SW.numpy().view(np.uint8), axis=1, bitorder="little"))
+    else:
+        places_32 = torch.arange(32, dtype=torch.int32, device=words_SW.device)
+        bits_SV = ((words_SW.unsqueeze(-1) >> places_32) & 1).flatten(1)
+    return logits_SV.masked_fill(bits_SV[:, :vocabulary] == 0, -torch.inf)
 
 
 def mix(x: Tensor) -> Tensor:

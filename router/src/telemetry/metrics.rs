@@ -226,6 +226,11 @@ fn describe() {
     describe_gauge!("penstock_requests_limit", "Sequences that may wait and run at once");
     describe_histogram!("penstock_time_to_first_token_duration", S, "Arrival to first token");
     describe_histogram!("penstock_inter_token_duration", S, "From one token of a sequence to the next");
+    describe_histogram!(
+        "penstock_grammar_compile_duration",
+        S,
+        "Time a request waited for its grammar, by outcome"
+    );
     describe_counter!("penstock_finish_reason", "Answers, by why they ended");
     describe_counter!("penstock_prompt_tokens", "Prompt tokens of requests that have ended");
     describe_counter!("penstock_cached_prompt_tokens", "Those of them found in the prefix cache");
@@ -266,6 +271,10 @@ fn describe() {
     describe_counter!("penstock_computed_prompt_tokens", "Prompt tokens fed");
     describe_counter!("penstock_computed_decode_tokens", "Generated tokens fed");
     describe_counter!("penstock_wasted_rows", "Rows computed for sequences that had ended");
+    describe_counter!(
+        "penstock_late_masks",
+        "Constrained rows that sampled nothing, since their mask was late"
+    );
     describe_counter!("penstock_cancelled_requests", "Sequences whose client left");
     describe_counter!("penstock_tokens_after_disconnect", "Tokens computed for clients that had left");
     describe_counter!("penstock_worker_restarts", "Times the workers were replaced");

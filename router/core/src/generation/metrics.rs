@@ -1,6 +1,6 @@
-//! The metrics of a sequence's tokens, recorded by its task. The router describes them, with all others.
+//! The metrics of a sequence's tokens and of its grammar, recorded where they come up. The router describes them, with all others.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Histogram, counter, histogram};
 
@@ -8,6 +8,12 @@ use metrics::{Counter, Histogram, counter, histogram};
 pub struct Tokens {
     generated: Counter,
     between: Histogram,
+}
+
+/// A grammar was compiled, or found compiled, or refused.
+pub fn grammar(took: Duration, compiled: bool) {
+    let outcome = if compiled { "compiled" } else { "refused" };
+    histogram!("penstock_grammar_compile_duration", "outcome" => outcome).record(took);
 }
 
 impl Default for Tokens {

@@ -3,13 +3,14 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 
 use penstock_proto::ids::TokenId;
 
 use crate::blocking::BlockingPool;
 use crate::constraint::{Grammar, GrammarCompiler, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
-use crate::generation::metrics::Tokens;
+use crate::generation::metrics::{self, Tokens};
 use crate::generation::output_processor::{OutputProcessor, alone};
 use crate::generation::progress::Progress;
 use crate::generation::prompt_limits::PromptLimits;
@@ -126,8 +127,12 @@ impl Serving {
         let compiler = self.grammars.clone().map_err(GenerationFailure::Grammar)?;
         let compiled =
             self.compiling.run(source.len(), move |cancelled| compiler.compile(&source, cancelled));
+        let began = Instant::now();
         match compiled.await {
-            Ok(compiled) => compiled.map_err(GenerationFailure::Grammar),
+            Ok(compiled) => {
+                metrics::grammar(began.elapsed(), compiled.is_ok());
+                compiled.map_err(GenerationFailure::Grammar)
+            }
             Err(lost) => Err(GenerationFailure::Failed(lost.to_string())),
         }
     }
