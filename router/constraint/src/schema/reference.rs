@@ -38,7 +38,6 @@ impl<'a> Document<'a> {
     /// Reads the names. The source's depth is limited before.
     pub(super) fn read(root: &'a Value) -> Document<'a> {
         let mut document = Document {
-
             anchors: HashMap::new(),
             resources: HashMap::new(),
             by_address: HashMap::new(),
@@ -108,6 +107,11 @@ impl<'a> Document<'a> {
                     || self.anchors.get(name).is_some_and(Option::is_some)
             }),
         }
+    }
+
+    /// What a reference in a schema of the resource `base` means, if anything.
+    pub(super) fn find(&self, reference: &str, base: &'a Value) -> Option<Target<'a>> {
+        self.resolve(reference, &Place { path: String::new(), base, depth: 0 }).ok()
     }
 
     pub(super) fn resolve(&self, reference: &str, place: &Place<'a>) -> Result<Target<'a>> {
