@@ -1,3 +1,4 @@
+#![allow(dead_code, reason = "every test and example uses a part of it")]
 //! Vocabularies made on the spot, for tests and measurements: like those of models in what their tokens look like, and of
 //! any size. The same size gives the same vocabulary.
 

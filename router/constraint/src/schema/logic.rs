@@ -241,8 +241,8 @@ impl<'a> Translator<'a> {
             }
             "if" if members.contains_key("then") || members.contains_key("else") => return None,
             "if" => {}
-            "items" if accepts_all(value) => {}
-            "additionalProperties" | "additionalItems" if accepts_all(value) => {}
+            "items" | "additionalProperties" | "additionalItems" if accepts_all(value) => {}
+            "items" => return None,
             "uniqueItems" if value == &Value::Bool(false) => {}
             "format" if value.as_str().is_some_and(|name| format::expression(name).is_none()) => {}
             key if ASSERTING.contains(&key) => return None,

@@ -219,6 +219,9 @@ impl<'a> Translator<'a> {
                         return Err(invalid(&here(), "a number above 0"));
                     }
                     self.divisor(value, &here())?;
+                    // Beyond these, whoever checks the text with floats may find another remainder.
+                    let far = json!({"minimum": -EXACT_INTEGERS, "maximum": EXACT_INTEGERS});
+                    parts.after.push(far);
                     parts.own.insert(key.clone(), value.clone());
                 }
                 "minLength" | "maxLength" => {
