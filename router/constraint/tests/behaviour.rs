@@ -312,7 +312,7 @@ fn bombs() -> Vec<(&'static str, Source)> {
         .map(|index| (format!("d{index}"), json!({"$ref": format!("#/$defs/d{}", index + 1)})))
         .chain([("d20000".to_owned(), json!({"type": "null"}))])
         .collect();
-    let wide: Value = (0..4_900)
+    let wide: Value = (0..1_990)
         .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": index})))
         .collect();
     let doubling: Value = (0..40)
@@ -445,18 +445,32 @@ fn bombs_end_in_time() {
 #[test]
 fn cancelling_ends_a_long_compile() {
     let compiler = compiler_with(Limits { timeout: Duration::from_secs(30), ..Limits::default() });
-    let slow = bombs().into_iter().find(|(name, _)| *name == "references that double").unwrap().1;
+    let slow = bombs().into_iter().find(|(name, _)| *name == "long lark").unwrap().1;
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            let start = Instant::now();
-            let result = compiler.compile(&slow, &cancel);
-            (result, start.elapsed())
-        });
+        let waiting = scope.spawn(|| compiler.compile(&slow, &cancel));
+        let start = Instant::now();
         cancel.cancel();
-        let (result, elapsed) = waiting.join().unwrap();
-        // It may have been refused before.
-        assert!(result.is_err());
-        assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind, Kind::Cancelled);
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
     });
+}
+
+#[test]
+fn a_thread_whose_caller_left_ends_too() {
+    let limits = Limits {
+        threads: 1,
+        timeout: Duration::from_millis(50),
+        wait: Duration::from_secs(60),
+        ..Limits::default()
+    };
+    let compiler = compiler_with(limits);
+    for (name, source) in bombs() {
+        if compiler.compile(&source, &Cancel::new()).is_err_and(|error| error.kind == Kind::TimedOut) {
+            let start = Instant::now();
+            let result = compiler.compile(&Source::Choice(vec![name.into()]), &Cancel::new());
+            println!("{name}: its thread ended after {:?}", start.elapsed());
+            assert!(result.is_ok(), "{name}: {result:?}");
+        }
+    }
 }

@@ -15,6 +15,8 @@ use crate::pattern;
 const DEPTH: usize = 24;
 /// The longest text that an expression for "any other text" is made of.
 const LONGEST_TEXT: usize = 60;
+/// As many opposites are written to hold together.
+const MOST_PARTS: usize = 100;
 /// Steps that all of this may take for one source; after them nothing is known.
 pub(super) const STEPS: usize = 1_000_000;
 
@@ -90,20 +92,6 @@ impl Opposite {
 
     fn schema(self) -> Value {
         super::any_of(self.options)
-    }
-
-    /// Both hold: the opposite of "either".
-    fn and(self, other: Opposite) -> Opposite {
-        let all = json!({"allOf": [self.schema_ref(), other.schema_ref()]});
-        let unwritten = self.unwritten.into_iter().chain(other.unwritten).collect();
-        Opposite {
-            options: if self.options.is_empty() || other.options.is_empty() { vec![] } else { vec![all] },
-            unwritten,
-        }
-    }
-
-    fn schema_ref(&self) -> Value {
-        super::any_of(self.options.clone())
     }
 }
 
@@ -224,9 +212,21 @@ impl<'a> Translator<'a> {
                 if !apart {
                     return None;
                 }
-                let none = parts.iter().map(within).reduce(Opposite::and)?;
-                found.options.extend(none.options);
-                found.unwritten.extend(none.unwritten);
+                let lists: Option<Vec<_>> = parts.iter().map(only_values).collect();
+                if let Some(lists) = lists {
+                    options.push(other_than(&lists.concat())?);
+                } else if parts.len() > MOST_PARTS {
+                    return None;
+                } else {
+                    // None of them may hold.
+                    let mut all = Vec::new();
+                    for part in parts {
+                        let inner = within(part);
+                        found.unwritten.extend(inner.unwritten.iter().cloned());
+                        all.push(inner.schema());
+                    }
+                    found.options.push(super::all_of(all));
+                }
             }
             "not" => options.push(value.clone()),
             "$ref" => {
@@ -518,7 +518,8 @@ impl<'a> Translator<'a> {
     /// Takes one of the steps that are left.
     fn step(&self) -> bool {
         let left = self.steps.get();
-        self.steps.set(left.saturating_sub(1));
+        let late = left % 1024 == 0 && self.stop.check(self.limits).is_err();
+        self.steps.set(if late { 0 } else { left.saturating_sub(1) });
         left > 0
     }
 }
@@ -651,6 +652,16 @@ fn values_of(members: &Map<String, Value>) -> Option<Vec<&Value>> {
         (None, Some(Value::Array(values))) => Some(values.iter().collect()),
         _ => None,
     }
+}
+
+/// The values of a schema that does nothing but list them.
+fn only_values(schema: &Value) -> Option<Vec<Value>> {
+    let members = schema.as_object()?;
+    let alone =
+        members.keys().all(|key| matches!(key.as_str(), "const" | "enum") || SILENT.contains(&key.as_str()));
+    let values = values_of(members)
+        .filter(|_| alone && !(members.contains_key("const") && members.contains_key("enum")))?;
+    Some(values.into_iter().cloned().collect())
 }
 
 /// Equal as JSON schema has it: 1 and 1.0 are.

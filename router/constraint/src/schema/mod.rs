@@ -71,7 +71,7 @@ pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Valu
         steps: Cell::new(logic::STEPS),
     };
     let place = Place { path: String::new(), base: root, depth: 0 };
-    let mut core = match translator.schema(root, &place)? {
+    let core = match translator.schema(root, &place)? {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
         _ => return Err(CompileError::new(Kind::Unsatisfiable, "the schema accepts nothing")),
@@ -85,7 +85,12 @@ pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Valu
     }
     translator.check_divisors()?;
     let paths: Vec<&str> = translator.definitions.iter().map(|target| target.pointer.as_str()).collect();
-    check::recursion(&Value::Object(core.clone()), &bodies, &paths)?;
+    let whole = Value::Object(core);
+    check::recursion(&whole, &bodies, &paths)?;
+    check::weight(&whole, &bodies)?;
+    let Value::Object(mut core) = whole else {
+        return Err(CompileError::new(Kind::Internal, "the core is no object"));
+    };
     if !bodies.is_empty() {
         let named = bodies.into_iter().enumerate().map(|(index, body)| (index.to_string(), body));
         core.insert("$defs".into(), Value::Object(named.collect()));
