@@ -99,6 +99,60 @@ fn what_masks_let_through_is_valid_for_generated_schemas() {
     assert!(ended > 300, "only {ended} walks ended");
 }
 
+/// The byte-level vocabulary of the model in the wheel: each character of a token stands for a byte, as in GPT-2.
+fn shipped() -> Vocabulary {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../server/penstock/tiny/model/tokenizer.json");
+    let tokenizer: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let is_own = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let others =
+        (0..256).filter(|byte| !is_own(*byte)).enumerate().map(|(index, byte)| (256 + index as u32, byte));
+    let byte_of: std::collections::HashMap<char, u8> = (0..256)
+        .filter(|byte| is_own(*byte))
+        .map(|byte| (byte, byte))
+        .chain(others)
+        .map(|(character, byte)| (char::from_u32(character).unwrap(), byte as u8))
+        .collect();
+    let words = tokenizer["model"]["vocab"].as_object().unwrap();
+    let mut texts = vec![Vec::new(); words.len()];
+    for (word, id) in words {
+        texts[id.as_u64().unwrap() as usize] =
+            word.chars().filter_map(|character| byte_of.get(&character).copied()).collect();
+    }
+    let added = tokenizer["added_tokens"].as_array().unwrap();
+    let special: Vec<u32> = added.iter().map(|token| token["id"].as_u64().unwrap() as u32).collect();
+    Vocabulary::from_texts(texts, &special, 2)
+}
+
+#[test]
+fn what_masks_let_through_is_valid_with_the_shipped_tokenizer() {
+    let vocabulary = shipped();
+    let compiler = compiler(&vocabulary);
+    for (seed, schema) in schemas::written().iter().enumerate().step_by(3) {
+        check(schema, &compiler, &vocabulary, 4, seed as u64);
+    }
+}
+
+#[test]
+fn instances_that_were_let_through_are_let_through_again_in_other_tokens() {
+    let (one, other) = (Vocabulary::new(2000), Vocabulary::new(257));
+    let (drawing, checking) = (compiler(&one), compiler(&other));
+    let mut random = Random(11);
+    for schema in schemas::written() {
+        let source = Source::JsonSchema(schema.clone());
+        let grammar = drawing.compile(&source, &Cancel::new()).unwrap();
+        let again = checking.compile(&source, &Cancel::new()).unwrap();
+        for _ in 0..3 {
+            let Some(text) = walk(&grammar, &one, &mut random, 200) else { continue };
+            let mut matcher = again.matcher();
+            for byte in &text {
+                let result = matcher.advance(u32::from(*byte));
+                assert!(result.is_ok(), "{schema} refuses {}", String::from_utf8_lossy(&text));
+            }
+            matcher.advance(other.eos).unwrap();
+        }
+    }
+}
+
 #[test]
 fn there_are_two_hundred_schemas() {
     assert!(schemas::written().len() >= 120, "{}", schemas::written().len());

@@ -121,6 +121,8 @@ struct Parts {
     own: Map<String, Value>,
     before: Vec<Value>,
     after: Vec<Value>,
+    /// The source has `properties`, here or further on.
+    has_properties: bool,
 }
 
 impl Parts {
@@ -129,7 +131,7 @@ impl Parts {
         if core == Value::Bool(true) {
             return;
         }
-        if self.own.contains_key("properties") || self.before.is_empty() && !self.own.is_empty() {
+        if self.own.contains_key("properties") || !self.has_properties {
             self.after.push(core);
         } else {
             self.before.push(core);
@@ -137,7 +139,7 @@ impl Parts {
     }
 
     fn join(self) -> Value {
-        let Parts { mut own, before, after } = self;
+        let Parts { mut own, before, after, .. } = self;
         if before.is_empty() && after.is_empty() {
             return Value::Object(own);
         }
@@ -193,7 +195,7 @@ impl<'a> Translator<'a> {
                 return Ok(json!({"enum": values}));
             }
         }
-        let mut parts = Parts::default();
+        let mut parts = Parts { has_properties: members.contains_key("properties"), ..Parts::default() };
         let mut arrays_done = false;
         let mut objects_done = false;
         for (key, value) in members {
