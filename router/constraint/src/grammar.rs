@@ -121,8 +121,6 @@ fn classify(text: &str, is_lark: bool) -> CompileError {
     let kind = if says(&["panic:"]) {
         tracing::warn!(cause = reason, "llguidance panicked on a grammar");
         Kind::Internal
-    } else if says(&["nsatisfiable", "unsatisfiable", "Regex is empty", "is empty"]) {
-        Kind::Unsatisfiable
     } else if says(&[
         "too big",
         "too large",
@@ -132,6 +130,8 @@ fn classify(text: &str, is_lark: bool) -> CompileError {
         "too many",
     ]) {
         Kind::TooLarge
+    } else if says(&["nsatisfiable", "Regex is empty"]) {
+        Kind::Unsatisfiable
     } else if says(&["too deeply nested"]) {
         Kind::TooDeep
     } else if says(&["not supported", "can't determine", "not disjoint", "only supported", "Unimplemented"]) {

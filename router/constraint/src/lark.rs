@@ -5,6 +5,9 @@ use crate::error::{CompileError, Kind};
 /// Rules and terminals of a grammar; each may name the next one.
 const MOST_DEFINITIONS: usize = 2_000;
 
+/// Uses of `&`; the time of llguidance doubles with each expression that must match together.
+const MOST_INTERSECTIONS: usize = 12;
+
 /// Refuses what would let text past the grammar, or bytes that are not text.
 pub(crate) fn check(text: &str) -> Result<(), CompileError> {
     if text.trim().is_empty() {
@@ -18,6 +21,10 @@ pub(crate) fn check(text: &str) -> Result<(), CompileError> {
         if let Some(at) = text.find(word) {
             return Err(CompileError::at(Kind::Unsupported, position(text, at), format!("`{word}`: {why}")));
         }
+    }
+    if text.matches('&').count() > MOST_INTERSECTIONS {
+        let reason = format!("the grammar has more than {MOST_INTERSECTIONS} intersections (`&`)");
+        return Err(CompileError::new(Kind::TooLarge, reason));
     }
     // llguidance limits how deep groups nest, but it follows names recursively. A definition takes a line.
     let definitions = text.lines().filter(|line| line.contains(':')).count();

@@ -45,7 +45,7 @@ impl Default for Limits {
             source_bytes: 1 << 20,
             depth: 128,
             schema_nodes: 40_000,
-            properties: 5_000,
+            properties: 2_000,
             lexer_fuel: 1_000_000,
             step_lexer_fuel: 200_000,
             lexer_states: 50_000,

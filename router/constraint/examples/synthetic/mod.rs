@@ -1,7 +1,11 @@
+#![allow(dead_code, reason = "every test and example uses a part of it")]
 //! Vocabularies made on the spot, for tests and measurements: like those of models in what their tokens look like, and of
 //! any size. The same size gives the same vocabulary.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use penstock_constraint::Token;
 
@@ -35,6 +39,15 @@ const SYLLABLES: &[&str] = &[
     "se", "si", "so", "st", "ta", "te", "ter", "ti", "tion", "to", "tra", "u", "un", "ur", "va", "ve", "vi",
     "wa", "we", "x", "y", "za", "ze",
 ];
+
+/// The time that this thread was running: on a machine with other work, what a wall clock shows is theirs too.
+pub fn cpu_time() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock writes to `now`, which outlives the call.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) };
+    assert_eq!(result, 0, "Linux has this clock");
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
 
 /// A small, good enough generator of numbers (xorshift64*).
 pub struct Random(pub u64);
@@ -122,17 +135,14 @@ impl Vocabulary {
             }
         }
         texts.push(b"<|end|>".to_vec());
-        Vocabulary::from_texts(texts)
+        let eos = texts.len() as u32 - 1;
+        Vocabulary::from_texts(texts, &[eos], eos)
     }
 
-    /// A vocabulary of these tokens; the last one ends a text.
-    pub fn from_texts(texts: Vec<Vec<u8>>) -> Vocabulary {
-        let eos = texts.len() as u32 - 1;
-        let tokens: Vec<Token> = texts
-            .into_iter()
-            .enumerate()
-            .map(|(id, bytes)| Token { bytes, special: id as u32 == eos })
-            .collect();
+    /// A vocabulary of these tokens, of which some are special; one of them ends a text.
+    pub fn from_texts(texts: Vec<Vec<u8>>, special: &[u32], eos: u32) -> Vocabulary {
+        let token = |(id, bytes)| Token { bytes, special: special.contains(&(id as u32)) };
+        let tokens: Vec<Token> = texts.into_iter().enumerate().map(token).collect();
         let mut ids = HashMap::new();
         for (id, token) in tokens.iter().enumerate().filter(|(_, token)| !token.special) {
             ids.entry(token.bytes.clone()).or_insert(id as u32);

@@ -1,4 +1,5 @@
-//! Whether the references of a core schema come to an end: a value can be finite, and no schema is only itself.
+//! Whether the references of a core schema come to an end: a value can be finite, and no schema is only itself. And
+//! whether what must hold together stays within what llguidance can intersect in time.
 
 use serde_json::Value;
 
@@ -33,6 +34,107 @@ pub(super) fn recursion(root: &Value, bodies: &[Value], paths: &[&str]) -> Resul
         }
     }
     Ok(())
+}
+
+/// Expressions that one string may have to match together; the time of llguidance doubles with each.
+const MOST_EXPRESSIONS: usize = 16;
+/// Properties that one object may come to name; the time of llguidance grows with their square.
+const MOST_PROPERTIES: usize = 3_000;
+
+/// An upper bound of what comes together in one place.
+#[derive(Clone, Copy, Default)]
+struct Weight {
+    expressions: usize,
+    properties: usize,
+}
+
+impl Weight {
+    fn add(self, other: Weight) -> Weight {
+        Weight {
+            expressions: self.expressions.saturating_add(other.expressions),
+            properties: self.properties.saturating_add(other.properties),
+        }
+    }
+
+    fn max(self, other: Weight) -> Weight {
+        Weight {
+            expressions: self.expressions.max(other.expressions),
+            properties: self.properties.max(other.properties),
+        }
+    }
+}
+
+/// Refuses a schema of which too much must hold in one place.
+pub(super) fn weight(root: &Value, bodies: &[Value]) -> Result<()> {
+    let mut known = vec![None; bodies.len()];
+    let weight = weigh(root, bodies, &mut known);
+    let refused = |what: &str| {
+        Err(CompileError::new(
+            Kind::TooLarge,
+            format!("the schema's `allOf` bring together more than {what}"),
+        ))
+    };
+    if weight.expressions > MOST_EXPRESSIONS {
+        return refused(&format!("{MOST_EXPRESSIONS} patterns and formats for one string"));
+    }
+    if weight.properties > MOST_PROPERTIES {
+        return refused(&format!("{MOST_PROPERTIES} properties of one object"));
+    }
+    Ok(())
+}
+
+fn weigh(schema: &Value, bodies: &[Value], known: &mut Vec<Option<Weight>>) -> Weight {
+    let Value::Object(members) = schema else { return Weight::default() };
+    let mut within = Weight::default();
+    let mut together = Weight::default();
+    for (key, value) in members {
+        match key.as_str() {
+            "properties" | "patternProperties" => {
+                for child in value.as_object().into_iter().flat_map(|children| children.values()) {
+                    within = within.max(weigh(child, bodies, known));
+                }
+            }
+            "items" | "additionalProperties" => within = within.max(weigh(value, bodies, known)),
+            "prefixItems" => {
+                for child in value.as_array().into_iter().flatten() {
+                    within = within.max(weigh(child, bodies, known));
+                }
+            }
+            "allOf" => {
+                for part in value.as_array().into_iter().flatten() {
+                    together = together.add(weigh(part, bodies, known));
+                }
+            }
+            "anyOf" => {
+                let mut most = Weight::default();
+                for option in value.as_array().into_iter().flatten() {
+                    most = most.max(weigh(option, bodies, known));
+                }
+                together = together.add(most);
+            }
+            "$ref" => {
+                if let Some(index) = referred(schema) {
+                    let weight = known[index].unwrap_or_else(|| {
+                        // Within itself a definition is met only further down, where it adds nothing here.
+                        known[index] = Some(Weight::default());
+                        let weight = weigh(&bodies[index], bodies, known);
+                        known[index] = Some(weight);
+                        weight
+                    });
+                    together = together.add(weight);
+                }
+            }
+            _ => {}
+        }
+    }
+    let own = Weight {
+        expressions: usize::from(members.contains_key("pattern")),
+        properties: members
+            .get("properties")
+            .and_then(Value::as_object)
+            .map_or(0, |properties| properties.len()),
+    };
+    own.max(within).add(together)
 }
 
 fn referred(schema: &Value) -> Option<usize> {

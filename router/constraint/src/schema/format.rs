@@ -43,8 +43,8 @@ const POINTER: &str = r"(?:/(?:[^/~\x00-\x1F]|~[01])*)*";
 /// RFC 6570: text and expressions of plain names.
 const TEMPLATE: &str = concat!(
     r"(?:[A-Za-z0-9\-._~!$&()*+,;=:@/?#\[\]]|%[0-9A-Fa-f]{2}",
-    r"|\{[+#./;?&]?[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?",
-    r"(?:,[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?)*\})*"
+    r"|\{[+#./;?&]?[a-z0-9_]+(?:\.[a-z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?",
+    r"(?:,[a-z0-9_]+(?:\.[a-z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?)*\})*"
 );
 
 /// A URI with an authority or a path, or a reference to one, as RFC 3986 has them but for literal IPv6 addresses.

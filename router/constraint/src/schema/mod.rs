@@ -12,7 +12,7 @@ mod logic;
 mod object;
 mod reference;
 
-use std::collections::HashMap;
+use std::{cell::Cell, collections::HashMap};
 
 use serde_json::{Map, Value, json};
 
@@ -64,10 +64,14 @@ pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Valu
         nodes: 0,
         definitions: Vec::new(),
         names: HashMap::new(),
+        ref_stands_alone: ["draft-03", "draft-04", "draft-06", "draft-07"]
+            .iter()
+            .any(|draft| root.get("$schema").and_then(Value::as_str).is_some_and(|uri| uri.contains(draft))),
         divisors: Vec::new(),
+        steps: Cell::new(logic::STEPS),
     };
     let place = Place { path: String::new(), base: root, depth: 0 };
-    let mut core = match translator.schema(root, &place)? {
+    let core = match translator.schema(root, &place)? {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
         _ => return Err(CompileError::new(Kind::Unsatisfiable, "the schema accepts nothing")),
@@ -81,7 +85,12 @@ pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Valu
     }
     translator.check_divisors()?;
     let paths: Vec<&str> = translator.definitions.iter().map(|target| target.pointer.as_str()).collect();
-    check::recursion(&Value::Object(core.clone()), &bodies, &paths)?;
+    let whole = Value::Object(core);
+    check::recursion(&whole, &bodies, &paths)?;
+    check::weight(&whole, &bodies)?;
+    let Value::Object(mut core) = whole else {
+        return Err(CompileError::new(Kind::Internal, "the core is no object"));
+    };
     if !bodies.is_empty() {
         let named = bodies.into_iter().enumerate().map(|(index, body)| (index.to_string(), body));
         core.insert("$defs".into(), Value::Object(named.collect()));
@@ -98,6 +107,10 @@ struct Translator<'a> {
     definitions: Vec<Target<'a>>,
     /// The index of a definition by the address of its value.
     names: HashMap<*const Value, usize>,
+    /// What is left for telling schemas apart.
+    steps: Cell<usize>,
+    /// Up to draft 7, what stands beside a `$ref` is ignored.
+    ref_stands_alone: bool,
     /// Every `multipleOf`, as an integer and a power of ten below it.
     divisors: Vec<(u64, u32)>,
 }
@@ -108,6 +121,8 @@ struct Parts {
     own: Map<String, Value>,
     before: Vec<Value>,
     after: Vec<Value>,
+    /// The source has `properties`, here or further on.
+    has_properties: bool,
 }
 
 impl Parts {
@@ -116,7 +131,7 @@ impl Parts {
         if core == Value::Bool(true) {
             return;
         }
-        if self.own.contains_key("properties") || self.before.is_empty() && !self.own.is_empty() {
+        if self.own.contains_key("properties") || !self.has_properties {
             self.after.push(core);
         } else {
             self.before.push(core);
@@ -124,7 +139,7 @@ impl Parts {
     }
 
     fn join(self) -> Value {
-        let Parts { mut own, before, after } = self;
+        let Parts { mut own, before, after, .. } = self;
         if before.is_empty() && after.is_empty() {
             return Value::Object(own);
         }
@@ -163,7 +178,24 @@ impl<'a> Translator<'a> {
             _ => return Err(place.refuse(Kind::Invalid, "a schema is an object or a boolean")),
         };
         let place = &self.document.enter(schema, place);
-        let mut parts = Parts::default();
+        if self.ref_stands_alone
+            && let Some(reference) = members.get("$ref")
+        {
+            return self.reference("$ref", reference, &place.member("$ref"));
+        }
+        if ["not", "oneOf", "if"].iter().any(|key| members.contains_key(*key))
+            || members.get("allOf").is_some_and(|parts| parts.to_string().contains("\"not\""))
+        {
+            // With the values listed, what else is said of them need not become a grammar.
+            if let Some(values) = self.listed(schema, place) {
+                if values.is_empty() {
+                    return Ok(Value::Bool(false));
+                }
+                values.iter().try_for_each(|value| constant(value, place))?;
+                return Ok(json!({"enum": values}));
+            }
+        }
+        let mut parts = Parts { has_properties: members.contains_key("properties"), ..Parts::default() };
         let mut arrays_done = false;
         let mut objects_done = false;
         for (key, value) in members {
@@ -194,6 +226,9 @@ impl<'a> Translator<'a> {
                         return Err(invalid(&here(), "a number above 0"));
                     }
                     self.divisor(value, &here())?;
+                    // Beyond these, whoever checks the text with floats may find another remainder.
+                    let far = json!({"minimum": -EXACT_INTEGERS, "maximum": EXACT_INTEGERS});
+                    parts.after.push(far);
                     parts.own.insert(key.clone(), value.clone());
                 }
                 "minLength" | "maxLength" => {
@@ -257,11 +292,11 @@ impl<'a> Translator<'a> {
                     parts.beside(any_of(options));
                 }
                 "oneOf" => {
-                    let core = self.one_of(list(value, &here())?, &here())?;
+                    let core = self.one_of(list(value, &here())?, members.get("type"), &here())?;
                     parts.beside(core);
                 }
                 "not" => {
-                    let negated = self.negated(value, &here())?;
+                    let negated = self.negated(value, &without("not", members), &here())?;
                     let core = self.schema(&negated, &here())?;
                     parts.beside(core);
                 }
@@ -283,7 +318,7 @@ impl<'a> Translator<'a> {
         if then.is_none() && otherwise.is_none() {
             return Ok(Value::Bool(true));
         }
-        let negated = self.negated(condition, &place.member("if"))?;
+        let negated = self.negated(condition, &without("if", members), &place.member("if"))?;
         let mut options = Vec::new();
         let holds = self.schema(condition, &place.member("if"))?;
         let then = then.map_or(Ok(Value::Bool(true)), |then| self.schema(then, &place.member("then")))?;
@@ -295,32 +330,86 @@ impl<'a> Translator<'a> {
         Ok(any_of(options))
     }
 
-    /// `oneOf`: `anyOf` where no text matches two of them, else each of them without the others.
-    fn one_of(&mut self, options: &[Value], place: &Place<'a>) -> Result<Value> {
-        let mut cores = Vec::new();
-        for (index, option) in options.iter().enumerate() {
-            let here = Place { path: format!("{}/{index}", place.path), ..place.clone() };
-            let mut all = vec![self.schema(option, &here)?];
-            for (other_index, other) in options.iter().enumerate() {
-                if other_index == index || self.disjoint(option, other, place) {
-                    continue;
-                }
-                let Some(negated) = self.negation(other, place) else {
-                    return Err(here.refuse(
-                        Kind::Unsupported,
-                        format!("`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"),
-                    ));
-                };
-                all.push(self.schema(&negated, &here)?);
+    /// `oneOf`: each of the options without the others. What kind of value it is decides which can match at all, so
+    /// kinds for which the same is left are written together.
+    fn one_of(&mut self, options: &[Value], types: Option<&Value>, place: &Place<'a>) -> Result<Value> {
+        let apart = |index: usize| {
+            options[index + 1..].iter().all(|other| self.disjoint(&options[index], other, place))
+        };
+        if (0..options.len()).all(apart) {
+            let mut cores = Vec::new();
+            for (index, option) in options.iter().enumerate() {
+                let here = Place { path: format!("{}/{index}", place.path), ..place.clone() };
+                cores.push(self.schema(option, &here)?);
             }
-            cores.push(all_of(all));
+            return Ok(any_of(cores));
+        }
+        let mut written: Vec<(Vec<&str>, Value)> = Vec::new();
+        for kind in logic::KINDS {
+            let possible = types.is_none_or(|types| {
+                let names = types.as_array().map_or_else(|| vec![types], |names| names.iter().collect());
+                names.iter().any(|name| *name == kind || *name == "integer" && kind == "number")
+            });
+            if !possible {
+                continue;
+            }
+            let left = self.one_of_kind(options, kind, place)?;
+            if left == Value::Bool(false) {
+                continue;
+            }
+            match written.iter_mut().find(|(_, same)| *same == left) {
+                Some((kinds, _)) => kinds.push(kind),
+                None => written.push((vec![kind], left)),
+            }
+        }
+        let mut cores = Vec::new();
+        for (kinds, left) in written {
+            // What is left is not where the source has it, so an error names `oneOf` as a whole.
+            let within = |error: CompileError| CompileError { path: place.path.clone(), ..error };
+            let core = self.schema(&left, place).map_err(within)?;
+            let typed =
+                if kinds.len() == logic::KINDS.len() { Value::Bool(true) } else { json!({"type": kinds}) };
+            cores.push(all_of(vec![typed, core]));
         }
         Ok(any_of(cores))
     }
 
-    /// A schema for all that `schema` refuses, in the source's keywords; Err where it cannot be written.
-    fn negated(&mut self, schema: &Value, place: &Place<'a>) -> Result<Value> {
-        self.negation(schema, place).ok_or_else(|| {
+    /// What `oneOf` leaves of the values of one kind, in the source's keywords.
+    fn one_of_kind(&mut self, options: &[Value], kind: &str, place: &Place<'a>) -> Result<Value> {
+        let typed = json!({"type": kind});
+        let can_match: Vec<bool> =
+            options.iter().map(|option| !self.disjoint_in(option, &typed, &[kind], place)).collect();
+        let mut left = Vec::new();
+        for (index, option) in options.iter().enumerate().filter(|(index, _)| can_match[*index]) {
+            let mut all = vec![option.clone()];
+            for (other_index, other) in options.iter().enumerate() {
+                if other_index == index
+                    || !can_match[other_index]
+                    || self.disjoint_in(option, other, &[kind], place)
+                {
+                    continue;
+                }
+                let Some(negated) = self.negation_of_kinds(other, option, &[kind], place) else {
+                    let reason = format!(
+                        "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
+                    );
+                    let path = format!("{}/{index}", place.path);
+                    return Err(CompileError::at(Kind::Unsupported, path, reason));
+                };
+                if self.disjoint_in(&negated, option, &[kind], place) {
+                    all = vec![Value::Bool(false)];
+                    break;
+                }
+                all.push(negated);
+            }
+            left.push(all_of(all));
+        }
+        Ok(any_of(left))
+    }
+
+    /// A schema for all that `schema` refuses of what the rest accepts; Err where it cannot be written.
+    fn negated(&mut self, schema: &Value, context: &Value, place: &Place<'a>) -> Result<Value> {
+        self.negation(schema, context, place).ok_or_else(|| {
             place.refuse(Kind::Unsupported, "the opposite of this schema cannot be written as a grammar")
         })
     }
@@ -460,6 +549,17 @@ fn bound(
     let value = if float == number { value.clone() } else { Value::from(float) };
     own.insert(if is_exclusive { exclusive } else { inclusive }.into(), value);
     Ok(())
+}
+
+/// A schema without one of its keywords.
+fn without(key: &str, members: &Map<String, Value>) -> Value {
+    Value::Object(
+        members
+            .iter()
+            .filter(|(name, _)| *name != key)
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect(),
+    )
 }
 
 fn any_of(mut options: Vec<Value>) -> Value {

@@ -109,6 +109,11 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// What a reference in a schema of the resource `base` means, if anything.
+    pub(super) fn find(&self, reference: &str, base: &'a Value) -> Option<Target<'a>> {
+        self.resolve(reference, &Place { path: String::new(), base, depth: 0 }).ok()
+    }
+
     pub(super) fn resolve(&self, reference: &str, place: &Place<'a>) -> Result<Target<'a>> {
         let (uri, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = if uri.is_empty() {

@@ -1,0 +1,476 @@
+//! What a caller sees: each kind of grammar, ends, errors with their places, limits, the cache.
+
+#[path = "../examples/synthetic/mod.rs"]
+mod synthetic;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Source, Token};
+use serde_json::{Value, json};
+use synthetic::Vocabulary;
+
+/// A vocabulary of single bytes: a text's tokens are its bytes.
+const EOS: u32 = 256;
+
+fn bytes() -> Vec<Token> {
+    Vocabulary::new(257).tokens
+}
+
+fn compiler_with(limits: Limits) -> Compiler {
+    Compiler::new(bytes(), 257, &[EOS], limits).unwrap()
+}
+
+fn compile(source: Source) -> Result<Arc<Grammar>, CompileError> {
+    compiler_with(Limits::default()).compile(&source, &Cancel::new())
+}
+
+fn schema(schema: Value) -> Source {
+    Source::JsonSchema(schema)
+}
+
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    let mut matcher = grammar.matcher();
+    let mut mask = vec![0; grammar.mask_words()];
+    text.bytes().all(|byte| matcher.advance(u32::from(byte)).is_ok())
+        && matcher.mask(&mut mask).is_ok()
+        && mask[EOS as usize / 32] & 1 == 1
+        && matcher.advance(EOS).is_ok()
+}
+
+/// The bytes that may follow, and whether the text may end.
+fn next(grammar: &Grammar, text: &str) -> (String, bool) {
+    let mut matcher = grammar.matcher();
+    text.bytes().for_each(|byte| matcher.advance(u32::from(byte)).unwrap());
+    let mut mask = vec![0; grammar.mask_words()];
+    matcher.mask(&mut mask).unwrap();
+    let bit = |token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+    ((0..128).filter(|&byte| bit(byte)).map(|byte| char::from(byte as u8)).collect(), bit(EOS))
+}
+
+#[test]
+fn any_json_object() {
+    let grammar = compile(Source::JsonObject).unwrap();
+    for text in ["{}", r#"{"a": [1, {"b": null}]}"#, "{\"a\":\n  \"b\"}"] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in ["[]", "1", r#"{"a" "b"}"#, "{,}", " {}"] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+}
+
+#[test]
+fn a_regular_expression_is_the_whole_text() {
+    let grammar = compile(Source::Regex(r"\d{3}-(?:a|b/c)+".into())).unwrap();
+    assert!(accepts(&grammar, "123-ab/ca"));
+    assert!(!accepts(&grammar, "x123-a") && !accepts(&grammar, "123-") && !accepts(&grammar, "123-ax"));
+    assert_eq!(next(&grammar, "123"), ("-".into(), false));
+    assert!(accepts(&compile(Source::Regex("^ab?$".into())).unwrap(), "ab"));
+    assert!(accepts(&compile(Source::Regex(String::new())).unwrap(), ""));
+}
+
+#[test]
+fn a_choice_is_one_of_its_texts() {
+    let texts = ["yes", "no", "no way", "q\"uote", "back\\slash", "é\n", "\u{7f}"];
+    let grammar = compile(Source::Choice(texts.map(String::from).into())).unwrap();
+    for text in texts {
+        assert!(accepts(&grammar, text), "{text:?}");
+    }
+    assert!(!accepts(&grammar, "ye") && !accepts(&grammar, "yesno") && !accepts(&grammar, ""));
+    assert_eq!(next(&grammar, "no"), (" ".into(), true));
+}
+
+#[test]
+fn a_choice_that_is_none_is_refused() {
+    assert_eq!(compile(Source::Choice(vec![])).unwrap_err().kind, Kind::Invalid);
+    let twice = compile(Source::Choice(vec!["a".into(), "b".into(), "a".into()])).unwrap_err();
+    assert_eq!((twice.kind, twice.path.as_str()), (Kind::Invalid, "/2"));
+}
+
+#[test]
+fn a_lark_grammar() {
+    let grammar =
+        compile(Source::Lark("start: \"if \" NAME (\" else \" NAME)?\nNAME: /[a-z]{1,3}/\n".into())).unwrap();
+    assert!(accepts(&grammar, "if ab else c") && accepts(&grammar, "if x") && !accepts(&grammar, "if "));
+    let error = compile(Source::Lark("start: a\na: \"x\" (\n".into())).unwrap_err();
+    assert_eq!(error.kind, Kind::Invalid);
+    assert!(error.path.starts_with(['2', '3']), "{error:?}");
+}
+
+#[test]
+fn special_tokens_are_never_allowed() {
+    let mut tokens = bytes();
+    tokens.insert(256, Token { bytes: b"a".to_vec(), special: true });
+    // More logits than tokens, and two ends.
+    let compiler = Compiler::new(tokens, 300, &[257, 290], Limits::default()).unwrap();
+    let grammar = compiler.compile(&Source::Regex("a+".into()), &Cancel::new()).unwrap();
+    let mut mask = vec![u32::MAX; grammar.mask_words()];
+    assert_eq!(mask.len(), 10);
+    let mut matcher = grammar.matcher();
+    matcher.mask(&mut mask).unwrap();
+    let set = |mask: &[u32]| (0..320).filter(|id| mask[id / 32] >> (id % 32) & 1 == 1).collect::<Vec<_>>();
+    assert_eq!(set(&mask), [97]);
+    matcher.advance(97).unwrap();
+    matcher.mask(&mut mask).unwrap();
+    assert_eq!(set(&mask), [97, 257, 290]);
+    assert_eq!(grammar.matcher().advance(256), Err(MatchError::NotAllowed(256)));
+    assert_eq!(grammar.matcher().advance(999), Err(MatchError::NotAllowed(999)));
+}
+
+#[test]
+fn logits_may_be_fewer_than_tokens() {
+    let mut tokens = bytes();
+    tokens.push(Token { bytes: b"aa".to_vec(), special: false });
+    let compiler = Compiler::new(tokens, 257, &[EOS], Limits::default()).unwrap();
+    let grammar = compiler.compile(&Source::Regex("aa".into()), &Cancel::new()).unwrap();
+    assert_eq!(grammar.mask_words(), 9);
+    assert_eq!(grammar.matcher().advance(257), Err(MatchError::NotAllowed(257)));
+}
+
+#[test]
+fn two_tokens_of_the_same_bytes_are_both_allowed() {
+    let mut tokens = bytes();
+    tokens.push(Token { bytes: b"a".to_vec(), special: false });
+    let compiler = Compiler::new(tokens, 258, &[EOS], Limits::default()).unwrap();
+    let grammar = compiler.compile(&Source::Regex("ab".into()), &Cancel::new()).unwrap();
+    let mut mask = vec![0; grammar.mask_words()];
+    grammar.matcher().mask(&mut mask).unwrap();
+    assert!(mask[3] >> 1 & 1 == 1 && mask[8] >> 1 & 1 == 1);
+    grammar.matcher().advance(257).unwrap();
+}
+
+#[test]
+fn what_a_vocabulary_lacks_is_said_at_start() {
+    let start =
+        |tokens, size, eos: &[u32]| Compiler::new(tokens, size, eos, Limits::default()).err().unwrap();
+    assert!(start(bytes(), 257, &[]).contains("end-of-sequence"));
+    assert!(start(bytes(), 257, &[257]).contains("outside"));
+    let mut lacking = bytes();
+    lacking[b'{' as usize].bytes.clear();
+    assert!(start(lacking, 257, &[EOS]).contains('{'));
+    assert!(start(vec![], 0, &[0]).contains("0 tokens"));
+}
+
+#[test]
+fn the_end_is_allowed_only_where_the_text_is_whole() {
+    let grammar =
+        compile(schema(json!({"type": "array", "items": {"type": "integer"}, "maxItems": 2}))).unwrap();
+    assert!(!next(&grammar, "").1 && !next(&grammar, "[1").1 && !next(&grammar, "[1,").1);
+    assert!(next(&grammar, "[1]").1);
+    assert_eq!(grammar.matcher().advance(EOS), Err(MatchError::NotAllowed(EOS)));
+}
+
+#[test]
+fn a_matcher_is_complete_when_only_the_end_can_follow() {
+    let grammar = compile(schema(json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false}))).unwrap();
+    let mut matcher = grammar.matcher();
+    for byte in "{\"a\":1}".bytes() {
+        assert!(!matcher.is_complete());
+        matcher.advance(u32::from(byte)).unwrap();
+    }
+    assert!(matcher.is_complete());
+    let mut mask = vec![u32::MAX; grammar.mask_words()];
+    matcher.mask(&mut mask).unwrap();
+    assert_eq!(mask.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+    matcher.advance(EOS).unwrap();
+    assert!(matches!(matcher.advance(EOS), Err(MatchError::Ended(_))));
+}
+
+#[test]
+fn matchers_of_one_grammar_do_not_disturb_each_other() {
+    let grammar = compile(Source::Choice(vec!["ab".into(), "cd".into()])).unwrap();
+    let (mut one, mut other) = (grammar.matcher(), grammar.matcher());
+    one.advance(u32::from(b'a')).unwrap();
+    assert!(one.advance(u32::from(b'd')).is_err());
+    other.advance(u32::from(b'c')).unwrap();
+    other.advance(u32::from(b'd')).unwrap();
+    assert!(other.is_complete());
+}
+
+#[test]
+fn a_mask_of_the_wrong_size_is_an_error_and_no_more() {
+    let grammar = compile(Source::JsonObject).unwrap();
+    let mut matcher = grammar.matcher();
+    assert_eq!(matcher.mask(&mut [0; 3]), Err(MatchError::MaskSize { got: 3, needed: 9 }));
+    matcher.mask(&mut [0; 9]).unwrap();
+}
+
+#[test]
+fn space_within_json_is_bounded() {
+    let grammar = compile(schema(json!({"type": "array", "items": {"type": "null"}}))).unwrap();
+    assert!(accepts(&grammar, "[null, null]") && accepts(&grammar, "[\n    null,\n    null\n]"));
+    assert!(!accepts(&grammar, "[  null]") && !accepts(&grammar, "[\n\nnull]"));
+    assert!(!accepts(&grammar, &format!("[\n{}null]", " ".repeat(33))));
+}
+
+#[test]
+fn a_name_cannot_be_spelled_past_its_schema() {
+    let grammar =
+        compile(schema(json!({"properties": {"abc": {"type": "integer"}}, "type": "object"}))).unwrap();
+    assert!(accepts(&grammar, r#"{"abc": 1, "abd": "x"}"#));
+    assert!(!accepts(&grammar, r#"{"abc": "x"}"#) && !accepts(&grammar, r#"{"\u0061bc": "x"}"#));
+}
+
+#[test]
+fn what_cannot_be_compiled_is_refused_with_its_place() {
+    let cases = [
+        (
+            json!({"properties": {"a": {"items": {"uniqueItems": true, "items": {"type": "string"}}}}}),
+            "/properties/a/items/uniqueItems",
+            Kind::Unsupported,
+        ),
+        (
+            json!({"properties": {"a/b": {"$ref": "http://example.org/other.json"}}}),
+            "/properties/a~1b/$ref",
+            Kind::Unsupported,
+        ),
+        (json!({"items": {"$ref": "#/$defs/missing"}}), "/items/$ref", Kind::Invalid),
+        (
+            json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+            "/$defs/a",
+            Kind::Unsupported,
+        ),
+        (
+            json!({"$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}, "$ref": "#/$defs/a"}),
+            "/$defs/a",
+            Kind::Unsatisfiable,
+        ),
+        (json!({"anyOf": [{"type": "string"}, {"type": "text"}]}), "/anyOf/1/type", Kind::Invalid),
+        (json!({"type": "string", "pattern": "(a)\\1"}), "/pattern", Kind::Unsupported),
+        (json!({"type": "string", "pattern": "("}), "/pattern", Kind::Unsupported),
+        (json!({"properties": {"a": 5}}), "/properties/a", Kind::Invalid),
+        (json!({"type": "array", "minItems": -1}), "/minItems", Kind::Invalid),
+        (json!({"enum": []}), "/enum", Kind::Unsatisfiable),
+        (json!({"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}]}), "/oneOf/0", Kind::Unsupported),
+        (json!({"not": {"multipleOf": 3}}), "/not", Kind::Unsupported),
+        (json!({"$dynamicRef": "#node"}), "/$dynamicRef", Kind::Unsupported),
+        (json!([]), "", Kind::Invalid),
+        (json!(false), "", Kind::Unsatisfiable),
+        (json!({"type": "integer", "minimum": 3, "maximum": 2}), "", Kind::Unsatisfiable),
+    ];
+    for (source, path, kind) in cases {
+        let error = compile(schema(source.clone())).err().unwrap_or_else(|| panic!("{source} compiled"));
+        assert_eq!((error.path.as_str(), error.kind), (path, kind), "{source}: {error}");
+        assert!(error.to_string().len() <= 500);
+    }
+}
+
+#[test]
+fn options_of_the_compiler_are_not_for_clients() {
+    let lenient = json!({"type": "object", "x-guidance": {"lenient": true, "coerce_one_of": true}, "oneOf": [{"multipleOf": 3}, {"multipleOf": 5}], "properties": {"a": {"uniqueItems": true}}});
+    assert_eq!(compile(schema(lenient)).unwrap_err().kind, Kind::Unsupported);
+    let nested = Source::Lark("start: %json {\"x-guidance\": {\"lenient\": true}}".into());
+    assert_eq!(compile(nested).unwrap_err().kind, Kind::Unsupported);
+}
+
+#[test]
+fn the_same_content_is_compiled_once() {
+    let compiler = compiler_with(Limits::default());
+    let source = || schema(json!({"type": "object", "properties": {"a": {"type": "integer"}}}));
+    let one = compiler.compile(&source(), &Cancel::new()).unwrap();
+    let other = compiler.compile(&source(), &Cancel::new()).unwrap();
+    assert!(Arc::ptr_eq(&one, &other));
+    assert_eq!(compiler.cache_counts().hits, 1);
+    assert_eq!(compiler.cache_counts().grammars, 1);
+}
+
+#[test]
+fn the_cache_is_bounded_and_forgets_the_oldest() {
+    let compiler = compiler_with(Limits { cache_bytes: 1 << 20, ..Limits::default() });
+    let source = |index: usize| Source::Choice(vec![format!("{index}")]);
+    let first = compiler.compile(&source(0), &Cancel::new()).unwrap();
+    for index in 1..200 {
+        compiler.compile(&source(index), &Cancel::new()).unwrap();
+        // Used all the time, so it stays.
+        assert!(Arc::ptr_eq(&first, &compiler.compile(&source(0), &Cancel::new()).unwrap()));
+        assert!(compiler.cache_counts().bytes <= 1 << 20);
+    }
+    let counts = compiler.cache_counts();
+    assert!(counts.grammars < 200 && counts.grammars > 2, "{counts:?}");
+}
+
+#[test]
+fn a_request_that_is_gone_compiles_nothing() {
+    let cancel = Cancel::new();
+    cancel.cancel();
+    let error = compiler_with(Limits::default()).compile(&Source::JsonObject, &cancel).unwrap_err();
+    assert_eq!(error.kind, Kind::Cancelled);
+}
+
+/// Sources that grow when they are compiled. Each must end, one way or the other, not much after the limit.
+fn bombs() -> Vec<(&'static str, Source)> {
+    let nested = |key: &str, depth: usize| {
+        let mut inner = json!({"type": "integer", "minimum": 1});
+        for level in 0..depth {
+            inner = json!({key: [inner, {"type": "object", "properties": {"a": {"const": level}}}, {"multipleOf": 2}]});
+        }
+        inner
+    };
+    let chain: Value = (0..20_000)
+        .map(|index| (format!("d{index}"), json!({"$ref": format!("#/$defs/d{}", index + 1)})))
+        .chain([("d20000".to_owned(), json!({"type": "null"}))])
+        .collect();
+    let wide: Value = (0..1_990)
+        .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": index})))
+        .collect();
+    let doubling: Value = (0..40)
+        .map(|index| {
+            let next = json!({"$ref": format!("#/$defs/d{}", index + 1)});
+            (format!("d{index}"), json!({"allOf": [{"anyOf": [next, {"type": "null"}]}, {"anyOf": [next, {"type": "integer"}]}]}))
+        })
+        .chain([("d40".to_owned(), json!({"type": "object", "properties": {"a": {"type": "null"}}}))])
+        .collect();
+    vec![
+        ("nested oneOf", schema(nested("oneOf", 30))),
+        ("nested anyOf", schema(nested("anyOf", 30))),
+        ("nested allOf", schema(nested("allOf", 30))),
+        (
+            "minItems",
+            schema(
+                json!({"type": "array", "minItems": 1_000_000, "items": {"type": "array", "minItems": 1_000_000}}),
+            ),
+        ),
+        ("maxLength", schema(json!({"type": "string", "maxLength": 1_000_000, "pattern": "(a|b)*c(d|e)*"}))),
+        ("chain of references", schema(json!({"$defs": chain, "$ref": "#/$defs/d0"}))),
+        ("many properties", schema(json!({"type": "object", "properties": wide}))),
+        (
+            "many properties twice",
+            schema(
+                json!({"allOf": [{"properties": wide}, {"properties": wide, "additionalProperties": false}]}),
+            ),
+        ),
+        ("references that double", schema(json!({"$defs": doubling, "$ref": "#/$defs/d0"}))),
+        (
+            "enum",
+            schema(json!({"enum": (0..60_000).map(|index| format!("text {index}")).collect::<Vec<_>>()})),
+        ),
+        ("choice", Source::Choice((0..60_000).map(|index| format!("text {index}")).collect())),
+        (
+            "many oneOf",
+            schema(
+                json!({"oneOf": (0..1_500).map(|index| json!({"properties": {"k": {"const": index}}, "required": ["k"]})).collect::<Vec<_>>()}),
+            ),
+        ),
+        (
+            "not of anyOf",
+            schema(
+                json!({"not": {"anyOf": (0..3_000).map(|index| json!({"const": format!("t{index}")})).collect::<Vec<_>>()}}),
+            ),
+        ),
+        (
+            "patterns",
+            schema(
+                json!({"allOf": (1..40).map(|index| json!({"pattern": format!("(a|b){{{index}}}.*(c|d)")})).collect::<Vec<_>>(), "type": "string"}),
+            ),
+        ),
+        (
+            "dependencies",
+            schema(
+                json!({"type": "object", "dependentRequired": (0..40).map(|index| (format!("a{index}"), json!([format!("b{index}")]))).collect::<Value>()}),
+            ),
+        ),
+        ("repeated star", Source::Regex("(a|a)*{1000}".into())),
+        ("repetitions in repetitions", Source::Regex("((((a{1,99}){1,99}){1,99}){1,99}){1,99}b".into())),
+        ("states", Source::Regex("(?:a|b)*a(?:a|b){40}c".into())),
+        ("classes", Source::Regex(r"(\p{L}|\d|\w){500}".into())),
+        ("groups", Source::Regex(format!("{}a{}", "(".repeat(100_000), ")".repeat(100_000)))),
+        ("bars", Source::Regex("a|".repeat(200_000))),
+        ("deep lark", Source::Lark(format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000)))),
+        (
+            "rules in rules",
+            Source::Lark(
+                (0..1_900)
+                    .map(|index| {
+                        format!(
+                            "{}: x{} x{}\n",
+                            if index == 0 { "start".to_owned() } else { format!("x{index}") },
+                            index + 1,
+                            index + 1
+                        )
+                    })
+                    .chain(["x1900: \"a\"\n".to_owned()])
+                    .collect(),
+            ),
+        ),
+        (
+            "terminals in terminals",
+            Source::Lark(
+                (0..1_900)
+                    .map(|index| format!("A{index}: A{} A{}\n", index + 1, index + 1))
+                    .chain(["A1900: \"a\"\nstart: A0\n".to_owned()])
+                    .collect(),
+            ),
+        ),
+        ("long lark", Source::Lark(format!("start: {}\n", "\"a\" ".repeat(200_000)))),
+        ("repeated rule", Source::Lark("start: (((\"a\" | \"a\"){1,1000}){1,1000}){1,1000}\n".into())),
+    ]
+}
+
+#[test]
+fn bombs_end_in_time() {
+    let compiler = compiler_with(Limits { threads: 64, ..Limits::default() });
+    for (name, source) in bombs() {
+        let start = Instant::now();
+        let result = compiler.compile(&source, &Cancel::new());
+        let elapsed = start.elapsed();
+        println!(
+            "{name}: {:?} in {elapsed:?}",
+            result.as_ref().map(|grammar| grammar.bytes()).map_err(ToString::to_string)
+        );
+        assert!(elapsed < Duration::from_millis(1_500), "{name} took {elapsed:?}");
+        let Ok(grammar) = result else { continue };
+        // What compiled must also be walked within limits.
+        let mut matcher = grammar.matcher();
+        let mut mask = vec![0; grammar.mask_words()];
+        for _ in 0..20 {
+            let start = Instant::now();
+            let computed = matcher.mask(&mut mask);
+            assert!(
+                start.elapsed() < Duration::from_millis(700),
+                "a mask of {name} took {:?}",
+                start.elapsed()
+            );
+            let first =
+                (0..256).rev().find(|&token: &u32| mask[token as usize / 32] >> (token % 32) & 1 == 1);
+            match (computed, first) {
+                (Ok(()), Some(token)) if matcher.advance(token).is_ok() => {}
+                _ => break,
+            }
+        }
+    }
+}
+
+#[test]
+fn cancelling_ends_a_long_compile() {
+    let compiler = compiler_with(Limits { timeout: Duration::from_secs(30), ..Limits::default() });
+    let slow = bombs().into_iter().find(|(name, _)| *name == "long lark").unwrap().1;
+    let cancel = Cancel::new();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| compiler.compile(&slow, &cancel));
+        let start = Instant::now();
+        cancel.cancel();
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind, Kind::Cancelled);
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn a_thread_whose_caller_left_ends_too() {
+    let limits = Limits {
+        threads: 1,
+        timeout: Duration::from_millis(50),
+        wait: Duration::from_secs(60),
+        ..Limits::default()
+    };
+    let compiler = compiler_with(limits);
+    for (name, source) in bombs() {
+        if compiler.compile(&source, &Cancel::new()).is_err_and(|error| error.kind == Kind::TimedOut) {
+            let start = Instant::now();
+            let result = compiler.compile(&Source::Choice(vec![name.into()]), &Cancel::new());
+            println!("{name}: its thread ended after {:?}", start.elapsed());
+            assert!(result.is_ok(), "{name}: {result:?}");
+        }
+    }
+}
