@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_constraint::{Cancel, Compiler, Limits, Source, Token};
+use penstock_constraint::{Cancel, Compiler, Kind, Limits, Source, Token};
 use penstock_proto::ModelDescription;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::config::RouterArgs;
-use crate::constraint::{Grammar, GrammarCompiler, GrammarSource, Matcher};
+use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource, Matcher};
 use crate::ids::TokenId;
 use crate::prompt::Vocabulary;
 
@@ -58,7 +58,7 @@ impl GrammarCompiler for Grammars {
         &self,
         source: &GrammarSource,
         cancelled: &CancellationToken,
-    ) -> Result<Arc<dyn Grammar>, String> {
+    ) -> Result<Arc<dyn Grammar>, GrammarError> {
         let source = match source.clone() {
             GrammarSource::JsonObject => Source::JsonObject,
             GrammarSource::JsonSchema(schema) => Source::JsonSchema(schema),
@@ -74,7 +74,8 @@ impl GrammarCompiler for Grammars {
         }));
         match self.0.compile(&source, &cancel) {
             Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
-            Err(error) => Err(error.to_string()),
+            Err(error) if error.kind == Kind::Busy => Err(GrammarError::Busy(error.to_string())),
+            Err(error) => Err(GrammarError::Invalid(error.to_string())),
         }
     }
 }

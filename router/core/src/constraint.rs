@@ -34,13 +34,23 @@ impl GrammarSource {
 }
 
 pub trait GrammarCompiler: Debug + Send + Sync {
-    /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time. The error is for the client: what
-    /// of the grammar cannot be compiled, where, and why.
+    /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time.
     fn compile(
         &self,
         source: &GrammarSource,
         cancelled: &CancellationToken,
-    ) -> Result<Arc<dyn Grammar>, String>;
+    ) -> Result<Arc<dyn Grammar>, GrammarError>;
+}
+
+/// Why a grammar was not compiled. Texts are for the client.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GrammarError {
+    /// What of it cannot be compiled, where, and why.
+    #[error("{0}")]
+    Invalid(String),
+    /// The server has too much to compile.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// A compiled grammar, shared by all sequences that have it.

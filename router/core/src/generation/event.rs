@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use penstock_proto::ids::TokenId;
 
+use crate::constraint::GrammarError;
 use crate::prompt::PromptError;
 use crate::scheduler::Late;
 
@@ -127,9 +128,9 @@ pub enum GenerationFailure {
     /// The request cannot be served as it is.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// Its grammar cannot be compiled, and why.
-    #[error("{0}")]
-    Grammar(String),
+    /// Its grammar was not compiled.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// Its prompt was not made.
     #[error(transparent)]
     Prompt(#[from] PromptError),

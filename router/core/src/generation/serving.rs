@@ -8,7 +8,7 @@ use std::time::Instant;
 use penstock_proto::ids::TokenId;
 
 use crate::blocking::BlockingPool;
-use crate::constraint::{Grammar, GrammarCompiler, GrammarSource};
+use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
 use crate::generation::metrics::{self, Tokens};
 use crate::generation::output_processor::{OutputProcessor, alone};
@@ -124,14 +124,14 @@ impl Serving {
 
     /// Compiles a grammar. Nobody waits for it any more when the caller is dropped.
     async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GenerationFailure> {
-        let compiler = self.grammars.clone().map_err(GenerationFailure::Grammar)?;
+        let compiler = self.grammars.clone().map_err(GrammarError::Invalid)?;
         let compiled =
             self.compiling.run(source.len(), move |cancelled| compiler.compile(&source, cancelled));
         let began = Instant::now();
         match compiled.await {
             Ok(compiled) => {
                 metrics::grammar(began.elapsed(), compiled.is_ok());
-                compiled.map_err(GenerationFailure::Grammar)
+                Ok(compiled?)
             }
             Err(lost) => Err(GenerationFailure::Failed(lost.to_string())),
         }

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 pub use cause::{Cause, Entry};
 
+use crate::constraint::GrammarError;
 use crate::generation::{GenerationFailure, InvalidRequest, Part};
 use crate::http::fields::{shortened, shortened_to};
 use crate::prompt::{InvalidChat, PromptError};
@@ -188,9 +189,10 @@ impl FieldNames {
         let retry = |error: ApiError, after| ApiError { retry_after: Some(after), ..error };
         match failure.into() {
             GenerationFailure::Invalid(invalid) => self.invalid(invalid),
-            GenerationFailure::Grammar(why) => {
+            GenerationFailure::Grammar(GrammarError::Invalid(why)) => {
                 ApiError::invalid(self.grammar, format!("`{}`: {why}", self.grammar))
             }
+            GenerationFailure::Grammar(GrammarError::Busy(why)) => ApiError::unavailable(why),
             GenerationFailure::Prompt(PromptError::TooLong { limit }) => {
                 self.too_long(limit).given(format!("more than {limit}"))
             }
