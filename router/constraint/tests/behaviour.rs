@@ -314,6 +314,12 @@ fn bombs() -> Vec<(&'static str, Source)> {
         .map(|index| (format!("d{index}"), json!({"$ref": format!("#/$defs/d{}", index + 1)})))
         .chain([("d20000".to_owned(), json!({"type": "null"}))])
         .collect();
+    let chain_of = |link: &dyn Fn(Value) -> Value| {
+        let links = (0..13_000)
+            .map(|index| (format!("d{index}"), link(json!({"$ref": format!("#/$defs/d{}", index + 1)}))));
+        let all: Value = links.chain([("d13000".to_owned(), json!({"type": "array"}))]).collect();
+        schema(json!({"$defs": all, "$ref": "#/$defs/d0"}))
+    };
     let wide: Value = (0..1_990)
         .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": index})))
         .collect();
@@ -336,6 +342,18 @@ fn bombs() -> Vec<(&'static str, Source)> {
         ),
         ("maxLength", schema(json!({"type": "string", "maxLength": 1_000_000, "pattern": "(a|b)*c(d|e)*"}))),
         ("chain of references", schema(json!({"$defs": chain, "$ref": "#/$defs/d0"}))),
+        ("chain of items", chain_of(&|next| json!({"type": "array", "items": next}))),
+        ("chain of any", chain_of(&|next| json!({"anyOf": [{"type": "null"}, next]}))),
+        (
+            "chain of all",
+            chain_of(&|mut next| {
+                next["type"] = "array".into();
+                next["minItems"] = 1.into();
+                next
+            }),
+        ),
+        ("chain of properties", chain_of(&|next| json!({"properties": {"a": next}}))),
+        ("chain of patterns", chain_of(&|next| json!({"type": "object", "patternProperties": {"^a": next}}))),
         ("many properties", schema(json!({"type": "object", "properties": wide}))),
         (
             "many properties twice",
