@@ -200,13 +200,6 @@ fn walk(
         let computed = matcher.mask(&mut mask);
         let running = synthetic::cpu_time() - running;
         masks.push((start.elapsed(), running));
-        if std::env::var_os("SLOW").is_some() && start.elapsed().as_micros() > 600 {
-            eprintln!(
-                "SLOW {:?} {:?}",
-                start.elapsed(),
-                String::from_utf8_lossy(&text[at.saturating_sub(30)..at])
-            );
-        }
         let around = String::from_utf8_lossy(&text[at..(at + 40).min(text.len())]).into_owned();
         computed.map_err(|error| format!("{error} at {around:?}"))?;
         if mask[token as usize / 32] >> (token % 32) & 1 == 0 {

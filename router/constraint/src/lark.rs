@@ -3,7 +3,7 @@
 use crate::error::{CompileError, Kind};
 
 /// Rules and terminals of a grammar; each may name the next one.
-const MOST_DEFINITIONS: usize = 2_000;
+const MOST_DEFINITIONS: usize = 1_000;
 
 /// Uses of `&`; the time of llguidance doubles with each expression that must match together.
 const MOST_INTERSECTIONS: usize = 12;

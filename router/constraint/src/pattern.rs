@@ -14,6 +14,8 @@ const MAYBE_SPACE: &str =
 const LINE_ENDS: &str = r"\n\r\u{2028}\u{2029}";
 /// The largest count in a repetition.
 const MOST_REPETITIONS: u32 = 100_000;
+/// The longest text that an expression for every other text is made of; groups nest as deep.
+pub(crate) const LONGEST_TEXT: usize = 60;
 
 /// A client's expression for the whole text, ready to stand between the slashes of a Lark terminal.
 pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
@@ -29,26 +31,23 @@ pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
 /// An ECMAScript expression that may match anywhere in a string, as expressions which must all match.
 pub(crate) fn from_ecma(expression: &str) -> Result<Vec<String>, String> {
     let mut conjuncts = Vec::new();
-    let mut rest = expression;
-    // `^(?=X)Y` says that both X and Y match from the start.
-    while let Some(ahead) = rest.strip_prefix("^(?=") {
+    let mut rest = expression.to_owned();
+    // `^(?=X)Y` says that both X and Y match from the start; `^(?!X)Y`, that X does not.
+    while let Some(ahead) = rest.strip_prefix("^(?=").or_else(|| rest.strip_prefix("^(?!")) {
         let end = group_end(ahead).ok_or("a group is not closed")?;
-        let after = &ahead[end + 1..];
+        let (inside, after) = (&ahead[..end], &ahead[end + 1..]);
         if after.starts_with(['*', '+', '?', '{']) || has_top_level_bar(after) {
             break;
         }
-        conjuncts.push(translate(&format!("^(?:{})", &ahead[..end]))?);
-        rest = &expression[expression.len() - after.len()..];
-        // The rest starts where the string does; write its anchor again for the next turn.
-        if rest.starts_with("(?=") {
-            let again = from_ecma(&format!("^{rest}"))?;
-            conjuncts.extend(again);
-            return checked(conjuncts);
+        if rest.starts_with("^(?=") {
+            conjuncts.push(translate(&format!("^(?:{inside})"))?);
+        } else {
+            let Some(opposite) = not_at_start(inside) else { break };
+            conjuncts.push(opposite);
         }
-        conjuncts.push(translate(&format!("^{}", rest.strip_prefix('^').unwrap_or(rest)))?);
-        return checked(conjuncts);
+        rest = format!("^{}", after.strip_prefix('^').unwrap_or(after));
     }
-    conjuncts.push(translate(rest)?);
+    conjuncts.push(translate(&rest)?);
     checked(conjuncts)
 }
 
@@ -349,26 +348,68 @@ fn class(from: &mut Reader, out: &mut String) -> Result<(), String> {
 /// An expression for every string that `expression` does not match, where that is a list of plain texts.
 pub(crate) fn opposite(expression: &str) -> Option<String> {
     let inside = expression.strip_prefix('^')?.strip_suffix('$')?;
-    let grouped = inside.strip_prefix("(?:").or_else(|| inside.strip_prefix('('));
+    Some(other_than(&plain_texts(inside)?))
+}
+
+/// An expression for every string that `expression` does not match at its start.
+fn not_at_start(expression: &str) -> Option<String> {
+    match expression.strip_suffix('$') {
+        Some(whole) => Some(other_than(&plain_texts(whole)?)),
+        None => {
+            let texts = plain_texts(expression)?;
+            Some(tree(&texts, beginning_otherwise))
+        }
+    }
+}
+
+/// The alternatives of `a`, `(a|b)` or `(?:a|b)`, where they are plain texts.
+fn plain_texts(expression: &str) -> Option<Vec<&str>> {
+    let grouped = expression.strip_prefix("(?:").or_else(|| expression.strip_prefix('('));
     let (inside, is_grouped) = match grouped.and_then(|rest| rest.strip_suffix(')')) {
         Some(rest) => (rest, true),
-        None => (inside, false),
+        None => (expression, false),
     };
-    // Without a group, the anchors belong to the first and the last alternative only.
     let is_plain =
         |character: char| character.is_alphanumeric() || " _-/:,;@#%&=<>!'\"~`".contains(character);
     let texts: Vec<&str> = inside.split('|').collect();
-    let plain = texts.iter().all(|text| text.chars().all(is_plain) && text.chars().count() <= 60);
-    (plain && (is_grouped || texts.len() == 1)).then(|| other_than(&texts))
+    let plain = texts.iter().all(|text| text.chars().all(is_plain) && text.chars().count() <= LONGEST_TEXT);
+    // Without a group, an anchor belongs to the first or the last alternative only.
+    (plain && (is_grouped || texts.len() == 1)).then_some(texts)
 }
 
 /// An expression for every string but these, by the tree of their prefixes.
 pub(crate) fn other_than(texts: &[&str]) -> String {
+    tree(texts, other_than_tails)
+}
+
+fn tree(texts: &[&str], write: impl Fn(&[&[char]]) -> String) -> String {
     let mut texts: Vec<Vec<char>> = texts.iter().map(|text| text.chars().collect()).collect();
     texts.sort();
     texts.dedup();
     let texts: Vec<&[char]> = texts.iter().map(Vec::as_slice).collect();
-    format!("^(?:{})$", other_than_tails(&texts))
+    format!("^(?:{})$", write(&texts))
+}
+
+/// Every string that begins with none of these sorted, distinct ones.
+fn beginning_otherwise(tails: &[&[char]]) -> String {
+    if tails.first().is_some_and(|tail| tail.is_empty()) {
+        // Nothing may follow here.
+        return r"[^\x00-\u{10FFFF}]".into();
+    }
+    let mut branches = vec![String::new()];
+    let mut heads = String::new();
+    let mut rest = tails;
+    while let Some(head) = rest.first().map(|tail| tail[0]) {
+        let count = rest.iter().take_while(|tail| tail[0] == head).count();
+        let under: Vec<&[char]> = rest[..count].iter().map(|tail| &tail[1..]).collect();
+        if !under[0].is_empty() {
+            branches.push(format!("{}(?:{})", literal(head), beginning_otherwise(&under)));
+        }
+        heads.push_str(&literal(head));
+        rest = &rest[count..];
+    }
+    branches.push(format!(r"[^{heads}][\x00-\u{{10FFFF}}]*"));
+    branches.join("|")
 }
 
 /// Every string but these sorted, distinct ones. Recurses as deep as the longest is long; callers bound that.
@@ -441,7 +482,10 @@ mod tests {
         let expression = r"^(?=.*\d)(?=.*[a-z]).{3,5}$";
         assert!(ecma(expression, "a1b") && !ecma(expression, "abc") && !ecma(expression, "a1bcde"));
         assert!(from_ecma("a(?=b)").is_err());
-        assert!(from_ecma("^(?!a)b").is_err());
+        assert!(from_ecma("^(?!a+)b").is_err());
+        assert!(ecma(r"^(?!(?:no|nope)$)\w+$", "not") && !ecma(r"^(?!(?:no|nope)$)\w+$", "nope"));
+        assert!(ecma(r"^(?!@@)[\w@]+$", "@a@@") && !ecma(r"^(?!@@)[\w@]+$", "@@a"));
+        assert!(ecma(r"^(?!(ab|a|b))\w*$", "") && !ecma(r"^(?!(ab|a|b))\w*$", "ax"));
     }
 
     #[test]

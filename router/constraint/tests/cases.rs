@@ -1,5 +1,7 @@
 //! The cases of MaskBench in the file that `PENSTOCK_SCHEMAS` names, if it does: nothing invalid is let through.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "../examples/synthetic/mod.rs"]
 mod synthetic;
 

@@ -2,6 +2,8 @@
 //!
 //! With `PENSTOCK_WRITE_DOCS` set the table is written; without, it is compared.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "../examples/synthetic/mod.rs"]
 mod synthetic;
 

@@ -13,8 +13,6 @@ use crate::pattern;
 
 /// References and schemas within schemas are followed so far.
 const DEPTH: usize = 24;
-/// The longest text that an expression for "any other text" is made of.
-const LONGEST_TEXT: usize = 60;
 /// As many opposites are written to hold together.
 const MOST_PARTS: usize = 100;
 /// Steps that all of this may take for one source; after them nothing is known.
@@ -437,10 +435,9 @@ impl<'a> Translator<'a> {
             let Some(members) = this.0.as_object() else { continue };
             if let Some(reference) = members.get("$ref").and_then(Value::as_str)
                 && let Some(target) = self.document.find(reference, this.1)
+                && self.apart((target.value, target.base), that, &shared, depth + 1)
             {
-                if self.apart((target.value, target.base), that, &shared, depth + 1) {
-                    return true;
-                }
+                return true;
             }
             let part_is_apart = |part: &Value| self.apart((part, this.1), that, &shared, depth + 1);
             let parts =
@@ -518,7 +515,7 @@ impl<'a> Translator<'a> {
     /// Takes one of the steps that are left.
     fn step(&self) -> bool {
         let left = self.steps.get();
-        let late = left % 1024 == 0 && self.stop.check(self.limits).is_err();
+        let late = left.is_multiple_of(1024) && self.stop.check(self.limits).is_err();
         self.steps.set(if late { 0 } else { left.saturating_sub(1) });
         left > 0
     }
@@ -577,7 +574,7 @@ fn other_types(value: &Value) -> Option<Value> {
     // Numbers that are no integers cannot be written; as the opposite of "integer" they are left out.
     let kept: Vec<&str> = KINDS
         .into_iter()
-        .filter(|kind| !names.contains(kind) && !(*kind == "number" && names.contains(&"integer")))
+        .filter(|kind| !(names.contains(kind) || *kind == "number" && names.contains(&"integer")))
         .collect();
     Some(if kept.is_empty() { Value::Bool(false) } else { json!({"type": kept}) })
 }
@@ -607,7 +604,7 @@ fn other_than(values: &[Value]) -> Option<Value> {
             Value::Number(number) => {
                 numbers.push(number.as_f64().filter(|float| float.abs() < super::EXACT_INTEGERS)?)
             }
-            Value::String(text) if text.chars().count() <= LONGEST_TEXT => texts.push(text.as_str()),
+            Value::String(text) if text.chars().count() <= pattern::LONGEST_TEXT => texts.push(text.as_str()),
             _ => return None,
         }
         kinds.retain(|kind| *kind != kind_of(value));

@@ -252,10 +252,10 @@ impl<'a> Translator<'a> {
                     }
                 }
                 "items" | "prefixItems" | "additionalItems" | "minItems" | "maxItems" | "uniqueItems"
-                | "contains" | "unevaluatedItems" => {
-                    if !std::mem::replace(&mut arrays_done, true) {
-                        self.array(members, place, &mut parts)?;
-                    }
+                | "contains" | "unevaluatedItems"
+                    if !std::mem::replace(&mut arrays_done, true) =>
+                {
+                    self.array(members, place, &mut parts)?;
                 }
                 "properties"
                 | "required"
@@ -490,7 +490,7 @@ fn types(value: &Value, place: &Place<'_>) -> Result<Value> {
     let mut kept: Vec<&str> = Vec::new();
     for name in &names {
         // A number may be an integer.
-        if !kept.contains(name) && !(*name == "integer" && names.contains(&"number")) {
+        if !(kept.contains(name) || *name == "integer" && names.contains(&"number")) {
             kept.push(name);
         }
     }
