@@ -175,30 +175,25 @@ pub(crate) fn at_most(text: &str, bytes: usize) -> usize {
     end
 }
 
-/// The value of an attribute in `key="k" type="string"`, with or without quotes.
-pub(crate) fn attribute(head: &str, name: &str) -> Option<String> {
-    let mut rest = head;
-    loop {
-        rest = rest.trim_start();
+/// What `name="f" string="true"` holds, with or without quotes. None when it is not made of attributes of these names.
+pub(crate) fn attributes<'a>(head: &'a str, names: &[&str]) -> Option<Vec<(&'a str, String)>> {
+    let mut rest = head.trim();
+    let mut attributes = Vec::new();
+    while !rest.is_empty() {
         let (key, after) = rest.split_once('=')?;
-        let after = after.trim_start();
-        let value = match after.chars().next()? {
-            quote @ ('"' | '\'') => {
-                let value = &after[1..];
-                let end = value.find(quote)?;
-                rest = &value[end + 1..];
-                &value[..end]
-            }
-            _ => {
-                let end = after.find(char::is_whitespace).unwrap_or(after.len());
-                rest = &after[end..];
-                &after[..end]
-            }
+        let (key, after) = (key.trim(), after.trim_start());
+        let end = match after.chars().next()? {
+            quote @ ('"' | '\'') => 2 + after[1..].find(quote)?,
+            _ => after.find(char::is_whitespace).unwrap_or(after.len()),
         };
-        if key.trim() == name {
-            return Some(value.replace("&quot;", "\"").replace("&amp;", "&"));
+        let value = after[..end].trim_matches(['"', '\'']);
+        if !names.contains(&key) {
+            return None;
         }
+        attributes.push((key, value.replace("&quot;", "\"").replace("&amp;", "&")));
+        rest = after[end..].trim_start();
     }
+    Some(attributes)
 }
 
 #[cfg(test)]
@@ -206,14 +201,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_found_in_any_order() {
-        for head in ["name=\"f\" string=\"true\"", " string='true' name='f' ", "string=true name=f"] {
-            assert_eq!(attribute(head, "name").as_deref(), Some("f"));
-            assert_eq!(attribute(head, "string").as_deref(), Some("true"));
-            assert_eq!(attribute(head, "type"), None);
+    fn attributes_are_read_in_any_order() {
+        let names = ["name", "string"];
+        for head in ["name=\"f\" string=\"true\"", " name='f' string='true' ", "name=f string=true"] {
+            let expected = vec![("name", "f".to_owned()), ("string", "true".to_owned())];
+            assert_eq!(attributes(head, &names), Some(expected), "{head}");
+            assert_eq!(attributes(head, &["name"]), None, "{head}");
         }
-        assert_eq!(attribute("key=\"a &quot;b&quot; &amp;quot;\"", "key").as_deref(), Some("a \"b\" &quot;"));
-        assert_eq!(attribute("name=\"f", "name"), None);
-        assert_eq!(attribute("", "name"), None);
+        let escaped = attributes("name=\"a &quot;b&quot; &amp;quot;\"", &names);
+        assert_eq!(escaped, Some(vec![("name", "a \"b\" &quot;".to_owned())]));
+        for head in ["name=\"f", "name", "name=\"f\" and more", "name="] {
+            assert_eq!(attributes(head, &names), None, "{head}");
+        }
     }
 }

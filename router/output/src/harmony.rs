@@ -87,29 +87,21 @@ impl Harmony {
                 let (end, found) = find(&[MESSAGE], &text[..limit], *at, over && limit == text.len());
                 *at = end;
                 match found {
-                    Seen::Found(bytes, ()) if end <= MAX_HEADER => {
-                        let header = &text[..end];
-                        self.state = match self.kind(view, header) {
-                            Kind::Body(Body::Verbatim) => State::Body(Body::Verbatim),
-                            Kind::Body(body) => {
-                                self.state = State::Body(body);
-                                return Some(end + bytes);
-                            }
-                            Kind::Call(name) => State::Call(name, end + bytes),
-                        };
-                        if let State::Body(Body::Verbatim) = self.state {
-                            out.content(&text[..end + bytes]);
-                            return Some(end + bytes);
+                    Seen::Found(bytes, ()) if end <= MAX_HEADER => match self.kind(view, &text[..end]) {
+                        Some(Kind::Call(name)) => {
+                            self.state = State::Call(name, end + bytes);
+                            Some(0)
                         }
-                        Some(0)
-                    }
-                    _ if end > MAX_HEADER || over => {
-                        let first = seen(HEADERS, text, 0, over);
-                        let bytes = if let Seen::Found(bytes, ()) = first { bytes } else { 1 };
-                        out.content(&text[..bytes]);
-                        self.state = State::Body(Body::Content);
-                        Some(bytes)
-                    }
+                        Some(Kind::Body(body)) => {
+                            if body == Body::Verbatim {
+                                out.content(&text[..end + bytes]);
+                            }
+                            self.state = State::Body(body);
+                            Some(end + bytes)
+                        }
+                        None => Some(self.no_header(text, out)),
+                    },
+                    _ if end > MAX_HEADER || over => Some(self.no_header(text, out)),
                     _ => None,
                 }
             }
@@ -188,12 +180,30 @@ impl Harmony {
         }
     }
 
-    fn kind(&self, view: &View, header: &str) -> Kind {
+    /// What looked like a header is none: its marker is content, and what follows is looked at again.
+    fn no_header(&mut self, text: &str, out: &mut Out) -> usize {
+        let bytes = if let Seen::Found(bytes, ()) = seen(HEADERS, text, 0, true) { bytes } else { 0 };
+        out.content(&text[..bytes]);
+        self.state = State::Body(Body::Content);
+        bytes
+    }
+
+    /// None when this is not a header: a role, a channel, a recipient and the body's type, each in its place.
+    fn kind(&self, view: &View, header: &str) -> Option<Kind> {
         let spaced = header.replace("<|", " <|").replace("|>", "|> ");
-        let words: Vec<&str> = spaced.split_whitespace().collect();
-        let recipient = words.iter().find_map(|word| word.strip_prefix("to="));
-        let channel = words.iter().position(|word| *word == "<|channel|>").and_then(|at| words.get(at + 1));
-        match recipient {
+        let (mut recipient, mut channel, mut before) = (None, None, "");
+        for word in spaced.split_whitespace() {
+            match (before, word) {
+                ("<|start|>", "assistant") => {}
+                ("<|constrain|>", kind) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {}
+                (_, "<|start|>" | "<|channel|>" | "<|constrain|>") => {}
+                ("<|channel|>", "analysis" | "commentary" | "final") => channel = Some(word),
+                (_, "json" | "code") => {}
+                _ => recipient = Some(word.strip_prefix("to=").filter(|_| recipient.is_none())?),
+            }
+            before = word;
+        }
+        Some(match recipient {
             Some(recipient) => {
                 let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
                 if self.takes_calls && view.knows(name) {
@@ -202,9 +212,9 @@ impl Harmony {
                     Kind::Body(Body::Verbatim)
                 }
             }
-            None if self.takes_reasoning && channel == Some(&"analysis") => Kind::Body(Body::Reasoning),
+            None if self.takes_reasoning && channel == Some("analysis") => Kind::Body(Body::Reasoning),
             None => Kind::Body(Body::Content),
-        }
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attribute, find, seen};
+use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
 use crate::json::{push_quoted, push_text};
 use crate::readers::{MAX_NAME, closes};
 use crate::schema::{self, Types};
@@ -25,6 +25,8 @@ pub(crate) struct ParameterStream {
     /// The tool's JSON schema.
     schema: Value,
     is_first: bool,
+    /// What was read last is content, and white space after it as well.
+    in_content: bool,
     stage: Stage,
 }
 
@@ -75,7 +77,7 @@ pub(crate) struct Around<'a> {
 
 impl ParameterStream {
     pub(crate) fn new(parameters: &'static Parameters, schema: Value) -> Self {
-        Self { parameters, schema, is_first: true, stage: Stage::Between }
+        Self { parameters, schema, is_first: true, in_content: false, stage: Stage::Between }
     }
 
     /// `text` begins where the last step had read to. JSON is appended to `json`.
@@ -162,7 +164,7 @@ impl ParameterStream {
 
     fn between(&mut self, text: &str, over: bool, around: &Around, json: &mut String) -> Step {
         let begin = after_space(text, 0);
-        if begin > 0 {
+        if begin > 0 && !self.in_content {
             return Step::Read(begin);
         }
         if text.is_empty() {
@@ -189,30 +191,44 @@ impl ParameterStream {
         }
         let markers: Vec<&str> = [around.close, around.beyond, &open].concat();
         let first = text.chars().next().map_or(1, char::len_utf8);
+        self.in_content = true;
         Step::Content(find(&markers, text, first, over).0)
     }
 
     /// What looked like an element is none: its marker is content, and what follows is looked at again.
     fn give_up(&mut self) -> Step {
         self.stage = Stage::Between;
+        self.in_content = true;
         Step::Content(self.parameters.open.len())
     }
 
     fn head(&self, head: &str) -> Option<Head> {
-        let key = match self.parameters.key {
-            Some(key) => attribute(head, key)?,
-            None => head.trim().to_owned(),
+        let Some(key) = self.parameters.key else {
+            let key = head.trim();
+            return (!key.is_empty()).then(|| Head { key: key.to_owned(), is_text: None });
         };
-        let is_text = match self.parameters.kind {
-            Some((kind, text)) => attribute(head, kind).map(|kind| kind == text),
-            None => None,
+        let kind = self.parameters.kind;
+        let attributes = match kind {
+            Some((kind, _)) => attributes(head, &[key, kind])?,
+            None => attributes(head, &[key])?,
         };
-        (!key.is_empty()).then_some(Head { key, is_text })
+        let mut head = Head { key: String::new(), is_text: None };
+        for (name, value) in attributes {
+            match kind {
+                _ if name == key => head.key = value,
+                Some((_, text)) if value.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+                    head.is_text = Some(value == text);
+                }
+                _ => return None,
+            }
+        }
+        (!head.key.is_empty()).then_some(head)
     }
 
     fn begin(&mut self, head: Head, json: &mut String) {
         json.push_str(if self.is_first { "{" } else { ", " });
         self.is_first = false;
+        self.in_content = false;
         push_quoted(json, &head.key);
         json.push_str(": ");
         let closes = closes(self.parameters, &head.key);

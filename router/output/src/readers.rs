@@ -5,7 +5,7 @@
 //! of the text can still become content.
 
 use crate::formats::{
-    Arguments, Call, Closes, Envelope, Name, Parameters, Seen, after_space, at_most, attribute, find, seen,
+    Arguments, Call, Closes, Envelope, Name, Parameters, Seen, after_space, at_most, attributes, find, seen,
 };
 use crate::json::{self, Scan, Scanner};
 use crate::python::{self, CallEnd, End};
@@ -254,7 +254,11 @@ impl EnvelopeReader {
 
     fn value(&mut self, view: &View, key: Key, written: &str) -> Option<Read> {
         match key {
-            Key::Other => return None,
+            // An id, a number, a word: not a text, which would be lost.
+            Key::Other => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"\"-_.:".contains(&byte);
+                return (written.len() > MAX_NAME || !written.bytes().all(plain)).then_some(Read::NoCall);
+            }
             Key::Name => {
                 let name = json::text(written).filter(|name| view.knows(name));
                 if name.is_none() {
@@ -430,12 +434,23 @@ impl NamedReader {
 
     fn named(&self, head: &str) -> Option<String> {
         let name = match self.name.attribute {
-            Some(name) => attribute(head, name)?,
+            Some(name) => {
+                let attributes = attributes(head, &[name, "index"])?;
+                let index = attributes.iter().find(|(key, _)| *key == "index");
+                if index.is_some_and(|(_, index)| index.parse::<u32>().is_err()) {
+                    return None;
+                }
+                attributes.into_iter().find(|(key, _)| *key == name)?.1
+            }
             None => head.trim().to_owned(),
         };
         let name = name.strip_prefix(self.name.prefix).unwrap_or(&name);
-        let end = self.name.cut.and_then(|cut| name.rfind(cut)).unwrap_or(name.len());
-        Some(name[..end].trim().to_owned())
+        // Only a number or an id is cut off.
+        let cut = self.name.cut.and_then(|cut| name.rsplit_once(cut));
+        let cut = cut.filter(|(_, id)| {
+            id.trim().bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+        });
+        Some(cut.map_or(name, |(name, _)| name).trim().to_owned())
     }
 }
 

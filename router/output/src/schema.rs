@@ -46,10 +46,6 @@ impl Types {
         self == Self::default()
     }
 
-    pub(crate) fn is_array(self) -> bool {
-        self.array
-    }
-
     fn add(&mut self, root: &Value, schema: &Value, depth: usize) {
         if depth > MAX_DEPTH {
             return;
