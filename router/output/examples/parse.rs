@@ -8,8 +8,8 @@ use std::io::{BufRead, stdin};
 use std::process::ExitCode;
 
 use penstock_output::{
-    Answer, Parser, ReasoningFormat, Tool, ToolFormat, of_template, reasoning_format, reasoning_formats,
-    tool_format, tool_formats,
+    Answer, Parser, ReasoningFormat, Start, Tool, ToolFormat, of_template, reasoning_format,
+    reasoning_formats, tool_format, tool_formats,
 };
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 struct Formats {
     tool: Option<&'static ToolFormat>,
     reasoning: Option<&'static ReasoningFormat>,
-    starts_in_reasoning: bool,
+    start: Start,
 }
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn formats(mut arguments: impl Iterator<Item = String>) -> Result<Formats, String> {
-    let mut formats = Formats { tool: None, reasoning: None, starts_in_reasoning: false };
+    let mut formats = Formats { tool: None, reasoning: None, start: Start::Content };
     let usage = || {
         let tools: Vec<_> = tool_formats().map(|format| format.name).collect();
         let reasoning: Vec<_> = reasoning_formats().map(|format| format.name).collect();
@@ -62,7 +62,7 @@ fn formats(mut arguments: impl Iterator<Item = String>) -> Result<Formats, Strin
     };
     while let Some(argument) = arguments.next() {
         if argument == "--in-reasoning" {
-            formats.starts_in_reasoning = true;
+            formats.start = Start::Reasoning;
             continue;
         }
         let value = arguments.next().ok_or_else(usage)?;
@@ -118,7 +118,7 @@ fn show(formats: Formats, tools: &[Tool], text: &str) -> bool {
 }
 
 fn answer(formats: Formats, tools: &[Tool], text: &str, characters: usize) -> Answer {
-    let mut parser = Parser::new(formats.tool, formats.reasoning, tools, formats.starts_in_reasoning);
+    let mut parser = Parser::new(formats.tool, formats.reasoning, tools.into(), formats.start);
     let mut deltas = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {

@@ -36,6 +36,14 @@ pub struct Tool {
     pub parameters: Value,
 }
 
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    Content,
+    /// The prompt has opened reasoning, and the answer goes on inside it.
+    Reasoning,
+}
+
 /// What the next part of the text adds to the answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {

@@ -3,8 +3,11 @@
 //! Texts are passed on while they come. A value of another type by the schema is held until it ends, because only then
 //! is it known whether it is of that type.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
+use crate::Tool;
 use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
 use crate::json::{push_quoted, push_text};
 use crate::readers::{MAX_NAME, closes};
@@ -22,8 +25,9 @@ const MAX_DEPTH: usize = 32;
 #[derive(Debug)]
 pub(crate) struct ParameterStream {
     parameters: &'static Parameters,
-    /// The tool's JSON schema.
-    schema: Value,
+    tools: Arc<[Tool]>,
+    /// The tool that is called; none where any name will do.
+    tool: Option<usize>,
     is_first: bool,
     /// What was read last is content, and white space after it as well.
     in_content: bool,
@@ -76,8 +80,8 @@ pub(crate) struct Around<'a> {
 }
 
 impl ParameterStream {
-    pub(crate) fn new(parameters: &'static Parameters, schema: Value) -> Self {
-        Self { parameters, schema, is_first: true, in_content: false, stage: Stage::Between }
+    pub(crate) fn new(parameters: &'static Parameters, tools: Arc<[Tool]>, tool: Option<usize>) -> Self {
+        Self { parameters, tools, tool, is_first: true, in_content: false, stage: Stage::Between }
     }
 
     /// `text` begins where the last step had read to. JSON is appended to `json`.
@@ -136,13 +140,14 @@ impl ParameterStream {
                 }
             }
             Stage::Held(form, closes, at) => {
+                let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
                 let markers: Vec<&str> = closes.iter().map(String::as_str).collect();
                 let limit = at_most(text, MAX_VALUE);
                 let (end, found) = find(&markers, &text[..limit], *at, over && limit == text.len());
                 *at = end;
                 match found {
                     Seen::Found(bytes, ()) => {
-                        json.push_str(&form.json(&text[..end], self.parameters, &self.schema));
+                        json.push_str(&form.json(&text[..end], self.parameters, schema));
                         self.stage = Stage::Between;
                         Step::Read(end + bytes)
                     }
@@ -152,7 +157,7 @@ impl ParameterStream {
                         Step::Read(0)
                     }
                     _ if over => {
-                        json.push_str(&form.json(text, self.parameters, &self.schema));
+                        json.push_str(&form.json(text, self.parameters, schema));
                         self.stage = Stage::Text(Vec::new());
                         Step::Read(text.len())
                     }
@@ -160,6 +165,11 @@ impl ParameterStream {
                 }
             }
         }
+    }
+
+    /// The called tool's JSON schema.
+    fn schema(&self) -> &Value {
+        self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters)
     }
 
     fn between(&mut self, text: &str, over: bool, around: &Around, json: &mut String) -> Step {
@@ -232,7 +242,7 @@ impl ParameterStream {
         push_quoted(json, &head.key);
         json.push_str(": ");
         let closes = closes(self.parameters, &head.key);
-        let types = Types::of(&self.schema, &head.key);
+        let types = Types::of(self.schema(), &head.key);
         let may_nest = matches!(self.parameters.closes, Closes::Key(..));
         let is_text = head.is_text.unwrap_or_else(|| {
             types.only_text() || (types.unknown() && self.parameters.unknown == Unknown::Text && !may_nest)

@@ -5,6 +5,7 @@
 //! and is none becomes prose from its marker on; then it is looked at once more, within `MAX_AGAIN`.
 
 use std::mem;
+use std::sync::Arc;
 
 use crate::formats::{Body, Call, ReasoningFormat, Seen, ToolFormat, after_space, at_most, find, seen};
 use crate::harmony::Harmony;
@@ -12,7 +13,7 @@ use crate::json::{self, Copied, Scanner};
 use crate::out::Out;
 use crate::parameters::{Around, ParameterStream, Step};
 use crate::readers::{EnvelopeReader, Given, NamedReader, PythonReader, Read, Reader, View, begins_name};
-use crate::{Delta, Tool};
+use crate::{Delta, Start, Tool};
 
 /// Bytes of white space that are held back where they may stand between two parts.
 const MAX_SPACE: usize = 256;
@@ -28,7 +29,7 @@ const MAX_AGAIN: usize = 4096;
 pub struct Parser {
     tool: Option<&'static ToolFormat>,
     reasoning: Option<&'static ReasoningFormat>,
-    tools: Vec<Tool>,
+    tools: Arc<[Tool]>,
     marks: [Marks; 3],
     /// What is settled, up to `start`, and what is not.
     text: String,
@@ -136,15 +137,14 @@ enum Flow {
 }
 
 impl Parser {
-    /// Without tools every well-formed call counts. `starts_in_reasoning` is for prompts that end inside reasoning
-    /// (`ReasoningFormat::is_open_after`).
+    /// Without tools every well-formed call counts. `ReasoningFormat::start_after` tells the start from the prompt.
     pub fn new(
         tool: Option<&'static ToolFormat>,
         reasoning: Option<&'static ReasoningFormat>,
-        tools: &[Tool],
-        starts_in_reasoning: bool,
+        tools: Arc<[Tool]>,
+        start: Start,
     ) -> Self {
-        let starts_in_reasoning = starts_in_reasoning && reasoning.is_some();
+        let starts_in_reasoning = start == Start::Reasoning && reasoning.is_some();
         let has_channels = |format: &ToolFormat| matches!(format.calls[0].body, Body::Harmony);
         let is_harmony =
             tool.is_some_and(has_channels) || reasoning.is_some_and(|format| format.open.is_empty());
@@ -157,7 +157,7 @@ impl Parser {
         Self {
             tool,
             reasoning,
-            tools: tools.to_vec(),
+            tools,
             marks: marks(tool, reasoning),
             text: String::new(),
             start: 0,
@@ -433,9 +433,8 @@ impl Parser {
                 State::Json(Scanner::new(), after)
             }
             Given::Parameters(parameters) => {
-                let tool = self.tools.iter().find(|tool| tool.name == name);
-                let schema = tool.map(|tool| tool.parameters.clone()).unwrap_or_default();
-                State::Parameters(ParameterStream::new(parameters, schema), call)
+                let tool = self.tools.iter().position(|tool| tool.name == name);
+                State::Parameters(ParameterStream::new(parameters, self.tools.clone(), tool), call)
             }
             Given::Whole(_) => match attempt.reader {
                 Reader::Envelope(reader) => State::Rest(reader, 0, call),

@@ -22,21 +22,35 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             close: &["<|close|>tools<|sep|>"],
             optional: true,
         }),
-        calls: &[Call {
-            open: &["<|open|>call "],
-            close: &["<|close|>call<|sep|>"],
-            body: Body::Named(
-                Name { ends: &["<|sep|>"], attribute: Some("tool"), ..NAME },
-                Arguments::Parameters(Parameters {
-                    open: "<|open|>argument ",
-                    head_ends: &["<|sep|>"],
-                    key: Some("key"),
-                    kind: Some(("type", "string")),
-                    closes: Closes::Markers(&["<|close|>argument<|sep|>"]),
-                    ..PARAMETERS
-                }),
-            ),
-        }],
+        calls: &[
+            Call {
+                open: &["<|open|>call "],
+                close: &["<|close|>call<|sep|>"],
+                body: Body::Named(
+                    Name { ends: &["<|sep|>"], attribute: Some("tool"), ..NAME },
+                    Arguments::Parameters(Parameters {
+                        open: "<|open|>argument ",
+                        head_ends: &["<|sep|>"],
+                        key: Some("key"),
+                        kind: Some(("type", "string")),
+                        closes: Closes::Markers(&["<|close|>argument<|sep|>"]),
+                        ..PARAMETERS
+                    }),
+                ),
+            },
+            Call {
+                open: &["<|open|>call "],
+                close: &["<|close|>json<|sep|><|close|>call<|sep|>"],
+                body: Body::Named(
+                    Name {
+                        ends: &["<|sep|><|open|>json type=\"object\"<|sep|>"],
+                        attribute: Some("tool"),
+                        ..NAME
+                    },
+                    Arguments::Json,
+                ),
+            },
+        ],
         silent: KIMI_K3_ANSWER,
     },
     ToolFormat {
@@ -66,7 +80,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "deepseek_v4",
         aliases: &["deepseekv4"],
-        signs: &[&["｜DSML｜tool_calls"]],
+        signs: &[&["｜DSML｜", "tool_calls>"]],
         section: Some(Section {
             open: &["<｜DSML｜tool_calls>"],
             close: &["</｜DSML｜tool_calls>"],
@@ -205,12 +219,33 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "hunyuan_v3",
         aliases: &["hunyuan", "hy_v3"],
         signs: &[&["<tool_sep", "<arg_key"]],
-        section: Some(Section { open: &["<tool_calls>"], close: &["</tool_calls>"], optional: true }),
-        calls: &[Call {
-            open: &["<tool_call>"],
-            close: &["</tool_call>"],
-            body: Body::Named(Name { ends: &["<tool_sep>"], ..NAME }, ARGUMENT_ELEMENTS),
-        }],
+        section: Some(Section {
+            open: &["<tool_calls>", "<tool_calls:opensource>"],
+            close: &["</tool_calls>", "</tool_calls:opensource>"],
+            optional: true,
+        }),
+        calls: &[
+            Call {
+                open: &["<tool_call>"],
+                close: &["</tool_call>"],
+                body: Body::Named(Name { ends: &["<tool_sep>"], ..NAME }, ARGUMENT_ELEMENTS),
+            },
+            Call {
+                open: &["<tool_call:opensource>"],
+                close: &["</tool_call:opensource>"],
+                body: Body::Named(
+                    Name { ends: &["<tool_sep:opensource>"], ..NAME },
+                    Arguments::Parameters(Parameters {
+                        open: "<arg_key:opensource>",
+                        head_ends: &["</arg_key:opensource>"],
+                        value_open: Some("<arg_value:opensource>"),
+                        closes: Closes::Markers(&["</arg_value:opensource>"]),
+                        unknown: Unknown::Json,
+                        ..PARAMETERS
+                    }),
+                ),
+            },
+        ],
         ..FORMAT
     },
     ToolFormat {
@@ -553,6 +588,14 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         ..REASONING_FORMAT
     },
     ReasoningFormat {
+        name: "hunyuan_v3",
+        aliases: &["hy_v3"],
+        signs: &[&["<tool_sep", "<think"]],
+        open: &["<think>", "<think:opensource>"],
+        close: &["</think>", "</think:opensource>"],
+        ..REASONING_FORMAT
+    },
+    ReasoningFormat {
         name: "hunyuan_a13b",
         aliases: &[],
         signs: &[&["<answer>", "<think>"]],
@@ -564,7 +607,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
     ReasoningFormat {
         name: "ernie45",
         aliases: &[],
-        signs: &[&["<response>", "</think>"]],
+        signs: &[],
         open: &["<think>"],
         close: &["</think>"],
         silent: &["<response>\n", "<response>", "\n</response>", "</response>"],
@@ -588,8 +631,6 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
             "olmo3",
             "nemotron",
             "nemotron_v3",
-            "hunyuan_v3",
-            "hy_v3",
             "lfm2",
             "longcat",
             "smollm3",

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_output::{Answer, Delta, Parser, Tool, reasoning_formats, tool_format, tool_formats};
+use penstock_output::{Answer, Delta, Parser, Start, Tool, reasoning_formats, tool_format, tool_formats};
 use serde_json::json;
 
 const MEGABYTE: usize = 1 << 20;
@@ -21,7 +21,7 @@ fn by_byte(format: &str, text: &str) -> (Answer, Duration) {
     let begin = Instant::now();
     let reasoning =
         reasoning_formats().find(|other| other.name == format).or_else(|| reasoning_formats().last());
-    let mut parser = Parser::new(tool_format(format), reasoning, &tools(), false);
+    let mut parser = Parser::new(tool_format(format), reasoning, tools().into(), Start::Content);
     let (mut answer, mut deltas) = (Answer::default(), Vec::new());
     let mut characters = text.char_indices().map(|(at, _)| at).skip(1).collect::<Vec<_>>();
     characters.push(text.len());
@@ -40,7 +40,7 @@ fn whole(format: &str, text: &str) -> (Answer, Duration) {
     let begin = Instant::now();
     let reasoning =
         reasoning_formats().find(|other| other.name == format).or_else(|| reasoning_formats().last());
-    let mut parser = Parser::new(tool_format(format), reasoning, &tools(), false);
+    let mut parser = Parser::new(tool_format(format), reasoning, tools().into(), Start::Content);
     let mut deltas = Vec::new();
     parser.push(text, &mut deltas);
     parser.finish(&mut deltas);
@@ -137,7 +137,7 @@ fn a_megabyte_takes_linear_time() {
 #[test]
 fn what_may_be_a_call_is_held_back_up_to_a_limit() {
     let text = format!("[f(a='{}", "x".repeat(3 * MEGABYTE));
-    let mut parser = Parser::new(tool_format("pythonic"), None, &tools(), false);
+    let mut parser = Parser::new(tool_format("pythonic"), None, tools().into(), Start::Content);
     let (mut deltas, mut held, mut most) = (Vec::new(), 0, 0);
     for part in text.as_bytes().chunks(1000) {
         held += part.len();
@@ -168,7 +168,7 @@ fn a_long_value_that_is_not_a_text_by_its_schema_comes_out_as_one() {
 #[test]
 fn prose_is_given_out_at_once() {
     for format in tool_formats() {
-        let mut parser = Parser::new(Some(format), None, &tools(), false);
+        let mut parser = Parser::new(Some(format), None, tools().into(), Start::Content);
         let text = "Hello, this is an answer (f) with 1 < 2.";
         let mut deltas = Vec::new();
         for (at, _) in text.char_indices() {

@@ -5,7 +5,7 @@ mod random;
 mod writers;
 
 use penstock_output::{
-    Answer, Delta, Parser, ReasoningFormat, Tool, ToolFormat, reasoning_format, tool_format,
+    Answer, Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat, reasoning_format, tool_format,
 };
 use random::{Random, Wanted, arguments, prose, sentinel, sentinels, tools};
 use serde_json::Value;
@@ -23,7 +23,7 @@ struct Formats {
 }
 
 fn deltas<'a>(formats: Formats, tools: &[Tool], parts: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
-    let mut parser = Parser::new(formats.tool, formats.reasoning, tools, false);
+    let mut parser = Parser::new(formats.tool, formats.reasoning, tools.into(), Start::Content);
     let mut deltas = Vec::new();
     for part in parts {
         parser.push(part, &mut deltas);

@@ -12,7 +12,7 @@ pub struct Writer {
     /// Text may stand before calls.
     pub takes_text: bool,
     pub many: bool,
-    pub write: fn(&[(String, Map<String, Value>)]) -> String,
+    pub write: fn(Calls) -> String,
     pub think: (&'static str, &'static str),
 }
 
@@ -507,6 +507,55 @@ pub fn writers() -> Vec<Writer> {
         Writer {
             format: "pythonic",
             write: |calls| format!("<|python_start|>[{}]<|python_end|>", each(calls, ", ", call)),
+            ..WRITER
+        },
+        Writer {
+            format: "kimi_k3",
+            reasoning: "kimi_k3",
+            think: ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            write: |calls| {
+                format!(
+                    "<|open|>tools<|sep|>{}<|close|>tools<|sep|>",
+                    each(calls, "", |n, a| format!(
+                        "<|open|>call tool=\"{n}\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>{}<|close|>json<|sep|><|close|>call<|sep|>",
+                        json(&a.clone().into())
+                    ))
+                )
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "hunyuan_v3",
+            reasoning: "hunyuan_v3",
+            think: ("<think:opensource>", "</think:opensource>"),
+            forbidden: &["</arg_value:opensource>"],
+            write: |calls| {
+                format!(
+                    "<tool_calls:opensource>\n{}\n</tool_calls:opensource>",
+                    each(calls, "\n", |n, a| format!(
+                        "<tool_call:opensource>{n}<tool_sep:opensource>\n{}</tool_call:opensource>",
+                        elements(a, |k, v| format!(
+                            "<arg_key:opensource>{k}</arg_key:opensource>\n<arg_value:opensource>{v}</arg_value:opensource>\n"
+                        ))
+                    ))
+                )
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "granite",
+            reasoning: "granite",
+            think: ("Here's my thought process:", "Here's my response:\n"),
+            write: |calls| format!("<tool_call>{}</tool_call>", list(calls, "name", "arguments")),
+            ..WRITER
+        },
+        Writer {
+            format: "phi4_mini",
+            write: |calls| {
+                each(calls, "", |n, a| {
+                    format!("<|tool_call|>{}<|/tool_call|>", envelope(n, a, "name", "arguments"))
+                })
+            },
             ..WRITER
         },
     ]
