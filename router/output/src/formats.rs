@@ -31,13 +31,11 @@ pub struct ReasoningFormat {
     pub(crate) silent: &'static [&'static str],
 }
 
-/// What stands around all calls.
+/// What stands around all calls. Calls without it are calls too.
 #[derive(Debug)]
 pub(crate) struct Section {
     pub(crate) open: &'static [&'static str],
     pub(crate) close: &'static [&'static str],
-    /// Calls without it are calls too.
-    pub(crate) optional: bool,
 }
 
 #[derive(Debug)]

@@ -4,6 +4,21 @@
 //! on how the text was cut, so a whole answer is one push. What is no call stays content, with its markers; nothing that
 //! a model wrote is lost, and no text makes it panic, recurse without bound, or hold back more than about a mebibyte.
 //!
+//! ```
+//! use penstock_output::{Answer, Parser, Start, Tool, reasoning_format, tool_format};
+//!
+//! let tools = [Tool { name: "get_weather".to_owned(), parameters: serde_json::Value::Null }];
+//! let mut parser = Parser::new(tool_format("hermes"), reasoning_format("think"), tools.into(), Start::Content);
+//! let mut deltas = Vec::new();
+//! for part in ["<think>Hm.</th", "ink>Let me look. <tool_call>{\"name\": \"get_", "weather\", \"arguments\": {}}</tool_call>"] {
+//!     parser.push(part, &mut deltas);
+//! }
+//! parser.finish(&mut deltas);
+//! let answer = Answer::of(&deltas);
+//! assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("Hm.", "Let me look. "));
+//! assert_eq!((answer.calls[0].name.as_str(), answer.calls[0].arguments.as_str()), ("get_weather", "{}"));
+//! ```
+//!
 //! `formats` says what a format is made of, `tables` has them as data, `choice` finds a chat template's. `parser` goes
 //! through the text: it looks for markers, and lets `readers` find out whether a call begins. Arguments are passed on by
 //! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` is

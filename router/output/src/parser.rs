@@ -722,8 +722,7 @@ fn marks(tool: Option<&'static ToolFormat>, reasoning: Option<&'static Reasoning
             }
         }
     }
-    let needs_section = tool.and_then(|tool| tool.section.as_ref()).is_some_and(|section| !section.optional);
-    let begins = if needs_section { sections.clone() } else { [sections.clone(), opens.clone()].concat() };
+    let begins = [sections, opens].concat();
     let mut in_reasoning: Vec<_> = reasoning
         .map_or(&[][..], |format| format.close)
         .iter()
@@ -733,8 +732,8 @@ fn marks(tool: Option<&'static ToolFormat>, reasoning: Option<&'static Reasoning
         in_reasoning.extend(begins.clone());
     }
     [
-        Marks::new([silent.clone(), begins].concat()),
-        Marks::new([silent, sections, opens, closes].concat()),
+        Marks::new([silent.clone(), begins.clone()].concat()),
+        Marks::new([silent, begins, closes].concat()),
         Marks::new(in_reasoning),
     ]
 }

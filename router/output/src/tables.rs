@@ -17,11 +17,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "kimi_k3",
         aliases: &[],
         signs: &[&["<|open|>", "<|sep|>", "tools"]],
-        section: Some(Section {
-            open: &["<|open|>tools<|sep|>"],
-            close: &["<|close|>tools<|sep|>"],
-            optional: true,
-        }),
+        section: Some(Section { open: &["<|open|>tools<|sep|>"], close: &["<|close|>tools<|sep|>"] }),
         calls: &[
             Call {
                 open: &["<|open|>call "],
@@ -60,7 +56,6 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         section: Some(Section {
             open: &["<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"],
             close: &["<|tool_calls_section_end|>", "<|tool_call_section_end|>"],
-            optional: true,
         }),
         calls: &[Call {
             open: &["<|tool_call_begin|>"],
@@ -81,11 +76,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "deepseek_v4",
         aliases: &["deepseekv4"],
         signs: &[&["｜DSML｜", "tool_calls>"]],
-        section: Some(Section {
-            open: &["<｜DSML｜tool_calls>"],
-            close: &["</｜DSML｜tool_calls>"],
-            optional: true,
-        }),
+        section: Some(Section { open: &["<｜DSML｜tool_calls>"], close: &["</｜DSML｜tool_calls>"] }),
         calls: DSML,
         ..FORMAT
     },
@@ -94,9 +85,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["deepseekv32", "deepseek_v3_2"],
         signs: &[&["｜DSML｜"]],
         section: Some(Section {
-            open: &["<｜DSML｜function_calls>"],
-            close: &["</｜DSML｜function_calls>"],
-            optional: true,
+            open: &["<｜DSML｜function_calls>"], close: &["</｜DSML｜function_calls>"]
         }),
         calls: DSML,
         ..FORMAT
@@ -129,11 +118,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "step3",
         aliases: &[],
         signs: &[&["<steptml:invoke"]],
-        section: Some(Section {
-            open: &["<｜tool_calls_begin｜>"],
-            close: &["<｜tool_calls_end｜>"],
-            optional: true,
-        }),
+        section: Some(Section { open: &["<｜tool_calls_begin｜>"], close: &["<｜tool_calls_end｜>"] }),
         calls: &[Call {
             open: &["<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke "],
             close: &["</steptml:invoke><｜tool_call_end｜>", "</steptml:invoke>"],
@@ -154,11 +139,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "minimax_m3",
         aliases: &["minimax-m3"],
         signs: &[&["]<]minimax[>["]],
-        section: Some(Section {
-            open: &["]<]minimax[>[<tool_call>"],
-            close: &["]<]minimax[>[</tool_call>"],
-            optional: true,
-        }),
+        section: Some(Section { open: &["]<]minimax[>[<tool_call>"], close: &["]<]minimax[>[</tool_call>"] }),
         calls: &[Call {
             open: &["]<]minimax[>[<invoke "],
             close: &["]<]minimax[>[</invoke>"],
@@ -178,11 +159,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "minimax_m2",
         aliases: &["minimax-m2", "minimax"],
         signs: &[&["<minimax:tool_call>"]],
-        section: Some(Section {
-            open: &["<minimax:tool_call>"],
-            close: &["</minimax:tool_call>"],
-            optional: false,
-        }),
+        section: Some(Section { open: &["<minimax:tool_call>"], close: &["</minimax:tool_call>"] }),
         calls: &[Call {
             open: &["<invoke "],
             close: &["</invoke>"],
@@ -203,7 +180,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "seed_oss",
         aliases: &["seed-oss"],
         signs: &[&["<seed:tool_call>"]],
-        section: Some(Section { open: &["<seed:tool_call>"], close: &["</seed:tool_call>"], optional: true }),
+        section: Some(Section { open: &["<seed:tool_call>"], close: &["</seed:tool_call>"] }),
         calls: FUNCTION_ELEMENTS,
         ..FORMAT
     },
@@ -211,7 +188,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "qwen3_coder",
         aliases: &["qwen3_xml", "qwen3-coder", "step3p5", "step_3_5", "nemotron_v3"],
         signs: &[&["<function=", "<parameter="]],
-        section: Some(Section { open: &["<tool_call>"], close: &["</tool_call>"], optional: true }),
+        section: Some(Section { open: &["<tool_call>"], close: &["</tool_call>"] }),
         calls: FUNCTION_ELEMENTS,
         ..FORMAT
     },
@@ -222,7 +199,6 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         section: Some(Section {
             open: &["<tool_calls>", "<tool_calls:opensource>"],
             close: &["</tool_calls>", "</tool_calls:opensource>"],
-            optional: true,
         }),
         calls: &[
             Call {
@@ -674,9 +650,7 @@ const PARAMETERS: Parameters = Parameters {
 };
 
 const DEEPSEEK_SECTION: Option<Section> =
-    Some(Section {
-        open: &["<｜tool▁calls▁begin｜>"], close: &["<｜tool▁calls▁end｜>"], optional: true
-    });
+    Some(Section { open: &["<｜tool▁calls▁begin｜>"], close: &["<｜tool▁calls▁end｜>"] });
 
 /// DeepSeek's markup language. V4 also writes arguments as one JSON object.
 const DSML: &[Call] = &[
