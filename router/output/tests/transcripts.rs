@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use penstock_output::{
-    Answer, Parser, Start, Tool, of_template, reasoning_format, tool_format, tool_formats,
+    Answer, Parser, Start, Tool, of_template, reasoning_format, reasoning_formats, tool_format, tool_formats,
 };
 use serde_json::Value;
 
@@ -143,4 +143,24 @@ fn templates_choose_formats() {
         let found = (found_tool.map(|format| format.name), found_reasoning.map(|format| format.name));
         assert_eq!(found, (tool, reasoning), "{name}");
     }
+}
+
+#[test]
+fn the_documentation_names_every_format() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tool-calls.md");
+    let page = fs::read_to_string(page).expect("the page can be read");
+    let rows: Vec<(&str, Vec<&str>)> = page
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.split('|');
+            let name = cells.next()?.trim().strip_suffix('`')?;
+            Some((name, cells.next()?.split('`').skip(1).step_by(2).collect()))
+        })
+        .collect();
+    let tools = tool_formats().map(|format| (format.name, format.aliases));
+    let reasoning = reasoning_formats().map(|format| (format.name, format.aliases));
+    for (name, aliases) in tools.chain(reasoning) {
+        assert!(rows.iter().any(|row| *row == (name, aliases.to_vec())), "{name}, {aliases:?}");
+    }
+    assert_eq!(rows.len(), tool_formats().count() + reasoning_formats().count());
 }

@@ -338,3 +338,35 @@ fn every_format_takes_every_other_formats_answers() {
         }
     }
 }
+
+/// Markers and words in any order, with the markers of the format most of all.
+#[test]
+fn heaps_of_markers_lose_nothing() {
+    let tools = tools();
+    for (number, writer) in writers().iter().enumerate() {
+        let formats = formats_of(writer);
+        for seed in 0..answers() * 2 {
+            let mut random = Random((900_000_000 + number * 1_000_000 + seed) as u64);
+            let wanted = wanted(&mut random, writer);
+            let own = answer(writer, &wanted);
+            let characters: Vec<char> = own.chars().collect();
+            let mut text = String::new();
+            for _ in 0..random.below(25) {
+                match random.below(6) {
+                    0 => text.push_str(*random.of(MARKERS)),
+                    1 => text.push_str(&sentinel(&mut random)),
+                    2 => text.push_str(*random.of(&[" ", "\n", "\n\n", "  \n  "])),
+                    3 => text.extend(std::iter::repeat_n(' ', random.below(700))),
+                    _ if characters.is_empty() => {}
+                    _ => {
+                        let at = random.below(characters.len());
+                        let end = (at + 1 + random.below(40)).min(characters.len());
+                        text.extend(&characters[at..end]);
+                    }
+                }
+            }
+            let found = check_splits(formats, &tools, &text, &mut random, seed % 16 == 0);
+            assert_nothing_lost(&found, &text);
+        }
+    }
+}
