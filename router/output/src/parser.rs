@@ -411,7 +411,8 @@ impl Parser {
             Read::NoCall | Read::Ends => self.no_call(attempt, out),
             Read::Begins(name, given) => {
                 self.in_reasoning = false;
-                self.in_section |= attempt.through == Through::Section;
+                // Models leave out what opens a section, and close it all the same.
+                self.in_section |= tool.section.is_some();
                 self.edge = Edge::CallEnded;
                 self.begin(name, given, attempt, call, out);
             }

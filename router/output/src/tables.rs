@@ -95,11 +95,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["deepseekv3", "deepseek_r1"],
         signs: &[&["<｜tool▁calls▁begin｜>", "```json"]],
         section: DEEPSEEK_SECTION,
-        calls: &[Call {
-            open: &["<｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
-            close: &["```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"],
-            body: Body::Named(Name { ends: &["```json"], stops: &["{"], ..NAME }, Arguments::Json),
-        }],
+        calls: DEEPSEEK_CALLS,
         ..FORMAT
     },
     ToolFormat {
@@ -107,11 +103,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["deepseekv31", "deepseek_v3_1"],
         signs: &[&["<｜tool▁calls▁begin｜>"]],
         section: DEEPSEEK_SECTION,
-        calls: &[Call {
-            open: &["<｜tool▁call▁begin｜>"],
-            close: &["<｜tool▁call▁end｜>"],
-            body: Body::Named(Name { ends: &["<｜tool▁sep｜>"], ..NAME }, Arguments::Json),
-        }],
+        calls: DEEPSEEK_CALLS,
         ..FORMAT
     },
     ToolFormat {
@@ -651,6 +643,20 @@ const PARAMETERS: Parameters = Parameters {
 
 const DEEPSEEK_SECTION: Option<Section> =
     Some(Section { open: &["<｜tool▁calls▁begin｜>"], close: &["<｜tool▁calls▁end｜>"] });
+
+/// That of V3, and that of V3.1, which at times falls back to it.
+const DEEPSEEK_CALLS: &[Call] = &[
+    Call {
+        open: &["<｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
+        close: &["```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"],
+        body: Body::Named(Name { ends: &["```json"], stops: &["{"], ..NAME }, Arguments::Json),
+    },
+    Call {
+        open: &["<｜tool▁call▁begin｜>"],
+        close: &["<｜tool▁call▁end｜>"],
+        body: Body::Named(Name { ends: &["<｜tool▁sep｜>"], ..NAME }, Arguments::Json),
+    },
+];
 
 /// DeepSeek's markup language. V4 also writes arguments as one JSON object.
 const DSML: &[Call] = &[
