@@ -89,7 +89,7 @@ pub(crate) enum Arguments {
     Braces(&'static str),
 }
 
-/// One element for each argument. Its value ends at its own closing marker and at no other.
+/// One element for each argument. Its value ends at its own closing marker.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     pub(crate) open: &'static str,
@@ -101,6 +101,9 @@ pub(crate) struct Parameters {
     /// Stands between head and value, after white space.
     pub(crate) value_open: Option<&'static str>,
     pub(crate) closes: Closes,
+    /// Models leave the closing marker out. A value then ends before a line that begins the element of another argument
+    /// that the tool has, and before lines that close the call and its section.
+    pub(crate) may_stay_open: bool,
     /// What a value is when the schema does not say.
     pub(crate) unknown: Unknown,
 }

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! `formats` says what a format is made of, `tables` has them as data, `choice` finds a chat template's. `parser` goes
-//! through the text: it looks for markers, and lets `readers` find out whether a call begins. Arguments are passed on by
+//! through the text: it looks for markers (`marks`), and lets `readers` find out whether a call begins. Arguments are passed on by
 //! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` is
 //! GPT-OSS' format, which is made of channels instead. docs/tool-calls.md lists formats and rules.
 
@@ -29,6 +29,7 @@ mod choice;
 mod formats;
 mod harmony;
 mod json;
+mod marks;
 mod out;
 mod parameters;
 mod parser;

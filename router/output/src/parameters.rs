@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Tool;
 use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
 use crate::json::{push_quoted, push_text};
-use crate::readers::{MAX_NAME, closes};
+use crate::readers::MAX_NAME;
 use crate::schema::{self, Types};
 
 /// Bytes of a value that is held. A longer one is passed on as a text.
@@ -41,9 +41,9 @@ enum Stage {
     Head(usize),
     /// The head is complete, and the value's own marker is missing.
     Opening(Head, usize),
-    Text(Vec<String>),
+    Text(Ends),
     /// A value that is held; what was looked at.
-    Held(Form, Vec<String>, usize),
+    Held(Form, Ends, usize),
 }
 
 #[derive(Debug)]
@@ -58,6 +58,14 @@ struct Form {
     key: String,
     types: Types,
     forced: bool,
+}
+
+/// What ends a value.
+#[derive(Debug, Default)]
+struct Ends {
+    /// The first are the element's own, and the others belong to what follows.
+    markers: Vec<String>,
+    own: usize,
 }
 
 /// What one step made of the text.
@@ -102,7 +110,7 @@ impl ParameterStream {
                             Step::Read(0)
                         }
                         Some(head) => {
-                            self.begin(head, json);
+                            self.begin(head, around, json);
                             Step::Read(end + bytes)
                         }
                     },
@@ -117,7 +125,7 @@ impl ParameterStream {
                     _ if begin - *at > MAX_HEAD => self.give_up(),
                     Seen::Found(bytes, ()) => {
                         let head = Head { key: std::mem::take(&mut head.key), is_text: head.is_text };
-                        self.begin(head, json);
+                        self.begin(head, around, json);
                         Step::Read(begin + bytes)
                     }
                     Seen::Partly => Step::NotYet,
@@ -125,9 +133,8 @@ impl ParameterStream {
                     Seen::Nothing => self.give_up(),
                 }
             }
-            Stage::Text(closes) => {
-                let markers: Vec<&str> = closes.iter().map(String::as_str).collect();
-                let (end, found) = find(&markers, text, 0, over);
+            Stage::Text(ends) => {
+                let (end, found) = ends.find(text, 0, over);
                 push_text(json, &text[..end]);
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -139,11 +146,10 @@ impl ParameterStream {
                     _ => Step::NotYet,
                 }
             }
-            Stage::Held(form, closes, at) => {
+            Stage::Held(form, ends, at) => {
                 let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
-                let markers: Vec<&str> = closes.iter().map(String::as_str).collect();
                 let limit = at_most(text, MAX_VALUE);
-                let (end, found) = find(&markers, &text[..limit], *at, over && limit == text.len());
+                let (end, found) = ends.find(&text[..limit], *at, over && limit == text.len());
                 *at = end;
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -153,12 +159,12 @@ impl ParameterStream {
                     }
                     _ if limit < text.len() => {
                         json.push('"');
-                        self.stage = Stage::Text(std::mem::take(closes));
+                        self.stage = Stage::Text(std::mem::take(ends));
                         Step::Read(0)
                     }
                     _ if over => {
                         json.push_str(&form.json(text, self.parameters, schema));
-                        self.stage = Stage::Text(Vec::new());
+                        self.stage = Stage::Text(Ends::default());
                         Step::Read(text.len())
                     }
                     _ => Step::NotYet,
@@ -235,13 +241,29 @@ impl ParameterStream {
         (!head.key.is_empty()).then_some(head)
     }
 
-    fn begin(&mut self, head: Head, json: &mut String) {
+    fn ends(&self, key: &str, around: &Around) -> Ends {
+        let mut markers: Vec<String> = match self.parameters.closes {
+            Closes::Markers(markers) => markers.iter().map(|&marker| marker.to_owned()).collect(),
+            Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
+        };
+        let own = markers.len();
+        if self.parameters.may_stay_open {
+            let keys = self.schema().get("properties").and_then(Value::as_object).into_iter().flatten();
+            let (open, head_end) = (self.parameters.open, self.parameters.head_ends.last().unwrap_or(&""));
+            markers.extend(keys.map(|(key, _)| format!("\n{open}{key}{head_end}")));
+            let closes = around.beyond.iter().filter(|marker| marker.starts_with("</"));
+            markers.extend(closes.map(|close| format!("\n{}\n{close}", around.close.concat())));
+        }
+        Ends { markers, own }
+    }
+
+    fn begin(&mut self, head: Head, around: &Around, json: &mut String) {
         json.push_str(if self.is_first { "{" } else { ", " });
         self.is_first = false;
         self.in_content = false;
         push_quoted(json, &head.key);
         json.push_str(": ");
-        let closes = closes(self.parameters, &head.key);
+        let ends = self.ends(&head.key, around);
         let types = Types::of(self.schema(), &head.key);
         let may_nest = matches!(self.parameters.closes, Closes::Key(..));
         let is_text = head.is_text.unwrap_or_else(|| {
@@ -249,11 +271,24 @@ impl ParameterStream {
         });
         self.stage = if is_text {
             json.push('"');
-            Stage::Text(closes)
+            Stage::Text(ends)
         } else {
             let forced = head.is_text == Some(false);
-            Stage::Held(Form { key: head.key, types, forced }, closes, 0)
+            Stage::Held(Form { key: head.key, types, forced }, ends, 0)
         };
+    }
+}
+
+impl Ends {
+    /// The end of the value, with the bytes of the marker to pass.
+    fn find(&self, text: &str, from: usize, over: bool) -> (usize, Seen<()>) {
+        let markers: Vec<&str> = self.markers.iter().map(String::as_str).collect();
+        let (end, found) = find(&markers, text, from, over);
+        let is_own = matches!(seen(&markers[..self.own], text, end, over), Seen::Found(..));
+        match found {
+            Seen::Found(..) if !is_own => (end, Seen::Found(0, ())),
+            _ => (end, found),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::formats::{Body, Call, ReasoningFormat, Seen, ToolFormat, after_space, at_most, find, seen};
 use crate::harmony::Harmony;
 use crate::json::{self, Copied, Scanner};
+use crate::marks::{IN_REASONING, IN_SECTION, Mark, Marks, OUTSIDE, marks};
 use crate::out::Out;
 use crate::parameters::{Around, ParameterStream, Step};
 use crate::readers::{EnvelopeReader, Given, NamedReader, PythonReader, Read, Reader, View, begins_name};
@@ -107,27 +108,6 @@ enum List {
     Open,
     Closed,
 }
-
-/// Markers to look for in one kind of text.
-#[derive(Debug, Default)]
-struct Marks {
-    marks: Vec<(&'static str, Mark)>,
-    first_bytes: Vec<u8>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Mark {
-    Silent,
-    CloseReasoning,
-    OpenSection,
-    CloseSection,
-    /// The call of this number.
-    Open(usize),
-}
-
-const OUTSIDE: usize = 0;
-const IN_SECTION: usize = 1;
-const IN_REASONING: usize = 2;
 
 enum Flow {
     /// Something was done; there may be more to do.
@@ -233,7 +213,7 @@ impl Parser {
         self.start += bytes;
     }
 
-    fn drop(&mut self, bytes: usize) {
+    fn skip(&mut self, bytes: usize) {
         self.start += bytes;
     }
 
@@ -267,7 +247,7 @@ impl Parser {
             Seen::Partly | Seen::Nothing => {
                 self.give(end - space, out);
                 if self.is_over {
-                    self.drop(space);
+                    self.skip(space);
                 }
                 Flow::Wait
             }
@@ -289,14 +269,14 @@ impl Parser {
             }
             match self.edge {
                 Edge::Start => self.give(space, out),
-                _ => self.drop(space),
+                _ => self.skip(space),
             }
             return Flow::Wait;
         }
         if let Some(reasoning) = self.reasoning {
             match seen(reasoning.open, held, space, self.is_over) {
                 Seen::Found(bytes, ()) => {
-                    self.drop(space + bytes);
+                    self.skip(space + bytes);
                     self.in_reasoning = true;
                     self.edge = Edge::ReasoningOpened;
                     return Flow::On;
@@ -308,7 +288,7 @@ impl Parser {
                 // The template of a model that was told not to think may have left this to it.
                 match seen(reasoning.close, held, space, self.is_over) {
                     Seen::Found(bytes, ()) => {
-                        self.drop(space + bytes);
+                        self.skip(space + bytes);
                         self.edge = Edge::ReasoningClosed;
                         return Flow::On;
                     }
@@ -339,7 +319,7 @@ impl Parser {
     /// Text begins after this much white space.
     fn leave_edge(&mut self, space: usize, out: &mut Out) {
         match self.edge {
-            Edge::ReasoningOpened | Edge::ReasoningClosed => self.drop(space),
+            Edge::ReasoningOpened | Edge::ReasoningClosed => self.skip(space),
             _ => self.give(space, out),
         }
         self.edge = Edge::None;
@@ -347,14 +327,14 @@ impl Parser {
 
     fn mark(&mut self, space: usize, bytes: usize, mark: Mark) {
         match mark {
-            Mark::Silent => self.drop(space + bytes),
+            Mark::Silent => self.skip(space + bytes),
             Mark::CloseReasoning => {
-                self.drop(space + bytes);
+                self.skip(space + bytes);
                 self.in_reasoning = false;
                 self.edge = Edge::ReasoningClosed;
             }
             Mark::CloseSection => {
-                self.drop(space + bytes);
+                self.skip(space + bytes);
                 self.in_section = false;
                 self.edge = Edge::CallEnded;
             }
@@ -364,8 +344,9 @@ impl Parser {
                     Mark::Open(which) => (which, Through::Call),
                     _ => (0, Through::Section),
                 };
-                if let Some(attempt) = self.attempt(from, &marker, space + bytes, through) {
-                    self.state = State::Reading(attempt);
+                match self.attempt(from, &marker, space + bytes, through) {
+                    Some(attempt) => self.state = State::Reading(attempt),
+                    None => self.skip(space + bytes),
                 }
             }
         }
@@ -423,7 +404,7 @@ impl Parser {
     fn begin(&mut self, name: String, given: Given, attempt: Attempt, call: &'static Call, out: &mut Out) {
         let index = self.calls;
         self.calls += 1;
-        self.drop(attempt.at);
+        self.skip(attempt.at);
         let list = if attempt.reader.in_list() { List::Open } else { List::None };
         self.state = match given {
             Given::Json => {
@@ -481,7 +462,7 @@ impl Parser {
         out.arguments(index, &json);
         match copied {
             Copied::All(bytes) => {
-                self.drop(bytes);
+                self.skip(bytes);
                 self.state = match after {
                     After::Envelope(reader, call) => State::Rest(reader, 0, call),
                     After::Named(call) => {
@@ -492,14 +473,14 @@ impl Parser {
                 Flow::On
             }
             Copied::Wrong(bytes) => {
-                self.drop(bytes);
+                self.skip(bytes);
                 self.state = match after {
                     After::Envelope(_, call) | After::Named(call) => State::Broken(call),
                 };
                 Flow::On
             }
             Copied::Some(bytes) => {
-                self.drop(bytes);
+                self.skip(bytes);
                 if self.is_over {
                     out.arguments(index, &self.text[self.start..]);
                     self.start = self.text.len();
@@ -527,10 +508,10 @@ impl Parser {
         let (end, found) = find(&markers, self.held(), 0, self.is_over);
         out.arguments(index, &self.held()[..end]);
         let closes = matches!(seen(call.close, self.held(), end, self.is_over), Seen::Found(..));
-        self.drop(end);
+        self.skip(end);
         match found {
             Seen::Found(bytes, ()) => {
-                self.drop(if closes { bytes } else { 0 });
+                self.skip(if closes { bytes } else { 0 });
                 out.ends(index, false);
                 self.edge = Edge::CallEnded;
                 Flow::On
@@ -554,13 +535,13 @@ impl Parser {
         let step = stream.step(self.held(), self.is_over, &around, &mut json);
         out.arguments(index, &json);
         match step {
-            Step::Read(bytes) => self.drop(bytes),
+            Step::Read(bytes) => self.skip(bytes),
             Step::Content(bytes) => {
                 out.content(&self.text[self.start..self.start + bytes]);
-                self.drop(bytes);
+                self.skip(bytes);
             }
             Step::Ends(bytes) => {
-                self.drop(bytes);
+                self.skip(bytes);
                 out.ends(index, true);
                 self.edge = Edge::CallEnded;
                 return Flow::On;
@@ -596,7 +577,7 @@ impl Parser {
                 return Flow::Wait;
             }
             Read::Ends => {
-                self.drop(at);
+                self.skip(at);
                 let list = if reader.in_list() { List::Open } else { List::None };
                 self.state = State::Ended { call, list };
             }
@@ -616,7 +597,7 @@ impl Parser {
         if at <= MAX_SPACE {
             match seen(call.close, held, at, is_over) {
                 Seen::Found(bytes, ()) => {
-                    self.drop(at + bytes);
+                    self.skip(at + bytes);
                     return Flow::On;
                 }
                 Seen::Partly => {
@@ -632,7 +613,7 @@ impl Parser {
         }
         match held.as_bytes().get(at) {
             Some(b']') if list == List::Open => {
-                self.drop(at + 1);
+                self.skip(at + 1);
                 self.state = wait(call, List::Closed);
                 return Flow::On;
             }
@@ -666,75 +647,4 @@ impl Parser {
             }
         }
     }
-}
-
-impl Marks {
-    fn new(mut marks: Vec<(&'static str, Mark)>) -> Self {
-        marks.retain(|(marker, _)| !marker.is_empty());
-        // Of two markers of which one begins with the other, the longer one is looked for first.
-        marks.sort_by_key(|(marker, _)| std::cmp::Reverse(marker.len()));
-        let mut first_bytes: Vec<u8> = marks.iter().map(|(marker, _)| marker.as_bytes()[0]).collect();
-        first_bytes.sort_unstable();
-        first_bytes.dedup();
-        Self { marks, first_bytes }
-    }
-
-    fn at(&self, text: &str, at: usize, over: bool) -> Seen<Mark> {
-        for (marker, mark) in &self.marks {
-            match seen(&[marker], text, at, over) {
-                Seen::Found(bytes, ()) => return Seen::Found(bytes, *mark),
-                Seen::Partly => return Seen::Partly,
-                Seen::Nothing => {}
-            }
-        }
-        Seen::Nothing
-    }
-
-    fn find(&self, text: &str, over: bool) -> (usize, Seen<Mark>) {
-        for (at, byte) in text.bytes().enumerate() {
-            if self.first_bytes.contains(&byte) {
-                match self.at(text, at, over) {
-                    Seen::Nothing => {}
-                    seen => return (at, seen),
-                }
-            }
-        }
-        (text.len(), Seen::Nothing)
-    }
-}
-
-fn marks(tool: Option<&'static ToolFormat>, reasoning: Option<&'static ReasoningFormat>) -> [Marks; 3] {
-    let silent = tool
-        .map_or(&[][..], |tool| tool.silent)
-        .iter()
-        .chain(reasoning.map_or(&[][..], |format| format.silent));
-    let silent: Vec<_> = silent.map(|&marker| (marker, Mark::Silent)).collect();
-    let (mut sections, mut closes, mut opens) = (Vec::new(), Vec::new(), Vec::new());
-    if let Some(tool) = tool {
-        if let Some(section) = &tool.section {
-            sections.extend(section.open.iter().map(|&marker| (marker, Mark::OpenSection)));
-            closes.extend(section.close.iter().map(|&marker| (marker, Mark::CloseSection)));
-        }
-        for (which, call) in tool.calls.iter().enumerate() {
-            for &marker in call.open {
-                if !opens.iter().any(|(other, _)| *other == marker) {
-                    opens.push((marker, Mark::Open(which)));
-                }
-            }
-        }
-    }
-    let begins = [sections, opens].concat();
-    let mut in_reasoning: Vec<_> = reasoning
-        .map_or(&[][..], |format| format.close)
-        .iter()
-        .map(|&marker| (marker, Mark::CloseReasoning))
-        .collect();
-    if reasoning.is_some_and(|format| format.ends_at_call) {
-        in_reasoning.extend(begins.clone());
-    }
-    [
-        Marks::new([silent.clone(), begins.clone()].concat()),
-        Marks::new([silent, begins, closes].concat()),
-        Marks::new(in_reasoning),
-    ]
 }

@@ -5,7 +5,7 @@
 //! of the text can still become content.
 
 use crate::formats::{
-    Arguments, Call, Closes, Envelope, Name, Parameters, Seen, after_space, at_most, attributes, find, seen,
+    Arguments, Call, Envelope, Name, Parameters, Seen, after_space, at_most, attributes, find, seen,
 };
 use crate::json::{self, Scan, Scanner};
 use crate::python::{self, CallEnd, End};
@@ -530,12 +530,4 @@ impl PythonReader {
 
 pub(crate) fn begins_name(character: char) -> bool {
     character.is_alphabetic() || character == '_' || character == '.'
-}
-
-/// The markers that end a parameter's value.
-pub(crate) fn closes(parameters: &Parameters, key: &str) -> Vec<String> {
-    match parameters.closes {
-        Closes::Markers(markers) => markers.iter().map(|&marker| marker.to_owned()).collect(),
-        Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
-    }
 }

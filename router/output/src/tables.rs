@@ -638,6 +638,7 @@ const PARAMETERS: Parameters = Parameters {
     kind: None,
     value_open: None,
     closes: Closes::Markers(&[]),
+    may_stay_open: false,
     unknown: Unknown::Text,
 };
 
@@ -692,6 +693,7 @@ const FUNCTION_ELEMENTS: &[Call] = &[Call {
             open: "<parameter=",
             head_ends: &[">\n", ">"],
             closes: Closes::Markers(&["\n</parameter>", "</parameter>"]),
+            may_stay_open: true,
             ..PARAMETERS
         }),
     ),

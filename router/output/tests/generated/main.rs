@@ -353,9 +353,9 @@ fn heaps_of_markers_lose_nothing() {
             let mut text = String::new();
             for _ in 0..random.below(25) {
                 match random.below(6) {
-                    0 => text.push_str(*random.of(MARKERS)),
+                    0 => text += *random.of(MARKERS),
                     1 => text.push_str(&sentinel(&mut random)),
-                    2 => text.push_str(*random.of(&[" ", "\n", "\n\n", "  \n  "])),
+                    2 => text += *random.of(&[" ", "\n", "\n\n", "  \n  "]),
                     3 => text.extend(std::iter::repeat_n(' ', random.below(700))),
                     _ if characters.is_empty() => {}
                     _ => {
