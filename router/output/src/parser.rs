@@ -355,10 +355,14 @@ impl Parser {
     /// The first way to read a call that this marker opens, of those from number `from` on.
     fn attempt(&self, from: usize, marker: &str, opened: usize, through: Through) -> Option<Attempt> {
         let calls = self.tool.map_or(&[][..], |tool| tool.calls);
-        let (which, call) = calls.iter().enumerate().skip(from).find(|(_, call)| match through {
-            Through::Section => matches!(call.body, Body::Named(..)),
-            _ => call.open.contains(&marker),
-        })?;
+        // Without a marker only a list is taken for Python: words before a parenthesis are prose.
+        let is_list = self.held()[opened..].starts_with('[');
+        let (which, call) =
+            calls.iter().enumerate().skip(from).find(|(_, call)| match (through, &call.body) {
+                (Through::Section, body) => matches!(body, Body::Named(..)),
+                (_, Body::Python) if marker.is_empty() && !is_list => false,
+                _ => call.open.contains(&marker),
+            })?;
         let reader = match &call.body {
             Body::Envelope(envelope) => Reader::Envelope(EnvelopeReader::new(envelope, false)),
             Body::Named(name, arguments) => {
@@ -367,10 +371,6 @@ impl Parser {
             Body::Python => Reader::Python(PythonReader::new(false, true)),
             Body::Harmony => return None,
         };
-        // Without a marker only a list is taken for Python: words before a parenthesis are prose.
-        if marker.is_empty() && matches!(call.body, Body::Python) && !self.held()[opened..].starts_with('[') {
-            return None;
-        }
         Some(Attempt { which, reader, opened, at: opened, through })
     }
 

@@ -419,9 +419,16 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         name: "pythonic",
         aliases: &["llama3_pythonic", "llama4_pythonic", "llama_pythonic"],
         signs: &[&["<|python_start|>"], &["func_name1("], &["<|start_header_id|>", ".name + \"(\""]],
+        // Llama 4's own template asks for JSON.
         calls: &[
             Call { open: &["<|python_start|>"], close: &["<|python_end|>"], body: Body::Python },
+            Call { open: &["<|python_start|>"], close: &["<|python_end|>"], body: Body::Envelope(ENVELOPE) },
             Call { open: &["<|python_tag|>", ""], close: &[], body: Body::Python },
+            Call {
+                open: &["<|python_tag|>", ""],
+                close: &[],
+                body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
+            },
         ],
         ..FORMAT
     },
