@@ -83,6 +83,8 @@ struct Attempt {
     /// The text looked at before the reader: white space and the marker.
     opened: usize,
     at: usize,
+    /// How far readers of other kinds of call had come that gave up.
+    furthest: usize,
     /// The call's own marker, or that of the section, was seen.
     through: Through,
 }
@@ -371,7 +373,7 @@ impl Parser {
             Body::Python => Reader::Python(PythonReader::new(false, true)),
             Body::Harmony => return None,
         };
-        Some(Attempt { which, reader, opened, at: opened, through })
+        Some(Attempt { which, reader, opened, at: opened, furthest: opened, through })
     }
 
     fn reading(&mut self, mut attempt: Attempt, out: &mut Out) -> Flow {
@@ -437,14 +439,16 @@ impl Parser {
         if attempt.through != Through::List {
             let space = after_space(self.held(), 0).min(attempt.opened);
             let marker = self.held()[space..attempt.opened].to_owned();
-            if let Some(next) = self.attempt(attempt.which + 1, &marker, attempt.opened, attempt.through) {
+            if let Some(mut next) = self.attempt(attempt.which + 1, &marker, attempt.opened, attempt.through)
+            {
+                next.furthest = attempt.at.max(attempt.furthest);
                 self.state = State::Reading(next);
                 return;
             }
         }
         let space = after_space(self.held(), 0).min(attempt.opened);
         self.leave_edge(space, out);
-        let (opened, read) = (attempt.opened - space, attempt.at.max(attempt.opened) - space);
+        let (opened, read) = (attempt.opened - space, attempt.at.max(attempt.furthest) - space);
         if read > MAX_AGAIN {
             self.give(read, out);
         } else if opened > 0 && attempt.through != Through::List {
@@ -640,7 +644,8 @@ impl Parser {
                 let which =
                     self.tool.and_then(|tool| tool.calls.iter().position(|other| std::ptr::eq(other, call)));
                 if let Some(which) = which {
-                    let attempt = Attempt { which, reader, opened: at, at, through: Through::List };
+                    let attempt =
+                        Attempt { which, reader, opened: at, at, furthest: at, through: Through::List };
                     self.state = State::Reading(attempt);
                 }
                 Flow::On
