@@ -18,6 +18,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv),.cache/uv/bin/uv)
 
+# The cases of MaskBench, where they are: tests and `make bench` use them.
+export PENSTOCK_SCHEMAS ?= $(wildcard ../shared/schemas/cases.jsonl)
+
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find launcher router proto -name '*.rs' -o -name '*.proto' -o -name 'Cargo.toml' -o -path '*/page/*')
 
@@ -158,7 +161,8 @@ bench: install ## the measurements of benchmarks/RESULTS.md
 	cargo bench --locked -p penstock-core --bench scheduler
 	cargo bench --locked -p penstock-core --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
 	cargo bench --locked -p penstock-router --bench streaming
-	for script in start prefix throughput recovery prompts long_prompts; do $(BIN)/python benchmarks/$$script.py; done
+	for script in start prefix throughput structured recovery prompts long_prompts; do $(BIN)/python benchmarks/$$script.py; done
+	if [ -f "$$PENSTOCK_SCHEMAS" ]; then cargo run --release --locked --example maskbench -- "$$PENSTOCK_SCHEMAS"; fi
 
 .PHONY: soak
 soak: install ## half an hour of good and hostile traffic with kills; memory, descriptors and latencies stay

@@ -1,0 +1,390 @@
+//! Arguments that are elements, `<parameter=city>Paris</parameter>`, as a JSON object that grows with the text.
+//!
+//! Texts are passed on while they come. A value of another type by the schema is held until it ends, because only then
+//! is it known whether it is of that type.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::Tool;
+use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
+use crate::json::{push_quoted, push_text};
+use crate::readers::MAX_NAME;
+use crate::schema::{self, Types};
+
+/// Bytes of a value that is held. A longer one is passed on as a text.
+const MAX_VALUE: usize = 1 << 20;
+
+/// Bytes of an element's head: its marker, the key, attributes.
+const MAX_HEAD: usize = 2 * MAX_NAME;
+
+/// Elements within each other in one value.
+const MAX_DEPTH: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct ParameterStream {
+    parameters: &'static Parameters,
+    tools: Arc<[Tool]>,
+    /// The tool that is called; none where any name will do.
+    tool: Option<usize>,
+    is_first: bool,
+    /// What was read last is content, and white space after it as well.
+    in_content: bool,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Between,
+    /// From an element's marker on; what was looked at.
+    Head(usize),
+    /// The head is complete, and the value's own marker is missing.
+    Opening(Head, usize),
+    Text(Ends),
+    /// A value that is held; what was looked at.
+    Held(Form, Ends, usize),
+}
+
+#[derive(Debug)]
+struct Head {
+    key: String,
+    /// What the element says of its value.
+    is_text: Option<bool>,
+}
+
+#[derive(Debug)]
+struct Form {
+    key: String,
+    types: Types,
+    forced: bool,
+}
+
+/// What ends a value.
+#[derive(Debug, Default)]
+struct Ends {
+    /// The first are the element's own, and the others belong to what follows.
+    markers: Vec<String>,
+    own: usize,
+}
+
+/// What one step made of the text.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Step {
+    /// This many bytes were read, and there may be more to do.
+    Read(usize),
+    /// This many bytes are no arguments.
+    Content(usize),
+    NotYet,
+    /// The call has ended; this many bytes were its closing marker.
+    Ends(usize),
+}
+
+/// What may follow the last element.
+pub(crate) struct Around<'a> {
+    pub(crate) close: &'a [&'a str],
+    /// End the call too, and are not part of it.
+    pub(crate) beyond: &'a [&'a str],
+}
+
+impl ParameterStream {
+    pub(crate) fn new(parameters: &'static Parameters, tools: Arc<[Tool]>, tool: Option<usize>) -> Self {
+        Self { parameters, tools, tool, is_first: true, in_content: false, stage: Stage::Between }
+    }
+
+    /// `text` begins where the last step had read to. JSON is appended to `json`.
+    pub(crate) fn step(&mut self, text: &str, over: bool, around: &Around, json: &mut String) -> Step {
+        match &mut self.stage {
+            Stage::Between => self.between(text, over, around, json),
+            Stage::Head(at) => {
+                let limit = at_most(text, 2 * MAX_HEAD);
+                let (end, found) =
+                    find(self.parameters.head_ends, &text[..limit], *at, over && limit == text.len());
+                *at = end;
+                match found {
+                    _ if end > MAX_HEAD => self.give_up(),
+                    Seen::Found(bytes, ()) => match self.head(&text[self.parameters.open.len()..end]) {
+                        None => self.give_up(),
+                        Some(head) if self.parameters.value_open.is_some() => {
+                            self.stage = Stage::Opening(head, end + bytes);
+                            Step::Read(0)
+                        }
+                        Some(head) => {
+                            self.begin(head, around, json);
+                            Step::Read(end + bytes)
+                        }
+                    },
+                    _ if over => self.give_up(),
+                    _ => Step::NotYet,
+                }
+            }
+            Stage::Opening(head, at) => {
+                let begin = after_space(text, *at);
+                let open = self.parameters.value_open.unwrap_or_default();
+                match seen(&[open], text, begin, over) {
+                    _ if begin - *at > MAX_HEAD => self.give_up(),
+                    Seen::Found(bytes, ()) => {
+                        let head = Head { key: std::mem::take(&mut head.key), is_text: head.is_text };
+                        self.begin(head, around, json);
+                        Step::Read(begin + bytes)
+                    }
+                    Seen::Partly => Step::NotYet,
+                    Seen::Nothing if begin == text.len() && !over => Step::NotYet,
+                    Seen::Nothing => self.give_up(),
+                }
+            }
+            Stage::Text(ends) => {
+                let (end, found) = ends.find(text, 0, over);
+                push_text(json, &text[..end]);
+                match found {
+                    Seen::Found(bytes, ()) => {
+                        json.push('"');
+                        self.stage = Stage::Between;
+                        Step::Read(end + bytes)
+                    }
+                    _ if end > 0 => Step::Read(end),
+                    _ => Step::NotYet,
+                }
+            }
+            Stage::Held(form, ends, at) => {
+                let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
+                let limit = at_most(text, MAX_VALUE);
+                let (end, found) = ends.find(&text[..limit], *at, over && limit == text.len());
+                *at = end;
+                match found {
+                    Seen::Found(bytes, ()) => {
+                        json.push_str(&form.json(&text[..end], self.parameters, schema));
+                        self.stage = Stage::Between;
+                        Step::Read(end + bytes)
+                    }
+                    _ if limit < text.len() => {
+                        json.push('"');
+                        self.stage = Stage::Text(std::mem::take(ends));
+                        Step::Read(0)
+                    }
+                    _ if over => {
+                        json.push_str(&form.json(text, self.parameters, schema));
+                        self.stage = Stage::Text(Ends::default());
+                        Step::Read(text.len())
+                    }
+                    _ => Step::NotYet,
+                }
+            }
+        }
+    }
+
+    /// The called tool's JSON schema.
+    fn schema(&self) -> &Value {
+        self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters)
+    }
+
+    fn between(&mut self, text: &str, over: bool, around: &Around, json: &mut String) -> Step {
+        let begin = after_space(text, 0);
+        if begin > 0 && !self.in_content {
+            return Step::Read(begin);
+        }
+        if text.is_empty() {
+            return Step::NotYet;
+        }
+        let open = [self.parameters.open];
+        for (markers, is_close) in [(around.close, true), (around.beyond, false)] {
+            match seen(markers, text, 0, over) {
+                Seen::Found(bytes, ()) => {
+                    json.push_str(if self.is_first { "{}" } else { "}" });
+                    return Step::Ends(if is_close { bytes } else { 0 });
+                }
+                Seen::Partly => return Step::NotYet,
+                Seen::Nothing => {}
+            }
+        }
+        match seen(&open, text, 0, over) {
+            Seen::Found(bytes, ()) => {
+                self.stage = Stage::Head(bytes);
+                return Step::Read(0);
+            }
+            Seen::Partly => return Step::NotYet,
+            Seen::Nothing => {}
+        }
+        let markers: Vec<&str> = [around.close, around.beyond, &open].concat();
+        let first = text.chars().next().map_or(1, char::len_utf8);
+        self.in_content = true;
+        Step::Content(find(&markers, text, first, over).0)
+    }
+
+    /// What looked like an element is none: its marker is content, and what follows is looked at again.
+    fn give_up(&mut self) -> Step {
+        self.stage = Stage::Between;
+        self.in_content = true;
+        Step::Content(self.parameters.open.len())
+    }
+
+    fn head(&self, head: &str) -> Option<Head> {
+        let Some(key) = self.parameters.key else {
+            let key = head.trim();
+            return (!key.is_empty()).then(|| Head { key: key.to_owned(), is_text: None });
+        };
+        let kind = self.parameters.kind;
+        let attributes = match kind {
+            Some((kind, _)) => attributes(head, &[key, kind])?,
+            None => attributes(head, &[key])?,
+        };
+        let mut head = Head { key: String::new(), is_text: None };
+        for (name, value) in attributes {
+            match kind {
+                _ if name == key => head.key = value,
+                Some((_, text)) if value.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+                    head.is_text = Some(value == text);
+                }
+                _ => return None,
+            }
+        }
+        (!head.key.is_empty()).then_some(head)
+    }
+
+    fn ends(&self, key: &str, around: &Around) -> Ends {
+        let mut markers: Vec<String> = match self.parameters.closes {
+            Closes::Markers(markers) => markers.iter().map(|&marker| marker.to_owned()).collect(),
+            Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
+        };
+        let own = markers.len();
+        if self.parameters.may_stay_open {
+            let keys = self.schema().get("properties").and_then(Value::as_object).into_iter().flatten();
+            let (open, head_end) = (self.parameters.open, self.parameters.head_ends.last().unwrap_or(&""));
+            markers.extend(keys.map(|(key, _)| format!("\n{open}{key}{head_end}")));
+            let closes = around.beyond.iter().filter(|marker| marker.starts_with("</"));
+            markers.extend(closes.map(|close| format!("\n{}\n{close}", around.close.concat())));
+        }
+        Ends { markers, own }
+    }
+
+    fn begin(&mut self, head: Head, around: &Around, json: &mut String) {
+        json.push_str(if self.is_first { "{" } else { ", " });
+        self.is_first = false;
+        self.in_content = false;
+        push_quoted(json, &head.key);
+        json.push_str(": ");
+        let ends = self.ends(&head.key, around);
+        let types = Types::of(self.schema(), &head.key);
+        let may_nest = matches!(self.parameters.closes, Closes::Key(..));
+        let is_text = head.is_text.unwrap_or_else(|| {
+            types.only_text() || (types.unknown() && self.parameters.unknown == Unknown::Text && !may_nest)
+        });
+        self.stage = if is_text {
+            json.push('"');
+            Stage::Text(ends)
+        } else {
+            let forced = head.is_text == Some(false);
+            Stage::Held(Form { key: head.key, types, forced }, ends, 0)
+        };
+    }
+}
+
+impl Ends {
+    /// The end of the value, with the bytes of the marker to pass.
+    fn find(&self, text: &str, from: usize, over: bool) -> (usize, Seen<()>) {
+        let markers: Vec<&str> = self.markers.iter().map(String::as_str).collect();
+        let (end, found) = find(&markers, text, from, over);
+        let is_own = matches!(seen(&markers[..self.own], text, end, over), Seen::Found(..));
+        match found {
+            Seen::Found(..) if !is_own => (end, Seen::Found(0, ())),
+            _ => (end, found),
+        }
+    }
+}
+
+impl Form {
+    fn json(&self, text: &str, parameters: &Parameters, root: &Value) -> String {
+        if let Closes::Key(close, end) = parameters.closes {
+            let elements = Elements { open: parameters.open, close, end, root };
+            let schema = schema::property(root, root, &self.key, 0);
+            if let Some(json) = elements.json(text, schema, 0) {
+                return json;
+            }
+        }
+        if (self.forced || (self.types.unknown() && parameters.unknown == Unknown::Json))
+            && let Some(value) = crate::json::value(text)
+        {
+            return value.to_owned();
+        }
+        self.types.json(text)
+    }
+}
+
+/// MiniMax M3's values: elements named by their keys, which may hold elements again.
+struct Elements<'a> {
+    open: &'a str,
+    close: &'a str,
+    end: &'a str,
+    root: &'a Value,
+}
+
+impl<'a> Elements<'a> {
+    /// None when the text is not made of elements.
+    fn json(&self, text: &str, schema: Option<&'a Value>, depth: usize) -> Option<String> {
+        if depth > MAX_DEPTH || !text.trim_start().starts_with(self.open) {
+            return None;
+        }
+        let mut rest = text;
+        let mut elements = Vec::new();
+        loop {
+            rest = rest.trim_start();
+            if rest.is_empty() {
+                break;
+            }
+            let (tag, after) = rest.strip_prefix(self.open)?.split_once(self.end)?;
+            if tag.is_empty() || tag.starts_with('/') {
+                return None;
+            }
+            let (inside, after) = self.inside(tag, after)?;
+            elements.push((tag, inside));
+            rest = after;
+        }
+        let is_list = elements.iter().all(|(tag, _)| *tag == "item")
+            && schema.is_none_or(|schema| schema.get("properties").is_none());
+        let mut json = String::from(if is_list { "[" } else { "{" });
+        for (at, (tag, inside)) in elements.into_iter().enumerate() {
+            if at > 0 {
+                json.push_str(", ");
+            }
+            let schema = match (is_list, schema) {
+                (true, Some(schema)) => schema::items(self.root, schema),
+                (false, Some(schema)) => schema::property(self.root, schema, tag, 0),
+                (_, None) => None,
+            };
+            if !is_list {
+                push_quoted(&mut json, tag);
+                json.push_str(": ");
+            }
+            match self.json(inside, schema, depth + 1) {
+                Some(nested) => json.push_str(&nested),
+                None => {
+                    let types = schema.map(|schema| Types::of_schema(self.root, schema)).unwrap_or_default();
+                    json.push_str(&types.json(inside));
+                }
+            }
+        }
+        json.push(if is_list { ']' } else { '}' });
+        Some(json)
+    }
+
+    /// What stands before the element's closing marker, and after it. Elements of the same name may be inside.
+    fn inside<'t>(&self, tag: &str, text: &'t str) -> Option<(&'t str, &'t str)> {
+        let open = format!("{}{tag}{}", self.open, self.end);
+        let close = format!("{}{tag}{}", self.close, self.end);
+        let (mut depth, mut at) = (0, 0);
+        loop {
+            let end = at + text[at..].find(&close)?;
+            match text[at..end].find(&open) {
+                Some(begin) => {
+                    depth += 1;
+                    at += begin + open.len();
+                }
+                None if depth == 0 => return Some((&text[..end], &text[end + close.len()..])),
+                None => {
+                    depth -= 1;
+                    at = end + close.len();
+                }
+            }
+        }
+    }
+}
