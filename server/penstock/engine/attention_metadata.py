@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import CONTINUE, I64, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
+from penstock.engine.plan import CONTINUE, I64, MASKED, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.config import Window
 
@@ -138,8 +138,9 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
 
 
 def is_steady(plan: Plan) -> bool:
-    """Whether every row continues and samples, and nothing else happens: most steps of a busy server."""
-    return plan.starts is None and not len(plan.released) and bool((plan.flags == CONTINUE | SAMPLE).all())
+    """Whether every row continues and samples, masked or not, and nothing else happens: most steps of a busy server."""
+    continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
+    return plan.starts is None and not len(plan.released) and bool(continues.all())
 
 
 def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:

@@ -43,7 +43,7 @@ class Masks:
     @property
     def is_empty(self) -> Bools:
         """(M,) which rows sample nothing."""
-        return ~self.words_MW.any(axis=1)
+        return np.asarray(~self.words_MW.any(axis=1))
 
 
 class Sampler:
@@ -190,8 +190,8 @@ class Sampler:
         )
         held = np.flatnonzero(positions < self.first_ends[slots])
         masked = np.zeros(0, np.int64) if masks is None else np.flatnonzero(~masks.is_empty)
-        if not (len(penalized) or biased or len(held) or len(masked)):
-            return logits_SV, None
+        if not (len(penalized) or biased or len(held)):
+            return self._mask(logits_SV, masks, masked), None
         changed_SV = logits_SV.clone()
         if biased:
             pairs = [self.biases[int(slots[row])] for row in biased]
@@ -219,12 +219,20 @@ class Sampler:
         if len(held):
             rows, tokens_SM = self._on_device(held), self._on_device(self.end_tokens[slots[held]])
             changed_SV.index_put_((rows.unsqueeze(1), tokens_SM), changed_SV.new_full((), -torch.inf))
-        if masks is not None and len(masked):
-            rows, words_MW = self._on_device(masks.rows[masked]), self._on_device(masks.words_MW[masked])
-            changed_SV.index_copy_(0, rows, ops.mask_tokens(changed_SV.index_select(0, rows), words_MW))
-        if not (biased or len(held) or len(masked)):
+        changed_SV = self._mask(changed_SV, masks, masked)
+        if not (biased or len(held)):
             return changed_SV, None
         return changed_SV, changed_SV.amax(-1) > -torch.inf
+
+    def _mask(self, logits_SV: Tensor, masks: Masks | None, masked: I64) -> Tensor:
+        """Logits without what the masks forbid; `masked` are those of the masks that allow a token."""
+        if masks is None or not len(masked):
+            return logits_SV
+        words_MW = self._on_device(masks.words_MW[masked])
+        if len(masked) == len(logits_SV):
+            return ops.mask_tokens(logits_SV, words_MW)
+        rows = self._on_device(masks.rows[masked])
+        return logits_SV.index_copy(0, rows, ops.mask_tokens(logits_SV.index_select(0, rows), words_MW))
 
     def _truncate(self, logits_SV: Tensor, slots: I64) -> Tensor:
         """Logits of rows that draw, over their temperature, with those at -inf that truncation removes."""
