@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import F32, I64, U64, Bools, Starts
+from penstock.engine.plan import F32, I64, U64, Starts
 
 # What is read from a plan, for all rows at once.
 Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -33,17 +33,17 @@ class Sampled:
     top_logprobs_SN: Tensor | None
 
 
-@dataclass(slots=True)
 class Masks:
     """Which tokens some of the rows may sample."""
 
-    rows: I64  # (M,) indices among the rows that sample, rising
-    words_MW: npt.NDArray[np.int32]  # as the contract's Masks; a row of zeros samples nothing
-
-    @property
-    def is_empty(self) -> Bools:
-        """(M,) which rows sample nothing."""
-        return np.asarray(~self.words_MW.any(axis=1))
+    def __init__(self, rows: I64, words_MW: npt.NDArray[np.int32]) -> None:
+        """`rows` (M,) are indices among the rows that sample, rising; words as in the contract's Masks."""
+        has_tokens = words_MW.any(axis=1)
+        is_whole = bool(has_tokens.all())
+        self.rows = rows if is_whole else rows[has_tokens]
+        self.words_MW = words_MW if is_whole else words_MW[has_tokens]
+        # Their masks are zeros: they sample nothing.
+        self.skipped: I64 = rows[:0] if is_whole else rows[~has_tokens]
 
 
 class Sampler:
@@ -189,9 +189,8 @@ class Sampler:
             [row for row, slot in enumerate(slots.tolist()) if slot in self.biases] if self.biases else []
         )
         held = np.flatnonzero(positions < self.first_ends[slots])
-        masked = np.zeros(0, np.int64) if masks is None else np.flatnonzero(~masks.is_empty)
         if not (len(penalized) or biased or len(held)):
-            return self._mask(logits_SV, masks, masked), None
+            return self._mask(logits_SV, masks), None
         changed_SV = logits_SV.clone()
         if biased:
             pairs = [self.biases[int(slots[row])] for row in biased]
@@ -219,19 +218,19 @@ class Sampler:
         if len(held):
             rows, tokens_SM = self._on_device(held), self._on_device(self.end_tokens[slots[held]])
             changed_SV.index_put_((rows.unsqueeze(1), tokens_SM), changed_SV.new_full((), -torch.inf))
-        changed_SV = self._mask(changed_SV, masks, masked)
+        changed_SV = self._mask(changed_SV, masks)
         if not (biased or len(held)):
             return changed_SV, None
         return changed_SV, changed_SV.amax(-1) > -torch.inf
 
-    def _mask(self, logits_SV: Tensor, masks: Masks | None, masked: I64) -> Tensor:
-        """Logits without what the masks forbid; `masked` are those of the masks that allow a token."""
-        if masks is None or not len(masked):
+    def _mask(self, logits_SV: Tensor, masks: Masks | None) -> Tensor:
+        """Logits without what the masks forbid."""
+        if masks is None or not len(masks.rows):
             return logits_SV
-        words_MW = self._on_device(masks.words_MW[masked])
-        if len(masked) == len(logits_SV):
+        words_MW = self._on_device(masks.words_MW)
+        if len(masks.rows) == len(logits_SV):
             return ops.mask_tokens(logits_SV, words_MW)
-        rows = self._on_device(masks.rows[masked])
+        rows = self._on_device(masks.rows)
         return logits_SV.index_copy(0, rows, ops.mask_tokens(logits_SV.index_select(0, rows), words_MW))
 
     def _truncate(self, logits_SV: Tensor, slots: I64) -> Tensor:
@@ -276,7 +275,7 @@ class Sampler:
     def _count(self, slots: I64, tokens_S: Tensor, masks: Masks | None) -> None:
         is_counted = self.count_rows[slots] >= 0
         if masks is not None:
-            is_counted[masks.rows[masks.is_empty]] = False
+            is_counted[masks.skipped] = False
         counted = np.flatnonzero(is_counted)
         if len(counted):
             rows = self._on_device(self.count_rows[slots[counted]])
