@@ -207,6 +207,24 @@ def regular_expressions(attack: Attack) -> str:
     return attack.ask("/generate", generate(text="a" * 200, grammar=form))
 
 
+def grammar_bombs(attack: Attack) -> str:
+    """Schemas that take long to compile, or much memory, or neither end."""
+    schema: dict[str, Any] = attack.rng.choice(
+        [
+            {"type": "array", "items": {"type": "integer"}, "minItems": 10**6},
+            {"enum": [f"{number:0100}" for number in range(5000)]},
+            {
+                "$ref": "#/$defs/d0",
+                "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 8} for n in range(30)},
+            },
+            {"$ref": "#"},
+            {"properties": {f"p{number}": {"type": "string"} for number in range(1500)}},
+            {"oneOf": [{"pattern": f"a{{1,{number}}}b"} for number in range(1, 60)]},
+        ]
+    )
+    return attack.ask("/generate", generate(text="x", grammar={"type": "json", "value": schema}))
+
+
 def urls(attack: Attack) -> str:
     """Whether one is fetched is what a test looks at; here it is one more kind of message."""
     part = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{attack.target.port}/health"}}
@@ -409,7 +427,15 @@ HEAVY: list[Callable[[Attack], str]] = [
 ]
 LIGHT: list[Callable[[Attack], str]] = [
     *(kwargs_that_replace_the_templates_own, kwargs_that_are_deep, many_users, unknown_fields, greedy_counts),
-    *(regular_expressions, urls, mutations, without_the_key, paths_around_the_key, lines_for_the_log),
+    *(
+        regular_expressions,
+        grammar_bombs,
+        urls,
+        mutations,
+        without_the_key,
+        paths_around_the_key,
+        lines_for_the_log,
+    ),
     *(half_heads, half_body, unread_stream, window_of_zero, requests_taken_back, clients_that_leave),
     *(mutations, deadlines, scrapes, clients_that_leave),
 ]

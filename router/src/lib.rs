@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
+use futures::FutureExt;
 use penstock_proto::ModelDescription;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
@@ -251,9 +252,10 @@ async fn load(
     let eos = end_tokens(&model, &prompt);
     let (described, ends, vocabulary) = (model.clone(), eos.clone(), prompt.vocabulary().clone());
     let arguments = args.clone();
+    // Takes a second for the largest vocabularies. Only requests with a grammar wait for it.
     let indexing = move || grammars::compiler(&arguments, &vocabulary, &described, &ends);
-    let grammars = tokio::task::spawn_blocking(indexing).await;
-    let grammars = grammars.map_err(|error| RunError::Tokenizer(error.to_string()))?;
+    let indexing = tokio::task::spawn_blocking(indexing);
+    let grammars = async { indexing.await.unwrap_or_else(|panic| Err(panic.to_string())) };
     metrics::install(
         limits.max_input_tokens,
         limits.max_total_tokens,
@@ -280,7 +282,7 @@ async fn load(
                 vocab_size: model.vocab_size,
             },
             decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
-            grammars,
+            grammars: grammars.boxed().shared(),
             compiling: Arc::new(BlockingPool::new(args.validation_workers)),
             cache_namespace: cache_namespace(config),
             watermark: watermark(args, model.vocab_size),

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::future::{BoxFuture, Shared};
 use penstock_proto::ids::TokenId;
 
 use crate::blocking::BlockingPool;
@@ -27,8 +28,8 @@ pub struct Serving {
     pub limits: PromptLimits,
     /// What the decoder of an encoder-decoder begins with, while its encoder reads the prompt; empty for a decoder.
     pub decoder_start: Vec<TokenId>,
-    /// Why there is none, for the client.
-    pub grammars: Result<Arc<dyn GrammarCompiler>, String>,
+    /// Once it is made; or why there is none, for the client.
+    pub grammars: Shared<BoxFuture<'static, Result<Arc<dyn GrammarCompiler>, String>>>,
     /// Where grammars are compiled.
     pub compiling: Arc<BlockingPool>,
     /// Of the model and its revision.
@@ -124,7 +125,7 @@ impl Serving {
 
     /// Compiles a grammar. Nobody waits for it any more when the caller is dropped.
     async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GenerationFailure> {
-        let compiler = self.grammars.clone().map_err(GrammarError::Invalid)?;
+        let compiler = self.grammars.clone().await.map_err(GrammarError::Invalid)?;
         let compiled =
             self.compiling.run(source.len(), move |cancelled| compiler.compile(&source, cancelled));
         let began = Instant::now();

@@ -69,7 +69,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         scheduler: crate::scheduler::spawn(group, source.clone(), settings, health).await,
         limits,
         decoder_start: decoder_start.iter().copied().map(TokenId).collect(),
-        grammars: Err("none here".into()),
+        grammars: futures::FutureExt::shared(Box::pin(async { Err("none here".into()) })),
         compiling: Arc::new(crate::blocking::BlockingPool::new(1)),
         cache_namespace: 1,
         watermark: Watermark { greens: 100, delta: 2.0 },
