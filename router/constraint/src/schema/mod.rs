@@ -292,7 +292,7 @@ impl<'a> Translator<'a> {
                     parts.beside(any_of(options));
                 }
                 "oneOf" => {
-                    let core = self.one_of(list(value, &here())?, members.get("type"), &here())?;
+                    let core = self.one_of(list(value, &here())?, members, &here())?;
                     parts.beside(core);
                 }
                 "not" => {
@@ -332,7 +332,15 @@ impl<'a> Translator<'a> {
 
     /// `oneOf`: each of the options without the others. What kind of value it is decides which can match at all, so
     /// kinds for which the same is left are written together.
-    fn one_of(&mut self, options: &[Value], types: Option<&Value>, place: &Place<'a>) -> Result<Value> {
+    fn one_of(
+        &mut self,
+        options: &[Value],
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+    ) -> Result<Value> {
+        let types = members.get("type");
+        let required = members.get("required").and_then(Value::as_array);
+        let demanded: Vec<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
         let apart = |index: usize| {
             options[index + 1..].iter().all(|other| self.disjoint(&options[index], other, place))
         };
@@ -353,7 +361,7 @@ impl<'a> Translator<'a> {
             if !possible {
                 continue;
             }
-            let left = self.one_of_kind(options, kind, place)?;
+            let left = self.one_of_kind(options, kind, &demanded, place)?;
             if left == Value::Bool(false) {
                 continue;
             }
@@ -375,28 +383,36 @@ impl<'a> Translator<'a> {
     }
 
     /// What `oneOf` leaves of the values of one kind, in the source's keywords.
-    fn one_of_kind(&mut self, options: &[Value], kind: &str, place: &Place<'a>) -> Result<Value> {
+    fn one_of_kind(
+        &self,
+        options: &[Value],
+        kind: &str,
+        demanded: &[&str],
+        place: &Place<'a>,
+    ) -> Result<Value> {
         let typed = json!({"type": kind});
-        let can_match: Vec<bool> =
-            options.iter().map(|option| !self.disjoint_in(option, &typed, &[kind], place)).collect();
+        let can_match: Vec<bool> = options
+            .iter()
+            .map(|option| !self.disjoint_in(option, &typed, &[kind], demanded, place))
+            .collect();
         let mut left = Vec::new();
         for (index, option) in options.iter().enumerate().filter(|(index, _)| can_match[*index]) {
             let mut all = vec![option.clone()];
             for (other_index, other) in options.iter().enumerate() {
                 if other_index == index
                     || !can_match[other_index]
-                    || self.disjoint_in(option, other, &[kind], place)
+                    || self.disjoint_in(option, other, &[kind], demanded, place)
                 {
                     continue;
                 }
-                let Some(negated) = self.negation_of_kinds(other, option, &[kind], place) else {
+                let Some(negated) = self.negation_in(other, option, &[kind], demanded, place) else {
                     let reason = format!(
                         "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
                     );
                     let path = format!("{}/{index}", place.path);
                     return Err(CompileError::at(Kind::Unsupported, path, reason));
                 };
-                if self.disjoint_in(&negated, option, &[kind], place) {
+                if self.disjoint_in(&negated, option, &[kind], demanded, place) {
                     all = vec![Value::Bool(false)];
                     break;
                 }

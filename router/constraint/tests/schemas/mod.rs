@@ -120,6 +120,7 @@ true
 {"oneOf": [{"properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}, "required": ["kind", "x"]}, {"properties": {"kind": {"const": "b"}, "y": {"type": "string"}}, "required": ["kind", "y"]}]}
 {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}], "additionalProperties": false}
 {"type": "object", "oneOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}, {"properties": {"b": {"type": "integer"}}, "required": ["b"], "additionalProperties": false}]}
+{"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "oneOf": [{"properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}}, {"properties": {"kind": {"const": "b"}, "y": {"type": "string"}}}]}
 {"oneOf": [{"enum": [1, 2, 3]}, {"enum": [3, 4, 5]}]}
 {"oneOf": [{"type": "string", "maxLength": 4}, {"type": "string", "minLength": 3}]}
 {"oneOf": [{"const": "a"}, {"type": "string", "maxLength": 1}]}
