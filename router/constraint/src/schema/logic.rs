@@ -565,7 +565,7 @@ fn beyond(key: &str) -> Value {
     json!({"type": kind})
 }
 
-fn accepts_all(schema: &Value) -> bool {
+pub(super) fn accepts_all(schema: &Value) -> bool {
     schema == &Value::Bool(true) || schema.as_object().is_some_and(Map::is_empty)
 }
 

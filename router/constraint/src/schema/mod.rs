@@ -314,7 +314,9 @@ impl<'a> Translator<'a> {
     /// `if`, `then` and `else`: either the condition and what then holds, or its negation and what else holds.
     fn conditional(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Value> {
         let condition = &members["if"];
-        let (then, otherwise) = (members.get("then"), members.get("else"));
+        let says_more = |schema: &&Value| !logic::accepts_all(schema);
+        let (then, otherwise) =
+            (members.get("then").filter(says_more), members.get("else").filter(says_more));
         if then.is_none() && otherwise.is_none() {
             return Ok(Value::Bool(true));
         }
@@ -375,8 +377,10 @@ impl<'a> Translator<'a> {
             // What is left is not where the source has it, so an error names `oneOf` as a whole.
             let within = |error: CompileError| CompileError { path: place.path.clone(), ..error };
             let core = self.schema(&left, place).map_err(within)?;
-            let typed =
-                if kinds.len() == logic::KINDS.len() { Value::Bool(true) } else { json!({"type": kinds}) };
+            // A type beside a reference would have to be merged into what it means, which recursion does not allow.
+            let others: Vec<&str> = logic::KINDS.into_iter().filter(|kind| !kinds.contains(kind)).collect();
+            let is_typed = self.disjoint_in(&left, &Value::Bool(true), &others, &[], place);
+            let typed = if is_typed { Value::Bool(true) } else { json!({"type": kinds}) };
             cores.push(all_of(vec![typed, core]));
         }
         Ok(any_of(cores))
