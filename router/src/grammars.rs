@@ -74,8 +74,14 @@ impl GrammarCompiler for Grammars {
         }));
         match self.0.compile(&source, &cancel) {
             Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
-            Err(error) if error.kind == Kind::Busy => Err(GrammarError::Busy(error.to_string())),
-            Err(error) => Err(GrammarError::Invalid(error.to_string())),
+            Err(error) => {
+                let text = error.to_string();
+                Err(match error.kind {
+                    Kind::Busy => GrammarError::Busy(text),
+                    Kind::Internal => GrammarError::Internal(text),
+                    _ => GrammarError::Invalid(text),
+                })
+            }
         }
     }
 }

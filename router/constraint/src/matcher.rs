@@ -18,6 +18,8 @@ pub struct Grammar {
     /// At its start, with the lexer states that the first mask needed.
     template: llguidance::Matcher,
     first_mask: Arc<[u32]>,
+    /// Its only text is the empty one.
+    only_end: bool,
     bytes: usize,
 }
 
@@ -33,8 +35,13 @@ impl Grammar {
             .consume_tokens(&[])
             .map_err(|cause| CompileError::new(Kind::Invalid, first_line(&cause.to_string())))?;
         let mut first_mask = vec![0; vocabulary.words];
-        let mut matcher =
-            Matcher { vocabulary: vocabulary.clone(), inner: template, state: State::Open, first: None };
+        let mut matcher = Matcher {
+            vocabulary: vocabulary.clone(),
+            inner: template,
+            state: State::Open,
+            first: None,
+            only_end: false,
+        };
         matcher.mask(&mut first_mask).map_err(|error| match error {
             MatchError::Stuck => {
                 CompileError::new(Kind::Unsatisfiable, "no text of this vocabulary matches the grammar")
@@ -42,7 +49,8 @@ impl Grammar {
             error => CompileError::new(Kind::TooLarge, error.to_string()),
         })?;
         let bytes = bytes + 4 * vocabulary.words;
-        Ok(Grammar { vocabulary, template: matcher.inner, first_mask: first_mask.into(), bytes })
+        let only_end = matcher.only_end;
+        Ok(Grammar { vocabulary, template: matcher.inner, first_mask: first_mask.into(), only_end, bytes })
     }
 
     /// A matcher at the start of the text.
@@ -52,6 +60,7 @@ impl Grammar {
             inner: self.template.deep_clone(),
             state: State::Open,
             first: Some(self.first_mask.clone()),
+            only_end: self.only_end,
         }
     }
 
@@ -79,6 +88,8 @@ pub struct Matcher {
     state: State,
     /// The mask of the start, until a token is taken.
     first: Option<Arc<[u32]>>,
+    /// The last mask had nothing but the end.
+    only_end: bool,
 }
 
 enum State {
@@ -171,6 +182,7 @@ impl Matcher {
         }
         if self.may_end()? {
             self.set_eos(words);
+            self.only_end = any == 0;
         } else if any == 0 {
             return Err(MatchError::Stuck);
         }
@@ -181,7 +193,8 @@ impl Matcher {
     pub fn is_complete(&self) -> bool {
         match self.state {
             State::Open => {
-                matches!(self.inner.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+                self.only_end
+                    || matches!(self.inner.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
             }
             State::Ended => true,
             State::Failed(_) => false,

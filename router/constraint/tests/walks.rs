@@ -101,6 +101,24 @@ fn what_masks_let_through_is_valid_for_generated_schemas() {
     assert!(ended > 300, "only {ended} walks ended");
 }
 
+#[test]
+fn what_masks_let_through_is_valid_for_whatever_compiles() {
+    let vocabulary = Vocabulary::new(600);
+    let compiler = compiler(&vocabulary);
+    let (mut compiled, mut ended) = (0, 0);
+    let seeds = std::env::var("PENSTOCK_SEEDS").map_or(1_000, |seeds| seeds.parse().unwrap());
+    for seed in 0..seeds {
+        let schema = schemas::wild(seed);
+        if compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).is_ok() {
+            compiled += 1;
+            ended += check(&schema, &compiler, &vocabulary, 6, seed);
+        }
+    }
+    println!("{compiled} of {seeds} compiled, {ended} texts");
+    assert!(compiled * 3 > seeds, "only {compiled} of {seeds} compiled");
+    assert!(ended as u64 > compiled, "only {ended} walks ended");
+}
+
 /// The byte-level vocabulary of the model in the wheel: each character of a token stands for a byte, as in GPT-2.
 fn shipped() -> Vocabulary {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../server/penstock/tiny/model/tokenizer.json");

@@ -51,6 +51,9 @@ pub enum GrammarError {
     /// The server has too much to compile.
     #[error("{0}")]
     Busy(String),
+    /// The compiler is at fault. Not for the client.
+    #[error("{0}")]
+    Internal(String),
 }
 
 /// A compiled grammar, shared by all sequences that have it.

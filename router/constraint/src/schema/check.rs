@@ -25,12 +25,14 @@ pub(super) fn recursion(root: &Value, bodies: &[Value], paths: &[&str]) -> Resul
             if is_finite(root, &finite) {
                 return Ok(());
             }
-            let path = finite.iter().position(|finite| !finite).map_or("", |index| paths[index]);
-            return Err(CompileError::at(
-                Kind::Unsatisfiable,
-                path,
-                "infinite recursion: every value of this schema needs another one within it, or it accepts nothing",
-            ));
+            return Err(match finite.iter().position(|finite| !finite) {
+                Some(index) => CompileError::at(
+                    Kind::Unsatisfiable,
+                    paths[index],
+                    "infinite recursion: every value of this schema needs another one within it",
+                ),
+                None => CompileError::new(Kind::Unsatisfiable, "no value matches the schema"),
+            });
         }
     }
     Ok(())

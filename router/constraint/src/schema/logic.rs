@@ -75,6 +75,20 @@ type Located<'v, 'a> = (&'v Value, &'a Value);
 
 static ANYTHING: Value = Value::Bool(true);
 
+/// Of which values it is asked whether two schemas are apart.
+#[derive(Clone)]
+struct Scope<'s> {
+    kinds: BTreeSet<&'s str>,
+    /// Properties that a schema around both demands.
+    demanded: &'s [&'s str],
+}
+
+impl<'s> Scope<'s> {
+    fn everything() -> Scope<'s> {
+        Scope { kinds: KINDS.into_iter().collect(), demanded: &[] }
+    }
+}
+
 /// The opposite of a schema: every value of `options` is refused by it, and whatever else it refuses is in `unwritten`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Opposite {
@@ -97,20 +111,23 @@ impl<'a> Translator<'a> {
     /// A schema for the values of `context` that `schema` refuses, in the source's keywords; None where there are such
     /// values that it cannot be written for.
     pub(super) fn negation(&self, schema: &Value, context: &Value, place: &Place<'a>) -> Option<Value> {
-        self.negation_of_kinds(schema, context, &KINDS, place)
+        self.negation_in(schema, context, &KINDS, &[], place)
     }
 
-    /// The same, for values of some kinds only.
-    pub(super) fn negation_of_kinds(
+    /// The same, for values of some kinds, with some properties.
+    pub(super) fn negation_in(
         &self,
         schema: &Value,
         context: &Value,
         kinds: &[&str],
+        demanded: &[&str],
         place: &Place<'a>,
     ) -> Option<Value> {
         let opposite = self.opposite(schema, place, 0);
-        let exact =
-            opposite.unwritten.iter().all(|unwritten| self.disjoint_in(unwritten, context, kinds, place));
+        let exact = opposite
+            .unwritten
+            .iter()
+            .all(|unwritten| self.disjoint_in(unwritten, context, kinds, demanded, place));
         exact.then(|| opposite.schema())
     }
 
@@ -395,23 +412,23 @@ impl<'a> Translator<'a> {
 
     /// True only if no value matches both schemas.
     pub(super) fn disjoint(&self, one: &Value, other: &Value, place: &Place<'a>) -> bool {
-        self.disjoint_in(one, other, &KINDS, place)
+        self.disjoint_in(one, other, &KINDS, &[], place)
     }
 
-    /// True only if no value of these kinds matches both schemas.
-    pub(super) fn disjoint_in(&self, one: &Value, other: &Value, kinds: &[&str], place: &Place<'a>) -> bool {
-        let kinds = kinds.iter().copied().collect();
-        self.apart((one, place.base), (other, place.base), &kinds, 0)
-    }
-
-    /// `kinds` are those of the values in question.
-    fn apart(
+    /// True only if no value of these kinds, with these properties if it is an object, matches both schemas.
+    pub(super) fn disjoint_in(
         &self,
-        one: Located<'_, 'a>,
-        other: Located<'_, 'a>,
-        kinds: &BTreeSet<&str>,
-        depth: usize,
+        one: &Value,
+        other: &Value,
+        kinds: &[&str],
+        demanded: &[&str],
+        place: &Place<'a>,
     ) -> bool {
+        let scope = Scope { kinds: kinds.iter().copied().collect(), demanded };
+        self.apart((one, place.base), (other, place.base), &scope, 0)
+    }
+
+    fn apart(&self, one: Located<'_, 'a>, other: Located<'_, 'a>, scope: &Scope<'_>, depth: usize) -> bool {
         if depth > DEPTH || !self.step() {
             return false;
         }
@@ -421,14 +438,12 @@ impl<'a> Translator<'a> {
         let empty = Map::new();
         let (first, second) = (one.0.as_object().unwrap_or(&empty), other.0.as_object().unwrap_or(&empty));
         let (own_kinds, other_kinds) = (kinds_of(first), kinds_of(second));
-        let shared: BTreeSet<&str> = kinds
-            .iter()
-            .copied()
-            .filter(|kind| own_kinds.contains(kind) && other_kinds.contains(kind))
-            .collect();
+        let in_both = |kind: &&str| own_kinds.contains(kind) && other_kinds.contains(kind);
+        let shared: BTreeSet<&str> = scope.kinds.iter().copied().filter(in_both).collect();
         if shared.is_empty() {
             return true;
         }
+        let shared = Scope { kinds: shared, demanded: scope.demanded };
 
         // What stands beside each other must hold together, so one part that is apart is enough.
         for (this, that) in [(one, other), (other, one)] {
@@ -466,7 +481,7 @@ impl<'a> Translator<'a> {
                 return true;
             }
         }
-        shared.iter().all(|kind| match *kind {
+        shared.kinds.iter().all(|kind| match *kind {
             "number" => ranges_apart(first, second),
             "string" => lengths_apart(first, second, "minLength", "maxLength"),
             "array" => {
@@ -474,24 +489,32 @@ impl<'a> Translator<'a> {
             }
             "object" => {
                 lengths_apart(first, second, "minProperties", "maxProperties")
-                    || self.objects_apart(one, other, depth)
+                    || self.objects_apart(one, other, scope.demanded, depth)
             }
             _ => false,
         })
     }
 
     /// A property that one of them demands and that cannot be the same in both.
-    fn objects_apart(&self, one: Located<'_, 'a>, other: Located<'_, 'a>, depth: usize) -> bool {
+    fn objects_apart(
+        &self,
+        one: Located<'_, 'a>,
+        other: Located<'_, 'a>,
+        demanded: &[&str],
+        depth: usize,
+    ) -> bool {
         let (Some(first), Some(second)) = (one.0.as_object(), other.0.as_object()) else { return false };
         let required = |members: &'_ Map<String, Value>| -> BTreeSet<String> {
             let names = members.get("required").and_then(Value::as_array);
             names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
         };
-        let all_kinds = KINDS.into_iter().collect();
-        required(first).union(&required(second)).any(|name| {
+        let mut names = required(first);
+        names.extend(required(second));
+        names.extend(demanded.iter().map(|name| name.to_string()));
+        names.iter().any(|name| {
             let mine = (property_of(first, name), one.1);
             let theirs = (property_of(second, name), other.1);
-            self.apart(mine, theirs, &all_kinds, depth + 1)
+            self.apart(mine, theirs, &Scope::everything(), depth + 1)
         })
     }
 
@@ -508,8 +531,7 @@ impl<'a> Translator<'a> {
         if !items(one) || !items(other) {
             return false;
         }
-        let all_kinds = KINDS.into_iter().collect();
-        self.apart((&one.0["items"], one.1), (&other.0["items"], other.1), &all_kinds, depth + 1)
+        self.apart((&one.0["items"], one.1), (&other.0["items"], other.1), &Scope::everything(), depth + 1)
     }
 
     /// Takes one of the steps that are left.
@@ -543,7 +565,7 @@ fn beyond(key: &str) -> Value {
     json!({"type": kind})
 }
 
-fn accepts_all(schema: &Value) -> bool {
+pub(super) fn accepts_all(schema: &Value) -> bool {
     schema == &Value::Bool(true) || schema.as_object().is_some_and(Map::is_empty)
 }
 

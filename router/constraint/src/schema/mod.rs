@@ -292,7 +292,7 @@ impl<'a> Translator<'a> {
                     parts.beside(any_of(options));
                 }
                 "oneOf" => {
-                    let core = self.one_of(list(value, &here())?, members.get("type"), &here())?;
+                    let core = self.one_of(list(value, &here())?, members, &here())?;
                     parts.beside(core);
                 }
                 "not" => {
@@ -314,7 +314,9 @@ impl<'a> Translator<'a> {
     /// `if`, `then` and `else`: either the condition and what then holds, or its negation and what else holds.
     fn conditional(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Value> {
         let condition = &members["if"];
-        let (then, otherwise) = (members.get("then"), members.get("else"));
+        let says_more = |schema: &&Value| !logic::accepts_all(schema);
+        let (then, otherwise) =
+            (members.get("then").filter(says_more), members.get("else").filter(says_more));
         if then.is_none() && otherwise.is_none() {
             return Ok(Value::Bool(true));
         }
@@ -332,7 +334,15 @@ impl<'a> Translator<'a> {
 
     /// `oneOf`: each of the options without the others. What kind of value it is decides which can match at all, so
     /// kinds for which the same is left are written together.
-    fn one_of(&mut self, options: &[Value], types: Option<&Value>, place: &Place<'a>) -> Result<Value> {
+    fn one_of(
+        &mut self,
+        options: &[Value],
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+    ) -> Result<Value> {
+        let types = members.get("type");
+        let required = members.get("required").and_then(Value::as_array);
+        let demanded: Vec<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
         let apart = |index: usize| {
             options[index + 1..].iter().all(|other| self.disjoint(&options[index], other, place))
         };
@@ -353,7 +363,7 @@ impl<'a> Translator<'a> {
             if !possible {
                 continue;
             }
-            let left = self.one_of_kind(options, kind, place)?;
+            let left = self.one_of_kind(options, kind, &demanded, place)?;
             if left == Value::Bool(false) {
                 continue;
             }
@@ -367,36 +377,46 @@ impl<'a> Translator<'a> {
             // What is left is not where the source has it, so an error names `oneOf` as a whole.
             let within = |error: CompileError| CompileError { path: place.path.clone(), ..error };
             let core = self.schema(&left, place).map_err(within)?;
-            let typed =
-                if kinds.len() == logic::KINDS.len() { Value::Bool(true) } else { json!({"type": kinds}) };
+            // A type beside a reference would have to be merged into what it means, which recursion does not allow.
+            let others: Vec<&str> = logic::KINDS.into_iter().filter(|kind| !kinds.contains(kind)).collect();
+            let is_typed = self.disjoint_in(&left, &Value::Bool(true), &others, &[], place);
+            let typed = if is_typed { Value::Bool(true) } else { json!({"type": kinds}) };
             cores.push(all_of(vec![typed, core]));
         }
         Ok(any_of(cores))
     }
 
     /// What `oneOf` leaves of the values of one kind, in the source's keywords.
-    fn one_of_kind(&mut self, options: &[Value], kind: &str, place: &Place<'a>) -> Result<Value> {
+    fn one_of_kind(
+        &self,
+        options: &[Value],
+        kind: &str,
+        demanded: &[&str],
+        place: &Place<'a>,
+    ) -> Result<Value> {
         let typed = json!({"type": kind});
-        let can_match: Vec<bool> =
-            options.iter().map(|option| !self.disjoint_in(option, &typed, &[kind], place)).collect();
+        let can_match: Vec<bool> = options
+            .iter()
+            .map(|option| !self.disjoint_in(option, &typed, &[kind], demanded, place))
+            .collect();
         let mut left = Vec::new();
         for (index, option) in options.iter().enumerate().filter(|(index, _)| can_match[*index]) {
             let mut all = vec![option.clone()];
             for (other_index, other) in options.iter().enumerate() {
                 if other_index == index
                     || !can_match[other_index]
-                    || self.disjoint_in(option, other, &[kind], place)
+                    || self.disjoint_in(option, other, &[kind], demanded, place)
                 {
                     continue;
                 }
-                let Some(negated) = self.negation_of_kinds(other, option, &[kind], place) else {
+                let Some(negated) = self.negation_in(other, option, &[kind], demanded, place) else {
                     let reason = format!(
                         "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
                     );
                     let path = format!("{}/{index}", place.path);
                     return Err(CompileError::at(Kind::Unsupported, path, reason));
                 };
-                if self.disjoint_in(&negated, option, &[kind], place) {
+                if self.disjoint_in(&negated, option, &[kind], demanded, place) {
                     all = vec![Value::Bool(false)];
                     break;
                 }

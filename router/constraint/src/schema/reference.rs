@@ -19,6 +19,7 @@ pub(super) struct Target<'a> {
 
 /// The document's names: its anchors and the URIs of its resources.
 pub(super) struct Document<'a> {
+    root: &'a Value,
     /// By name; None where two schemas have it.
     anchors: HashMap<&'a str, Option<Target<'a>>>,
     /// Absolute, without a fragment.
@@ -38,6 +39,7 @@ impl<'a> Document<'a> {
     /// Reads the names. The source's depth is limited before.
     pub(super) fn read(root: &'a Value) -> Document<'a> {
         let mut document = Document {
+            root,
             anchors: HashMap::new(),
             resources: HashMap::new(),
             by_address: HashMap::new(),
@@ -134,7 +136,12 @@ impl<'a> Document<'a> {
             return Ok(resource);
         }
         if fragment.starts_with('/') {
-            return self.walk(&resource, &fragment).ok_or_else(missing);
+            // Where the resource has no such place, the document may: many schemas take `id` for a mere name.
+            let whole = Target { value: self.root, pointer: String::new(), base: self.root };
+            let found = self.walk(&resource, &fragment);
+            return found
+                .or_else(|| self.walk(&whole, &fragment).filter(|_| uri.is_empty()))
+                .ok_or_else(missing);
         }
         self.anchors.get(fragment.as_str()).cloned().flatten().ok_or_else(missing)
     }

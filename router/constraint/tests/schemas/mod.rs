@@ -1,4 +1,5 @@
 //! Schemas of all shapes, written for these tests, and a generator of more. What is drawn from a seed is always the same.
+#![allow(dead_code, reason = "every test and example uses a part of it")]
 
 use serde_json::{Map, Value, json};
 
@@ -120,6 +121,7 @@ true
 {"oneOf": [{"properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}, "required": ["kind", "x"]}, {"properties": {"kind": {"const": "b"}, "y": {"type": "string"}}, "required": ["kind", "y"]}]}
 {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}], "additionalProperties": false}
 {"type": "object", "oneOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}, {"properties": {"b": {"type": "integer"}}, "required": ["b"], "additionalProperties": false}]}
+{"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "oneOf": [{"properties": {"kind": {"const": "a"}, "x": {"type": "integer"}}}, {"properties": {"kind": {"const": "b"}, "y": {"type": "string"}}}]}
 {"oneOf": [{"enum": [1, 2, 3]}, {"enum": [3, 4, 5]}]}
 {"oneOf": [{"type": "string", "maxLength": 4}, {"type": "string", "minLength": 3}]}
 {"oneOf": [{"const": "a"}, {"type": "string", "maxLength": 1}]}
@@ -268,4 +270,67 @@ fn object(random: &mut Random, depth: usize) -> Value {
         schema["dependentRequired"] = json!({names[0]: [names[1]]});
     }
     schema
+}
+
+/// A schema of keywords thrown together, `oneOf`, `not` and `if` among them; it may be refused, or accept nothing.
+pub fn wild(seed: u64) -> Value {
+    let mut random = Random(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
+    let mut schema = thrown(&mut random, 3);
+    schema["$defs"] = json!({"d": thrown(&mut random, 1), "e": thrown(&mut random, 0)});
+    schema
+}
+
+fn thrown(random: &mut Random, depth: usize) -> Value {
+    let mut schema = Map::new();
+    let kinds = ["integer", "string", "object", "array", "number", "boolean", "null"];
+    if random.below(3) > 0 {
+        schema.insert("type".into(), kinds[random.below(4)].into());
+    }
+    let names = ["a", "b", "c"];
+    for _ in 0..1 + random.below(3) {
+        let small = random.below(5);
+        let (key, value) = match random.below(if depth == 0 { 12 } else { 25 }) {
+            0 => ("minimum", json!(small)),
+            1 => ("maximum", json!(small + 3)),
+            2 => ("exclusiveMinimum", json!(small)),
+            3 => ("multipleOf", json!([2, 3, 5][random.below(3)])),
+            4 => ("minLength", json!(random.below(3))),
+            5 => ("maxLength", json!(small + 1)),
+            6 => ("pattern", ["^a", "b$", "^(?:x|yy)$", "[0-9]"][random.below(4)].into()),
+            7 => ("enum", values(random)),
+            8 => ("const", values(random)[0].clone()),
+            9 => ("required", json!([names[random.below(3)]])),
+            10 => ("minProperties", json!(random.below(3))),
+            11 => ("maxItems", json!(small)),
+            12 => ("minItems", json!(random.below(3))),
+            13 => ("maxProperties", json!(random.below(3))),
+            14 | 15 => {
+                let some = names
+                    .iter()
+                    .filter(|_| !random.0.is_multiple_of(3))
+                    .map(|name| name.to_string())
+                    .collect::<Vec<_>>();
+                let some = some.into_iter().map(|name| (name, thrown(random, depth - 1)));
+                ("properties", Value::Object(some.collect()))
+            }
+            16 => ("additionalProperties", [json!(false), thrown(random, 0)][random.below(2)].clone()),
+            17 => ("items", thrown(random, depth - 1)),
+            18 => ("prefixItems", json!([thrown(random, 0), thrown(random, 0)])),
+            19 => ("not", thrown(random, depth - 1)),
+            20 => ("anyOf", json!([thrown(random, depth - 1), thrown(random, depth - 1)])),
+            21 => ("oneOf", json!([thrown(random, depth - 1), thrown(random, depth - 1)])),
+            22 => ("allOf", json!([thrown(random, depth - 1), thrown(random, depth - 1)])),
+            23 => ("dependentRequired", json!({names[random.below(3)]: [names[random.below(3)]]})),
+            _ => {
+                schema.insert("then".into(), thrown(random, depth - 1));
+                schema.insert("else".into(), thrown(random, depth - 1));
+                ("if", thrown(random, depth - 1))
+            }
+        };
+        schema.insert(key.into(), value);
+        if depth > 0 && random.below(8) == 0 {
+            schema.insert("$ref".into(), ["#/$defs/d", "#/$defs/e"][random.below(2)].into());
+        }
+    }
+    Value::Object(schema)
 }

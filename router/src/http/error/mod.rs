@@ -193,6 +193,10 @@ impl FieldNames {
                 ApiError::invalid(self.grammar, format!("`{}`: {why}", self.grammar))
             }
             GenerationFailure::Grammar(GrammarError::Busy(why)) => ApiError::unavailable(why),
+            GenerationFailure::Grammar(GrammarError::Internal(why)) => {
+                tracing::error!("a grammar was not compiled: {why}");
+                ApiError::internal()
+            }
             GenerationFailure::Prompt(PromptError::TooLong { limit }) => {
                 self.too_long(limit).given(format!("more than {limit}"))
             }
