@@ -72,13 +72,13 @@ class RunCall:
         end: Exception | None = None
         try:
             for message in messages:
-                match message.WhichOneof("message"):
-                    case "plan":
-                        self._plans.put(reader.read(message.plan))
-                    case "masks":
-                        self._masks.put(message.masks)
-                    case _:
-                        raise BadPlan("message: neither a plan nor masks")
+                has_plan, has_masks = message.HasField("plan"), message.HasField("masks")
+                if not (has_plan or has_masks):
+                    raise BadPlan("message: neither a plan nor masks")
+                if has_plan:
+                    self._plans.put(reader.read(message.plan))
+                if has_masks:
+                    self._masks.put(message.masks)
         except grpc.RpcError:
             pass  # the client went away, which ends the stream as well
         except Exception as error:

@@ -43,6 +43,9 @@ impl MicrobatchSchedule {
 /// So much longer than its expected time a step waits for masks, before the rows that lack theirs go without.
 pub(super) const MASK_BUDGET: Duration = Duration::from_millis(10);
 
+/// A step of which a part is enough to wait for masks, by a timer that counts milliseconds.
+pub(super) const LONG_STEP: Duration = Duration::from_millis(2);
+
 /// A step may take this many times its expected time, and `step_timeout`, before its worker counts as hung.
 pub(super) const HUNG_FACTOR: u32 = 20;
 

@@ -2,12 +2,13 @@
 //! and hands over to `recovery` when the workers are lost. It runs on a thread and a runtime of its own,
 //! with the connections to the workers, so that HTTP load cannot come between a result and the next plan.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures::future::{BoxFuture, OptionFuture};
-use penstock_proto::StepResult;
+use penstock_proto::{StepPlan, StepResult};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
@@ -121,6 +122,8 @@ impl Task {
         tokio::pin!(expiry);
         let mut check: OptionFuture<BoxFuture<'static, Result<(), Loss>>> = None.into();
         let mut checking = false;
+        // Plans that wait to be sent with the masks of a plan before them.
+        let mut unsent: VecDeque<StepPlan> = VecDeque::new();
         self.last_sign = Instant::now();
         loop {
             for _ in 0..MESSAGES_PER_TURN {
@@ -141,10 +144,19 @@ impl Task {
                 if let Some(built) = self.core.last_plan() {
                     self.metrics.planned(built);
                 }
-                run.send(plan);
+                unsent.push_back(plan);
             }
             while let Some(masks) = self.core.masks(Instant::now()) {
-                run.send_masks(masks);
+                // Its plan goes before it, or with it.
+                while unsent.get(1).is_some_and(|second| second.number <= masks.number) {
+                    run.send(unsent.pop_front(), None);
+                }
+                run.send(unsent.pop_front(), Some(masks));
+            }
+            let wait = unsent.front().and_then(|plan| self.core.plans_may_wait(plan.number));
+            let wait = wait.filter(|until| *until > Instant::now());
+            while wait.is_none() && !unsent.is_empty() {
+                run.send(unsent.pop_front(), None);
             }
             self.publish();
             if self.core.is_empty() {
@@ -160,7 +172,7 @@ impl Task {
             }
             let wake = overdue.unwrap_or(self.last_sign + self.settings.check_interval);
             timer.as_mut().reset(wake.into());
-            let due = [self.core.next_due(), self.core.masks_due()].into_iter().flatten().min();
+            let due = [self.core.next_due(), self.core.masks_due(), wait].into_iter().flatten().min();
             if let Some(due) = due {
                 expiry.as_mut().reset(due.into());
             }

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, join_all, try_join_all};
-use penstock_proto::to_worker::Message;
 use penstock_proto::worker_client::WorkerClient;
 use penstock_proto::{CheckRequest, Masks, StepPlan, StepResult, ToWorker};
 use tokio::sync::mpsc;
@@ -74,19 +73,15 @@ impl Run {
     }
 
     /// Never waits. A rank that is gone is noticed by `next`.
-    pub fn send(&self, plan: StepPlan) {
-        let message = |plan| ToWorker { message: Some(Message::Plan(plan)) };
-        if let Some((last, first)) = self.plans.split_last() {
-            for rank in first {
-                let _ = rank.send(message(plan.clone()));
+    pub fn send(&self, plan: Option<StepPlan>, masks: Option<Masks>) {
+        let output = self.output_rank as usize;
+        for rank in self.plans.iter().enumerate().filter(|(rank, _)| *rank != output).map(|(_, rank)| rank) {
+            if let Some(plan) = &plan {
+                let _ = rank.send(ToWorker { plan: Some(plan.clone()), masks: None });
             }
-            let _ = last.send(message(plan));
         }
-    }
-
-    /// To the rank that samples; as `send`.
-    pub fn send_masks(&self, masks: Masks) {
-        let _ = self.plans[self.output_rank as usize].send(ToWorker { message: Some(Message::Masks(masks)) });
+        // Only the rank that samples needs masks.
+        let _ = self.plans[output].send(ToWorker { plan, masks });
     }
 
     /// The output rank's next result, or the end of any rank. Loses nothing when dropped half-way.

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use penstock_proto::to_worker::Message;
 use penstock_proto::worker_server::{Worker, WorkerServer};
 use penstock_proto::{
     CheckReply, CheckRequest, DescribeRequest, Masks, ModelDescription, PrepareRequest, Prepared, RowFlag,
@@ -233,10 +232,9 @@ impl Session {
                 }
                 None => {}
             }
-            match messages.message().await.ok()??.message? {
-                Message::Plan(plan) => self.plans.push_back(plan),
-                Message::Masks(masks) => self.masks.push_back(masks),
-            }
+            let ToWorker { plan, masks } = messages.message().await.ok()??;
+            self.plans.extend(plan);
+            self.masks.extend(masks);
         }
     }
 
