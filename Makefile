@@ -19,7 +19,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv),.cache/uv/bin/uv)
 
 # The cases of MaskBench, where they are: tests and `make bench` use them.
-export PENSTOCK_SCHEMAS ?= $(wildcard ../shared/schemas/cases.jsonl)
+export PENSTOCK_SCHEMAS ?= $(abspath $(wildcard ../shared/schemas/cases.jsonl))
 
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find launcher router proto -name '*.rs' -o -name '*.proto' -o -name 'Cargo.toml' -o -path '*/page/*')

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -651,4 +652,30 @@ async fn constrained_sequences_survive_the_loss_of_workers() {
         }
         assert!(*server.source.incarnations().borrow() > 1, "the workers died");
     }
+}
+
+/// Steps long enough for plans to wait for the masks of the step before them, with and without free rows beside.
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_that_wait_for_masks_are_sent_in_order() {
+    let config = MockConfig {
+        vocab_size: 50,
+        step_fixed: Duration::from_millis(3),
+        cost: CostModel { fixed_ns: 3e6, per_token_ns: 1.0, per_context_token_ns: 0.0 },
+        ..MockConfig::default()
+    };
+    let server = serve(config, Box::new(|_| None)).await;
+    for free in [0, 2] {
+        let constrained = (0..3).map(|salt| SequenceSpec {
+            constraint: every(3 + salt, 25, Some(2)),
+            ..spec(&[3 + salt, 4, 5], 30)
+        });
+        let specs: Vec<_> = constrained.chain((0..free).map(|salt| spec(&[9, 9, salt], 30))).collect();
+        let running: Vec<_> = specs.iter().map(|spec| (spec, server.submit(spec))).collect();
+        for (spec, submitted) in running {
+            let (tokens, end) = collect(submitted).await;
+            assert!(end.is_ok(), "{end:?}");
+            assert_eq!(tokens, server.reference(spec));
+        }
+    }
+    assert_eq!(*server.source.incarnations().borrow(), 1, "no worker found a plan out of order");
 }
