@@ -69,6 +69,8 @@ def load(launched: Launched) -> None:
     assert all(answer.error is None for answer in ask_all(launched.address, asks + asks[:1]))
     assert wire.post(launched.address, "/generate", {"inputs": ""}, headers=headers).status == 422
     assert wire.get(launched.address, "/info").status == 401
+    grammar = {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "[0-9]{3}"}}}
+    assert wire.post(launched.address, "/generate", grammar, headers=headers).status == 200
     gone = {"prompt": "and so on", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with wire.Events(launched.address, "/v1/completions", gone, headers=headers) as events:
         next(iter(events))
