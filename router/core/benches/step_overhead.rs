@@ -121,7 +121,7 @@ async fn core_and_wire(group: &Group, rows: u32, in_flight: usize) -> Vec<Durati
         while sent.len() < in_flight {
             let Some(plan) = scheduler.plan(Instant::now()) else { break };
             sent.push_back(plan.number);
-            run.send(plan);
+            run.send(Some(plan), None);
         }
         let result = run.next().await.expect("the worker answers");
         sent.pop_front();

@@ -23,7 +23,7 @@ pub enum GrammarSource {
 
 impl GrammarSource {
     /// Bytes of it, about: what compiling takes grows with them.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),
