@@ -144,7 +144,7 @@ test-clients: install client-environments ## tests of client libraries, and the 
 
 .PHONY: test-all
 test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
-	$(PYTEST) integration-tests server/tests -m tail
+	$(PYTEST) integration-tests -m tail
 
 .PHONY: golden
 golden: install client-environments ## record anew what clients send: integration-tests/golden
