@@ -40,6 +40,8 @@ pub(super) struct InFlight {
     pub admitted: u32,
     pub expected: Duration,
     pub built: Instant,
+    /// It has masked rows.
+    pub is_masked: bool,
     pub masks_sent: Option<Instant>,
 }
 
@@ -54,7 +56,7 @@ impl InFlight {
 
     /// It has masked rows whose masks were not sent yet: its model may run, and it cannot end.
     pub fn owes_masks(&self) -> bool {
-        self.masks_sent.is_none() && self.rows.iter().any(|row| row.masked)
+        self.is_masked && self.masks_sent.is_none()
     }
 
     /// Sequences that left the queue with it joined others that ran.

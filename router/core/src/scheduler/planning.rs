@@ -71,12 +71,14 @@ impl Core {
             prompt_rows: draft.prompt_rows,
             first_run: false,
             masks_sent: None,
+            is_masked: false,
             granted: Duration::ZERO,
             admitted: draft.admitted,
             expected: self.cost.expect(draft.work),
             built: now,
         };
         step.first_run = !self.shapes.contains(&step.shape());
+        step.is_masked = step.rows.iter().any(|row| row.masked);
         self.in_flight.push_back(step);
         Some(plan)
     }
