@@ -4,7 +4,8 @@ Made by `penstock.rpc.plan_reader` from messages, and by the worker itself for w
 mean for the slots is checked by `penstock.engine.slots`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,61 +31,65 @@ NO_TARGET = 0xFFFFFFFF
 NO_PAGE = 0xFFFFFFFF
 
 
+def _column(default: float = 0, ragged_by: str = "", optional: bool = False) -> Any:
+    return field(metadata={"default": default, "ragged_by": ragged_by, "optional": optional})
+
+
 @dataclass(slots=True)
 class Starts:
-    """What the plan's START rows are sampled with: columns of the message of the same name."""
+    """What the plan's START rows are sampled with: columns of the message of the same name, in its order.
 
-    seeds: U64
-    temperatures: F32
-    top_ks: U32
-    top_ps: F32
-    typical_ps: F32
-    min_ps: F32
-    repetition_penalties: F32
-    frequency_penalties: F32
-    presence_penalties: F32
-    top_tokens: U32
-    history_counts: U32
-    history_outputs: U32
-    history: U32
-    bias_counts: U32
-    bias_tokens: U32
-    biases: F32
-    first_ends: U32
-    end_counts: U32
-    end_tokens: U32
-    watermark_deltas: F32
-    watermark_greens: U32
-    encoder_counts: U32  # one for each START row of an encoder-decoder; none of a decoder's
+    The one table of them in Python: a test compares it with penstock.proto.
+    """
+
+    seeds: U64 = _column()
+    temperatures: F32 = _column()
+    top_ks: U32 = _column()
+    top_ps: F32 = _column(default=1)
+    typical_ps: F32 = _column(default=1)
+    min_ps: F32 = _column()
+    repetition_penalties: F32 = _column(default=1)
+    frequency_penalties: F32 = _column()
+    presence_penalties: F32 = _column()
+    top_tokens: U32 = _column()
+    history_counts: U32 = _column()
+    history_outputs: U32 = _column()
+    history: U32 = _column(ragged_by="history_counts")
+    bias_counts: U32 = _column()
+    bias_tokens: U32 = _column(ragged_by="bias_counts")
+    biases: F32 = _column(ragged_by="bias_counts")
+    first_ends: U32 = _column()
+    end_counts: U32 = _column()
+    end_tokens: U32 = _column(ragged_by="end_counts")
+    watermark_deltas: F32 = _column()
+    watermark_greens: U32 = _column()
+    encoder_counts: U32 = _column(optional=True)  # one for each START row of an encoder-decoder; none of a decoder's
+
+
+@dataclass(frozen=True)
+class StartColumn:
+    """A column of `Starts`: an entry for each START row, or as many as another column says, or absent."""
+
+    name: str
+    dtype: str
+    default: float  # what asks for nothing
+    ragged_by: str  # the column that has the number of its entries of each row; "": one
+    optional: bool  # may be absent
+
+
+START_COLUMNS = tuple(
+    StartColumn(column.name, {U64: "<u8", U32: "<u4", F32: "<f4"}[column.type], **column.metadata)
+    for column in fields(Starts)
+)
 
 
 def greedy_starts(rows: int) -> Starts:
     """Greedy sampling for `rows` START rows: for plans that the worker makes itself."""
-    off, one = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    nothing, none = np.zeros(rows, np.uint32), np.zeros(0, np.uint32)
     return Starts(
-        seeds=np.zeros(rows, np.uint64),
-        temperatures=off,
-        top_ks=nothing,
-        top_ps=one,
-        typical_ps=one,
-        min_ps=off,
-        repetition_penalties=one,
-        frequency_penalties=off,
-        presence_penalties=off,
-        top_tokens=nothing,
-        history_counts=nothing,
-        history_outputs=nothing,
-        history=none,
-        bias_counts=nothing,
-        bias_tokens=none,
-        biases=np.zeros(0, np.float32),
-        first_ends=nothing,
-        end_counts=nothing,
-        end_tokens=none,
-        watermark_deltas=off,
-        watermark_greens=nothing,
-        encoder_counts=none,
+        *(
+            np.full(0 if column.ragged_by or column.optional else rows, column.default, column.dtype)
+            for column in START_COLUMNS
+        )
     )
 
 
@@ -104,3 +109,4 @@ class Plan:
     prompt_targets: U32
     starts: Starts | None
     traces: bytes = b""
+    drafts: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: no row has any

@@ -55,7 +55,13 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         request.memory_fraction,
         held=weight_bytes(engine),
         working=working_bytes(
-            config, engine.dtype, engine.device, request.max_slots, request.max_step_tokens, longest
+            config,
+            engine.dtype,
+            engine.device,
+            request.max_slots,
+            request.max_step_tokens,
+            longest,
+            request.max_step_drafts,
         ),
         neighbours=engine.group.neighbours,
     )
@@ -84,6 +90,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             vocab_size=config.vocab_size,
             has_encoder=engine.has_encoder,
             max_side_positions=config.max_side_positions,
+            max_step_drafts=request.max_step_drafts,
         )
     )
     if engine.threads is not None:
@@ -141,6 +148,7 @@ def working_bytes(
     max_slots: int,
     max_step_tokens: int,
     longest: int,
+    max_step_drafts: int = 0,
 ) -> int:
     """What the largest step needs beside weights and cache, roughly and upwards."""
     tokens = min(max_step_tokens, max_slots * longest)
@@ -151,10 +159,10 @@ def working_bytes(
     )
     # Queries and results of attention as rectangles, in float64 at most.
     attended = 4 * 8 * config.heads * config.head_dim
-    logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
+    logits = 4 * 4 * min(max_slots + max_step_drafts, tokens) * config.vocab_size
     # Of each key of each sequence: its row in the cache and whether it is seen, in every view, of this step and of the
     # last one; and what these are made of. Sequences may share their keys, but not this.
-    keys = min(max_slots, tokens) * (longest * 9 // 8 + 32)
+    keys = min(max_slots + max_step_drafts, tokens) * (longest * 9 // 8 + 32)
     # Windows and tables through which layers look at the cache; of an encoder-decoder, at either side's keys.
     views = 2 if config.has_encoder else len(config.windows) * divide(config.layer_windows, longest).count
     numbers = keys * (2 * views * (8 + 4) + 4 * 8)

@@ -14,6 +14,8 @@ pub(super) struct Work {
     /// Whether it has decode rows only: those steps are corrected apart, since a decode's attention is
     /// bound by memory and a chunk's by arithmetic.
     pub prompts: bool,
+    /// Whether rows of it verify drafts: of steps without prompts those are corrected apart, too.
+    pub verifies: bool,
 }
 
 impl Work {
@@ -33,9 +35,12 @@ fn context(position: u32, count: u32) -> f64 {
 #[derive(Clone, Debug)]
 pub(super) struct StepCost {
     model: CostModel,
-    /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
+    /// Measured over expected, smoothed: of steps with decodes only, of steps with prompts, and of decodes with drafts.
     decode_scale: f64,
     prompt_scale: f64,
+    verify_scale: f64,
+    /// Of a step that had nothing before it in flight, what was neither reading, computing nor choosing, smoothed.
+    round_trip_ns: f64,
 }
 
 /// Weight of the newest measurement.
@@ -43,6 +48,14 @@ const SMOOTHING: f64 = 0.1;
 /// One measurement may say at most that the estimate is this many times wrong: a step that waited for the
 /// machine must not shrink chunks for long.
 const OUTLIER: f64 = 4.0;
+
+/// By so much steps without drafts bring the estimate for those with drafts back to theirs: a bad one is forgotten, and
+/// drafts are tried again.
+const FORGETTING: f64 = 0.002;
+
+/// Before one was measured.
+const ROUND_TRIP_NS: f64 = 300_000.0;
+const MOST_ROUND_TRIP_NS: f64 = 1_000_000.0;
 
 impl StepCost {
     pub fn new(model: CostModel) -> Self {
@@ -53,7 +66,7 @@ impl StepCost {
             per_token_ns: sane(model.per_token_ns, 1.0),
             per_context_token_ns: sane(model.per_context_token_ns, 0.0),
         };
-        Self { model, decode_scale: 1.0, prompt_scale: 1.0 }
+        Self { model, decode_scale: 1.0, prompt_scale: 1.0, verify_scale: 1.0, round_trip_ns: ROUND_TRIP_NS }
     }
 
     pub fn expect(&self, work: Work) -> Duration {
@@ -70,9 +83,29 @@ impl StepCost {
 
     pub fn learn(&mut self, work: Work, took: Duration) {
         let seen = took.as_nanos() as f64 / self.unscaled(work);
-        let scale = if work.prompts { &mut self.prompt_scale } else { &mut self.decode_scale };
+        let scale = match work {
+            Work { prompts: true, .. } => &mut self.prompt_scale,
+            Work { verifies: true, .. } => &mut self.verify_scale,
+            _ => &mut self.decode_scale,
+        };
         let seen = seen.clamp(*scale / OUTLIER, *scale * OUTLIER);
         *scale += SMOOTHING * (seen - *scale);
+        if !work.prompts && !work.verifies {
+            self.verify_scale += FORGETTING * (self.decode_scale - self.verify_scale);
+        }
+    }
+
+    /// The same of a step that had nothing before it in flight: its time has the way to the workers and back in it. They
+    /// say what they `computed`, where that is done before they answer; an accelerator only begins with it then.
+    pub fn learn_alone(&mut self, work: Work, took: Duration, computed: Duration) {
+        let seen = (took.saturating_sub(computed).as_nanos() as f64).min(MOST_ROUND_TRIP_NS);
+        self.round_trip_ns += SMOOTHING * (seen - self.round_trip_ns);
+        self.learn(work, took.saturating_sub(Duration::from_nanos(self.round_trip_ns as u64)));
+    }
+
+    /// In nanoseconds: how long workers have nothing to do when a plan waits for the last result.
+    pub fn round_trip(&self) -> f64 {
+        self.round_trip_ns
     }
 
     /// The most tokens of a prompt, from `position` on, that may join `work` without the step lasting
@@ -97,7 +130,11 @@ impl StepCost {
     }
 
     fn scale(&self, work: Work) -> f64 {
-        if work.prompts { self.prompt_scale } else { self.decode_scale }
+        match work {
+            Work { prompts: true, .. } => self.prompt_scale,
+            Work { verifies: true, .. } => self.verify_scale,
+            _ => self.decode_scale,
+        }
     }
 }
 

@@ -1,0 +1,106 @@
+"""What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
+
+    .venv/bin/python benchmarks/speculation.py [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
+
+Two servers of the shipped model, asked in turn, over HTTP; greedy unless said otherwise. Texts that repeat their prompt (a
+list that goes on) at batch 1, 8 and 32, and the worst case: random tokens, of which nothing can be guessed, at batch 1 and 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import threading
+import time
+from typing import Any
+
+from running_server import Server, penstock, processor, spread
+
+LIST = ", ".join(f"item {number} is {'red' if number % 2 else 'blue'}" for number in range(12))
+
+
+def repeating(number: int) -> dict[str, Any]:
+    """A text that goes on as it began."""
+    return {"prompt": f"{number}: {LIST}\n{number}: {LIST}\n{number}: {LIST}", "temperature": 0}
+
+
+def surprising(number: int) -> dict[str, Any]:
+    """One of many tokens each time, as good as at random."""
+    rng = random.Random(number)
+    words = " ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(40))
+    return {"prompt": words, "temperature": 2.0, "seed": number, "logit_bias": {str(t): 100 for t in range(400, 700)}}
+
+
+def chatting(number: int) -> dict[str, Any]:
+    """What the model says by itself."""
+    return {"prompt": f"<|im_start|>user\nTell me story {number}.<|im_end|>\n<|im_start|>assistant\n", "temperature": 0}
+
+
+KINDS = {"repeats its prompt": repeating, "chat": chatting, "random": surprising}
+
+
+def rate(server: Server, kind: str, batch: int, tokens: int) -> float:
+    """Tokens per second of so many requests at once."""
+    failures: list[str] = []
+
+    def ask(number: int) -> None:
+        body = {**KINDS[kind](number), "max_tokens": tokens, "ignore_eos": True}
+        usage = server.post("/v1/completions", body)["usage"]
+        if usage["completion_tokens"] != tokens:
+            failures.append(f"{kind}: {usage}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(batch)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - began
+    if failures:
+        raise RuntimeError(failures[0])
+    return batch * tokens / took
+
+
+def counted(server: Server) -> tuple[float, float]:
+    """Drafts so far, and those that were accepted."""
+    metrics = server.metrics()
+    return metrics["penstock_drafts"], metrics["penstock_accepted_drafts"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--speculate", type=int, default=8)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    arguments = parser.parse_args()
+    print(f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each")
+    flags = ("--dtype", arguments.dtype)
+    with penstock(*flags) as off, penstock(*flags, "--speculate", str(arguments.speculate)) as on:
+        for kind in KINDS:
+            for batch in arguments.batches:
+                for server in (off, on):
+                    rate(server, kind, batch, arguments.tokens)
+                before = counted(on)
+                pairs = []
+                for turn in range(arguments.rounds):
+                    order = (off, on) if turn % 2 == 0 else (on, off)
+                    found = {id(server): rate(server, kind, batch, arguments.tokens) for server in order}
+                    pairs.append((found[id(off)], found[id(on)]))
+                drafts, accepted = (now - then for now, then in zip(counted(on), before, strict=True))
+                ratios = [with_drafts / without for without, with_drafts in pairs]
+                share = accepted / (arguments.rounds * batch * arguments.tokens)
+                print(
+                    f"batch {batch:>2}, {kind:>18}: off {spread([a for a, _ in pairs], ' tok/s')}, "
+                    f"on {spread([b for _, b in pairs], ' tok/s')}; ratio {statistics.median(ratios):.3f} "
+                    f"({min(ratios):.2f}-{max(ratios):.2f}); {drafts:.0f} drafts, {share:.0%} of the tokens accepted ones",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
