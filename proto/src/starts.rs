@@ -29,7 +29,7 @@ macro_rules! start_columns {
                 let columns = Self { $($name: numbers(stringify!($name), &starts.$name)?,)+ };
                 let rows = columns.seeds.len();
                 $(
-                    let wanted = start_columns!(@$kind columns, $name, rows $(, $by)?);
+                    let wanted: usize = start_columns!(@$kind columns, $name, rows $(, $by)?);
                     let entries = columns.$name.len();
                     if entries != wanted {
                         return Err(format!("starts.{} has {entries} entries instead of {wanted}", stringify!($name)));

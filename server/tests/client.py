@@ -29,6 +29,7 @@ START, CONTINUE, SAMPLE, PROMPT_LOGPROBS, MASKED = (
     pb.ROW_FLAG_MASKED,
 )
 
+
 def row(
     slot: int,
     tokens: list[int] | None = None,

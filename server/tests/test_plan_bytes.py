@@ -64,7 +64,9 @@ def plans(draw: st.DrawFn) -> pb.StepPlan:
         kinds = draw(st.sampled_from(((5, 1, 13), (5, 1, 13), (5, 1, 13, 4, 2, 6, 0))))
         flags = [draw(st.sampled_from(kinds)) for _ in slots]
         drafts = [draw(st.sampled_from((0, 0, 0, 1, 3))) if flag & 12 == 4 else 0 for flag in flags]
-        counts = [(1 if flag & 2 else draw(st.integers(1, 20))) + n for flag, n in zip(flags, drafts, strict=True)]
+        counts = [
+            (1 if flag & 2 else draw(st.integers(1, 20))) + n for flag, n in zip(flags, drafts, strict=True)
+        ]
         blocks = [draw(st.sampled_from((0, 1, 2, 2, 2))) for _ in slots]
         fed = sum(count - (flag & 2 != 0) for flag, count in zip(flags, counts, strict=True))
         targets = sum(count for flag, count in zip(flags, counts, strict=True) if flag & 8)

@@ -199,7 +199,11 @@ BAD = {
     "no room": ([row(0, None, 7, drafts=[1] * 30)], {}, "new_pages"),
     "a row that does not sample": ([row(0, None, 7, drafts=[1], sample=False)], {}, "drafts"),
     "a masked row": ([row(0, None, 7, drafts=[1], masked=True)], {}, "drafts"),
-    "log probabilities of a prompt": ([row(0, [3, 4], 7, targets=[4, 5], drafts=[])], {"drafts": [1]}, "drafts"),
+    "log probabilities of a prompt": (
+        [row(0, [3, 4], 7, targets=[4, 5], drafts=[])],
+        {"drafts": [1]},
+        "drafts",
+    ),
     "behind the bound": ([row(0, None, 8, drafts=[1])], {}, "positions"),
 }
 
@@ -225,7 +229,7 @@ def test_a_bound_holds_until_it_is_used_up(driver: Driver) -> None:
     driver.step([row(0, None, at, drafts=[(expected[1] + 1) % 199] * 4)])
     assert sampled(driver.step([row(0, None, at + 5)])) == [expected[2]]
     assert sampled(driver.step([row(0, None, at + 2)])) == [expected[3]]
-    with pytest.raises(BadPlan, match="^positions"):
+    with pytest.raises(BadPlan, match=r"^positions"):
         driver.step([row(0, None, at + 9)])
 
 
@@ -262,7 +266,8 @@ def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
     expected = None
     for at in range(rounds):
         made = sampler(
-            *({"seed": at * rows + seed, **settings, **history} for seed in range(rows)), vocabulary=vocabulary
+            *({"seed": at * rows + seed, **settings, **history} for seed in range(rows)),
+            vocabulary=vocabulary,
         )
         made._logprobs_SV = torch.empty((2 * rows, vocabulary))
         slots, positions = np.repeat(np.arange(rows), 2), np.tile([7, 8], rows)
@@ -298,7 +303,9 @@ def test_penalties_count_accepted_drafts_and_no_others() -> None:
     for place, token in enumerate([10, 11, 12, 13]):
         logits_SV[place, token] = 5.0
     drafts = Drafts(np.array([4]), torch.tensor([10, 11, 50, 0]))
-    found = made.sample(logits_SV, np.zeros(4, np.int64), np.arange(4), torch.zeros(4, dtype=torch.int64), None, drafts)
+    found = made.sample(
+        logits_SV, np.zeros(4, np.int64), np.arange(4), torch.zeros(4, dtype=torch.int64), None, drafts
+    )
     assert found.verified is not None
     assert found.verified.accepted_R.tolist() == [2] and found.verified.last_tokens_R.tolist() == [12]
     counted = made._output_RV[made.count_rows[0]].nonzero().flatten().tolist()

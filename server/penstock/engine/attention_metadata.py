@@ -165,7 +165,9 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
 
 def _pieces(plan: Plan) -> Pieces:
     every = np.arange(len(plan.slots))
-    split = (plan.counts <= plan.drafts + 1) & (plan.drafts > 0) if len(plan.drafts) else np.zeros(0, np.bool_)
+    split = (
+        (plan.counts <= plan.drafts + 1) & (plan.drafts > 0) if len(plan.drafts) else np.zeros(0, np.bool_)
+    )
     if not split.any():
         return Pieces(plan.slots, plan.positions, plan.counts, every, every)
     numbers = np.where(split, plan.counts, 1)
@@ -189,12 +191,7 @@ def sampled_positions(plan: Plan) -> tuple[I64, I64]:
 def is_steady(plan: Plan) -> bool:
     """Whether every row continues and samples, masked or not, and nothing else happens: most steps of a busy server."""
     continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
-    return (
-        plan.starts is None
-        and not len(plan.released)
-        and not len(plan.drafts)
-        and bool(continues.all())
-    )
+    return plan.starts is None and not len(plan.released) and not len(plan.drafts) and bool(continues.all())
 
 
 def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:

@@ -20,7 +20,18 @@ from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache
-from penstock.engine.plan import CONTINUE, I64, MASKED, NO_TARGET, PROMPT_LOGPROBS, SAMPLE, START, U32, Bools, Plan
+from penstock.engine.plan import (
+    CONTINUE,
+    I64,
+    MASKED,
+    NO_TARGET,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    U32,
+    Bools,
+    Plan,
+)
 from penstock.engine.sampling import Drafts, Masks, Sampled, Sampler, most_likely
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.tables import Tables, divide
@@ -79,7 +90,9 @@ class Launched:
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
     unsampled: "Unsampled | None" = None  # the model has run, and the masks for sampling are awaited
-    accepted_R: Tensor | None = None  # drafts, of each row that samples; None: it has none, or another stage knows
+    accepted_R: Tensor | None = (
+        None  # drafts, of each row that samples; None: it has none, or another stage knows
+    )
 
 
 @dataclass(slots=True)
@@ -390,7 +403,9 @@ class Engine:
             previous_S = ids_T.index_select(0, tokens_S)
             sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
         sampling = (plan.flags & SAMPLE) != 0
-        told = torch.empty((1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device)
+        told = torch.empty(
+            (1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device
+        )
         if sampled is not None and sampled.verified is not None:
             told[0], told[1] = sampled.verified.last_tokens_R, sampled.verified.accepted_R
         elif sampled is not None:

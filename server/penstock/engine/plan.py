@@ -31,8 +31,9 @@ NO_TARGET = 0xFFFFFFFF
 NO_PAGE = 0xFFFFFFFF
 
 
-def _column(default: float = 0, ragged_by: str = "", optional: bool = False) -> Any:
-    return field(metadata={"default": default, "ragged_by": ragged_by, "optional": optional})
+# What is known of a column of `Starts`: see StartColumn.
+_ZERO: dict[str, Any] = {"default": 0, "ragged_by": "", "optional": False}
+_ONE = {**_ZERO, "default": 1}
 
 
 @dataclass(slots=True)
@@ -42,28 +43,30 @@ class Starts:
     The one table of them in Python: a test compares it with penstock.proto.
     """
 
-    seeds: U64 = _column()
-    temperatures: F32 = _column()
-    top_ks: U32 = _column()
-    top_ps: F32 = _column(default=1)
-    typical_ps: F32 = _column(default=1)
-    min_ps: F32 = _column()
-    repetition_penalties: F32 = _column(default=1)
-    frequency_penalties: F32 = _column()
-    presence_penalties: F32 = _column()
-    top_tokens: U32 = _column()
-    history_counts: U32 = _column()
-    history_outputs: U32 = _column()
-    history: U32 = _column(ragged_by="history_counts")
-    bias_counts: U32 = _column()
-    bias_tokens: U32 = _column(ragged_by="bias_counts")
-    biases: F32 = _column(ragged_by="bias_counts")
-    first_ends: U32 = _column()
-    end_counts: U32 = _column()
-    end_tokens: U32 = _column(ragged_by="end_counts")
-    watermark_deltas: F32 = _column()
-    watermark_greens: U32 = _column()
-    encoder_counts: U32 = _column(optional=True)  # one for each START row of an encoder-decoder; none of a decoder's
+    seeds: U64 = field(metadata=_ZERO)
+    temperatures: F32 = field(metadata=_ZERO)
+    top_ks: U32 = field(metadata=_ZERO)
+    top_ps: F32 = field(metadata=_ONE)
+    typical_ps: F32 = field(metadata=_ONE)
+    min_ps: F32 = field(metadata=_ZERO)
+    repetition_penalties: F32 = field(metadata=_ONE)
+    frequency_penalties: F32 = field(metadata=_ZERO)
+    presence_penalties: F32 = field(metadata=_ZERO)
+    top_tokens: U32 = field(metadata=_ZERO)
+    history_counts: U32 = field(metadata=_ZERO)
+    history_outputs: U32 = field(metadata=_ZERO)
+    history: U32 = field(metadata={**_ZERO, "ragged_by": "history_counts"})
+    bias_counts: U32 = field(metadata=_ZERO)
+    bias_tokens: U32 = field(metadata={**_ZERO, "ragged_by": "bias_counts"})
+    biases: F32 = field(metadata={**_ZERO, "ragged_by": "bias_counts"})
+    first_ends: U32 = field(metadata=_ZERO)
+    end_counts: U32 = field(metadata=_ZERO)
+    end_tokens: U32 = field(metadata={**_ZERO, "ragged_by": "end_counts"})
+    watermark_deltas: F32 = field(metadata=_ZERO)
+    watermark_greens: U32 = field(metadata=_ZERO)
+    encoder_counts: U32 = field(
+        metadata={**_ZERO, "optional": True}
+    )  # one for each START row of an encoder-decoder, or none
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,9 @@ class StartColumn:
     optional: bool  # may be absent
 
 
+_DTYPES: dict[Any, str] = {U64: "<u8", U32: "<u4", F32: "<f4"}
 START_COLUMNS = tuple(
-    StartColumn(column.name, {U64: "<u8", U32: "<u4", F32: "<f4"}[column.type], **column.metadata)
-    for column in fields(Starts)
+    StartColumn(column.name, _DTYPES[column.type], **column.metadata) for column in fields(Starts)
 )
 
 

@@ -344,9 +344,7 @@ class Sampler:
             rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
             is_kept_S = None
             if verified is not None:
-                accepted_S = verified.accepted_R.index_select(
-                    0, self._on_device(verified.rows_S[counted])
-                )
+                accepted_S = verified.accepted_R.index_select(0, self._on_device(verified.rows_S[counted]))
                 is_kept_S = self._on_device(verified.offsets_S[counted]) <= accepted_S
             ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, chosen), is_kept_S)
 

@@ -110,8 +110,8 @@ impl Core {
         // Prompts have half of what is left at least.
         let most = self.capacity.max_step_drafts.min(budget.tokens / 2);
         draft.drafts = self.allot_drafts(&keys, budget.work, most);
-        for &(key, drafts) in &draft.drafts {
-            budget.work.add(self.sequences[key].num_scheduled_tokens, drafts);
+        for &(_, drafts) in &draft.drafts {
+            budget.work.add_drafts(drafts);
             budget.tokens -= drafts;
         }
         keys.clear();
@@ -360,8 +360,8 @@ impl Core {
             trace: sequence.trace,
         });
 
-        draft.work.add(position, count);
-        draft.work.verifies |= drafts > 0;
+        draft.work.add(position, count - drafts);
+        draft.work.add_drafts(drafts);
         self.counters.drafts += u64::from(drafts);
         if continues {
             self.counters.decode_tokens += u64::from(count);
@@ -473,16 +473,17 @@ impl Core {
     /// their window. `false` when the sequence has to step back itself.
     fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
         let sequence = &mut self.sequences[key];
+        let blocks = (sequence.num_scheduled_tokens + count).div_ceil(self.pool.block_size()) as usize;
+        let missing = blocks.saturating_sub(sequence.table.blocks.len()) as u32 * self.pool.tables().count();
+        if sequence.drafts_in_flight > 0 && missing > self.pool.available() {
+            // It may be shorter than it was planned to be, and need no more: the results tell.
+            return false;
+        }
         let confirmed = sequence.confirmed();
         self.pool.advance(&mut sequence.table, confirmed);
-        let blocks = (sequence.num_scheduled_tokens + count).div_ceil(self.pool.block_size()) as usize;
         while self.sequences[key].table.blocks.len() < blocks {
             if self.pool.grow(&mut self.sequences[key].table) {
                 continue;
-            }
-            if self.sequences[key].drafts_in_flight > 0 {
-                // It may be shorter than it was planned to be, and need no more: the results tell.
-                return false;
             }
             match self.victim(key, draft) {
                 Some(victim) => self.preempt(victim),

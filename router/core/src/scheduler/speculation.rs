@@ -43,6 +43,12 @@ pub(super) const INDEXED_AT_ONCE: usize = 1024;
 const MARGIN: f64 = 1.1;
 const STEP_MARGIN: f64 = 1.02;
 
+/// A guess that is right so often is good enough to measure what drafts cost; then a row has so many, and all rows together
+/// this part of their number.
+const PROBE_ACCURACY: f64 = 0.5;
+const PROBE_DRAFTS: u32 = 4;
+const PROBE_PART: u32 = 8;
+
 /// A row that may have drafts.
 struct Candidate {
     key: usize,
@@ -67,6 +73,18 @@ impl Expected {
     }
 }
 
+/// A few drafts, to measure a step with some.
+fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<(usize, u32)> {
+    let mut left = budget.min(PROBE_DRAFTS.max(work.tokens / PROBE_PART));
+    let good = candidates.iter().filter(|row| row.accuracy >= PROBE_ACCURACY);
+    let drafts = good.map(|row| {
+        let drafts = row.most.min(left).min(PROBE_DRAFTS);
+        left -= drafts;
+        (row.key, drafts)
+    });
+    drafts.collect()
+}
+
 impl Core {
     /// Drafts for the rows of `keys`, which decode and are `work`; at most `budget` in all.
     pub(super) fn allot_drafts(&self, keys: &[usize], work: Work, budget: u32) -> Vec<(usize, u32)> {
@@ -74,7 +92,13 @@ impl Core {
         match self.rules.drafting {
             Drafting::Off => Vec::new(),
             Drafting::Adaptive(_) if candidates.is_empty() => Vec::new(),
-            Drafting::Adaptive(_) => self.expect(&candidates, work, budget, |row| row.ahead).drafts,
+            Drafting::Adaptive(_) => {
+                let step = self.expect(&candidates, work, budget, |row| row.ahead);
+                match step.drafts.is_empty() && self.cost.is_due_a_probe() {
+                    true => probe(&candidates, work, budget),
+                    false => step.drafts,
+                }
+            }
             #[cfg(test)]
             Drafting::Always(_) => {
                 let mut left = budget;
@@ -138,23 +162,19 @@ impl Core {
     ) -> Expected {
         let nanoseconds = |work: Work| self.cost.expect(work).as_nanos() as f64;
         let rows = f64::from(work.tokens);
-        let plain = Expected { tokens: rows, nanoseconds: nanoseconds(work), drafts: Vec::new() };
-        let mut verifying = Work { verifies: true, ..work };
-        let mut step =
-            Expected { tokens: rows, nanoseconds: nanoseconds(verifying).max(1.0), drafts: Vec::new() };
+        let plain = Expected { tokens: rows, nanoseconds: nanoseconds(work).max(1.0), drafts: Vec::new() };
+        let mut one = work;
+        one.add_drafts(1);
+        let per_draft = nanoseconds(one) - plain.nanoseconds;
+        let mut step = Expected { tokens: rows, nanoseconds: plain.nanoseconds, drafts: Vec::new() };
         let mut left = budget;
         for row in candidates {
-            let position = self.sequences[row.key].num_scheduled_tokens;
             let mut chance = row.accuracy.powi(ahead(row) as i32 + 1);
             let mut drafts = 0;
-            while drafts < row.most.min(left) {
-                let mut more = verifying;
-                more.add(position, 1);
-                let longer = nanoseconds(more);
-                if chance * step.nanoseconds < MARGIN * step.tokens * (longer - step.nanoseconds) {
-                    break;
-                }
-                (step.tokens, step.nanoseconds, verifying) = (step.tokens + chance, longer, more);
+            while drafts < row.most.min(left) && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft
+            {
+                step.tokens += chance;
+                step.nanoseconds += per_draft;
                 chance *= row.accuracy;
                 drafts += 1;
             }

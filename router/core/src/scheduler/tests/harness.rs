@@ -164,6 +164,8 @@ pub struct Harness {
     /// With the steps that passed since.
     jobs: VecDeque<(MaskJob, u32)>,
     masks: VecDeque<Masks>,
+    /// By so much longer a step takes for each token that it feeds.
+    pub token_time: Duration,
     pub now: Instant,
     next_id: u64,
 }
@@ -202,6 +204,7 @@ impl Harness {
             mask_delay: 0,
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
+            token_time: Duration::ZERO,
             now: Instant::now(),
             next_id: 1,
         }
@@ -309,7 +312,8 @@ impl Harness {
         }
         let plan = self.plans.pop_front()?;
         let masks = self.masks_of(&plan);
-        self.now += STEP;
+        let tokens: u32 = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&plan.counts).iter().sum();
+        self.now += STEP + self.token_time * tokens;
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_proto::ids::TokenId;
 use penstock_proto::{RowFlag, StepPlan};
 
-use super::harness::{Harness, every, spec, tiny};
+use super::harness::{Harness, STEP, every, spec, tiny};
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Finish, Sampling, SequenceSpec};
 use crate::worker::LossKind;
@@ -97,15 +97,30 @@ fn a_text_that_surprises_has_no_drafts_and_one_that_repeats_has_many() {
     assert!(repeats.core.counters.accepted_drafts > 150, "{:?}", repeats.core.counters);
 }
 
-#[test]
-fn where_a_token_costs_as_much_as_a_step_there_are_no_drafts() {
+fn costly() -> MockConfig {
     let mut config = repeating();
     config.cost.fixed_ns = 1.0;
     config.cost.per_token_ns = 1e5;
-    let mut harness = harness(config, Drafting::Adaptive(6));
-    harness.submit(spec(&[3, 4, 5], 300));
-    harness.run_to_end();
-    assert_eq!(harness.core.counters.drafts, 0);
+    config
+}
+
+#[test]
+fn where_a_token_costs_as_much_as_a_step_drafts_are_only_measured() {
+    let mut harness = harness(costly(), Drafting::Adaptive(6));
+    harness.token_time = STEP * 50;
+    harness.submit(spec(&[3, 4, 5], 500));
+    let steps = steps(&mut harness);
+    let drafts = harness.core.counters.drafts;
+    assert!(drafts < 250, "{drafts} drafts in {steps} steps");
+}
+
+#[test]
+fn a_cost_model_that_is_wrong_about_drafts_is_found_out() {
+    let mut harness = harness(costly(), Drafting::Adaptive(6));
+    harness.submit(spec(&[3, 4, 5], 500));
+    let steps = steps(&mut harness);
+    assert!(steps < 350, "{steps} steps for 500 tokens");
+    harness.check_against_reference();
 }
 
 #[test]

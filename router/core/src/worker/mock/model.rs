@@ -342,7 +342,7 @@ impl MockModel {
             });
             let shared = read.all(|(table, before)| self.stored(&state.pages, table, before).is_some());
             require!(shared, "row {at} starts at {position}, and not all before it is there");
-            require!(position % size == 0, "row {at} starts in the middle of a block");
+            require!(position.is_multiple_of(size), "row {at} starts in the middle of a block");
         } else {
             require!(position == state.len, "row {at} feeds {position}, its slot is at {}", state.len);
         }
