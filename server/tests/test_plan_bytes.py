@@ -63,7 +63,7 @@ def plans(draw: st.DrawFn) -> pb.StepPlan:
         slots = draw(st.lists(st.integers(0, 3), max_size=4, unique=True))
         kinds = draw(st.sampled_from(((5, 1, 13), (5, 1, 13), (5, 1, 13, 4, 2, 6, 0))))
         flags = [draw(st.sampled_from(kinds)) for _ in slots]
-        drafts = [draw(st.sampled_from((0, 0, 0, 1, 3))) if flag & 12 == 4 else 0 for flag in flags]
+        drafts = [draw(st.sampled_from((0,) * 8 + (1, 3))) if flag & 12 == 4 else 0 for flag in flags]
         counts = [
             (1 if flag & 2 else draw(st.integers(1, 20))) + n for flag, n in zip(flags, drafts, strict=True)
         ]
