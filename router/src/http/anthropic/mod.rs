@@ -41,7 +41,8 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
             let (body, _) = request::translated(fields, false)?;
             let bytes = body.to_string();
             let fields = Fields::parse(bytes.as_bytes(), fields.limits())?;
-            chat::rendered(&fields, &server.config.model_id, server.loaded()?, client)
+            let rendered = chat::rendered(&fields, &server.config.model_id, server.loaded()?, client);
+            rendered.map_err(|error| error.renamed(&request::NAMES))
         });
         let (text, _) = rendered.await?;
         let prompt = &server.loaded()?.serving.prompt;
@@ -57,7 +58,8 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         let (body, mut warnings) = request::translated(fields, true)?;
         let bytes = body.to_string();
         let translated = Fields::parse(bytes.as_bytes(), fields.limits())?;
-        let mut prepared = chat::prepared(&translated, server, client)?;
+        let prepared = chat::prepared(&translated, server, client);
+        let mut prepared = prepared.map_err(|error| error.renamed(&request::NAMES))?;
         warnings.take_over("", std::mem::take(&mut prepared.params.warnings));
         prepared.params.warnings = warnings.settle(fields.limits())?;
         Ok(prepared)

@@ -24,8 +24,11 @@ const SAME: [&Field; 6] = [
     &request_fields::MAX_TOKENS,
 ];
 
+/// What the chat calls them, and this dialect.
+pub const NAMES: [(&str, &str); 2] = [("response_format", "output_config"), ("stop", "stop_sequences")];
+
 /// Accepted, and named in no warning: they ask for nothing of the text.
-const WITHOUT_EFFECT: [&str; 2] = ["service_tier", "betas"];
+const WITHOUT_EFFECT: [&str; 3] = ["service_tier", "betas", "cache_control"];
 
 /// A body of `/v1/chat/completions`, and what has no effect. `needs_limit`: `max_tokens` is required.
 pub fn translated(fields: &Fields, needs_limit: bool) -> Result<(Value, Warnings), ApiError> {

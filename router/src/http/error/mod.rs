@@ -87,6 +87,17 @@ impl ApiError {
         Self { text: format!("{path}: {}", self.text), ..self }
     }
 
+    /// In the words of a dialect whose requests were brought into another's: pairs of that one's name and its own.
+    pub fn renamed(self, names: &[(&'static str, &'static str)]) -> Self {
+        let renamed = |field: Cow<'static, str>| {
+            names.iter().find(|(from, _)| *from == field).map_or(field, |(_, to)| Cow::Borrowed(*to))
+        };
+        let text = names
+            .iter()
+            .fold(self.text, |text, (from, to)| text.replace(&format!("`{from}"), &format!("`{to}")));
+        Self { field: self.field.map(renamed), text, ..self }
+    }
+
     /// A bug.
     pub fn internal() -> Self {
         Self::new(Cause::Internal, "an internal error; the server's log has more")

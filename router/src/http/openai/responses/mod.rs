@@ -40,7 +40,8 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         let mut asked = request::translated(fields)?;
         let bytes = asked.chat.to_string();
         let translated = Fields::parse(bytes.as_bytes(), fields.limits())?;
-        let mut prepared = chat::prepared(&translated, server, client)?;
+        let prepared = chat::prepared(&translated, server, client);
+        let mut prepared = prepared.map_err(|error| error.renamed(&request::NAMES))?;
         asked.warnings.take_over("", std::mem::take(&mut prepared.params.warnings));
         asked.warnings = asked.warnings.settle(fields.limits())?;
         Ok((asked, prepared))

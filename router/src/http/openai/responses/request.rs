@@ -30,6 +30,10 @@ const SAME: [&Field; 14] = [
     &request_fields::CHAT_TEMPLATE_KWARGS,
 ];
 
+/// What the chat calls them, and this dialect.
+pub const NAMES: [(&str, &str); 3] =
+    [("max_completion_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text")];
+
 /// What asks for something that a server without memory of answers has not.
 const REFUSED: [(&str, &str); 4] = [
     ("previous_response_id", "no answer is kept: send the whole conversation as `input`"),
