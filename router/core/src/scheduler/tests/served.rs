@@ -244,14 +244,16 @@ async fn end_complete(config: MockConfig, speculate: u32) -> usize {
     let settings = Settings { step_timeout: Duration::from_secs(2), speculate, ..settings(&config) };
     let served = serve_with(config, never(), settings).await;
     let mut drafts = 0;
-    let specs = many(12, 300);
+    // Drafts in flight take a sequence further, and it has to get past them.
+    let progress = 10 + 5 * speculate;
+    let specs = many(12, 300 + 50 * speculate);
     let mut submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
     let mut tokens: Vec<Vec<u32>> = specs.iter().map(|_| Vec::new()).collect();
     for kill in 0..10 {
         // Some progress between kills, so that nobody looks guilty. On a busy machine tokens of before the last kill may
         // still be waiting to be read: until the workers are back there is nobody to kill.
         let mut rounds = 0;
-        while rounds < 10 || served.handle.stats().worker_restarts < kill {
+        while rounds < progress || served.handle.stats().worker_restarts < kill {
             rounds += 1;
             for (submitted, tokens) in submitted.iter_mut().zip(&mut tokens) {
                 let token = next_sampled(submitted).await;
