@@ -335,7 +335,7 @@ def test_what_is_no_number_reaches_its_own_row_only() -> None:
     for name in SETS:
         bench, attended = attending(name, table, 4, 2, 16)
         got = bench.run([1, 2, 5, 1, 2, 3], [3, 3]).rows(attended, 6)
-        assert got[[0, 1, 3, 4, 5]].isfinite().all() and got[2].isnan().any(), name
+        assert got[3:].isfinite().all() and got[2].isnan().all(), name
 
 
 def chosen(variable: str) -> str:

@@ -11,9 +11,9 @@ namespace penstock {
 
 namespace {
 
-// Turns of a waiting loop before a member sleeps: some 50 us between two jobs, and longer inside of one, where the others
-// are known to be at work.
-constexpr int kTurnsBetweenJobs = 2000, kTurnsInJob = 20000;
+// Turns of a waiting loop before a member sleeps, some 50 us. Beside another load who is waited for may not be running, and
+// gets the processor of who sleeps.
+constexpr int kTurnsBetweenJobs = 1000, kTurnsInJob = 1000;
 constexpr uint32_t kMemberBits = 10, kMembers = (1u << kMemberBits) - 1;
 
 void relax() {
