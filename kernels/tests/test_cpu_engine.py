@@ -85,8 +85,10 @@ class Bench:
         rows = len(counts)
         blocks = rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS
         pages = np.arange(rows * blocks).reshape(1, rows, blocks)[:, :, ::-1].copy()
-        columns = (np.array(column, np.int64) for column in (ids, range(rows), first or [0] * rows, counts))
-        self.made.step(*columns, pages)
+        slots, firsts, lengths = (
+            np.array(column, np.int64) for column in (range(rows), first or [0] * rows, counts)
+        )
+        self.made.step(np.array(ids, np.int64), slots, firsts, lengths, pages)
         return self.made
 
 
@@ -194,7 +196,7 @@ def attention_reference(
     tokens = len(qkv)
     q, k, v = (
         part.reshape(tokens, -1, size)
-        for part in qkv.split([heads * size, kv_heads * size, kv_heads * size], 1)
+        for part in torch.split(qkv, [heads * size, kv_heads * size, kv_heads * size], 1)
     )
     k, v = (part.repeat_interleave(heads // kv_heads, 1) for part in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -259,7 +261,7 @@ def test_attention(name: str, heads: int, kv_heads: int, size: int, choices: dic
     for counts in ((1, 3), (259, 16), (300, 1), (1, 1), (38, 15), (1, 1)):
         fed = [ids[row][done[row] : done[row] + counts[row]] for row in range(2)]
         made = bench.run(fed[0] + fed[1], list(counts), done)
-        got = made.rows(attended, sum(counts)).split(list(counts))
+        got = torch.split(made.rows(attended, sum(counts)), list(counts))
         for row in range(2):
             close(got[row], exact[row][done[row] : done[row] + counts[row]], ulps=2.0)
             done[row] += counts[row]
@@ -283,7 +285,7 @@ def test_norms_and_rotations_of_queries_and_keys(name: str, over: NormOver, size
     write.second_weight = write.norm_weight[: kv_heads * size].contiguous()
 
     x = table[:tokens].bfloat16().float()
-    q, k, v = x.split([heads * size, kv_heads * size, kv_heads * size], 1)
+    q, k, v = torch.split(x, [heads * size, kv_heads * size, kv_heads * size], 1)
 
     def prepared(part: Tensor, weight: Tensor) -> Tensor:
         if over == NormOver.ALL:
@@ -291,7 +293,7 @@ def test_norms_and_rotations_of_queries_and_keys(name: str, over: NormOver, size
         else:
             normed = F.rms_norm(part.view(tokens, -1, size), (size,), None, 1e-6) * weight.view(-1, size)
         cos, sin = angles[:tokens, None].cos(), angles[:tokens, None].sin()
-        a, b, rest = normed.split([rotated // 2, rotated // 2, size - rotated], -1)
+        a, b, rest = torch.split(normed, [rotated // 2, rotated // 2, size - rotated], -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).flatten(1)
 
     turned = torch.cat((prepared(q, write.norm_weight), prepared(k, write.second_weight), v), 1)

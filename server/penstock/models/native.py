@@ -139,7 +139,7 @@ def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group:
         why = unknown_choice(model)
     if why is not None:
         if group.rank == 0:
-            log("INFO", f"torch runs the model: the CPU engine does not know {why}")
+            log("INFO", f"torch runs the model: the CPU engine does not serve {why}")
         return model
     assert isinstance(model, Decoder)
     threads = torch.get_num_threads()

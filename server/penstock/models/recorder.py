@@ -6,6 +6,7 @@ nothing. Weights are packed where they are: a decoder that was recorded cannot b
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,7 +152,7 @@ class _Recorder:
         qkv = self._buffer("qkv", Layout.F32, (heads + 2 * kv_heads) * size)
         queries = self._buffer("queries", Layout.QUERIES, heads * size)
         attended = self._buffer("attended", Layout.BF16, heads * size)
-        shape = {"layer": index, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
+        shape: dict[str, Any] = {"layer": index, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
         self._linear(self.normed, qkv, attention.qkv)
         write = Operation(Kind.WRITE_KV, qkv, queries, **shape, clip=attention.clip)
         if attention.q_norm is not None and attention.k_norm is not None:
