@@ -135,64 +135,121 @@ void norm(const NormArgs &args, const Work &work) {
 // Rows whose products are taken while a column of tiles is in the processor's second cache.
 constexpr int kRowsInChunk = 256;
 
-// 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are multiplied with.
-SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums, const float *up, int up_tile) {
-    const int output = tile * 16;
-    const int outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
-    const int count = static_cast<int>(least(16, outputs - output));
-    const F16 bias = args.bias ? load(args.bias + output) : F16{};
-    const F16 up_bias = args.bias && up ? load(args.bias + up_tile * 16) : F16{};
-    for (int row = 0; row < rows; row++) {
-        F16 y = load(sums + row * 16) + bias;
-        uint8_t *to = args.target + (first_row + row) * args.target_bytes + (int64_t)output * (args.to_bf16 ? 2 : 4);
-        switch (args.epilogue) {
-            case PENSTOCK_GATE: y = activated(y, args.activation) * (load(up + row * 16) + up_bias); break;
-            case PENSTOCK_ACTIVATE: y = activated(y, args.activation); break;
-            case PENSTOCK_ADD: y = y * args.scale + load(reinterpret_cast<float *>(to)); break;
-            case PENSTOCK_STORE:
-                if (args.scale != 1.0f) y = y * args.scale;
-                if (args.softcap != 0.0f) y = tanh_of(y / args.softcap) * args.softcap;
-                break;
+// Of a tile, for `finish`.
+struct Finish {
+    F16 bias, up_bias;
+    float scale, softcap;
+    int count;  // outputs that there are
+};
+
+template <penstock_epilogue epilogue, penstock_activation activation, bool short_target>
+INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to, int64_t target_bytes) {
+    for (int row = 0; row < rows; row++, to += target_bytes) {
+        F16 y = load(sums + row * 16) + finish.bias;
+        float *long_to = reinterpret_cast<float *>(to);
+        if (epilogue == PENSTOCK_GATE) y = activated(y, activation) * (load(up + row * 16) + finish.up_bias);
+        if (epilogue == PENSTOCK_ACTIVATE) y = activated(y, activation);
+        if (epilogue == PENSTOCK_ADD) y = y * finish.scale + load(long_to);
+        if (epilogue == PENSTOCK_STORE) {
+            if (finish.scale != 1.0f) y = y * finish.scale;
+            if (finish.softcap != 0.0f) y = tanh_of(y / finish.softcap) * finish.softcap;
         }
-        if (args.to_bf16)
+        if (short_target)
             store_bf16(to, to_bf16(y));
-        else if (count == 16)
-            store(reinterpret_cast<float *>(to), y);
+        else if (finish.count == 16)
+            store(long_to, y);
         else
-            store_some(reinterpret_cast<float *>(to), y, count);
+            store_some(long_to, y, finish.count);
     }
 }
 
+template <penstock_epilogue epilogue, bool short_target>
+INLINE void finish_activated(penstock_activation activation, const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to,
+                             int64_t bytes) {
+    switch (activation) {
+        case PENSTOCK_SILU: return finish_rows<epilogue, PENSTOCK_SILU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU: return finish_rows<epilogue, PENSTOCK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU_TANH: return finish_rows<epilogue, PENSTOCK_GELU_TANH, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_QUICK_GELU: return finish_rows<epilogue, PENSTOCK_QUICK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU: return finish_rows<epilogue, PENSTOCK_RELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU_SQUARED: return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
+    }
+}
+
+// 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are multiplied with.
+SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums, const float *up, int up_tile) {
+    const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
+    const Finish finish = {args.bias ? load(args.bias + output) : F16{}, args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale,
+                           args.softcap, static_cast<int>(least(16, outputs - output))};
+    uint8_t *to = args.target + first_row * args.target_bytes + (int64_t)output * (args.to_bf16 ? 2 : 4);
+    constexpr penstock_activation none = PENSTOCK_RELU;
+    switch (args.epilogue) {
+        case PENSTOCK_GATE: return finish_activated<PENSTOCK_GATE, true>(args.activation, finish, rows, sums, up, to, args.target_bytes);
+        case PENSTOCK_ACTIVATE: return finish_activated<PENSTOCK_ACTIVATE, true>(args.activation, finish, rows, sums, up, to, args.target_bytes);
+        case PENSTOCK_ADD: return finish_rows<PENSTOCK_ADD, none, false>(finish, rows, sums, up, to, args.target_bytes);
+        case PENSTOCK_STORE:
+            if (args.to_bf16) return finish_rows<PENSTOCK_STORE, none, true>(finish, rows, sums, up, to, args.target_bytes);
+            return finish_rows<PENSTOCK_STORE, none, false>(finish, rows, sums, up, to, args.target_bytes);
+    }
+}
+
+#if defined(PENSTOCK_AMX)
+// Blocks of rows and tiles of inputs whose products are taken while the weights of two columns and the sums are in the first
+// cache, which holds 48 KB.
+constexpr int kRowsNear = 128, kTilesNear = 9;
+
+// Two columns of tiles, or one, of more than 16 rows.
+INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns, const int *tiles, int count, int k_tiles,
+                       Use use, float *sums) {
+    const int at_once = use == kOfStream ? k_tiles : kTilesNear;
+    for (int64_t near = begin; near < end; near += kRowsNear) {
+        const int64_t stop = least(near + kRowsNear, end);
+        for (int k = 0; k < k_tiles; k += at_once) {
+            const int some = static_cast<int>(least(at_once, k_tiles - k));
+            const uint8_t *const from[2] = {columns[0] + (int64_t)k * kTileBytes, columns[count - 1] + (int64_t)k * kTileBytes};
+            float *c = sums;
+            for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
+                const uint8_t *a = args.source + row * args.source_bytes + k * 64;
+                if (count == 1)
+                    wide_product_of<1, kOfCached>(a, args.source_bytes, from, some, k > 0, c);
+                else if (use == kOfStream)
+                    wide_product_of<2, kOfStream>(a, args.source_bytes, from, some, k > 0, c);
+                else
+                    wide_product_of<2, kOfCached>(a, args.source_bytes, from, some, k > 0, c);
+            }
+        }
+        const float *c = sums;
+        for (int64_t row = near; row < stop; row += 16, c += kBlockFloats) {
+            if ((row - near) % 32 == 0 && row > near) c += 2 * kBlockFloats;
+            const int rows = static_cast<int>(least(16, stop - row));
+            const float *second = c + 2 * kBlockFloats;
+            if (args.epilogue == PENSTOCK_GATE) {
+                finish(args, row, rows, tiles[0], c, second, tiles[1]);
+            } else {
+                finish(args, row, rows, tiles[0], c, nullptr, 0);
+                if (count > 1) finish(args, row, rows, tiles[1], second, nullptr, 0);
+            }
+        }
+    }
+}
+#endif
+
 // Up to four tiles of outputs of some rows.
-INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, Use use, float *sums) {
+INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, float *sums) {
     const int k_tiles = args.inputs / PENSTOCK_TILE_INPUTS;
     const bool gated = args.epilogue == PENSTOCK_GATE;
     const uint8_t *columns[kMostTiles];
     for (int i = 0; i < count; i++) columns[i] = args.weight + (int64_t)tiles[i] * k_tiles * kTileBytes;
-    int64_t row = begin;
 #if defined(PENSTOCK_AMX)
-    for (; end - row > 16; row += 32) {
-        const uint8_t *a = args.source + row * args.source_bytes;
-        const int rows = static_cast<int>(least(32, end - row));
-        for (int i = 0; i < count; i += 2) {
-            if (count - i > 1)
-                wide_product_of<2>(a, args.source_bytes, columns + i, k_tiles, sums);
-            else
-                wide_product_of<1>(a, args.source_bytes, columns + i, k_tiles, sums);
-            for (int block = 0; block < 2; block++) {
-                const int left = static_cast<int>(least(16, rows - 16 * block));
-                const float *first = sums + block * kBlockFloats, *second = first + 2 * kBlockFloats;
-                if (gated) {
-                    finish(args, row + 16 * block, left, tiles[i], first, second, tiles[i + 1]);
-                } else {
-                    finish(args, row + 16 * block, left, tiles[i], first, nullptr, 0);
-                    if (count - i > 1) finish(args, row + 16 * block, left, tiles[i + 1], second, nullptr, 0);
-                }
-            }
-        }
+    if (args.rows > 16) {
+        for (int i = 0; i < count; i += 2)
+            wide_block(args, begin, end, columns + i, tiles + i, static_cast<int>(least(2, count - i)), k_tiles,
+                       args.rows <= 32 ? kOfStream : kOfCached, sums);
+        return;
     }
 #endif
-    for (; row < end; row += 16) {
+    const Use use = args.rows <= 16 ? kOfStream : kOfCached;
+    for (int64_t row = begin; row < end; row += 16) {
         const int rows = static_cast<int>(least(16, end - row));
         product(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles, use, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
@@ -222,7 +279,7 @@ void linear(const LinearArgs &args, const Work &work) {
             else if (2 * unit + 1 < all_tiles)
                 tiles[count++] = 2 * unit + 1;
         }
-        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, args.rows <= 16 ? kOfStream : kOfCached, sums);
+        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, sums);
     }
 }
 
@@ -421,9 +478,10 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             // A key that is not there yet has the weight 0, and what is in its place may be no number.
             const uint8_t *from = page[pages - 1] + heads.value_offset;
             const int64_t there = filled - (end_page - 1) * PENSTOCK_PAGE_TOKENS;
-            for (int place = 0; place < heads.value_dim * 16; place++) {
-                const int token = place % 256 / 32 * 2 + place % 2;
-                reinterpret_cast<uint16_t *>(s.page)[place] = token < there ? reinterpret_cast<const uint16_t *>(from)[place] : 0;
+            for (int at = 0; at < heads.value_dim / 2; at++) {  // a pair of tokens
+                const int token = at % 8 * 2;
+                const U16 pair = *reinterpret_cast<const U16 *>(from + at * 64);
+                *reinterpret_cast<U16 *>(s.page + at * 64) = token + 1 < there ? pair : token < there ? pair & 0xffffu : U16{};
             }
             page[pages - 1] = s.page - heads.value_offset;
         }

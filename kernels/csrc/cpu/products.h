@@ -105,16 +105,25 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
     if (count > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
 }
 
-// 32 rows and one or two columns of tiles: c[column][block of 16 rows].
-template <int count>
-INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, float *c) {
+// 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
+template <int count, Use use>
+INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
     const uint8_t *const lower = a + 16 * a_bytes;
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    if (count > 1) TILE_ZERO(2);
-    if (count > 1) TILE_ZERO(3);
+    if (goes_on) {
+        TILE_LOAD(0, c, 64);
+        TILE_LOAD(1, c + kBlockFloats, 64);
+        if (count > 1) TILE_LOAD(2, c + 2 * kBlockFloats, 64);
+        if (count > 1) TILE_LOAD(3, c + 3 * kBlockFloats, 64);
+    } else {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        if (count > 1) TILE_ZERO(2);
+        if (count > 1) TILE_ZERO(3);
+    }
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
+        if (use == kOfStream)
+            for (int i = 0; i < count; i++) fetch_tile(b[i] + at + kAhead * kTileBytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_PRODUCT(0, 4, 6);

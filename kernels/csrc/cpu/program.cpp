@@ -101,6 +101,11 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
                     throw wrong("a product's outputs are not its target's");
                 if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32) throw wrong("a product is added to fp32 only");
+                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) && target.layout != PENSTOCK_BF16)
+                    throw wrong("an activation makes bf16 only");
+                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE || operation.activation < PENSTOCK_SILU ||
+                    operation.activation > PENSTOCK_RELU_SQUARED)
+                    throw wrong("an epilogue or activation that this library does not know");
                 if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight) throw wrong("a weight is not aligned to 64 bytes");
                 break;
             }
