@@ -66,11 +66,15 @@ class CStep(Structure):
 
 
 class NoCpuEngine(Exception):
-    """Why the engine cannot be used, in one line. `asked`: because of what the environment says."""
+    """Why the engine cannot be used, in one line. `asked`: the environment asks for torch."""
 
     def __init__(self, why: str, asked: bool = False) -> None:
         super().__init__(why)
         self.asked = asked
+
+
+class WrongInstructionSet(NoCpuEngine):
+    """The environment names one that is unknown, or that this processor lacks."""
 
 
 @cache
@@ -125,15 +129,15 @@ def instruction_sets() -> list[str]:
 
 
 def instruction_set() -> str:
-    """The best one, or the one that the environment names. Raises NoCpuEngine."""
+    """The best one, or the one that the environment names. Raises NoCpuEngine, or WrongInstructionSet."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted == "none":
         raise NoCpuEngine(f"{VARIABLE} is none", asked=True)
     if wanted and wanted not in KNOWN:
-        raise NoCpuEngine(f"{VARIABLE} is {wanted!r}, not one of {', '.join(KNOWN)} or none", asked=True)
+        raise WrongInstructionSet(f"{VARIABLE} is {wanted!r}, not one of {', '.join(KNOWN)} or none")
     found = instruction_sets()
     if wanted and wanted not in found:
-        raise NoCpuEngine(f"{VARIABLE} is {wanted}, and this processor has {', '.join(found)}", asked=True)
+        raise WrongInstructionSet(f"{VARIABLE} is {wanted}, and this processor has {', '.join(found)}")
     return wanted or found[0]
 
 

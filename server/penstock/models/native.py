@@ -17,7 +17,7 @@ from penstock.models.step import LayerCache
 from penstock.parallel.group import TensorGroup
 from penstock.telemetry import log
 from penstock_kernels import cpu_engine
-from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine
+from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
 from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, rounded_up
 
 
@@ -122,9 +122,9 @@ def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group:
         return model
     try:
         instruction_set = cpu_engine.instruction_set()
+    except WrongInstructionSet as error:
+        raise UnusableModel(str(error)) from error
     except NoCpuEngine as error:
-        if error.asked and "none" not in str(error).split():
-            raise UnusableModel(str(error)) from error
         if group.rank == 0:
             log("INFO" if error.asked else "WARN", f"torch runs the model: {error}")
         return model
