@@ -126,7 +126,7 @@ def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group:
         raise UnusableModel(str(error)) from error
     except NoCpuEngine as error:
         if group.rank == 0:
-            log("INFO" if error.asked else "WARN", f"torch runs the model: {error}")
+            _tell(f"torch runs the model: {error}", level="INFO" if error.asked else "WARN")
         return model
     why = None
     if dtype != torch.bfloat16:
@@ -139,9 +139,14 @@ def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group:
         why = unknown_choice(model)
     if why is not None:
         if group.rank == 0:
-            log("INFO", f"torch runs the model: the CPU engine does not serve {why}")
+            _tell(f"torch runs the model: the CPU engine does not serve {why}")
         return model
     assert isinstance(model, Decoder)
     threads = torch.get_num_threads()
-    log("INFO", "the CPU engine runs the model", instruction_set=instruction_set, threads=threads)
+    _tell(f"the CPU engine runs the model: {instruction_set}, threads: {threads}")
     return NativeDecoder(model, instruction_set, threads)
+
+
+def _tell(message: str, level: str = "INFO") -> None:
+    """In the server's log as well: of a worker's lines it has those that say how far a load is."""
+    log(level, message, progress=True)
