@@ -87,19 +87,7 @@ def build(compiler: list[str], folder: Path) -> None:
         list(pool.map(compile_one, jobs))
     made = folder / LIBRARY.name
     objects = [str(folder / target) for _, _, target in jobs]
-    run(
-        [
-            *compiler,
-            "-shared",
-            "-pthread",
-            "-static-libstdc++",
-            "-static-libgcc",
-            "-Wl,-z,defs",
-            "-o",
-            str(made),
-            *objects,
-        ]
-    )
+    run([*compiler, "-shared", "-pthread", "-Wl,-z,defs", "-o", str(made), *objects])
     # Beside its place and then into it: a server that runs keeps the one that it has.
     beside = LIBRARY.with_suffix(f".{os.getpid()}")
     shutil.copyfile(made, beside)
