@@ -465,9 +465,16 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         if (pages <= 0) continue;
         const uint8_t *page[kPagesInSplit];
         for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
-        for (int i = 0; i < pages; i += kMostTiles)
+        const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
+        for (int i = 0; i < pages; i += kMostTiles) {
+            if (is_decode)
+                for (int next = i; next < least(i + kMostTiles, pages); next++) {
+                    if (next + kMostTiles < pages) fetch_near(page[next + kMostTiles], heads.value_offset);
+                    fetch_far(page[next] + heads.value_offset, heads.value_dim * 32);
+                }
             product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)), heads.key_dim / PENSTOCK_TILE_INPUTS,
                     kOfAttention, s.scores + i * kBlockFloats);
+        }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;

@@ -20,6 +20,15 @@ constexpr int kAhead = 4;
 // Where tiles come from: weights that one block of rows needs, weights that many do, or keys, where registers are few.
 enum Use { kOfStream, kOfCached, kOfAttention };
 
+// Asks for memory in the first cache, or in the second.
+INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 3);
+}
+
+INLINE void fetch_far(const uint8_t *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
+
 #if defined(PENSTOCK_AMX)
 
 struct alignas(64) TileConfiguration {
@@ -58,10 +67,6 @@ INLINE void configure_attention(int rows) {
     configure(c);
 }
 
-INLINE void fetch_tile(const uint8_t *tile) {
-    for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line, 0, 3);
-}
-
 // Of up to 16 rows and `count` columns of tiles: c[column][row][output] = sum over k tiles.
 template <int count, Use use>
 INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, float *c) {
@@ -72,7 +77,7 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_tile(b[i] + at + kAhead * kTileBytes);
+            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_PRODUCT(0, 4, 6);
@@ -123,7 +128,7 @@ INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_tile(b[i] + at + kAhead * kTileBytes);
+            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_PRODUCT(0, 4, 6);
