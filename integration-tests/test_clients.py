@@ -42,6 +42,8 @@ class Suite:
 
 
 SUITES = {
+    "agents": Suite("agents", "agents", ("instructor", "openai", "openai-agents", "pydantic-ai-slim")),
+    "anthropic": Suite("anthropic", "anthropic", ("anthropic",)),
     "curl": Suite("curl", "", ()),
     "haystack": Suite("haystack", "haystack", ("haystack-ai", "huggingface-api-haystack", "openai")),
     "haystack_2": Suite("haystack_2", "haystack_2", ("haystack-ai", "huggingface-hub", "openai")),

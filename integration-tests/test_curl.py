@@ -253,19 +253,3 @@ def test_a_connection_is_kept_for_the_next_request(server: Launched) -> None:
         check=True,
     ).stderr.decode()
     assert "Re-using existing connection" in out
-
-
-NOT_YET = {
-    "tools": (
-        "/v1/chat/completions",
-        {"messages": user("x"), "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-    ),
-}
-
-
-@pytest.mark.parametrize("field", NOT_YET)
-def test_what_does_not_work_yet_says_so(server: Launched, field: str) -> None:
-    path, body = NOT_YET[field]
-    answer = curl(server, path, body)
-    assert 400 <= answer.status < 600 and answer.status != 500
-    assert field in answer.body and "not supported" in answer.body

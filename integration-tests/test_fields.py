@@ -100,7 +100,6 @@ def test_a_minimum_above_the_maximum_is_refused(address: wire.Address) -> None:
 OPENAI_WARNINGS: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a": "b"}}, "metadata"),
     ({"store": True}, "store"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
     ({"top_p": 0.5}, "top_p"),
     ({"typical_p": 0.5}, "typical_p"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -221,7 +220,6 @@ OPENAI_REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     *[(path, more, name, says) for path in (CHAT, COMPLETIONS) for more, name, says in OPENAI_REFUSED],
-    (CHAT, {"tools": [TOOL]}, "tools", "not supported yet"),
     (CHAT, {"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "not in `tools`"),
     (CHAT, {"tools": [{"type": "function"}]}, "tools", "`tools[0].function.name`"),
     (CHAT, {"tool_choice": "required"}, "tool_choice", "needs `tools`"),

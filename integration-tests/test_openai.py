@@ -229,15 +229,6 @@ def test_what_openai_clients_send_by_habit_is_accepted(client: OpenAI, model: st
     assert answer.choices[0].message.content
 
 
-def test_tools_are_an_error_and_no_silence(client: OpenAI, model: str) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="tools"):
-        client.chat.completions.create(
-            model=model,
-            messages=user(ADD),
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-        )
-
-
 def test_errors_have_openais_shape(client: OpenAI, model: str) -> None:
     with pytest.raises(openai.UnprocessableEntityError, match="temperature") as caught:
         client.chat.completions.create(model=model, messages=user(ADD), temperature=-1)

@@ -11,9 +11,11 @@ use std::time::Duration;
 use axum::http::HeaderValue;
 use clap::Args;
 use clap::builder::BoolishValueParser;
+use penstock_output::{ReasoningFormat, ToolFormat};
 
 use crate::address::Network;
 use crate::http::AllowedHost;
+use crate::http::chats::formats::{FormatFlag, parse_reasoning_format, parse_tool_format};
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
@@ -88,6 +90,12 @@ pub struct RouterArgs {
     /// A tokenizer_config.json to use instead of the model's own
     #[arg(long, env, help_heading = "Serving")]
     pub tokenizer_config_path: Option<PathBuf>,
+    /// How the model writes calls of tools: a format that docs/tool-calls.md lists, `none`, or as its chat template says
+    #[arg(long, env, default_value = "auto", help_heading = "Serving", value_parser = parse_tool_format)]
+    pub tool_call_parser: FormatFlag<ToolFormat>,
+    /// How the model writes reasoning: a format that docs/tool-calls.md lists, `none`, or as its chat template says
+    #[arg(long, env, default_value = "auto", help_heading = "Serving", value_parser = parse_reasoning_format)]
+    pub reasoning_parser: FormatFlag<ReasoningFormat>,
     /// Most connections at once; more are told to come back, and closed
     #[arg(long, env, default_value_t = 8192, help_heading = "Connections", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,

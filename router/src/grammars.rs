@@ -65,6 +65,7 @@ impl GrammarCompiler for Grammars {
             GrammarSource::Regex(pattern) => Source::Regex(pattern),
             GrammarSource::Choice(texts) => Source::Choice(texts),
             GrammarSource::Lark(text) => Source::Lark(text),
+            GrammarSource::Parts(parts) => Source::Parts(parts),
         };
         let cancel = Cancel::new();
         let (gone, told) = (cancelled.clone(), cancel.clone());

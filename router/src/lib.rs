@@ -35,6 +35,7 @@ use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
 use crate::generation::{PromptLimits, Serving};
 use crate::health::{Health, HealthSender};
+use crate::http::chats::formats::ChatFormats;
 use crate::http::{Loaded, Server};
 use crate::ids::TokenId;
 use crate::limits::{FlagError, Limits};
@@ -271,7 +272,9 @@ async fn load(
         check_interval: CHECK_INTERVAL,
     };
     let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;
+    let chats = ChatFormats::of(&prompt, args);
     server.load(Loaded {
+        chats,
         serving: Serving {
             prompt,
             scheduler: scheduler.clone(),

@@ -11,7 +11,7 @@ use crate::{
     lark,
     limits::Limits,
     matcher::{Grammar, first_line},
-    pattern, schema,
+    parts, pattern, schema,
     source::Source,
     vocabulary::Vocabulary,
 };
@@ -30,6 +30,7 @@ pub(crate) fn compile(
     stop: &Stop,
 ) -> Result<Grammar, CompileError> {
     let mut written = 0;
+    let mut special = Vec::new();
     let grammar = match source {
         Source::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
         Source::JsonSchema(value) => {
@@ -44,7 +45,7 @@ pub(crate) fn compile(
             TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: /{checked}/\n"))
         }
         Source::Choice(texts) => {
-            let text = choice(texts)?;
+            let text = format!("start: CHOICE\nCHOICE: {}\n", choices(texts)?);
             written = text.len();
             TopLevelGrammar::from_lark(text)
         }
@@ -52,6 +53,12 @@ pub(crate) fn compile(
             lark::check(text)?;
             written = text.len();
             TopLevelGrammar::from_lark(text.clone())
+        }
+        Source::Parts(parts) => {
+            let composed = parts::compose(parts, vocabulary, limits, stop)?;
+            written = composed.lark.len();
+            special = composed.special;
+            TopLevelGrammar::from_lark(composed.lark)
         }
     };
     stop.check(limits)?;
@@ -63,11 +70,11 @@ pub(crate) fn compile(
     // grammars (lists of texts, objects, schemas of all shapes) between a fifth and nine tenths of this was resident.
     let bytes = 2 * lexer.num_bytes + 64 * lexer.num_ast_nodes + 60 * written + (16 << 10);
     let matcher = llguidance::Matcher::new(Ok(parser));
-    Grammar::new(vocabulary.clone(), matcher, bytes)
+    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), matcher, bytes)
 }
 
 /// How llguidance is to write JSON. This is ours to say: a client's own options are not in `core`.
-fn with_options(core: Value) -> Value {
+pub(crate) fn with_options(core: Value) -> Value {
     let mut schema = match core {
         Value::Object(members) => members,
         other => json!({"allOf": [other]}).as_object().cloned().unwrap_or_default(),
@@ -85,12 +92,13 @@ fn with_options(core: Value) -> Value {
     Value::Object(schema)
 }
 
-fn choice(texts: &[String]) -> Result<String, CompileError> {
+/// Literals with `|` between them.
+pub(crate) fn choices(texts: &[String]) -> Result<String, CompileError> {
     if texts.is_empty() {
         return Err(CompileError::new(Kind::Invalid, "a choice needs at least one text"));
     }
     let mut seen = HashSet::new();
-    let mut grammar = String::from("start: CHOICE\nCHOICE: ");
+    let mut grammar = String::new();
     for (index, text) in texts.iter().enumerate() {
         if !seen.insert(text) {
             return Err(CompileError::at(
@@ -104,7 +112,6 @@ fn choice(texts: &[String]) -> Result<String, CompileError> {
         }
         grammar.push_str(&lark::quoted(text));
     }
-    grammar.push('\n');
     Ok(grammar)
 }
 
@@ -164,7 +171,7 @@ fn classify(text: &str, source: &Source) -> CompileError {
             CompileError::at(kind, path, reason)
         }
         Source::Regex(_) => CompileError::new(Kind::Invalid, line),
-        Source::JsonObject | Source::JsonSchema(_) | Source::Choice(_) => {
+        Source::JsonObject | Source::JsonSchema(_) | Source::Choice(_) | Source::Parts(_) => {
             tracing::warn!(cause = line, "llguidance refused a grammar");
             CompileError::new(Kind::Unsupported, "the compiler cannot make a grammar of this")
         }

@@ -15,6 +15,8 @@ use crate::{
 /// A grammar that was compiled; starts matchers without compiling again.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
+    /// Bits of the tokens that it may ask for at all, less those that end a text.
+    may: Arc<[u32]>,
     /// At its start, with the lexer states that the first mask needed.
     template: llguidance::Matcher,
     first_mask: Arc<[u32]>,
@@ -27,6 +29,7 @@ impl Grammar {
     /// Takes over a parser at its start, and computes the first mask. `bytes` is an estimate of what the parser holds.
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
+        may: Arc<[u32]>,
         mut template: llguidance::Matcher,
         bytes: usize,
     ) -> Result<Grammar, CompileError> {
@@ -37,6 +40,7 @@ impl Grammar {
         let mut first_mask = vec![0; vocabulary.words];
         let mut matcher = Matcher {
             vocabulary: vocabulary.clone(),
+            may: may.clone(),
             inner: template,
             state: State::Open,
             first: None,
@@ -50,13 +54,21 @@ impl Grammar {
         })?;
         let bytes = bytes + 4 * vocabulary.words;
         let only_end = matcher.only_end;
-        Ok(Grammar { vocabulary, template: matcher.inner, first_mask: first_mask.into(), only_end, bytes })
+        Ok(Grammar {
+            vocabulary,
+            may,
+            template: matcher.inner,
+            first_mask: first_mask.into(),
+            only_end,
+            bytes,
+        })
     }
 
     /// A matcher at the start of the text.
     pub fn matcher(&self) -> Matcher {
         Matcher {
             vocabulary: self.vocabulary.clone(),
+            may: self.may.clone(),
             inner: self.template.deep_clone(),
             state: State::Open,
             first: Some(self.first_mask.clone()),
@@ -84,6 +96,8 @@ impl std::fmt::Debug for Grammar {
 /// One text on its way through a grammar.
 pub struct Matcher {
     vocabulary: Arc<Vocabulary>,
+    /// As its grammar's.
+    may: Arc<[u32]>,
     inner: llguidance::Matcher,
     state: State,
     /// The mask of the start, until a token is taken.
@@ -122,7 +136,7 @@ impl Matcher {
             self.state = State::Ended;
             return Ok(());
         }
-        if !self.vocabulary.is_text(token) || self.is_complete() {
+        if !self.may_have(token) || self.is_complete() {
             return Err(MatchError::NotAllowed(token));
         }
         self.first = None;
@@ -173,11 +187,10 @@ impl Matcher {
             // llguidance's name for a mask without a token.
             if text.contains("NoExtensionBias") { MatchError::Stuck } else { too_complex(&text) }
         })?;
-        // Special tokens and end-of-sequence tokens are not text.
         let allowed = allowed.as_slice();
         let mut any = 0;
-        for (index, (word, text)) in words.iter_mut().zip(&self.vocabulary.text).enumerate() {
-            *word = text & allowed.get(index).copied().unwrap_or(0);
+        for (index, (word, may)) in words.iter_mut().zip(&*self.may).enumerate() {
+            *word = may & allowed.get(index).copied().unwrap_or(0);
             any |= *word;
         }
         if self.may_end()? {
@@ -199,6 +212,10 @@ impl Matcher {
             State::Ended => true,
             State::Failed(_) => false,
         }
+    }
+
+    fn may_have(&self, token: u32) -> bool {
+        self.may.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
     fn may_end(&mut self) -> Result<bool, MatchError> {

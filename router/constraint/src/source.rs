@@ -1,5 +1,6 @@
 //! A grammar as the client sends it, and its size and depth, which are known before anything recurses into it.
 
+use penstock_output::Part;
 use serde_json::Value;
 
 use crate::{
@@ -20,6 +21,8 @@ pub enum Source {
     Choice(Vec<String>),
     /// A text of the grammar, in the Lark dialect of llguidance.
     Lark(String),
+    /// A text that the server composes; only its schemas and expressions are a client's.
+    Parts(Vec<Part>),
 }
 
 /// The content of a source, by which its compiled grammar is found again.
@@ -53,12 +56,43 @@ impl Source {
                 (3, Value::from(texts.clone()).to_string())
             }
             Source::Lark(text) => (4, within(text, limits)?.to_owned()),
+            Source::Parts(parts) => {
+                check_parts(parts, limits)?;
+                (5, format!("{parts:?}"))
+            }
         };
         if text.len() > limits.source_bytes.saturating_mul(2) {
             return Err(too_large(limits));
         }
         Ok(Content { kind, text })
     }
+}
+
+/// Of all schemas and expressions together.
+fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
+    let mut bytes = 0;
+    let mut todo: Vec<&Part> = parts.iter().collect();
+    while let Some(part) = todo.pop() {
+        bytes += match part {
+            Part::Json { schema, at } => check_value(schema, limits)
+                .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?,
+            Part::Regex(text) => text.len(),
+            Part::Choice(texts) => texts.iter().map(|text| text.len() + 3).sum(),
+            Part::OneOf(choices) => {
+                todo.extend(choices.iter().flatten());
+                0
+            }
+            Part::Repeat { part, between, .. } => {
+                todo.extend(part.iter().chain(between));
+                0
+            }
+            _ => 0,
+        };
+        if bytes > limits.source_bytes {
+            return Err(too_large(limits));
+        }
+    }
+    Ok(())
 }
 
 fn within<'a>(text: &'a str, limits: &Limits) -> Result<&'a str, CompileError> {
@@ -69,8 +103,9 @@ fn too_large(limits: &Limits) -> CompileError {
     CompileError::new(Kind::TooLarge, format!("the grammar is longer than {} bytes", limits.source_bytes))
 }
 
-/// Refuses a JSON value that is too deep or too large, without recursion: everything after it may recurse.
-fn check_value(schema: &Value, limits: &Limits) -> Result<(), CompileError> {
+/// The size of a JSON value, about. Refuses one that is too deep or too large, without recursion: everything after it
+/// may recurse.
+fn check_value(schema: &Value, limits: &Limits) -> Result<usize, CompileError> {
     let mut bytes = 0;
     let mut todo = vec![(schema, 1)];
     while let Some((value, depth)) = todo.pop() {
@@ -97,7 +132,7 @@ fn check_value(schema: &Value, limits: &Limits) -> Result<(), CompileError> {
             return Err(too_large(limits));
         }
     }
-    Ok(())
+    Ok(bytes)
 }
 
 #[cfg(test)]

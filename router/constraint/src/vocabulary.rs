@@ -1,6 +1,6 @@
 //! The model's vocabulary as llguidance wants it: a trie of the tokens' bytes.
 //!
-//! Special tokens are left out of the trie, so no grammar can ask for one. What a vocabulary must have for constrained
+//! Special tokens are left out of the trie, and text has none: only the server's own grammars ask for some by id. What a vocabulary must have for constrained
 //! text is checked here, once, at start.
 
 use std::sync::Arc;
@@ -30,7 +30,9 @@ const MOST_TOKENS: usize = 2_000_000;
 pub(crate) struct Vocabulary {
     pub(crate) factory: ParserFactory,
     /// Bits of the tokens that text may have: not special, not empty, within the logits.
-    pub(crate) text: Vec<u32>,
+    text: Arc<[u32]>,
+    /// Names and ids of the special tokens that do not end a text, the longest first.
+    special: Vec<(Vec<u8>, u32)>,
     /// The ids that end a text; sorted, each within the logits.
     pub(crate) eos: Vec<u32>,
     /// Words of 32 tokens in a mask.
@@ -62,10 +64,16 @@ impl Vocabulary {
         let mut in_trie = vec![Vec::new(); vocab_size];
         let mut single = [false; 256];
         let mut too_long = 0;
+        let mut special = Vec::new();
         for (id, token) in tokens.into_iter().enumerate().take(vocab_size) {
             // 0xff never occurs in UTF-8, and llguidance reads it as the mark of a special token.
             let is_text = !token.special && !token.bytes.is_empty() && !token.bytes.contains(&0xff);
-            if !is_text || eos.binary_search(&(id as u32)).is_ok() {
+            let ends = eos.binary_search(&(id as u32)).is_ok();
+            if token.special && !ends && !token.bytes.is_empty() {
+                special.push((token.bytes, id as u32));
+                continue;
+            }
+            if !is_text || ends {
                 continue;
             }
             if token.bytes.len() > LONGEST_TOKEN {
@@ -115,11 +123,29 @@ impl Vocabulary {
         let factory = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build)).unwrap_or_else(|_| {
             Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
         })?;
-        Ok(Vocabulary { factory, text, eos, words })
+        special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
+        Ok(Vocabulary { factory, text: text.into(), special, eos, words })
     }
 
-    pub(crate) fn is_text(&self, token: u32) -> bool {
-        self.text.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    /// Bits of the tokens that text may have, and of these special ones.
+    pub(crate) fn text_and(&self, special: &[u32]) -> Arc<[u32]> {
+        if special.is_empty() {
+            return self.text.clone();
+        }
+        let mut bits = self.text.to_vec();
+        for id in special {
+            bits[*id as usize / 32] |= 1 << (id % 32);
+        }
+        bits.into()
+    }
+
+    /// The first special token whose name is in `text`: where, the length of the name, the id.
+    pub(crate) fn special_in(&self, text: &str) -> Option<(usize, usize, u32)> {
+        let text = text.as_bytes();
+        (0..text.len()).find_map(|at| {
+            let (name, id) = self.special.iter().find(|(name, _)| text[at..].starts_with(name))?;
+            Some((at, name.len(), *id))
+        })
     }
 
     pub(crate) fn is_eos(&self, token: u32) -> bool {

@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use penstock_output::Part;
 use penstock_proto::ids::TokenId;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,8 @@ pub enum GrammarSource {
     /// One of these texts.
     Choice(Vec<String>),
     Lark(String),
+    /// What the server composes, around schemas of the client.
+    Parts(Vec<Part>),
 }
 
 impl GrammarSource {
@@ -29,6 +32,7 @@ impl GrammarSource {
             Self::JsonSchema(schema) => schema.to_string().len(),
             Self::Regex(text) | Self::Lark(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
+            Self::Parts(parts) => parts.iter().map(Part::bytes).sum(),
         }
     }
 }

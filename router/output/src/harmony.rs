@@ -13,6 +13,10 @@ use crate::readers::View;
 /// Bytes of a message's header.
 const MAX_HEADER: usize = 512;
 
+/// Tokens of the format, which are special.
+pub(crate) const SPECIAL: &[&str] =
+    &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
+
 const HEADERS: &[&str] = &["<|start|>", "<|channel|>"];
 const MESSAGE: &str = "<|message|>";
 const ENDS: &[&str] = &["<|return|>", "<|call|>", "<|end|>"];

@@ -96,7 +96,7 @@ impl Keys {
         if self.0.is_empty() {
             return Admission::Open;
         }
-        let Some(sent) = bearer(headers) else { return Admission::Refused };
+        let Some(sent) = key(headers) else { return Admission::Refused };
         let sent: [u8; 32] = Sha256::digest(sent).into();
         let mut found = (Choice::from(0), 0);
         for (index, (key, _)) in (0u32..).zip(&self.0) {
@@ -129,10 +129,17 @@ fn digest(key: &ApiKey) -> [u8; 32] {
     Sha256::digest(key.expose()).into()
 }
 
-/// The key of the one `Authorization: Bearer KEY`.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let (value, None) = (values.next()?, values.next()) else { return None };
+/// The key of the one `Authorization: Bearer KEY`, or of the one `x-api-key` where there is none, as Anthropic's clients
+/// send it.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
+    let one = |name: &str| {
+        let mut values = headers.get_all(name).iter();
+        values.next().filter(|_| values.next().is_none())
+    };
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return Some(one("x-api-key")?.as_bytes().trim_ascii());
+    }
+    let value = one(header::AUTHORIZATION.as_str())?;
     let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }

@@ -1,14 +1,11 @@
-//! The fields that say what a text has to be: TGI's grammars, OpenAI's response formats, vLLM's guided fields. Tools are
-//! read and checked as if they were served; what is in order is then refused as "not supported yet".
-
-use std::collections::HashSet;
+//! The fields that say what a text has to be: TGI's grammars, OpenAI's response formats, vLLM's guided fields.
 
 use serde_json::Value;
 
 use crate::constraint::GrammarSource;
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, checked_name, shortened};
-use crate::http::request_fields::{self, Field};
+use crate::http::fields::{Fields, shortened};
+use crate::http::request_fields;
 
 /// A grammar, and the field that asked for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,29 +51,7 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
             asked = source(field, field, kind, Some(&value))?.map(|source| Asked { field, source });
         }
     }
-    refuse_tools(fields)?;
     Ok(asked)
-}
-
-/// `tools` and `tool_choice` of OpenAI's routes.
-fn refuse_tools(fields: &Fields) -> Result<(), ApiError> {
-    let names = tools(fields)?;
-    let choice = tool_choice(fields)?;
-    if let Choice::Function(wanted) = &choice
-        && !names.contains(wanted.as_str())
-    {
-        let message = format!("`tool_choice` names a tool that is not in `tools`: {}", shortened(wanted));
-        return Err(ApiError::invalid(request_fields::TOOL_CHOICE.name, message));
-    }
-    match choice {
-        Choice::None => Ok(()),
-        Choice::Auto if names.is_empty() => Ok(()),
-        Choice::Required if names.is_empty() => Err(ApiError::invalid(
-            request_fields::TOOL_CHOICE.name,
-            "`tool_choice` \"required\" needs `tools`",
-        )),
-        _ => Err(ApiError::not_supported_yet(request_fields::TOOLS.name)),
-    }
 }
 
 const TYPES: [&str; 7] = ["text", "json", "json_object", "json_schema", "regex", "choice", "lark"];
@@ -147,75 +122,6 @@ fn source(
         }
     };
     Ok(Some(source))
-}
-
-/// The names of the functions in `tools`.
-fn tools(fields: &Fields) -> Result<HashSet<String>, ApiError> {
-    let Some(Value::Array(tools)) = fields.tree(&request_fields::TOOLS)? else { return Ok(HashSet::new()) };
-    let mut names = HashSet::with_capacity(tools.len());
-    for (index, tool) in tools.iter().enumerate() {
-        let wrong = |text: String| Err(ApiError::invalid(request_fields::TOOLS.name, text));
-        if tool["type"] != "function" {
-            let text = format!("`tools[{index}].type` must be \"function\"");
-            let given = tool["type"].to_string();
-            return Err(ApiError::invalid(request_fields::TOOLS.name, text).given(shortened(&given)));
-        }
-        let function = &tool["function"];
-        let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
-            return wrong(format!("`tools[{index}].function.name` must be a string that is not empty"));
-        };
-        checked_name(request_fields::TOOLS.name, &format!("tools[{index}].function.name"), name)?;
-        if !names.insert(name.to_string()) {
-            return wrong(format!("`tools[{index}].function.name` is the same as another tool's"));
-        }
-        if !(function["description"].is_null() || function["description"].is_string()) {
-            return wrong(format!("`tools[{index}].function.description` must be a string"));
-        }
-        // TGI's own clients say `arguments`. OpenAI allows for functions that take nothing.
-        for schema in ["parameters", "arguments"] {
-            if !(function[schema].is_null() || function[schema].is_object()) {
-                return wrong(format!("`tools[{index}].function.{schema}` must be an object, a JSON schema"));
-            }
-        }
-    }
-    Ok(names)
-}
-
-enum Choice {
-    Auto,
-    None,
-    Required,
-    Function(String),
-}
-
-fn tool_choice(fields: &Fields) -> Result<Choice, ApiError> {
-    const FIELD: &Field = &request_fields::TOOL_CHOICE;
-    let named = |name: &str| checked_name(FIELD.name, FIELD.name, name);
-    Ok(match fields.tree(FIELD)? {
-        None => Choice::Auto,
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => Choice::Auto,
-            "none" => Choice::None,
-            "required" => Choice::Required,
-            // TGI's way to name a function.
-            _ => {
-                named(&word)?;
-                Choice::Function(word)
-            }
-        },
-        Some(choice) => match choice["function"]["name"].as_str() {
-            Some(name) if choice["type"] == "function" => {
-                named(name)?;
-                Choice::Function(name.to_string())
-            }
-            _ => {
-                let given = choice.to_string();
-                let text = "`tool_choice` must be \"auto\", \"none\", \"required\", the name of a function, or \
-                            {\"type\": \"function\", \"function\": {\"name\": ...}}";
-                return Err(ApiError::invalid(FIELD.name, text).given(shortened(&given)));
-            }
-        },
-    })
 }
 
 #[cfg(test)]
@@ -294,20 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_checked_and_not_supported_yet() {
-        for tools in [
-            r#""tools": [{"type": "function", "function": {"name": "f"}}]"#,
-            r#""tools": [{"type": "function", "function": {"name": "f", "arguments": {}}}], "tool_choice": "f""#,
-            r#""tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-                "tool_choice": {"type": "function", "function": {"name": "f"}}"#,
-        ] {
-            assert_eq!(refusal(&format!("{{{tools}}}")), "`tools` is not supported yet");
-        }
-    }
-
-    #[test]
     fn what_is_wrong_is_named() {
-        let long = "f".repeat(257);
         for (body, text) in [
             (r#"{"response_format": {"type": "yaml"}}"#, "`response_format.type` must be one of text, json,"),
             (r#"{"response_format": {}}"#, "`response_format.type`"),
@@ -336,30 +229,6 @@ mod tests {
             (r#"{"response_format": 5}"#, "`response_format` must be an object. Given: 5"),
             (r#"{"grammar": {"type": "text"}}"#, "`grammar.type` must be one of json, json_object"),
             (r#"{"grammar": "x"}"#, "`grammar` must be an object"),
-            (r#"{"tools": 5}"#, "`tools` must be a list. Given: 5"),
-            (r#"{"tools": [5]}"#, "`tools[0].type` must be"),
-            (r#"{"tools": [{"type": "function"}]}"#, "`tools[0].function.name` must be a string"),
-            (
-                r#"{"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}"#,
-                "`tools[0].function.parameters` must be an object",
-            ),
-            (r#"{"tool_choice": "f"}"#, "`tool_choice` names a tool that is not in `tools`: f"),
-            (r#"{"tool_choice": "required"}"#, "`tool_choice` \"required\" needs `tools`"),
-            (r#"{"tool_choice": 5}"#, "`tool_choice` must be"),
-            (
-                r#"{"tools": [{"type": "function", "function": {"name": "f"}},
-                              {"type": "function", "function": {"name": "f"}}]}"#,
-                "`tools[1].function.name` is the same as another tool's",
-            ),
-            (
-                format!(r#"{{"tools": [{{"type": "function", "function": {{"name": "{long}"}}}}]}}"#)
-                    .as_str(),
-                "`tools[0].function.name` must have at most 256 characters. Given: 257 characters",
-            ),
-            (
-                format!(r#"{{"tool_choice": "{long}"}}"#).as_str(),
-                "`tool_choice` must have at most 256 characters. Given: 257 characters",
-            ),
         ] {
             let refused = refusal(body);
             assert!(refused.contains(text), "{body}: {refused}");
@@ -369,11 +238,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_taken() {
         let limits = limits();
-        for body in [
-            "{}",
-            r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}"#,
-            r#"{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}"#,
-        ] {
+        for body in ["{}", r#"{"response_format": {"type": "text"}}"#] {
             let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
             assert_eq!(openai(&fields), Ok(None), "{body}");
         }

@@ -67,6 +67,11 @@ impl<'a> Fields<'a> {
         self.members.get(name).copied().filter(|raw| raw.get() != "null")
     }
 
+    /// As it was given.
+    pub fn value(&self, name: &str) -> Option<Value> {
+        serde_json::from_str(self.given(name)?.get()).ok()
+    }
+
     /// Which of these names are given.
     pub fn named<'n>(
         &self,

@@ -2,8 +2,10 @@
 //! `GenerationRequest` and encode its events; nothing below this room knows them.
 
 mod access_log;
+mod anthropic;
 mod auth;
 mod body;
+pub mod chats;
 mod connection;
 mod constraints;
 mod docs;
@@ -44,6 +46,7 @@ use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
 use crate::generation::Serving;
 use crate::health::HealthReceiver;
+use crate::http::chats::formats::ChatFormats;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
 use access_log::REQUEST_ID;
@@ -71,6 +74,8 @@ pub struct Server {
 /// What there is once the model is loaded.
 pub struct Loaded {
     pub serving: Serving,
+    /// How the model writes calls and reasoning.
+    pub chats: ChatFormats,
     pub limits: Limits,
     pub model: ModelDescription,
     /// Tokens that the KV cache holds where nothing is behind a window.

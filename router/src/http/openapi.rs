@@ -28,10 +28,13 @@ pub enum RequestSchema {
     Invocation,
     Vertex,
     Infer,
+    Messages,
+    CountTokens,
+    Responses,
 }
 
 impl RequestSchema {
-    const ALL: [RequestSchema; 8] = [
+    const ALL: [RequestSchema; 11] = [
         RequestSchema::Generate,
         RequestSchema::Compat,
         RequestSchema::Tokenize,
@@ -40,6 +43,9 @@ impl RequestSchema {
         RequestSchema::Invocation,
         RequestSchema::Vertex,
         RequestSchema::Infer,
+        RequestSchema::Messages,
+        RequestSchema::CountTokens,
+        RequestSchema::Responses,
     ];
 
     fn name(self) -> &'static str {
@@ -52,6 +58,9 @@ impl RequestSchema {
             RequestSchema::Invocation => "InvocationRequest",
             RequestSchema::Vertex => "VertexRequest",
             RequestSchema::Infer => "InferRequest",
+            RequestSchema::Messages => "MessagesRequest",
+            RequestSchema::CountTokens => "CountTokensRequest",
+            RequestSchema::Responses => "ResponsesRequest",
         }
     }
 
@@ -67,6 +76,8 @@ impl RequestSchema {
             RequestSchema::Invocation => Vec::new(),
             RequestSchema::Vertex => vec![&request_fields::INSTANCES],
             RequestSchema::Infer => request_fields::KSERVE.to_vec(),
+            RequestSchema::Messages | RequestSchema::CountTokens => request_fields::anthropic_fields(),
+            RequestSchema::Responses => request_fields::responses_fields(),
         }
     }
 
@@ -151,6 +162,7 @@ fn operation(route: &Route, docs: &Docs, args: &RouterArgs) -> Value {
         }
         (Family::Tgi, _) => reference("Error"),
         (Family::OpenAi, _) => reference("OpenAiError"),
+        (Family::Anthropic, _) => reference("AnthropicError"),
     };
     let needs_key = args.is_guarded() && route.needs_key(args);
     let always: &[Cause] = match docs.request {

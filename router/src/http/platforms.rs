@@ -25,8 +25,7 @@ use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::text_request::{TextRequest, generate_texts};
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body, tgi};
-use crate::prompt::Prompt;
+use crate::http::{Loaded, Server, body, tgi};
 
 /// Goes to the dialect that the body is written in, and is answered as there.
 pub async fn invocations(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
@@ -83,10 +82,10 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
             }
             let mut warnings = Warnings::default();
             warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
-            let prompt = &server.loaded()?.serving.prompt;
+            let loaded = server.loaded()?;
             let requests = instances.into_iter().enumerate().map(|(index, instance)| {
                 let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
-                let request = instance_request(&instance, &server.config.model_id, prompt, client);
+                let request = instance_request(&instance, &server.config.model_id, loaded, client);
                 request.map_err(|error| error.within(&format!("instances[{index}]")))
             });
             Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
@@ -102,11 +101,11 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
 fn instance_request(
     instance: &Fields,
     served: &str,
-    prompt: &Prompt,
+    loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<TextRequest, ApiError> {
     if instance.has(&request_fields::MESSAGES) {
-        chat::text_request(instance, served, prompt, client)
+        chat::text_request(instance, served, loaded, client)
     } else {
         tgi::text_request(instance)
     }

@@ -367,13 +367,21 @@ pub const TOOLS: Field = field(
     "tools",
     Kind::List { most: Most::Is(TOOLS_MOST) },
     "[]",
-    "Functions: checked, but not supported yet",
+    "Functions that the model may call, see tool-calls.md",
 );
 pub const TOOL_CHOICE: Field = field(
     "tool_choice",
     Kind::Any,
     "auto",
-    "`none`, `auto`, `required`, or a function of `tools`: checked, but not supported yet",
+    "`none`, `auto`, `required`, a function of `tools`, or OpenAI's `allowed_tools`",
+);
+pub const PARALLEL_TOOL_CALLS: Field =
+    field("parallel_tool_calls", Kind::Boolean, "true", "Whether one answer may have several calls");
+pub const TOOL_PROMPT: Field = field(
+    "tool_prompt",
+    Kind::Prompt,
+    "none",
+    "TGI's: put behind the last message; of a model whose chat template has no place for tools, behind their list",
 );
 pub const OPENAI_BEST_OF: Field = count(
     "best_of",
@@ -405,7 +413,7 @@ pub const USER: Field = name(
 );
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 33] = [
+const OPENAI: [&Field; 31] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -434,13 +442,11 @@ const OPENAI: [&Field; 33] = [
     &GUIDED_CHOICE,
     &GUIDED_GRAMMAR,
     &STRUCTURED_OUTPUTS,
-    &TOOLS,
-    &TOOL_CHOICE,
     &USER,
     &CACHE_SALT,
     &PROMPT_CACHE_KEY,
 ];
-const CHAT: [&Field; 7] = [
+const CHAT: [&Field; 12] = [
     &MESSAGES,
     &MAX_TOKENS,
     &LOGPROBS,
@@ -448,6 +454,11 @@ const CHAT: [&Field; 7] = [
     &ADD_GENERATION_PROMPT,
     &CONTINUE_FINAL_MESSAGE,
     &CHAT_TEMPLATE_KWARGS,
+    &TOOLS,
+    &TOOL_CHOICE,
+    &PARALLEL_TOOL_CALLS,
+    &TOOL_PROMPT,
+    &REASONING_EFFORT,
 ];
 const COMPLETION: [&Field; 5] = [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX];
 
@@ -464,10 +475,104 @@ pub fn completion_fields() -> Vec<&'static Field> {
     COMPLETION.into_iter().chain(OPENAI).collect()
 }
 
+pub const REASONING_EFFORT: Field = name(
+    "reasoning_effort",
+    "as the template has it",
+    "For templates that have it; `none`: no reasoning, where a template can",
+);
+pub const INPUT: Field =
+    field("input", Kind::Any, "required", "A text, or items: messages, calls and their results");
+pub const INSTRUCTIONS: Field =
+    field("instructions", Kind::Prompt, "none", "A system message before the input");
+pub const MAX_OUTPUT_TOKENS: Field = Field { name: "max_output_tokens", ..MAX_COMPLETION_TOKENS };
+pub const TEXT: Field =
+    field("text", Kind::Object, "text", "`format`: `text`, `json_object` or `json_schema`");
+pub const REASONING: Field =
+    field("reasoning", Kind::Object, "none", "`effort`: as `reasoning_effort` of chats");
+pub const INCLUDE: Field = field(
+    "include",
+    Kind::List { most: Most::Is(16) },
+    "[]",
+    "`message.output_text.logprobs`, with `top_logprobs`",
+);
+pub const STORE: Field = field("store", Kind::Boolean, "false", "Named in `warnings`: no answer is kept");
+const RESPONSE_METADATA: Field = field("metadata", Kind::Object, "{}", "Told back");
+const TRUNCATION: Field =
+    name("truncation", "disabled", "Has no effect: a prompt that is too long is refused");
+const BACKGROUND: Field = field("background", Kind::Boolean, "false", "Refused: answers are not kept");
+
+/// The members of a request to `/v1/responses`.
+pub fn responses_fields() -> Vec<&'static Field> {
+    vec![
+        &MODEL,
+        &INPUT,
+        &INSTRUCTIONS,
+        &STREAM,
+        &MAX_OUTPUT_TOKENS,
+        &OPENAI_TEMPERATURE,
+        &TOP_P,
+        &OPENAI_TOP_K,
+        &MIN_P,
+        &SEED,
+        &STOP,
+        &FREQUENCY_PENALTY,
+        &PRESENCE_PENALTY,
+        &TEXT,
+        &TOOLS,
+        &TOOL_CHOICE,
+        &PARALLEL_TOOL_CALLS,
+        &REASONING,
+        &INCLUDE,
+        &TOP_LOGPROBS,
+        &STORE,
+        &BACKGROUND,
+        &TRUNCATION,
+        &RESPONSE_METADATA,
+        &USER,
+        &PROMPT_CACHE_KEY,
+        &CHAT_TEMPLATE_KWARGS,
+    ]
+}
+
+pub const SYSTEM: Field =
+    field("system", Kind::Any, "none", "A text, or blocks of text, before the messages");
+pub const STOP_SEQUENCES: Field = Field { name: "stop_sequences", ..STOP };
+pub const ANTHROPIC_METADATA: Field =
+    field("metadata", Kind::Object, "none", "`user_id`: as `user` of chats");
+pub const THINKING: Field = field(
+    "thinking",
+    Kind::Object,
+    "as the template has it",
+    "`type`: `enabled`, `adaptive` or `disabled`; for templates of models that can do both. `budget_tokens` is not kept to",
+);
+pub const OUTPUT_CONFIG: Field =
+    field("output_config", Kind::Object, "none", "`format`: a JSON schema that the text has to follow");
+pub const OUTPUT_FORMAT: Field = field("output_format", Kind::Object, "none", "The same, by its older name");
+
+/// The members of a request to `/v1/messages`. `max_tokens` is required there.
+pub fn anthropic_fields() -> Vec<&'static Field> {
+    vec![
+        &MODEL,
+        &MESSAGES,
+        &SYSTEM,
+        &MAX_TOKENS,
+        &STREAM,
+        &STOP_SEQUENCES,
+        &OPENAI_TEMPERATURE,
+        &TOP_P,
+        &OPENAI_TOP_K,
+        &TOOLS,
+        &TOOL_CHOICE,
+        &THINKING,
+        &OUTPUT_CONFIG,
+        &OUTPUT_FORMAT,
+        &ANTHROPIC_METADATA,
+    ]
+}
+
 /// Fields that mean nothing to this server but that clients of OpenAI's API send as a matter of
 /// course: accepted, and named in `warnings`.
-pub const WITHOUT_EFFECT: &[&str] =
-    &["parallel_tool_calls", "metadata", "store", "service_tier", "tool_prompt"];
+pub const WITHOUT_EFFECT: &[&str] = &["metadata", "store", "service_tier"];
 
 /// How many prompts one request to /v1/completions may carry.
 pub const PROMPTS: Most = Most::Prompts;

@@ -7,7 +7,8 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::http::error::{OpenAiError, TgiError};
+use crate::http::anthropic::{Event, Message, TokenCount};
+use crate::http::error::{AnthropicError, OpenAiError, TgiError};
 use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
 use crate::http::openai::completions::{Completion, CompletionChunk};
@@ -32,6 +33,10 @@ pub fn schemas() -> Map<String, Value> {
     add::<ChatChunk>(&mut all, "ChatChunk");
     add::<Completion>(&mut all, "Completion");
     add::<CompletionChunk>(&mut all, "CompletionChunk");
+    add::<AnthropicError>(&mut all, "AnthropicError");
+    add::<Message>(&mut all, "Message");
+    add::<Event>(&mut all, "MessageEvent");
+    add::<TokenCount>(&mut all, "TokenCount");
     add::<Model>(&mut all, "Model");
     add::<Models>(&mut all, "Models");
     add::<Info>(&mut all, "Info");
@@ -43,6 +48,8 @@ pub fn schemas() -> Map<String, Value> {
     let mut schemas = all.take_definitions(true);
     // Written piece by piece, from no one type.
     schemas.insert("ChatTokens".into(), chat_tokens());
+    schemas.insert("Response".into(), json!({ "type": "object", "description": "As OpenAI has it" }));
+    schemas.insert("ResponseEvent".into(), json!({ "type": "object", "description": "As OpenAI has them" }));
     schemas.insert("Invocation".into(), any(&["GeneratedList", "ChatCompletion", "Completion"]));
     schemas.insert("InvocationEvent".into(), any(&["TokenEvent", "ChatChunk", "CompletionChunk"]));
     schemas

@@ -8,9 +8,9 @@ use axum::routing::{MethodRouter, get as on_get, post as on_post};
 
 use crate::config::RouterArgs;
 use crate::http::Server;
-use crate::http::openai::{chat, completions};
+use crate::http::openai::{chat, completions, responses};
 use crate::http::openapi::{self, RequestSchema};
-use crate::http::{docs, kserve, ops, page, platforms, tgi, tokenize};
+use crate::http::{anthropic, docs, kserve, ops, page, platforms, tgi, tokenize};
 
 pub struct Route {
     pub method: Verb,
@@ -66,7 +66,7 @@ pub enum Answer {
     Text(&'static str),
 }
 
-pub static ROUTES: [Route; 30] = [
+pub static ROUTES: [Route; 33] = [
     post("/generate", || on_post(tgi::generate)).counted().takes(
         RequestSchema::Generate,
         Answer::Json("Generated"),
@@ -91,6 +91,21 @@ pub static ROUTES: [Route; 30] = [
         RequestSchema::Completion,
         Answer::JsonOrEvents("Completion", "CompletionChunk"),
         "Continue one or several prompts",
+    ),
+    post("/v1/responses", || on_post(responses::responses)).counted().takes(
+        RequestSchema::Responses,
+        Answer::JsonOrEvents("Response", "ResponseEvent"),
+        "Answer in OpenAI's newer dialect; nothing is kept",
+    ),
+    post("/v1/messages", || on_post(anthropic::messages)).counted().takes(
+        RequestSchema::Messages,
+        Answer::JsonOrEvents("Message", "MessageEvent"),
+        "Answer a chat in Anthropic's dialect",
+    ),
+    post("/v1/messages/count_tokens", || on_post(anthropic::count_tokens)).takes(
+        RequestSchema::CountTokens,
+        Answer::Json("TokenCount"),
+        "Tokens of the prompt that such a chat becomes",
     ),
     get("/v1/models", || on_get(ops::models)).answers(Answer::Json("Models"), "The served model, in a list"),
     get("/v1/models/{*id}", || on_get(ops::model))

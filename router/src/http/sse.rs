@@ -28,6 +28,23 @@ impl Encoder {
         self.buffer.extend_from_slice(b"\n\n");
     }
 
+    /// An event with a name.
+    pub fn named(&mut self, name: &str, data: &impl Serialize) {
+        self.name(name);
+        self.event(data);
+    }
+
+    pub fn named_raw(&mut self, name: &str, json: &[u8]) {
+        self.name(name);
+        self.raw(json);
+    }
+
+    fn name(&mut self, name: &str) {
+        self.buffer.extend_from_slice(b"event: ");
+        self.buffer.extend_from_slice(name.as_bytes());
+        self.buffer.push(b'\n');
+    }
+
     pub fn raw(&mut self, json: &[u8]) {
         self.buffer.extend_from_slice(b"data: ");
         self.buffer.extend_from_slice(json);

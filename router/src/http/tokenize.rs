@@ -49,9 +49,8 @@ pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) 
     let result = async {
         let (body, held) = begin(&server, request, &NAMES).await?;
         let loaded = server.loaded()?;
-        let prompt = loaded.serving.prompt.clone();
         let (text, warnings) = body::parse_apart(&server, body, move |fields, server, client| {
-            chat::rendered(fields, &server.config.model_id, &prompt, client)
+            chat::rendered(fields, &server.config.model_id, server.loaded()?, client)
         })
         .await?;
         let tokens = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
@@ -62,7 +61,7 @@ pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) 
 }
 
 /// Reads the body of a request, and takes a slot for it as for a sequence.
-async fn begin(server: &Server, request: Request, names: &FieldNames) -> Result<(Bytes, Held), ApiError> {
+pub async fn begin(server: &Server, request: Request, names: &FieldNames) -> Result<(Bytes, Held), ApiError> {
     let in_flight = server.in_flight.token();
     server.loaded()?;
     let caller = caller_of(&request, Instant::now());
@@ -93,7 +92,7 @@ fn response(mut pieces: Pieces, held: Held) -> Response<Body> {
 }
 
 /// What a request holds until its answer was written to the connection.
-struct Held {
+pub struct Held {
     _permit: Arc<Permit>,
     _in_flight: TaskTrackerToken,
 }

@@ -105,6 +105,9 @@ fn begin() {
     for reason in [FinishReason::Length, FinishReason::EosToken, FinishReason::StopSequence] {
         counter!("penstock_finish_reason", "reason" => reason.name()).increment(0);
     }
+    for outcome in ["complete", "incomplete"] {
+        counter!("penstock_tool_calls", "outcome" => outcome).increment(0);
+    }
     counter!("penstock_prompt_tokens").increment(0);
     counter!("penstock_cached_prompt_tokens").increment(0);
     counter!("penstock_generated_tokens").increment(0);
@@ -189,6 +192,12 @@ pub fn first_token(after: Duration) {
     histogram!("penstock_time_to_first_token_duration").record(after);
 }
 
+/// A call of a tool was read in an answer. Not complete: cut off, or its arguments are no JSON.
+pub fn tool_call(is_complete: bool) {
+    let outcome = if is_complete { "complete" } else { "incomplete" };
+    counter!("penstock_tool_calls", "outcome" => outcome).increment(1);
+}
+
 /// An error went to a client, on whatever route; `kind` is what its body calls it.
 pub fn error(kind: &'static str) {
     counter!("penstock_errors", "type" => kind).increment(1);
@@ -231,6 +240,7 @@ fn describe() {
         S,
         "Time a request waited for its grammar, by outcome"
     );
+    describe_counter!("penstock_tool_calls", "Calls of tools in answers, by whether they are whole");
     describe_counter!("penstock_finish_reason", "Answers, by why they ended");
     describe_counter!("penstock_prompt_tokens", "Prompt tokens of requests that have ended");
     describe_counter!("penstock_cached_prompt_tokens", "Those of them found in the prefix cache");

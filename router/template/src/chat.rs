@@ -65,6 +65,8 @@ pub enum InvalidChat {
 pub struct ChatTemplates {
     /// By name; the only one is called `default`. One that does not compile is an error when it is asked for.
     named: Vec<(String, Option<Template>)>,
+    /// As they were compiled from, in the same order.
+    sources: Vec<String>,
     /// `bos_token`, `eos_token` and so on.
     tokens: Map<String, Json>,
 }
@@ -83,7 +85,14 @@ impl ChatTemplates {
                 (name.clone(), template.map_err(|error| complain(name, error.to_string())).ok())
             })
             .collect();
-        Self { named, tokens }
+        Self { named, sources: sources.iter().map(|(_, source)| source.clone()).collect(), tokens }
+    }
+
+    /// The text of the template that a chat with or without tools is rendered with, unless it names another.
+    pub fn source(&self, with_tools: bool) -> Option<&str> {
+        let of_name = |name: &str| self.named.iter().position(|(known, _)| known == name);
+        let index = with_tools.then(|| of_name(WITH_TOOLS)).flatten().or_else(|| of_name(DEFAULT))?;
+        Some(&self.sources[index])
     }
 
     /// Ends soon after `client` is cancelled.

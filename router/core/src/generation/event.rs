@@ -53,6 +53,8 @@ pub struct TextToken {
 pub struct Done {
     pub text: String,
     pub finish_reason: FinishReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     pub generated_tokens: u32,
     pub seed: Option<u64>,
     pub prompt_tokens: u32,

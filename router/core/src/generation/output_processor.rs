@@ -127,6 +127,11 @@ impl OutputProcessor {
         std::mem::take(&mut self.waiting)
     }
 
+    /// The stop string that has ended the text.
+    pub fn stopped_by(&self) -> Option<String> {
+        self.stop.ended_by()
+    }
+
     /// The whole text, once it has ended, and the number of tokens.
     pub fn into_text(self) -> (String, u32) {
         (self.text, self.tokens)

@@ -33,6 +33,8 @@ pub struct GenerationRequest {
     pub top_tokens: u32,
     pub prompt_logprobs: bool,
     pub grammar: Option<GrammarSource>,
+    /// The text is free where the grammar cannot be compiled.
+    pub grammar_is_optional: bool,
     /// Whom the client asks for, by its own name.
     pub user: Option<String>,
     /// Cached blocks are shared only with requests that have the same.

@@ -63,7 +63,14 @@ pub async fn start(
 
     let constraint = match request.grammar {
         None => None,
-        Some(grammar) => Some(serving.compile(grammar).await?),
+        Some(grammar) => match serving.compile(grammar).await {
+            Ok(compiled) => Some(compiled),
+            Err(GenerationFailure::Grammar(why)) if request.grammar_is_optional => {
+                tracing::debug!("a text that may be free is: {why}");
+                None
+            }
+            Err(failure) => return Err(failure),
+        },
     };
 
     let vocabulary = serving.prompt.vocabulary().clone();

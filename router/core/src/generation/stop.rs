@@ -12,6 +12,8 @@ pub struct StopStrings {
     /// What may be the beginning of a stop string that is to be left out, from `shown` on.
     held: String,
     shown: usize,
+    /// The candidate that ended the text.
+    ended_by: Option<usize>,
 }
 
 /// What becomes of a piece of text.
@@ -28,7 +30,7 @@ impl StopStrings {
     pub fn new(strings: &[String], stop_text: StopText) -> Self {
         let candidates =
             strings.iter().filter(|string| !string.is_empty()).map(|s| Candidate::new(s)).collect();
-        Self { candidates, stop_text, held: String::new(), shown: 0 }
+        Self { candidates, stop_text, held: String::new(), shown: 0, ended_by: None }
     }
 
     /// Takes a piece of the text in which none may end it, and returns what can be shown.
@@ -47,9 +49,10 @@ impl StopStrings {
     pub fn push(&mut self, piece: &str) -> Checked {
         for (at, &byte) in piece.as_bytes().iter().enumerate() {
             let mut longest = 0;
-            for candidate in &mut self.candidates {
-                if candidate.advance(byte) {
-                    longest = longest.max(candidate.bytes.len());
+            for (index, candidate) in self.candidates.iter_mut().enumerate() {
+                if candidate.advance(byte) && candidate.bytes.len() > longest {
+                    longest = candidate.bytes.len();
+                    self.ended_by = Some(index);
                 }
             }
             if longest > 0 {
@@ -76,12 +79,20 @@ impl StopStrings {
         self.show(self.held.len())
     }
 
-    /// Whether the name of a special token, which is no part of the text, holds a stop string.
-    pub fn in_name(&self, name: &str) -> bool {
-        self.candidates.iter().any(|candidate| {
+    /// Whether the name of a special token, which is no part of the text, holds a stop string: then it ends the text.
+    pub fn in_name(&mut self, name: &str) -> bool {
+        let found = self.candidates.iter().position(|candidate| {
             let stop = &candidate.bytes;
             name.as_bytes().windows(stop.len()).any(|window| window == &stop[..])
-        })
+        });
+        self.ended_by = self.ended_by.or(found);
+        found.is_some()
+    }
+
+    /// The stop string that has ended the text.
+    pub fn ended_by(&self) -> Option<String> {
+        let candidate = self.ended_by.map(|index| &self.candidates[index])?;
+        Some(String::from_utf8_lossy(&candidate.bytes).into_owned())
     }
 
     /// What of a piece that ends nothing can be shown.
@@ -200,6 +211,17 @@ mod tests {
     }
 
     #[test]
+    fn what_ended_the_text_is_known() {
+        let mut matcher = StopStrings::new(&["bc".into(), "abc".into(), "<|end|>".into()], StopText::Omit);
+        assert_eq!(matcher.ended_by(), None);
+        matcher.push("xabc");
+        assert_eq!(matcher.ended_by().as_deref(), Some("abc"));
+        let mut matcher = StopStrings::new(&["bc".into(), "<|end|>".into()], StopText::Omit);
+        assert!(matcher.in_name("<|end|>"));
+        assert_eq!(matcher.ended_by().as_deref(), Some("<|end|>"));
+    }
+
+    #[test]
     fn a_repeated_beginning_is_followed_to_the_right_place() {
         assert_eq!(
             feed(&["aab"], StopText::Omit, &["a", "a", "a", "b"]),
@@ -236,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_special_tokens_name_can_be_a_stop_string() {
-        let matcher = StopStrings::new(&["<|im_end|>".into()], StopText::Omit);
+        let mut matcher = StopStrings::new(&["<|im_end|>".into()], StopText::Omit);
         assert!(matcher.in_name("<|im_end|>"));
         assert!(!matcher.in_name("<|im_start|>"));
     }

@@ -177,10 +177,12 @@ impl GenerationTask {
         let timeline = self.progress.ended();
         let now = timeline.ended.unwrap_or_else(Instant::now);
         let admitted = timeline.admitted.unwrap_or(now);
+        let stop = self.output.stopped_by().filter(|_| finish_reason == FinishReason::StopSequence);
         let (text, generated_tokens) = self.output.into_text();
         let done = Done {
             text,
             finish_reason,
+            stop,
             generated_tokens,
             seed: self.seed,
             prompt_tokens: self.prompt_tokens,

@@ -95,6 +95,7 @@ fn request(text: &str) -> GenerationRequest {
         top_tokens: 0,
         prompt_logprobs: false,
         grammar: None,
+        grammar_is_optional: false,
         user: None,
         cache_salts: Vec::new(),
         max_time: None,

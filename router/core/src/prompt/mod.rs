@@ -190,6 +190,11 @@ impl Prompt {
         }
     }
 
+    /// What a chat is rendered with, as the model's files have it: the template for chats with tools, or the other one.
+    pub fn chat_template(&self, with_tools: bool) -> Option<&str> {
+        self.template.as_ref()?.source(with_tools)
+    }
+
     /// As `decode`, on a blocking thread.
     pub async fn decode_apart(&self, tokens: Vec<TokenId>) -> Result<String, PromptError> {
         let vocabulary = self.vocabulary.clone();

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Method, Response, header};
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -26,12 +26,17 @@ use crate::scheduler::Late;
 pub enum Family {
     Tgi,
     OpenAi,
+    Anthropic,
 }
 
 impl Family {
     /// A path that is no route has the family of its neighbours.
     pub fn of(path: &str) -> Self {
-        if path == "/v1" || path.starts_with("/v1/") { Family::OpenAi } else { Family::Tgi }
+        match path.strip_prefix("/v1") {
+            Some(rest) if rest == "/messages" || rest.starts_with("/messages/") => Family::Anthropic,
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Family::OpenAi,
+            _ => Family::Tgi,
+        }
     }
 }
 
@@ -82,6 +87,17 @@ impl ApiError {
         Self { text: format!("{path}: {}", self.text), ..self }
     }
 
+    /// In the words of a dialect whose requests were brought into another's: pairs of that one's name and its own.
+    pub fn renamed(self, names: &[(&'static str, &'static str)]) -> Self {
+        let renamed = |field: Cow<'static, str>| {
+            names.iter().find(|(from, _)| *from == field).map_or(field, |(_, to)| Cow::Borrowed(*to))
+        };
+        let text = names
+            .iter()
+            .fold(self.text, |text, (from, to)| text.replace(&format!("`{from}"), &format!("`{to}")));
+        Self { field: self.field.map(renamed), text, ..self }
+    }
+
     /// A bug.
     pub fn internal() -> Self {
         Self::new(Cause::Internal, "an internal error; the server's log has more")
@@ -105,7 +121,7 @@ impl ApiError {
     /// The whole answer, before anything else of it was sent.
     pub fn response(&self, family: Family) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body(family)));
-        *response.status_mut() = self.cause.status();
+        *response.status_mut() = self.status(family);
         response.extensions_mut().insert(Refusal { cause: self.cause, message: self.for_log() });
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -117,6 +133,14 @@ impl ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+
+    /// Anthropic's clients know 400 for what others call 422.
+    fn status(&self, family: Family) -> StatusCode {
+        match (family, self.cause.status()) {
+            (Family::Anthropic, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
+            (_, status) => status,
+        }
     }
 
     /// What the log may say of it: not what the client wrote where a text belongs, and no more than a line.
@@ -143,6 +167,14 @@ impl ApiError {
                     param: self.field.as_deref(),
                     code: self.cause.code(),
                     http_status_code: self.cause.status().as_u16(),
+                },
+            }),
+            Family::Anthropic => serde_json::to_vec(&AnthropicError {
+                kind: "error",
+                error: AnthropicDetail {
+                    kind: anthropic_type(self.status(family)),
+                    message: &self.to_string(),
+                    param: self.field.as_deref(),
                 },
             }),
         };
@@ -309,6 +341,37 @@ pub struct TgiError<'a> {
     error: &'a str,
     /// A name of the cause, for programs; null while the server is not ready
     error_type: Option<&'static str>,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct AnthropicError<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: AnthropicDetail<'a>,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct AnthropicDetail<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
+    /// The field that is wrong, which Anthropic's own have not.
+    param: Option<&'a str>,
+}
+
+/// As Anthropic's documentation of errors has them.
+fn anthropic_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_server_error() => "api_error",
+        _ => "invalid_request_error",
+    }
 }
 
 #[derive(JsonSchema, Serialize)]

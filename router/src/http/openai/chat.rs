@@ -6,12 +6,15 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_output::Start;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::generation::{Done, GenerationRequest, Input, TextToken, TokenEvent};
+use crate::generation::{Done, FinishReason, GenerationRequest, Input, TextToken, TokenEvent};
+use crate::http::chats::reader::{Reader, Reading};
+use crate::http::chats::tools::{Bound, Tools};
 use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::fields::{Fields, shortened};
 use crate::http::openai::choices::Choices;
@@ -25,7 +28,7 @@ use crate::http::response::json;
 use crate::http::sse::Encoder;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body};
+use crate::http::{Loaded, Server, body};
 use crate::ids::TokenId;
 use crate::prompt::{Chat, Prompt};
 
@@ -39,7 +42,7 @@ pub async fn chat_completions(State(server): State<Arc<Server>>, request: Reques
 pub fn text_request(
     fields: &Fields,
     served: &str,
-    prompt: &Prompt,
+    loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<TextRequest, ApiError> {
     let mut asked = ChatRequest::parse(fields, served)?;
@@ -52,29 +55,46 @@ pub fn text_request(
         }
     }
     asked.top_logprobs = 0;
-    let rendered = asked.render(prompt, client)?;
-    let warnings = std::mem::take(&mut asked.params.warnings).settle(fields.limits())?;
-    Ok(TextRequest { request: asked.request(rendered), prefix: String::new(), warnings })
+    let prepared = asked.prepare(loaded, client)?;
+    let warnings = prepared.params.warnings.settle(fields.limits())?;
+    Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings })
+}
+
+/// A chat with its prompt, for dialects that make chats of their own requests. Its warnings are not settled yet.
+pub fn prepared(fields: &Fields, server: &Server, client: &CancellationToken) -> Result<Prepared, ApiError> {
+    ChatRequest::parse(fields, &server.config.model_id)?.prepare(server.loaded()?, client)
 }
 
 /// What `/chat_tokenize` needs of a chat: its prompt, of which nothing else is asked.
 pub fn rendered(
     fields: &Fields,
     served: &str,
-    prompt: &Prompt,
+    loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<(String, Warnings), ApiError> {
-    let asked = ChatRequest::parse(fields, served)?;
-    Ok((asked.render(prompt, client)?, asked.params.warnings))
+    let mut asked = ChatRequest::parse(fields, served)?;
+    let text = asked.render(loaded, client)?;
+    Ok((text, asked.params.warnings.settle(fields.limits())?))
 }
 
 /// A request of this dialect, but for its prompt.
 struct ChatRequest {
     params: GenerationParams,
     chat: Chat,
+    tools: Option<Tools>,
     max_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: u32,
+}
+
+/// A request with its prompt.
+pub struct Prepared {
+    pub params: GenerationParams,
+    pub request: GenerationRequest,
+    pub logprobs: bool,
+    /// How its answers are read.
+    pub reading: Reading,
+    pub prompt_characters: usize,
 }
 
 impl ChatRequest {
@@ -86,6 +106,14 @@ impl ChatRequest {
             Some(Value::Object(variables)) => variables,
             _ => Default::default(),
         };
+        let mut variables = variables;
+        if let Some(effort) = fields.text(&request_fields::REASONING_EFFORT)? {
+            // As templates call them; one that a request gives itself goes before.
+            if effort == "none" {
+                variables.entry("enable_thinking").or_insert(Value::Bool(false));
+            }
+            variables.entry("reasoning_effort").or_insert(effort.into_owned().into());
+        }
         let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
         if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
             return Err(ApiError::invalid("best_of", "`best_of` is not supported for chats; `n` is"));
@@ -96,9 +124,10 @@ impl ChatRequest {
             params.warnings.no_effect("top_logprobs", "without `logprobs`");
             top_logprobs = 0;
         }
-        let warnings = params.warnings.settle(fields.limits())?;
+        let tools = Tools::parse(fields)?;
         Ok(Self {
-            params: GenerationParams { warnings, ..params },
+            params,
+            tools,
             chat: Chat {
                 messages,
                 continue_final_message: fields.boolean(&request_fields::CONTINUE_FINAL_MESSAGE)?,
@@ -114,13 +143,38 @@ impl ChatRequest {
 }
 
 impl ChatRequest {
-    fn render(&self, prompt: &Prompt, client: &CancellationToken) -> Result<String, ApiError> {
-        prompt.render(&self.chat, client).map_err(|error| NAMES.error(error))
+    fn render(&mut self, loaded: &Loaded, client: &CancellationToken) -> Result<String, ApiError> {
+        if let Some(tools) = &self.tools {
+            tools.show(&mut self.chat, &loaded.chats);
+        }
+        loaded.serving.prompt.render(&self.chat, client).map_err(|error| NAMES.error(error))
     }
 
-    fn request(&self, rendered: String) -> GenerationRequest {
+    /// The warnings are not settled yet.
+    fn prepare(mut self, loaded: &Loaded, client: &CancellationToken) -> Result<Prepared, ApiError> {
+        let rendered = self.render(loaded, client)?;
+        let formats = &loaded.chats;
+        let prompt_characters = rendered.chars().count();
+        let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
+        let bound = match &self.tools {
+            Some(tools) => {
+                let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+                let before = self.chat.messages.iter().map(calls).sum();
+                let asked = self.params.grammar.take();
+                tools.bind(formats, start, before, asked, &mut self.params.warnings)?
+            }
+            None => Bound {
+                reading: Reading { reasoning: formats.reasoning, start, ..Reading::plain() },
+                grammar: self.params.grammar.take(),
+                grammar_is_optional: false,
+            },
+        };
+        self.params.grammar = bound.grammar;
         let request = self.params.request(Input::Rendered(rendered), self.max_tokens);
-        GenerationRequest { top_tokens: self.top_logprobs, ..request }
+        let grammar_is_optional = bound.grammar_is_optional;
+        let request = GenerationRequest { top_tokens: self.top_logprobs, grammar_is_optional, ..request };
+        let (params, logprobs, reading) = (self.params, self.logprobs, bound.reading);
+        Ok(Prepared { params, request, logprobs, reading, prompt_characters })
     }
 }
 
@@ -137,6 +191,7 @@ fn check(messages: &[Value]) -> Result<(), ApiError> {
         if !message.get("role").is_some_and(Value::is_string) {
             return wrong(format!("`messages[{index}].role` must be a string"));
         }
+        check_calls(index, message.get("tool_calls"))?;
         match message.get("content") {
             Some(Value::String(_)) => {}
             Some(Value::Array(parts)) => check_parts(index, parts)?,
@@ -149,6 +204,25 @@ fn check(messages: &[Value]) -> Result<(), ApiError> {
             Some(_) => {
                 return wrong(format!("`messages[{index}].content` must be a string or a list of parts"));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Earlier calls, as templates read them.
+fn check_calls(message: usize, calls: Option<&Value>) -> Result<(), ApiError> {
+    let Some(calls) = calls.filter(|calls| !calls.is_null()) else { return Ok(()) };
+    let name = format!("messages[{message}].tool_calls");
+    let wrong = |text: String| Err(ApiError::invalid("messages", text));
+    let Some(calls) = calls.as_array() else { return wrong(format!("`{name}` must be a list")) };
+    for (index, call) in calls.iter().enumerate() {
+        let function = &call["function"];
+        if !function["name"].is_string() {
+            return wrong(format!("`{name}[{index}].function.name` must be a string"));
+        }
+        let arguments = &function["arguments"];
+        if !(arguments.is_string() || arguments.is_object() || arguments.is_null()) {
+            return wrong(format!("`{name}[{index}].function.arguments` must be a string or an object"));
         }
     }
     Ok(())
@@ -173,17 +247,13 @@ fn check_parts(message: usize, parts: &[Value]) -> Result<(), ApiError> {
 
 async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
-    let templates = prompt.clone();
     // Parsed, rendered and let go of in one go: the messages take many times the memory of the body.
-    let (params, logprobs, request, prompt_characters) =
-        body::parse_apart(context.server(), body, move |fields, server, client| {
-            let asked = ChatRequest::parse(fields, &server.config.model_id)?;
-            let rendered = asked.render(&templates, client)?;
-            let characters = rendered.chars().count();
-            let request = asked.request(rendered);
-            Ok((asked.params, asked.logprobs, request, characters))
-        })
-        .await?;
+    let prepared = body::parse_apart(context.server(), body, move |fields, server, client| {
+        let mut prepared = prepared(fields, server, client)?;
+        prepared.params.warnings = prepared.params.warnings.settle(fields.limits())?;
+        Ok(prepared)
+    });
+    let Prepared { params, request, logprobs, reading, prompt_characters } = prepared.await?;
     let mut choices = Choices::start(&context, vec![request], &params, params.n, NAMES).await?;
     choices.first().await?;
     context.began();
@@ -195,7 +265,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
             warnings: params.warnings,
             include_usage: params.include_usage,
             logprobs,
-            begun: vec![false; params.n as usize],
+            choices: (0..params.n).map(|_| ChoiceStream::new(&reading)).collect(),
             done: Vec::new(),
         };
         return Ok(stream::response(context, choices, prompt_characters, writer));
@@ -205,19 +275,65 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     for done in all() {
         context.succeeded(done);
     }
-    let choices = answers.iter().enumerate().map(|(index, (tokens, done))| Choice {
+    let read: Vec<Read> = answers.iter().map(|(tokens, _)| Read::of(&reading, tokens)).collect();
+    let choices = answers.iter().zip(&read).enumerate().map(|(index, ((tokens, done), read))| Choice {
         index,
-        message: Message { role: Role::Assistant, content: &done.text },
+        message: read.message(),
         logprobs: logprobs
             .as_ref()
             .map(|prompt| Logprobs { content: tokens.iter().map(|token| entry(prompt, token)).collect() }),
-        finish_reason: done.finish_reason.into(),
+        finish_reason: reason(done, !read.calls.is_empty()),
     });
     let choices: Vec<_> = choices.collect();
     let mut response = json(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
     context.head(&mut response, prompt_characters);
     totals(response.headers_mut(), all());
     Ok(response)
+}
+
+/// A call that was cut off ends for want of tokens.
+fn reason(done: &Done, has_calls: bool) -> Reason {
+    match done.finish_reason {
+        FinishReason::EosToken | FinishReason::StopSequence if has_calls => Reason::ToolCalls,
+        reason => reason.into(),
+    }
+}
+
+/// A whole answer as it is read.
+struct Read {
+    answer: penstock_output::Answer,
+    calls: Vec<String>,
+}
+
+impl Read {
+    fn of(reading: &Reading, tokens: &[TokenEvent]) -> Self {
+        let mut reader = reading.reader();
+        let mut answer = penstock_output::Answer::default();
+        for token in tokens {
+            reader.push(token).iter().for_each(|delta| answer.add(delta));
+        }
+        reader.finish().iter().for_each(|delta| answer.add(delta));
+        let ids = answer.calls.iter().enumerate().map(|(index, call)| reader.id(index, &call.name));
+        Self { calls: ids.collect(), answer }
+    }
+
+    fn message(&self) -> Message<'_> {
+        let penstock_output::Answer { content, reasoning, calls } = &self.answer;
+        let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| Call {
+            index,
+            id: Some(id.clone()),
+            kind: CallKind::Function,
+            function: FunctionCall { name: Some(call.name.clone()), arguments: call.arguments.clone() },
+        };
+        let reasoning = (!reasoning.is_empty()).then_some(&**reasoning);
+        Message {
+            role: Role::Assistant,
+            content: (calls.is_empty() || !content.is_empty()).then_some(content),
+            reasoning_content: reasoning,
+            reasoning,
+            tool_calls: self.calls.iter().zip(calls).enumerate().map(call).collect(),
+        }
+    }
 }
 
 /// Writes the chunks of a stream.
@@ -228,25 +344,53 @@ struct ChatChunks {
     include_usage: bool,
     /// What spells tokens, when log probabilities are wanted.
     logprobs: Option<Arc<Prompt>>,
-    begun: Vec<bool>,
+    choices: Vec<ChoiceStream>,
     done: Vec<Done>,
+}
+
+/// What a stream knows of one of its choices.
+struct ChoiceStream {
+    has_begun: bool,
+    reader: Reader,
+    /// Every token has a chunk: nothing is held back.
+    is_plain: bool,
+    /// Of tokens whose text is held back.
+    logprobs: Vec<LogprobEntry>,
+}
+
+impl ChoiceStream {
+    fn new(reading: &Reading) -> Self {
+        Self {
+            has_begun: false,
+            reader: reading.reader(),
+            is_plain: reading.is_plain(),
+            logprobs: Vec::new(),
+        }
+    }
 }
 
 impl ChunkWriter for ChatChunks {
     fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
         self.begin(index, encoder);
-        let logprobs = self.logprobs.as_ref().map(|prompt| Logprobs { content: vec![entry(prompt, token)] });
-        // An end-of-sequence token is no text: its chunk would say nothing.
-        if !token.special || logprobs.is_some() {
-            let text = if token.special { "" } else { &token.text };
-            self.chunk(index, Delta { role: None, content: text }, logprobs, None, encoder);
+        let choice = &mut self.choices[index];
+        if let Some(prompt) = &self.logprobs {
+            choice.logprobs.push(entry(prompt, token));
         }
+        let deltas = choice.reader.push(token);
+        // An end-of-sequence token is no text, and its chunk says nothing but how likely it was.
+        if deltas.is_empty() && choice.is_plain && self.logprobs.is_some() {
+            self.chunk(index, Delta::default(), None, encoder);
+        }
+        self.tell(index, deltas, encoder);
     }
 
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         self.begin(index, encoder);
-        let reason = done.finish_reason.into();
-        self.chunk(index, Delta { role: None, content: "" }, None, Some(reason), encoder);
+        let choice = &mut self.choices[index];
+        let deltas = choice.reader.finish();
+        let has_calls = choice.reader.has_calls();
+        self.tell(index, deltas, encoder);
+        self.chunk(index, Delta::default(), Some(reason(&done, has_calls)), encoder);
         self.done.push(done);
     }
 
@@ -267,24 +411,56 @@ impl ChunkWriter for ChatChunks {
 impl ChatChunks {
     /// The first chunk of a choice has the role.
     fn begin(&mut self, index: usize, encoder: &mut Encoder) {
-        if !std::mem::replace(&mut self.begun[index], true) {
-            let delta = Delta { role: Some(Role::Assistant), content: "" };
-            self.chunk(index, delta, None, None, encoder);
+        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
+            self.chunk(index, Delta { role: Some(Role::Assistant), ..Delta::default() }, None, encoder);
             self.warnings = Warnings::default();
         }
     }
 
-    fn chunk(
-        &self,
-        index: usize,
-        delta: Delta,
-        logprobs: Option<Logprobs>,
-        finish_reason: Option<Reason>,
-        encoder: &mut Encoder,
-    ) {
+    fn tell(&mut self, index: usize, deltas: Vec<penstock_output::Delta>, encoder: &mut Encoder) {
+        use penstock_output::Delta as Read;
+        for delta in deltas {
+            let call = |index, id, name, arguments| Delta {
+                content: None,
+                tool_calls: Some([Call {
+                    index,
+                    id,
+                    kind: CallKind::Function,
+                    function: FunctionCall { name, arguments },
+                }]),
+                ..Delta::default()
+            };
+            let delta = match &delta {
+                Read::Content(text) => Delta { content: Some(text), ..Delta::default() },
+                Read::Reasoning(text) => Delta {
+                    content: None,
+                    reasoning_content: Some(text),
+                    reasoning: Some(text),
+                    ..Delta::default()
+                },
+                Read::CallBegins { index: nth, name } => {
+                    let id = self.choices[index].reader.id(*nth, name);
+                    call(*nth, Some(id), Some(name.clone()), String::new())
+                }
+                Read::Arguments { index: nth, json } => call(*nth, None, None, json.clone()),
+                Read::CallEnds { .. } => continue,
+            };
+            self.chunk(index, delta, None, encoder);
+        }
+    }
+
+    /// With the log probabilities that wait for a chunk.
+    fn chunk(&mut self, index: usize, delta: Delta, finish_reason: Option<Reason>, encoder: &mut Encoder) {
+        let waiting = &mut self.choices[index].logprobs;
+        let logprobs = (!waiting.is_empty()).then(|| Logprobs { content: std::mem::take(waiting) });
         let choices = [ChunkChoice { index, delta, logprobs, finish_reason }];
         encoder.event(&self.head.answer(Chunk::Chunk, &choices, None::<Usage>, &self.warnings));
     }
+}
+
+/// The same for dialects that have no type of their own.
+pub fn logprob_entry(prompt: &Prompt, event: &TokenEvent) -> Value {
+    serde_json::to_value(entry(prompt, event)).unwrap_or_default()
 }
 
 fn entry(prompt: &Prompt, event: &TokenEvent) -> LogprobEntry {
@@ -341,7 +517,43 @@ pub struct Choice<'a> {
 #[schemars(inline)]
 struct Message<'a> {
     role: Role,
-    content: &'a str,
+    /// Null beside calls, where there is none.
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    /// The same, as some clients call it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call>,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct Call {
+    index: usize,
+    /// Once for each call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type")]
+    kind: CallKind,
+    function: FunctionCall,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+enum CallKind {
+    Function,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct FunctionCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// JSON; in a stream, a part of it.
+    arguments: String,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -358,7 +570,20 @@ pub struct ChunkChoice<'a> {
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<Role>,
-    content: &'a str,
+    /// Null where the chunk is of reasoning or of a call.
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[Call; 1]>,
+}
+
+impl Default for Delta<'_> {
+    fn default() -> Self {
+        Self { role: None, content: Some(""), reasoning_content: None, reasoning: None, tool_calls: None }
+    }
 }
 
 #[derive(JsonSchema, Serialize)]

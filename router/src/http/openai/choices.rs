@@ -42,6 +42,11 @@ impl Choices {
         self.generations.len()
     }
 
+    /// Of the first prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.generations.first().map_or(0, Generation::prompt_tokens)
+    }
+
     pub fn names(&self) -> FieldNames {
         self.names
     }

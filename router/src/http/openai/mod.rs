@@ -2,10 +2,11 @@
 //! `stream` tells them as they go; here is the shape that all answers have.
 
 pub mod chat;
-mod choices;
+pub mod choices;
 pub mod completions;
-mod params;
-mod stream;
+pub mod params;
+pub mod responses;
+pub mod stream;
 pub mod usage;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -66,6 +67,8 @@ pub struct Answer<'a, O, C, U> {
 pub enum Reason {
     Stop,
     Length,
+    /// The answer is calls of tools.
+    ToolCalls,
 }
 
 impl From<FinishReason> for Reason {

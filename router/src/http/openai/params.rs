@@ -145,6 +145,7 @@ impl GenerationParams {
             top_tokens: 0,
             prompt_logprobs: false,
             grammar: self.grammar.as_ref().map(|asked| asked.source.clone()),
+            grammar_is_optional: false,
             user: self.user.clone(),
             cache_salts: self.cache_salts.clone(),
             max_time: None,
@@ -312,10 +313,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_refused_by_name() {
-        for (body, field) in [
-            (r#"{"tools": [{"type": "function", "function": {"name": "f"}}]}"#, "tools"),
-            (r#"{"functions": []}"#, "functions"),
-        ] {
+        for (body, field) in [(r#"{"functions": []}"#, "functions")] {
             let error = parsed(body).err().unwrap_or_else(|| panic!("{body} was taken"));
             assert!(error.contains("not supported yet"), "{error}");
             assert!(error.contains(&format!("\"param\":\"{field}\"")), "{error}");
@@ -332,9 +330,8 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_named() {
-        let params =
-            parsed(r#"{"user": "me", "parallel_tool_calls": true, "metadata": null}"#).expect("valid");
-        assert_eq!(params.warnings.lines(), ["`parallel_tool_calls` has no effect here"]);
+        let params = parsed(r#"{"user": "me", "store": true, "metadata": null}"#).expect("valid");
+        assert_eq!(params.warnings.lines(), ["`store` has no effect here"]);
         assert_eq!(params.user.as_deref(), Some("me"));
         for (body, text) in [
             (r#"{"echo": true}"#, "`echo` is not a field of this route and has no effect"),

@@ -22,6 +22,11 @@ pub trait ChunkWriter: Send + 'static {
 
     /// All have.
     fn end(&mut self, encoder: &mut Encoder);
+
+    /// One has failed: the last event.
+    fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
+        encoder.raw(&error.body(Family::OpenAi));
+    }
 }
 
 /// The answer that streams `choices`, with its headers.
@@ -91,7 +96,7 @@ impl<W: ChunkWriter> ChunkStream<W> {
     /// The one error event; nothing follows it.
     fn fail(&mut self, error: ApiError) -> bool {
         self.context.failed(&error);
-        self.encoder.raw(&error.body(Family::OpenAi));
+        self.writer.failed(&error, &mut self.encoder);
         false
     }
 }

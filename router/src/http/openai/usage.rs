@@ -52,6 +52,7 @@ mod tests {
         let done = |generated, cached| Done {
             text: String::new(),
             finish_reason: FinishReason::Length,
+            stop: None,
             generated_tokens: generated,
             seed: None,
             prompt_tokens: 10,

@@ -106,6 +106,7 @@ impl GenerateRequest {
             top_tokens: p.small(&request_fields::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
             grammar: constraints::grammar(p)?,
+            grammar_is_optional: false,
             user: None,
             cache_salts: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned).into_iter().collect(),
             max_time: p.number(&request_fields::MAX_TIME)?.map(Duration::from_secs_f64),

@@ -1,0 +1,212 @@
+"""Frameworks of agents: the OpenAI Agents SDK (over responses and over chats), `pydantic-ai` and `instructor`; and
+`openai`'s own calls of `/v1/responses`. Each calls a tool, reads its result, and answers; or fills a class."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import agents
+import instructor
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from prompts import ADD, REPEAT
+
+WEATHER = "What is the weather in Paris?"
+RESULT = '{"temperature": 21, "condition": "sunny"}'
+
+
+class Mood(BaseModel, extra="forbid"):
+    mood: Literal["good", "bad"]
+    stars: Literal[1, 2, 3]
+
+
+@pytest.fixture
+def client(url: str) -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def asked(given: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "tgi", "input": given, "temperature": 0, "max_output_tokens": 100, **more}
+
+
+# openai.responses
+
+
+@pytest.mark.golden
+def test_a_response(client: OpenAI) -> None:
+    response = client.responses.create(**asked(ADD, instructions="You are a calculator."))
+    assert response.output_text and response.status == "completed" and response.id.startswith("resp_")
+    assert response.instructions == "You are a calculator." and response.temperature == 0
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    short = client.responses.create(**asked(REPEAT, max_output_tokens=2))
+    assert short.status == "incomplete" and short.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.golden
+def test_a_stream_is_the_same(client: OpenAI) -> None:
+    for given, more in ((REPEAT, {}), (WEATHER, {"tools": [TOOL]})):
+        whole = client.responses.create(**asked(given, **more))
+        events = list(client.responses.create(**asked(given, stream=True, **more)))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+        assert kinds[-2:] == ["response.output_item.done", "response.completed"]
+        final = events[-1].response
+        assert final.output_text == whole.output_text
+        volatile = {"id", "call_id"}
+        assert [item.model_dump(exclude=volatile) for item in final.output] == [
+            item.model_dump(exclude=volatile) for item in whole.output
+        ]
+        deltas = [event.delta for event in events if event.type.endswith(".delta")]
+        told = whole.output_text or "".join(getattr(item, "arguments", "") for item in whole.output)
+        assert "".join(deltas) == told
+        with client.responses.stream(**asked(given, **more)) as stream:
+            for _ in stream:
+                pass
+            assert stream.get_final_response().output_text == whole.output_text
+
+
+@pytest.mark.golden
+def test_a_round_of_call_result_and_answer(client: OpenAI) -> None:
+    conversation: list[Any] = [{"role": "user", "content": WEATHER}]
+    response = client.responses.create(**asked(conversation, tools=[TOOL]))
+    (call,) = response.output
+    assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", '{"city": "Paris"}')
+    conversation += response.output
+    conversation.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
+    answer = client.responses.create(**asked(conversation, tools=[TOOL]))
+    assert "21" in answer.output_text
+
+
+def test_a_class_is_filled(client: OpenAI) -> None:
+    parsed = client.responses.parse(**asked("How are you?"), text_format=Mood)
+    assert isinstance(parsed.output_parsed, Mood)
+
+
+def test_a_call_that_has_to_be_and_a_tool_that_takes_text(client: OpenAI) -> None:
+    forced = client.responses.create(**asked("Hello!", tools=[TOOL], tool_choice="required"))
+    assert forced.output[0].type == "function_call"
+    named = {"type": "function", "name": "get_weather"}
+    assert (
+        client.responses.create(**asked("Hello!", tools=[TOOL], tool_choice=named)).output[0].name
+        == "get_weather"
+    )
+    letters = {"type": "grammar", "syntax": "regex", "definition": "[a-c]{4}"}
+    custom = {"type": "custom", "name": "code", "description": "Runs a program", "format": letters}
+    choice = {"type": "custom", "name": "code"}
+    for stream in (False, True):
+        answer: Any = client.responses.create(
+            **asked("Hello!", tools=[custom], tool_choice=choice, stream=stream, max_output_tokens=300)
+        )
+        item = (list(answer)[-1].response if stream else answer).output[0]
+        assert item.type == "custom_tool_call" and len(item.input) == 4 and set(item.input) <= set("abc")
+
+
+def test_log_probabilities(client: OpenAI) -> None:
+    response = client.responses.create(**asked(ADD, include=["message.output_text.logprobs"], top_logprobs=2))
+    entries = response.output[0].content[0].logprobs
+    assert "".join(entry.token for entry in entries).startswith(response.output_text)
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"previous_response_id": "resp_1"}, "`previous_response_id` is not supported"),
+        ({"background": True}, "`background` is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "`tools[0].type`"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": []}, "input"),
+    ],
+)
+def test_what_there_is_not_is_refused(client: OpenAI, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        client.responses.create(**{**asked(ADD), **more})
+    assert says in str(caught.value.body), caught.value.body
+    kept = client.responses.create(**asked(ADD, store=True)).model_dump()
+    assert "`store`" in kept["warnings"][0] and kept["store"] is False
+
+
+# Frameworks
+
+
+@agents.function_tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city"""
+    return RESULT if city == "Paris" else "unknown"
+
+
+@pytest.mark.parametrize("kind", ["responses", "chats"])
+@pytest.mark.golden
+def test_the_agents_sdk(url: str, kind: str) -> None:
+    agents.set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    models: dict[str, type[Any]] = {
+        "responses": agents.OpenAIResponsesModel,
+        "chats": agents.OpenAIChatCompletionsModel,
+    }
+    model = models[kind](model="tgi", openai_client=client)
+    settings = agents.ModelSettings(temperature=0, max_tokens=100)
+    agent = agents.Agent(name="Weather", model=model, tools=[get_weather], model_settings=settings)
+
+    async def run() -> tuple[str, str]:
+        whole = await agents.Runner.run(agent, WEATHER, max_turns=4)
+        streamed = agents.Runner.run_streamed(agent, WEATHER, max_turns=4)
+        async for _ in streamed.stream_events():
+            pass
+        return whole.final_output, streamed.final_output
+
+    whole, streamed = asyncio.run(run())
+    assert "21" in whole and streamed == whole
+
+
+@pytest.mark.parametrize("kind", ["responses", "chats"])
+@pytest.mark.golden
+def test_pydantic_ai(url: str, kind: str) -> None:
+    provider = OpenAIProvider(base_url=f"{url}/v1", api_key="unused")
+    model = {"responses": OpenAIResponsesModel, "chats": OpenAIChatModel}[kind]("tgi", provider=provider)
+    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 100})
+
+    @agent.tool_plain
+    def get_weather(city: str) -> str:
+        """Get the weather in a city"""
+        return RESULT if city == "Paris" else "unknown"
+
+    assert "21" in agent.run_sync(WEATHER).output
+    filled = Agent(model, output_type=Mood, model_settings={"temperature": 0, "max_tokens": 200})
+    assert isinstance(filled.run_sync("How are you?").output, Mood)
+
+
+@pytest.mark.golden
+def test_instructor(client: OpenAI) -> None:
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        patched = instructor.from_openai(client, mode=mode)
+        mood = patched.chat.completions.create(
+            model="tgi", messages=[{"role": "user", "content": "How are you?"}], response_model=Mood, max_tokens=200,
+            temperature=0,
+        )  # fmt: skip
+        assert isinstance(mood, Mood)

@@ -1,0 +1,194 @@
+"""`anthropic` for Python: messages whole and streamed, tools and their results, what it counts, and its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Literal
+
+import anthropic
+import pydantic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+
+from conftest import Guarded
+from prompts import ADD, REPEAT
+
+TOOL: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def connect(url: str, key: str = "unused") -> Anthropic:
+    # No retries: a test must see the first answer.
+    return Anthropic(base_url=url, api_key=key, max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def client(url: str) -> Anthropic:
+    return connect(url)
+
+
+def asked(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """This version of the client has no arguments for sampling; the API has."""
+    sampling = {"temperature": 0, **more.pop("sampling", {})}
+    return {"model": "penstock", "max_tokens": 60, "messages": messages, "extra_body": sampling, **more}
+
+
+@pytest.mark.golden
+def test_a_message(client: Anthropic) -> None:
+    message = client.messages.create(
+        **asked(user(ADD), system="You are a calculator.", sampling={"top_k": 5, "top_p": 0.9})
+    )
+    assert message.role == "assistant" and message.type == "message" and message.id.startswith("msg_")
+    assert message.content[0].type == "text" and message.content[0].text
+    assert message.stop_reason == "end_turn" and message.stop_sequence is None
+    assert message.usage.input_tokens > 0 and message.usage.output_tokens > 0
+
+
+@pytest.mark.golden
+def test_a_stream_is_the_same(client: Anthropic) -> None:
+    for messages, more in ((user(REPEAT), {}), (WEATHER, {"tools": [TOOL]})):
+        whole = client.messages.create(**asked(messages, **more))
+        with client.messages.stream(**asked(messages, **more)) as stream:
+            events = [event.type for event in stream]
+            final = stream.get_final_message()
+        assert [block.model_dump(exclude={"id"}) for block in final.content] == [
+            block.model_dump(exclude={"id"}) for block in whole.content
+        ]
+        assert (final.stop_reason, final.usage.output_tokens) == (
+            whole.stop_reason,
+            whole.usage.output_tokens,
+        )
+        assert events[0] == "message_start" and events[-1] == "message_stop"
+
+
+@pytest.mark.golden
+def test_a_round_of_call_result_and_answer(client: Anthropic) -> None:
+    message = client.messages.create(**asked(WEATHER, tools=[TOOL]))
+    assert message.stop_reason == "tool_use"
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": '{"temperature": 21, "condition": "sunny"}',
+    }
+    conversation: list[dict[str, Any]] = [
+        *WEATHER,
+        {"role": "assistant", "content": [block.model_dump() for block in message.content]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = client.messages.create(**asked(conversation, tools=[TOOL]))
+    assert "21" in answer.content[0].text and answer.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_that_has_to_be(client: Anthropic, choice: dict[str, Any]) -> None:
+    message = client.messages.create(
+        **asked(user("Hello!"), tools=[TOOL], tool_choice=choice, max_tokens=200)
+    )
+    assert any(block.type == "tool_use" for block in message.content)
+    none = client.messages.create(**asked(WEATHER, tools=[TOOL], tool_choice={"type": "none"}))
+    assert all(block.type == "text" for block in none.content)
+
+
+def test_what_ends_a_text_is_told(client: Anthropic) -> None:
+    whole = client.messages.create(**asked(user(REPEAT))).content[0].text
+    word = whole.split()[2]
+    stopped = client.messages.create(**asked(user(REPEAT), stop_sequences=["@@@", word]))
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert whole.startswith(stopped.content[0].text) and word not in stopped.content[0].text
+    short = client.messages.create(**asked(user(REPEAT), max_tokens=2))
+    assert short.stop_reason == "max_tokens" and short.usage.output_tokens == 2
+
+
+class Mood(pydantic.BaseModel):
+    mood: Literal["good", "bad"]
+
+
+def test_a_class_is_filled(client: Anthropic) -> None:
+    parsed = client.messages.parse(**asked(user("How are you?")), output_format=Mood)
+    assert isinstance(parsed.parsed_output, Mood)
+
+
+def test_tokens_are_counted(client: Anthropic) -> None:
+    counted = client.messages.count_tokens(model="penstock", messages=user(ADD), tools=[TOOL])
+    usage = client.messages.create(**asked(user(ADD), tools=[TOOL])).usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_content_in_blocks(client: Anthropic) -> None:
+    blocks = [{"type": "text", "text": ADD, "cache_control": {"type": "ephemeral"}}]
+    plain = client.messages.create(**asked(user(ADD), system="Be brief."))
+    split = client.messages.create(
+        **asked([{"role": "user", "content": blocks}], system=[{"type": "text", "text": "Be brief."}])
+    )
+    assert plain.content == split.content
+
+
+def test_thoughts_are_sent_back(client: Anthropic) -> None:
+    thought = {"type": "thinking", "thinking": "Two and two.", "signature": ""}
+    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Four."}]}
+    assert client.messages.create(
+        **asked([*user(ADD), said, *user(REPEAT)], thinking={"type": "disabled"})
+    ).content
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "`messages[0].role`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`tools[0].type`"),
+        ({"tools": [{"name": "f"}]}, "`tools[0].input_schema`"),
+        ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "not in `tools`: g"),
+        ({"thinking": {"type": "deep"}}, "`thinking.type`"),
+        ({"extra_body": {"temperature": -1}}, "temperature"),
+    ],
+)
+def test_a_bad_request_is_told(client: Anthropic, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**{**asked(user(ADD)), **more})
+    body: Any = caught.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+    assert says in body["error"]["message"], body
+
+
+def test_keys(guarded: Guarded) -> None:
+    assert connect(guarded.url, guarded.key).messages.create(**asked(user(ADD))).content
+    bearer = Anthropic(base_url=guarded.url, api_key=None, auth_token=guarded.key, max_retries=0)
+    assert bearer.messages.create(**asked(user(ADD))).content
+    with pytest.raises(anthropic.AuthenticationError):
+        connect(guarded.url, "wrong").messages.create(**asked(user(ADD)))
+
+
+def test_a_busy_server(busy: Guarded) -> None:
+    with pytest.raises(anthropic.RateLimitError):
+        connect(busy.url, busy.key).messages.create(**asked(user(ADD)))
+
+
+def test_a_starting_server() -> None:
+    with pytest.raises(anthropic.InternalServerError):
+        connect(os.environ["PENSTOCK_STARTING_URL"]).messages.create(**asked(user(ADD)))
+
+
+def test_without_waiting(url: str) -> None:
+    async def run() -> str:
+        async with AsyncAnthropic(base_url=url, api_key="unused", max_retries=0) as client:
+            texts = []
+            async with client.messages.stream(**asked(user(REPEAT))) as stream:
+                async for text in stream.text_stream:
+                    texts.append(text)
+            return "".join(texts)
+
+    assert asyncio.run(run()) == connect(url).messages.create(**asked(user(REPEAT))).content[0].text

@@ -1,0 +1,333 @@
+//! How to write a call, for grammars that make a model write one: the text around its name and its arguments, as the
+//! model's own template has it. Formats whose arguments are not JSON have none; they take `json`'s where a call has to be.
+
+use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
+use crate::harmony;
+
+/// The text around a call. A `#` stands for a number that counts calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frame {
+    /// Before all calls.
+    pub open: &'static str,
+    pub before_name: &'static str,
+    pub before_arguments: &'static str,
+    pub after: &'static str,
+    pub between: &'static str,
+    /// After all calls.
+    pub close: &'static str,
+    /// What calls begin with and prose does not. Empty: a call stands where the answer begins, or nowhere.
+    pub trigger: &'static str,
+    /// An answer has one call.
+    pub is_single: bool,
+}
+
+pub(crate) const FRAME: Frame = Frame {
+    open: "",
+    before_name: "{\"name\": \"",
+    before_arguments: "\", \"arguments\": ",
+    after: "}",
+    between: ", ",
+    close: "",
+    trigger: "",
+    is_single: false,
+};
+
+/// Formats, a text of their models' templates (empty: any), and the frame; of one format the first that fits.
+static FRAMES: &[(&str, &str, Frame)] = &[
+    (
+        "harmony",
+        "",
+        Frame {
+            before_name: "<|channel|>commentary to=functions.",
+            before_arguments: " <|constrain|>json<|message|>",
+            after: "",
+            is_single: true,
+            ..FRAME
+        },
+    ),
+    (
+        "kimi_k2",
+        "",
+        Frame {
+            open: "<|tool_calls_section_begin|>",
+            before_name: "<|tool_call_begin|>functions.",
+            before_arguments: ":#<|tool_call_argument_begin|>",
+            after: "<|tool_call_end|>",
+            between: "",
+            close: "<|tool_calls_section_end|>",
+            trigger: "<|tool_calls_section_begin|>",
+            ..FRAME
+        },
+    ),
+    (
+        "deepseek_v3",
+        "",
+        Frame {
+            open: "<｜tool▁calls▁begin｜>",
+            before_name: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            before_arguments: "\n```json\n",
+            after: "\n```<｜tool▁call▁end｜>",
+            between: "\n",
+            close: "<｜tool▁calls▁end｜>",
+            trigger: "<｜tool▁calls▁begin｜>",
+            ..FRAME
+        },
+    ),
+    (
+        "deepseek_v31",
+        "",
+        Frame {
+            open: "<｜tool▁calls▁begin｜>",
+            before_name: "<｜tool▁call▁begin｜>",
+            before_arguments: "<｜tool▁sep｜>",
+            after: "<｜tool▁call▁end｜>",
+            between: "",
+            close: "<｜tool▁calls▁end｜>",
+            trigger: "<｜tool▁calls▁begin｜>",
+            ..FRAME
+        },
+    ),
+    (
+        "mistral",
+        "[ARGS]",
+        Frame {
+            before_name: "[TOOL_CALLS]",
+            before_arguments: "[ARGS]",
+            after: "",
+            between: "",
+            trigger: "[TOOL_CALLS]",
+            ..FRAME
+        },
+    ),
+    ("mistral", "", Frame { open: "[TOOL_CALLS][", close: "]", trigger: "[TOOL_CALLS]", ..FRAME }),
+    (
+        "command_a",
+        "",
+        Frame {
+            open: "<|START_ACTION|>[\n    ",
+            before_name: "{\"tool_call_id\": \"#\", \"tool_name\": \"",
+            before_arguments: "\", \"parameters\": ",
+            between: ",\n    ",
+            close: "\n]<|END_ACTION|>",
+            trigger: "<|START_ACTION|>",
+            ..FRAME
+        },
+    ),
+    (
+        "command_r",
+        "",
+        Frame {
+            open: "Action: ```json\n[\n    ",
+            before_name: "{\n        \"tool_name\": \"",
+            before_arguments: "\",\n        \"parameters\": ",
+            after: "\n    }",
+            between: ",\n    ",
+            close: "\n]```",
+            trigger: "Action: ```json\n",
+            ..FRAME
+        },
+    ),
+    ("nemotron", "", Frame { open: "<TOOLCALL>[", close: "]</TOOLCALL>", trigger: "<TOOLCALL>", ..FRAME }),
+    (
+        "internlm2",
+        "",
+        Frame {
+            before_name: "<|action_start|><|plugin|>\n{\"name\": \"",
+            before_arguments: "\", \"parameters\": ",
+            after: "}<|action_end|>",
+            between: "\n",
+            trigger: "<|action_start|><|plugin|>",
+            ..FRAME
+        },
+    ),
+    (
+        "apertus",
+        "",
+        Frame {
+            open: "<|tools_prefix|>[",
+            before_name: "{\"",
+            before_arguments: "\": ",
+            close: "]<|tools_suffix|>",
+            trigger: "<|tools_prefix|>",
+            ..FRAME
+        },
+    ),
+    (
+        "phi4_mini",
+        "",
+        Frame { open: "<|tool_call|>[", close: "]<|/tool_call|>", trigger: "<|tool_call|>", ..FRAME },
+    ),
+    ("granite", "", Frame { open: "<|tool_call|>[", close: "]", trigger: "<|tool_call|>", ..FRAME }),
+    (
+        "granite_20b_fc",
+        "",
+        Frame {
+            before_name: "<function_call> {\"name\": \"",
+            between: "\n",
+            trigger: "<function_call>",
+            ..FRAME
+        },
+    ),
+    ("jamba", "", Frame { open: "<tool_calls>[", close: "]</tool_calls>", trigger: "<tool_calls>", ..FRAME }),
+    (
+        "longcat",
+        "",
+        Frame {
+            before_name: "<longcat_tool_call>\n{\"name\": \"",
+            after: "}\n</longcat_tool_call>",
+            between: "\n",
+            trigger: "<longcat_tool_call>",
+            ..FRAME
+        },
+    ),
+    (
+        "hermes",
+        "",
+        Frame {
+            before_name: "<tool_call>\n{\"name\": \"",
+            after: "}\n</tool_call>",
+            between: "\n",
+            trigger: "<tool_call>",
+            ..FRAME
+        },
+    ),
+    ("llama3_json", "", Frame { before_arguments: "\", \"parameters\": ", between: "; ", ..FRAME }),
+    ("json", "", Frame { open: "[", close: "]", ..FRAME }),
+];
+
+impl ToolFormat {
+    /// How a model with this chat template writes a call. None: its arguments are not JSON.
+    pub fn frame(&self, template: &str) -> Option<&'static Frame> {
+        let mut frames = FRAMES.iter().filter(|(name, ..)| *name == self.name);
+        frames.find(|(_, sign, _)| template.contains(sign)).map(|(.., frame)| frame)
+    }
+
+    /// Whether a marker has this special token in it, so that its name has to be in the text that is parsed.
+    pub fn has_in_markers(&self, special: &str) -> bool {
+        self.markers().any(|marker| marker.contains(special))
+    }
+
+    fn markers(&self) -> impl Iterator<Item = &'static str> {
+        let section = self.section.iter().flat_map(|section| section.open.iter().chain(section.close));
+        let calls = self.calls.iter().flat_map(|call| {
+            let mut markers = [call.open, call.close].concat();
+            match &call.body {
+                Body::Named(name, arguments) => {
+                    markers.extend([name.ends, name.stops, &[name.prefix]].concat());
+                    markers.extend(name.cut);
+                    match arguments {
+                        Arguments::Json => {}
+                        Arguments::Braces(quote) => markers.push(quote),
+                        Arguments::Parameters(parameters) => {
+                            markers.push(parameters.open);
+                            markers.extend(parameters.head_ends.iter().chain(&parameters.value_open));
+                            match parameters.closes {
+                                Closes::Markers(closes) => markers.extend(closes),
+                                Closes::Key(open, close) => markers.extend([open, close]),
+                            }
+                        }
+                    }
+                }
+                Body::Harmony => markers.extend(harmony::SPECIAL),
+                Body::Envelope(_) | Body::Python => {}
+            }
+            markers
+        });
+        section.chain(self.silent).copied().chain(calls)
+    }
+}
+
+impl ReasoningFormat {
+    /// What stands before and after reasoning.
+    pub fn markers(&self) -> (&'static str, &'static str) {
+        match (self.open, self.close) {
+            ([open, ..], [close, ..]) => (open, close),
+            _ => ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        }
+    }
+
+    /// As `ToolFormat::has_in_markers`.
+    pub fn has_in_markers(&self, special: &str) -> bool {
+        let harmony = if self.open.is_empty() { harmony::SPECIAL } else { &[] };
+        let markers = [self.open, self.close, self.silent, harmony].concat();
+        markers.iter().any(|marker| marker.contains(special))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::{REASONING, TOOLS};
+    use crate::{Answer, Parser, Start, Tool};
+
+    const SCHEMA: &str = r#"{"a": {"b": [1, "}</tool_call>"]}}"#;
+
+    fn written(frame: &Frame, calls: &[&str]) -> String {
+        let one = |(index, name): (usize, &&str)| {
+            let count = |text: &str| text.replace('#', &index.to_string());
+            let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+            format!("{before}{name}{middle}{SCHEMA}{}", frame.after)
+        };
+        let all: Vec<String> = calls.iter().enumerate().map(one).collect();
+        format!("{}{}{}", frame.open, all.join(frame.between), frame.close)
+    }
+
+    #[test]
+    fn what_is_written_in_a_frame_is_read_as_calls() {
+        let tools = ["get_weather", "f"]
+            .map(|name| Tool { name: name.to_owned(), parameters: serde_json::Value::Null });
+        for (name, _, frame) in FRAMES {
+            let format = TOOLS.iter().find(|format| format.name == *name).expect("the format exists");
+            let begins = format!("{}{}", frame.open, frame.before_name);
+            assert!(begins.starts_with(frame.trigger), "{name}");
+            let names: &[&str] = if frame.is_single { &["f"] } else { &["get_weather", "f", "f"] };
+            for text in ["", "Let me see. "] {
+                if !text.is_empty() && frame.trigger.is_empty() {
+                    continue;
+                }
+                let mut parser = Parser::new(Some(format), None, tools.clone().into(), Start::Content);
+                let mut deltas = Vec::new();
+                parser.push(&format!("{text}{}", written(frame, names)), &mut deltas);
+                parser.finish(&mut deltas);
+                let answer = Answer::of(&deltas);
+                let found: Vec<&str> = answer.calls.iter().map(|call| call.name.as_str()).collect();
+                assert_eq!(found, names, "{name}: {answer:?}");
+                // Before a channel there is no text.
+                assert!(answer.content == text || frame.is_single, "{name}: {answer:?}");
+                for call in answer.calls {
+                    assert!(call.complete && call.arguments == SCHEMA, "{name}: {call:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn special_tokens_of_a_format_are_known() {
+        for (format, inside, outside) in [
+            ("hermes", "<tool_call>", "<|im_start|>"),
+            ("harmony", "<|channel|>", "<|startoftext|>"),
+            ("mistral", "[ARGS]", "[INST]"),
+            ("deepseek_v31", "<｜tool▁sep｜>", "<｜User｜>"),
+            ("kimi_k2", "<|tool_call_argument_begin|>", "<|im_middle|>"),
+            ("gemma4", "<|\"|>", "<turn|>"),
+            ("glm45", "<arg_key>", "<|user|>"),
+        ] {
+            let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
+            assert!(format.has_in_markers(inside), "{inside}");
+            assert!(!format.has_in_markers(outside), "{outside}");
+        }
+        for (format, inside) in [("think", "</think>"), ("harmony", "<|message|>"), ("mistral", "[THINK]")] {
+            let format = REASONING.iter().find(|known| known.name == format).expect("the format exists");
+            assert!(format.has_in_markers(inside) && !format.has_in_markers("<|im_end|>"), "{inside}");
+        }
+    }
+
+    #[test]
+    fn of_several_frames_the_template_decides() {
+        let mistral = TOOLS.iter().find(|format| format.name == "mistral").expect("it exists");
+        assert_eq!(mistral.frame("[TOOL_CALLS] … [ARGS]").map(|frame| frame.open), Some(""));
+        assert_eq!(mistral.frame("[TOOL_CALLS]").map(|frame| frame.open), Some("[TOOL_CALLS]["));
+        let elements = TOOLS.iter().find(|format| format.name == "qwen3_coder").expect("it exists");
+        assert!(elements.frame("").is_none());
+    }
+}

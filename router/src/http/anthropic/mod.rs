@@ -1,0 +1,341 @@
+//! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`. `request` makes a chat of what is asked; here are
+//! the answers, whole and as events.
+
+mod request;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::generation::{Done, FinishReason, Input, TokenEvent};
+use crate::http::chats::blocks::{Block, BlockEvent, Blocks, Whole, whole};
+use crate::http::error::{ApiError, Family, FieldNames};
+use crate::http::fields::Fields;
+use crate::http::openai::chat::{self, Prepared};
+use crate::http::openai::choices::Choices;
+use crate::http::openai::stream::{self, ChunkWriter};
+use crate::http::request_context::{RequestContext, totals};
+use crate::http::response::json;
+use crate::http::sse::Encoder;
+use crate::http::warnings::Warnings;
+use crate::http::{Server, body, tokenize};
+use crate::prompt::Length;
+
+const NAMES: FieldNames = FieldNames::CHAT;
+
+pub async fn messages(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer(server, request, Family::Anthropic, answer).await
+}
+
+/// How many tokens the prompt of a request has.
+pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    let result = async {
+        let (body, _held) = tokenize::begin(&server, request, &NAMES).await?;
+        let rendered = body::parse_apart(&server, body, |fields, server, client| {
+            let (body, _) = request::translated(fields, false)?;
+            let bytes = body.to_string();
+            let fields = Fields::parse(bytes.as_bytes(), fields.limits())?;
+            let rendered = chat::rendered(&fields, &server.config.model_id, server.loaded()?, client);
+            rendered.map_err(|error| error.renamed(&request::NAMES))
+        });
+        let (text, _) = rendered.await?;
+        let prompt = &server.loaded()?.serving.prompt;
+        let tokens = prompt.encode(Input::Rendered(text), Length::Any).await;
+        let tokens = tokens.map_err(|error| NAMES.error(error))?;
+        Ok(json(&TokenCount { input_tokens: tokens.len() as u32 }))
+    };
+    result.await.unwrap_or_else(|error: ApiError| error.response(Family::Anthropic))
+}
+
+async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+    let prepared = body::parse_apart(context.server(), body, |fields, server, client| {
+        let (body, mut warnings) = request::translated(fields, true)?;
+        let bytes = body.to_string();
+        let translated = Fields::parse(bytes.as_bytes(), fields.limits())?;
+        let prepared = chat::prepared(&translated, server, client);
+        let mut prepared = prepared.map_err(|error| error.renamed(&request::NAMES))?;
+        warnings.take_over("", std::mem::take(&mut prepared.params.warnings));
+        prepared.params.warnings = warnings.settle(fields.limits())?;
+        Ok(prepared)
+    });
+    let Prepared { params, request, reading, prompt_characters, .. } = prepared.await?;
+    let mut choices = Choices::start(&context, vec![request], &params, 1, NAMES).await?;
+    let prompt_tokens = choices.prompt_tokens();
+    choices.first().await?;
+    context.began();
+    let id = format!("msg_{:032x}", rand::random::<u128>());
+    if params.stream {
+        let writer = Events {
+            id,
+            model: params.model,
+            warnings: params.warnings,
+            prompt_tokens,
+            blocks: Blocks::new(&reading),
+            has_begun: false,
+            index: 0,
+        };
+        return Ok(stream::response(context, choices, prompt_characters, writer));
+    }
+    let answers = choices.collect().await?;
+    let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };
+    context.succeeded(done);
+    let blocks = whole(&reading, tokens);
+    let message = Message {
+        id: &id,
+        kind: "message",
+        role: "assistant",
+        model: &params.model,
+        content: blocks.iter().map(Content::of).collect(),
+        stop_reason: Some(StopReason::of(
+            done,
+            blocks.iter().any(|one| matches!(one.block, Block::Call { .. })),
+        )),
+        stop_sequence: done.stop.as_deref(),
+        usage: Usage::of(done),
+        warnings: &params.warnings,
+    };
+    let mut response = json(&message);
+    context.head(&mut response, prompt_characters);
+    totals(response.headers_mut(), [done].into_iter());
+    Ok(response)
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct TokenCount {
+    input_tokens: u32,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct Message<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: Vec<Content<'a>>,
+    stop_reason: Option<StopReason>,
+    stop_sequence: Option<&'a str>,
+    usage: Usage,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: &'a Warnings,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Content<'a> {
+    Text {
+        text: &'a str,
+    },
+    /// No other server can check what this one thought: the signature is empty.
+    Thinking {
+        thinking: &'a str,
+        signature: &'static str,
+    },
+    ToolUse {
+        id: &'a str,
+        name: &'a str,
+        #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+        input: Box<RawValue>,
+    },
+}
+
+impl<'a> Content<'a> {
+    fn of(whole: &'a Whole) -> Self {
+        match &whole.block {
+            Block::Text => Self::Text { text: &whole.text },
+            Block::Reasoning => Self::Thinking { thinking: &whole.text, signature: "" },
+            Block::Call { id, name } => Self::ToolUse { id, name, input: input(&whole.text) },
+        }
+    }
+}
+
+/// The arguments of a call, which are an object here; an empty one where they were cut off.
+fn input(arguments: &str) -> Box<RawValue> {
+    let whole = serde_json::from_str::<Box<RawValue>>(arguments.trim()).ok();
+    whole
+        .filter(|json| json.get().starts_with('{'))
+        .unwrap_or_else(|| RawValue::from_string("{}".to_owned()).unwrap_or_default())
+}
+
+#[derive(Clone, Copy, JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum StopReason {
+    EndTurn,
+    MaxTokens,
+    StopSequence,
+    ToolUse,
+}
+
+impl StopReason {
+    fn of(done: &Done, has_calls: bool) -> Self {
+        match done.finish_reason {
+            FinishReason::Length => Self::MaxTokens,
+            _ if has_calls => Self::ToolUse,
+            FinishReason::EosToken => Self::EndTurn,
+            FinishReason::StopSequence => Self::StopSequence,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct Usage {
+    /// Of the prompt, those that were not found in the cache.
+    input_tokens: u32,
+    cache_creation_input_tokens: u32,
+    cache_read_input_tokens: u32,
+    output_tokens: u32,
+}
+
+impl Usage {
+    fn of(done: &Done) -> Self {
+        Self {
+            input_tokens: done.prompt_tokens - done.cached_tokens.min(done.prompt_tokens),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: done.cached_tokens,
+            output_tokens: done.generated_tokens,
+        }
+    }
+}
+
+/// Writes the events of a stream.
+struct Events {
+    id: String,
+    model: String,
+    /// Said once, in the first event.
+    warnings: Warnings,
+    prompt_tokens: u32,
+    blocks: Blocks,
+    has_begun: bool,
+    /// Of the open block, or the next.
+    index: usize,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event<'a> {
+    MessageStart { message: Message<'a> },
+    ContentBlockStart { index: usize, content_block: Content<'a> },
+    ContentBlockDelta { index: usize, delta: Delta<'a> },
+    ContentBlockStop { index: usize },
+    MessageDelta { delta: Ended<'a>, usage: Usage },
+    MessageStop,
+}
+
+impl Event<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::MessageStart { .. } => "message_start",
+            Self::ContentBlockStart { .. } => "content_block_start",
+            Self::ContentBlockDelta { .. } => "content_block_delta",
+            Self::ContentBlockStop { .. } => "content_block_stop",
+            Self::MessageDelta { .. } => "message_delta",
+            Self::MessageStop => "message_stop",
+        }
+    }
+}
+
+#[derive(JsonSchema, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Delta<'a> {
+    TextDelta { text: &'a str },
+    ThinkingDelta { thinking: &'a str },
+    SignatureDelta { signature: &'static str },
+    InputJsonDelta { partial_json: &'a str },
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct Ended<'a> {
+    stop_reason: StopReason,
+    stop_sequence: Option<&'a str>,
+}
+
+impl ChunkWriter for Events {
+    fn token(&mut self, _: usize, token: &TokenEvent, encoder: &mut Encoder) {
+        self.begin(encoder);
+        let events = self.blocks.push(token);
+        self.tell(events, encoder);
+    }
+
+    fn done(&mut self, _: usize, done: Done, encoder: &mut Encoder) {
+        self.begin(encoder);
+        let events = self.blocks.finish();
+        self.tell(events, encoder);
+        let stop_reason = StopReason::of(&done, self.blocks.has_calls());
+        let delta = Ended { stop_reason, stop_sequence: done.stop.as_deref() };
+        say(encoder, &Event::MessageDelta { delta, usage: Usage::of(&done) });
+    }
+
+    fn end(&mut self, encoder: &mut Encoder) {
+        say(encoder, &Event::MessageStop);
+    }
+
+    fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
+        encoder.named_raw("error", &error.body(Family::Anthropic));
+    }
+}
+
+fn say(encoder: &mut Encoder, event: &Event) {
+    encoder.named(event.name(), event);
+}
+
+impl Events {
+    fn begin(&mut self, encoder: &mut Encoder) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        let message = Message {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage: Usage { input_tokens: self.prompt_tokens, ..Usage::default() },
+            warnings: &self.warnings,
+        };
+        say(encoder, &Event::MessageStart { message });
+    }
+
+    fn tell(&mut self, events: Vec<BlockEvent>, encoder: &mut Encoder) {
+        for event in events {
+            match event {
+                BlockEvent::Begins(block) => {
+                    let content_block = match &block {
+                        Block::Text => Content::Text { text: "" },
+                        Block::Reasoning => Content::Thinking { thinking: "", signature: "" },
+                        Block::Call { id, name } => Content::ToolUse { id, name, input: input("") },
+                    };
+                    say(encoder, &Event::ContentBlockStart { index: self.index, content_block });
+                }
+                BlockEvent::Adds(block, text) => {
+                    let delta = match block {
+                        Block::Text => Delta::TextDelta { text: &text },
+                        Block::Reasoning => Delta::ThinkingDelta { thinking: &text },
+                        Block::Call { .. } => Delta::InputJsonDelta { partial_json: &text },
+                    };
+                    say(encoder, &Event::ContentBlockDelta { index: self.index, delta });
+                }
+                BlockEvent::Ends(block) => {
+                    if block == Block::Reasoning {
+                        let delta = Delta::SignatureDelta { signature: "" };
+                        say(encoder, &Event::ContentBlockDelta { index: self.index, delta });
+                    }
+                    say(encoder, &Event::ContentBlockStop { index: self.index });
+                    self.index += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! An answer as a row of blocks, each of one kind, for dialects that tell it so: Anthropic's content blocks, OpenAI's
+//! output items.
+
+use penstock_output::Delta;
+
+use crate::generation::TokenEvent;
+use crate::http::chats::reader::{Reader, Reading};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Block {
+    Reasoning,
+    Text,
+    Call { id: String, name: String },
+}
+
+/// What the next part of an answer does to its blocks, of which one is open at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BlockEvent {
+    Begins(Block),
+    /// A part of the open block's text, or of its call's arguments.
+    Adds(Block, String),
+    Ends(Block),
+}
+
+pub struct Blocks {
+    reader: Reader,
+    open: Option<Block>,
+    has_calls: bool,
+    reasoning_tokens: u32,
+}
+
+impl Blocks {
+    pub fn new(reading: &Reading) -> Self {
+        Self { reader: reading.reader(), open: None, has_calls: false, reasoning_tokens: 0 }
+    }
+
+    pub fn push(&mut self, token: &TokenEvent) -> Vec<BlockEvent> {
+        let deltas = self.reader.push(token);
+        self.reasoning_tokens += u32::from(deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))));
+        self.events(deltas)
+    }
+
+    /// Tokens that brought text of reasoning.
+    pub fn reasoning_tokens(&self) -> u32 {
+        self.reasoning_tokens
+    }
+
+    /// The last block ends.
+    pub fn finish(&mut self) -> Vec<BlockEvent> {
+        let deltas = self.reader.finish();
+        let mut events = self.events(deltas);
+        events.extend(self.open.take().map(BlockEvent::Ends));
+        events
+    }
+
+    /// The answer calls a tool.
+    pub fn has_calls(&self) -> bool {
+        self.has_calls
+    }
+
+    fn events(&mut self, deltas: Vec<Delta>) -> Vec<BlockEvent> {
+        let mut events = Vec::new();
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => self.add(Block::Text, text, &mut events),
+                Delta::Reasoning(text) => self.add(Block::Reasoning, text, &mut events),
+                Delta::CallBegins { index, name } => {
+                    self.has_calls = true;
+                    let id = self.reader.id(index, &name);
+                    self.begin(Block::Call { id, name }, &mut events);
+                }
+                Delta::Arguments { json, .. } => {
+                    events.extend(self.open.clone().map(|block| BlockEvent::Adds(block, json)));
+                }
+                Delta::CallEnds { .. } => events.extend(self.open.take().map(BlockEvent::Ends)),
+            }
+        }
+        events
+    }
+
+    fn add(&mut self, block: Block, text: String, events: &mut Vec<BlockEvent>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open.as_ref() != Some(&block) {
+            self.begin(block.clone(), events);
+        }
+        events.push(BlockEvent::Adds(block, text));
+    }
+
+    fn begin(&mut self, block: Block, events: &mut Vec<BlockEvent>) {
+        events.extend(self.open.replace(block.clone()).map(BlockEvent::Ends));
+        events.push(BlockEvent::Begins(block));
+    }
+}
+
+/// A block that has ended, with its text or its arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Whole {
+    pub block: Block,
+    pub text: String,
+}
+
+/// All blocks of an answer.
+pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> Vec<Whole> {
+    let mut blocks = Blocks::new(reading);
+    let mut all: Vec<Whole> = Vec::new();
+    let events: Vec<BlockEvent> = tokens.iter().flat_map(|token| blocks.push(token)).collect();
+    for event in events.into_iter().chain(blocks.finish()) {
+        match event {
+            BlockEvent::Begins(block) => all.push(Whole { block, text: String::new() }),
+            BlockEvent::Adds(_, text) => {
+                if let Some(last) = all.last_mut() {
+                    last.text.push_str(&text);
+                }
+            }
+            BlockEvent::Ends(_) => {}
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_output::{Start, Tool, reasoning_format, tool_format};
+
+    fn token(text: &str, special: bool) -> TokenEvent {
+        TokenEvent {
+            index: 1,
+            id: crate::ids::TokenId(0),
+            text: text.to_owned(),
+            logprob: 0.0,
+            special,
+            top: Vec::new(),
+            last: false,
+            prefill: Vec::new(),
+        }
+    }
+
+    fn reading() -> Reading {
+        let tools = [Tool { name: "f".to_owned(), parameters: serde_json::Value::Null }];
+        let (calls, reasoning) = (tool_format("hermes"), reasoning_format("think"));
+        Reading { calls, reasoning, tools: tools.into(), start: Start::Content, ..Reading::plain() }
+    }
+
+    #[test]
+    fn an_answer_is_a_row_of_blocks() {
+        let parts = [
+            ("<think>", true),
+            ("Hm", false),
+            ("m.", false),
+            ("</think>", true),
+            ("I look.", false),
+            ("<tool_call>", true),
+            ("{\"name\": \"f\", \"arguments\": {}}", false),
+            ("</tool_call>", true),
+            ("<|im_end|>", true),
+        ];
+        let tokens: Vec<TokenEvent> = parts.iter().map(|(text, special)| token(text, *special)).collect();
+        let all = whole(&reading(), &tokens);
+        let texts: Vec<&str> = all.iter().map(|one| one.text.as_str()).collect();
+        assert_eq!(texts, ["Hmm.", "I look.", "{}"]);
+        assert_eq!((&all[0].block, &all[1].block), (&Block::Reasoning, &Block::Text));
+        assert!(matches!(&all[2].block, Block::Call { name, .. } if name == "f"));
+
+        let mut blocks = Blocks::new(&reading());
+        let mut events: Vec<BlockEvent> = tokens.iter().flat_map(|token| blocks.push(token)).collect();
+        events.extend(blocks.finish());
+        let begun = events.iter().filter(|event| matches!(event, BlockEvent::Begins(_))).count();
+        let ended = events.iter().filter(|event| matches!(event, BlockEvent::Ends(_))).count();
+        assert_eq!((begun, ended, blocks.has_calls()), (3, 3, true));
+    }
+
+    #[test]
+    fn a_special_token_that_is_no_marker_is_no_text() {
+        let all = whole(&reading(), &[token("a", false), token("<|other|>", true), token("b", false)]);
+        assert_eq!(all, [Whole { block: Block::Text, text: "ab".to_owned() }]);
+        assert_eq!(whole(&Reading::plain(), &[token("a", false), token("<tool_call>", true)])[0].text, "a");
+        assert!(whole(&reading(), &[]).is_empty());
+    }
+}

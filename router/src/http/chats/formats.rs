@@ -1,0 +1,108 @@
+//! How the served model writes calls and reasoning: as flags say, or else its chat template.
+
+use std::fmt;
+
+use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
+use tracing::info;
+
+use crate::config::RouterArgs;
+use crate::prompt::Prompt;
+
+/// The word for a format in a flag.
+pub enum FormatFlag<T: 'static> {
+    Auto,
+    Off,
+    Named(&'static T),
+}
+
+impl<T> Clone for FormatFlag<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Auto => Self::Auto,
+            Self::Off => Self::Off,
+            Self::Named(format) => Self::Named(format),
+        }
+    }
+}
+
+impl<T> fmt::Debug for FormatFlag<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Off => "none",
+            Self::Named(_) => "named",
+        })
+    }
+}
+
+impl<T> FormatFlag<T> {
+    fn parse(word: &str, of_name: impl Fn(&str) -> Option<&'static T>) -> Option<Self> {
+        match word {
+            "auto" => Some(Self::Auto),
+            "none" => Some(Self::Off),
+            name => of_name(name).map(Self::Named),
+        }
+    }
+
+    fn or(&self, found: Option<&'static T>) -> Option<&'static T> {
+        match self {
+            Self::Auto => found,
+            Self::Off => None,
+            Self::Named(format) => Some(format),
+        }
+    }
+}
+
+const KNOWN: &str =
+    "docs/tool-calls.md lists the formats; `auto` takes the chat template's, `none` leaves text as it is";
+
+/// For `--tool-call-parser`.
+pub fn parse_tool_format(word: &str) -> Result<FormatFlag<ToolFormat>, String> {
+    FormatFlag::parse(word, tool_format).ok_or_else(|| {
+        let names: Vec<&str> = penstock_output::tool_formats().map(|format| format.name).collect();
+        format!("no such format of tool calls; known: {}. {KNOWN}", names.join(", "))
+    })
+}
+
+/// For `--reasoning-parser`.
+pub fn parse_reasoning_format(word: &str) -> Result<FormatFlag<ReasoningFormat>, String> {
+    FormatFlag::parse(word, reasoning_format).ok_or_else(|| {
+        let names: Vec<&str> = penstock_output::reasoning_formats().map(|format| format.name).collect();
+        format!("no such format of reasoning; known: {}. {KNOWN}", names.join(", "))
+    })
+}
+
+/// How the model writes, and what its template does with tools.
+#[derive(Debug, Default)]
+pub struct ChatFormats {
+    pub calls: Option<&'static ToolFormat>,
+    pub reasoning: Option<&'static ReasoningFormat>,
+    /// The template of chats with tools.
+    pub template: String,
+}
+
+impl ChatFormats {
+    /// Logs what was chosen.
+    pub fn of(prompt: &Prompt, args: &RouterArgs) -> Self {
+        let template = |with_tools| prompt.chat_template(with_tools).unwrap_or_default();
+        let with_tools = template(true);
+        let (calls, _) = of_template(with_tools);
+        let (_, reasoning) = of_template(template(false));
+        // A template that says nothing of calls leaves it to the prompt, which asks for JSON.
+        let calls = args.tool_call_parser.or(calls.or_else(|| tool_format("json")));
+        let reasoning = args.reasoning_parser.or(reasoning);
+        if !with_tools.is_empty() {
+            info!(
+                "the chat template's calls are read as {}, its reasoning as {}",
+                calls.map_or("text", |format| format.name),
+                reasoning.map_or("text", |format| format.name)
+            );
+        }
+        Self { calls, reasoning, template: with_tools.to_owned() }
+    }
+
+    /// The template has a place for tools.
+    pub fn shows_tools(&self) -> bool {
+        self.template.contains("tools")
+    }
+}

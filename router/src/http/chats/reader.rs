@@ -1,0 +1,137 @@
+//! Reads an answer: the texts of its tokens as content, reasoning and calls, as they come.
+
+use std::sync::Arc;
+
+use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
+
+use crate::generation::TokenEvent;
+use crate::telemetry::metrics;
+
+/// How the answers to a request are read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// None: without tools, or `--tool-call-parser none`.
+    pub calls: Option<&'static ToolFormat>,
+    pub reasoning: Option<&'static ReasoningFormat>,
+    /// The functions that may be called.
+    pub tools: Arc<[Tool]>,
+    pub start: Start,
+    /// Calls after the first are left out.
+    pub is_single: bool,
+    /// How calls are named for the client.
+    pub ids: Ids,
+}
+
+/// What ids of calls look like: some templates ask for a form.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ids {
+    /// `call_` and random digits.
+    Random,
+    /// Nine letters and digits, as Mistral's templates demand.
+    Nine,
+    /// `functions.NAME:N`, as Kimi's template reads them; N goes on from the calls before.
+    Counted(usize),
+}
+
+impl Ids {
+    pub fn of(format: Option<&ToolFormat>, calls_before: usize) -> Self {
+        match format.map(|format| format.name) {
+            Some("mistral") => Self::Nine,
+            Some("kimi_k2") => Self::Counted(calls_before),
+            _ => Self::Random,
+        }
+    }
+
+    pub fn next(self, index: usize, name: &str) -> String {
+        match self {
+            Self::Random => format!("call_{:024x}", rand::random::<u128>() >> 32),
+            Self::Nine => {
+                const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+                (0..9).map(|_| char::from(LETTERS[rand::random_range(0..LETTERS.len())])).collect()
+            }
+            Self::Counted(before) => format!("functions.{name}:{}", before + index),
+        }
+    }
+}
+
+impl Reading {
+    /// Everything is content.
+    pub fn plain() -> Self {
+        let (calls, reasoning) = (None, None);
+        let (tools, start) = (Arc::new([]), Start::Content);
+        Self { calls, reasoning, tools, start, is_single: false, ids: Ids::Random }
+    }
+
+    pub fn is_plain(&self) -> bool {
+        self.calls.is_none() && self.reasoning.is_none()
+    }
+
+    pub fn reader(&self) -> Reader {
+        let parser = (!self.is_plain())
+            .then(|| Parser::new(self.calls, self.reasoning, self.tools.clone(), self.start));
+        Reader { reading: self.clone(), parser, has_calls: false }
+    }
+}
+
+/// Reads one answer.
+pub struct Reader {
+    reading: Reading,
+    parser: Option<Parser>,
+    has_calls: bool,
+}
+
+impl Reader {
+    /// What a token adds; `Done` follows the last one.
+    pub fn push(&mut self, token: &TokenEvent) -> Vec<Delta> {
+        let Some(parser) = &mut self.parser else {
+            // A special token is no text.
+            return if token.special { Vec::new() } else { vec![Delta::Content(token.text.clone())] };
+        };
+        let mut deltas = Vec::new();
+        let is_marker = |name: &str| {
+            !name.is_empty()
+                && (self.reading.calls.is_some_and(|format| format.has_in_markers(name))
+                    || self.reading.reasoning.is_some_and(|format| format.has_in_markers(name)))
+        };
+        if !token.special || is_marker(&token.text) {
+            parser.push(&token.text, &mut deltas);
+        }
+        self.kept(deltas)
+    }
+
+    /// What was held back, at the end.
+    pub fn finish(&mut self) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut deltas);
+        }
+        self.kept(deltas)
+    }
+
+    pub fn has_calls(&self) -> bool {
+        self.has_calls
+    }
+
+    pub fn id(&self, index: usize, name: &str) -> String {
+        self.reading.ids.next(index, name)
+    }
+
+    fn kept(&mut self, mut deltas: Vec<Delta>) -> Vec<Delta> {
+        if self.reading.is_single {
+            deltas.retain(|delta| match delta {
+                Delta::CallBegins { index, .. }
+                | Delta::Arguments { index, .. }
+                | Delta::CallEnds { index, .. } => *index == 0,
+                Delta::Content(_) | Delta::Reasoning(_) => true,
+            });
+        }
+        for delta in &deltas {
+            match delta {
+                Delta::CallBegins { .. } => self.has_calls = true,
+                Delta::CallEnds { complete, .. } => metrics::tool_call(*complete),
+                _ => {}
+            }
+        }
+        deltas
+    }
+}

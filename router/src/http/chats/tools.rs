@@ -1,0 +1,549 @@
+//! The functions that a request brings, which of them the answer may or must call, and what that makes of its text.
+//! Dialects bring their tools into OpenAI's shape first.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat};
+use serde_json::{Value, json};
+
+use crate::constraint::GrammarSource;
+use crate::http::chats::formats::ChatFormats;
+use crate::http::chats::reader::{Ids, Reading};
+use crate::http::constraints::Asked;
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::request_fields::{self, Field};
+use crate::http::warnings::Warnings;
+use crate::prompt::Chat;
+
+const TOOLS: &str = request_fields::TOOLS.name;
+const CHOICE: &str = request_fields::TOOL_CHOICE.name;
+
+/// What follows the list of tools in the prompt of a model whose template has no place for them.
+const TOOL_PROMPT: &str = "To call one or more of these functions, answer with nothing but a JSON list of calls such as \
+                           [{\"name\": \"get_price\", \"arguments\": {\"item\": \"tea\"}}]. Otherwise answer in plain text.";
+
+/// Tools of a request that may call some.
+#[derive(Debug)]
+pub struct Tools {
+    /// As the template shows them.
+    shown: Vec<Value>,
+    /// Those that may be called.
+    functions: Vec<Function>,
+    is_required: bool,
+    is_single: bool,
+    tool_prompt: Option<String>,
+}
+
+#[derive(Debug)]
+struct Function {
+    callable: Callable,
+    is_strict: bool,
+}
+
+/// A request's tools, once its prompt is known: how its answers are read, and what they have to be.
+pub struct Bound {
+    pub reading: Reading,
+    pub grammar: Option<Asked>,
+    pub grammar_is_optional: bool,
+}
+
+impl Tools {
+    /// None: without tools, or `tool_choice` is `none`.
+    pub fn parse(fields: &Fields) -> Result<Option<Self>, ApiError> {
+        let given = match fields.tree(&request_fields::TOOLS)? {
+            Some(Value::Array(tools)) => tools,
+            _ => Vec::new(),
+        };
+        let mut functions = functions(&given)?;
+        let choice = choice(fields)?;
+        let known = |name: &str| {
+            if functions.iter().any(|function| function.callable.name == name) {
+                return Ok(());
+            }
+            let text = format!("`{CHOICE}` names a tool that is not in `{TOOLS}`: {}", shortened(name));
+            Err(ApiError::invalid(CHOICE, text))
+        };
+        let parallel = fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
+        let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);
+        let (mut is_required, mut is_single) = (false, !parallel);
+        match choice {
+            Choice::None => return Ok(None),
+            Choice::Auto => {}
+            Choice::Required => is_required = true,
+            Choice::Function(name) => {
+                known(&name)?;
+                functions.retain(|function| function.callable.name == name);
+                (is_required, is_single) = (true, true);
+            }
+            Choice::Allowed { names, is_required: must } => {
+                names.iter().try_for_each(|name| known(name))?;
+                let names: HashSet<String> = names.into_iter().collect();
+                functions.retain(|function| names.contains(&function.callable.name));
+                is_required = must;
+            }
+        }
+        if functions.is_empty() {
+            if is_required {
+                return Err(ApiError::invalid(CHOICE, format!("`{CHOICE}` \"required\" needs `{TOOLS}`")));
+            }
+            return Ok(None);
+        }
+        let tool_prompt = tool_prompt.filter(|text| !text.is_empty());
+        Ok(Some(Self {
+            shown: given.into_iter().map(as_shown).collect(),
+            functions,
+            is_required,
+            is_single,
+            tool_prompt,
+        }))
+    }
+
+    /// Puts the tools where the model reads them: into the template, or behind the last message if that has no place
+    /// for them.
+    pub fn show(&self, chat: &mut Chat, formats: &ChatFormats) {
+        let mut behind = String::new();
+        if formats.shows_tools() {
+            chat.tools = Some(self.shown.clone());
+            if let Some(prompt) = &self.tool_prompt {
+                behind = format!("\n---\n{prompt}");
+            }
+        } else {
+            let prompt = self.tool_prompt.as_deref().unwrap_or(TOOL_PROMPT);
+            behind = format!("\n---\n{}\n{prompt}", Value::from(self.shown.clone()));
+        }
+        if behind.is_empty() {
+            return;
+        }
+        for message in chat.messages.iter_mut().rev() {
+            match message.get_mut("content") {
+                Some(Value::String(text)) => {
+                    text.push_str(&behind);
+                    return;
+                }
+                Some(Value::Array(parts)) => {
+                    parts.push(json!({"type": "text", "text": behind}));
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// `calls_before` are those of the conversation until now. `asked` is the format that text is to have.
+    pub fn bind(
+        &self,
+        formats: &ChatFormats,
+        start: Start,
+        calls_before: usize,
+        asked: Option<Asked>,
+        warnings: &mut Warnings,
+    ) -> Result<Bound, ApiError> {
+        let tool = |function: &Function| Tool {
+            name: function.callable.name.clone(),
+            parameters: function.callable.schema.clone(),
+        };
+        let reading = |calls: Option<&'static ToolFormat>| Reading {
+            calls,
+            reasoning: formats.reasoning,
+            tools: self.functions.iter().map(tool).collect(),
+            start,
+            is_single: self.is_single,
+            ids: Ids::of(calls, calls_before),
+        };
+        let Some(format) = formats.calls else {
+            if self.is_required {
+                let text = format!(
+                    "`{CHOICE}` cannot be followed: this server was started with --tool-call-parser none"
+                );
+                return Err(ApiError::invalid(CHOICE, text));
+            }
+            return Ok(Bound { reading: reading(None), grammar: asked, grammar_is_optional: false });
+        };
+        let functions: Vec<Callable> =
+            self.functions.iter().map(|function| function.callable.clone()).collect();
+        let calls = Calls {
+            format,
+            template: &formats.template,
+            reasoning: formats.reasoning,
+            start,
+            functions: &functions,
+            may_be_several: !self.is_single,
+        };
+        let grammar = |parts| Some(Asked { field: TOOLS, source: GrammarSource::Parts(parts) });
+        if self.is_required {
+            let (parts, format) = calls.required();
+            if let Some(asked) = asked {
+                warnings.no_effect(asked.field, "beside a call that has to be");
+            }
+            return Ok(Bound {
+                reading: reading(Some(format)),
+                grammar: grammar(parts),
+                grammar_is_optional: false,
+            });
+        }
+        if let Some(asked) = asked {
+            let text = as_part(&asked)?;
+            let (parts, format) = calls.or_text(vec![text]);
+            return Ok(Bound {
+                reading: reading(Some(format)),
+                grammar: grammar(parts),
+                grammar_is_optional: false,
+            });
+        }
+        let is_strict = self.functions.iter().any(|function| function.is_strict);
+        let grammar = calls.possible().and_then(grammar);
+        if is_strict && grammar.is_none() {
+            warnings.no_effect(
+                "strict",
+                "with this model's format of calls, unless `tool_choice` makes the answer a call",
+            );
+        }
+        Ok(Bound { reading: reading(Some(format)), grammar, grammar_is_optional: !is_strict })
+    }
+}
+
+/// What text may be instead of calls.
+fn as_part(asked: &Asked) -> Result<Part, ApiError> {
+    Ok(match &asked.source {
+        GrammarSource::JsonObject => Part::JsonObject,
+        GrammarSource::JsonSchema(schema) => {
+            Part::Json { schema: schema.clone(), at: format!("{} ", asked.field) }
+        }
+        GrammarSource::Regex(expression) => Part::Regex(expression.clone()),
+        GrammarSource::Choice(texts) => Part::Choice(texts.clone()),
+        GrammarSource::Lark(_) | GrammarSource::Parts(_) => {
+            let text =
+                format!("`{}`: a grammar in Lark's notation is not supported beside `{TOOLS}`", asked.field);
+            return Err(ApiError::invalid(asked.field, text));
+        }
+    })
+}
+
+/// A tool as templates expect it: its schema under `parameters`, and no members that are null.
+fn as_shown(mut tool: Value) -> Value {
+    if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+        function.retain(|_, value| !value.is_null());
+        if !function.contains_key("parameters")
+            && let Some(schema) = function.remove("arguments")
+        {
+            function.insert("parameters".to_owned(), schema);
+        }
+    }
+    tool
+}
+
+/// Letters and digits of any writing, and what joins the parts of names.
+fn is_part_of_a_name(character: char) -> bool {
+    character.is_alphanumeric() || "_-./:".contains(character)
+}
+
+fn functions(tools: &[Value]) -> Result<Vec<Function>, ApiError> {
+    let mut names = HashSet::with_capacity(tools.len());
+    let mut functions = Vec::with_capacity(tools.len());
+    for (index, tool) in tools.iter().enumerate() {
+        let wrong = |text: String| Err(ApiError::invalid(TOOLS, text));
+        if tool["type"] != "function" {
+            let text = format!("`{TOOLS}[{index}].type` must be \"function\"");
+            let given = tool["type"].to_string();
+            return Err(ApiError::invalid(TOOLS, text).given(shortened(&given)));
+        }
+        let function = &tool["function"];
+        let path = format!("{TOOLS}[{index}].function");
+        let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
+            return wrong(format!("`{path}.name` must be a string that is not empty"));
+        };
+        checked_name(TOOLS, &format!("{path}.name"), name)?;
+        if let Some(character) = name.chars().find(|character| !is_part_of_a_name(*character)) {
+            let text = format!("`{path}.name` must be of letters, digits and `_`, `-`, `.`, `/`, `:`");
+            return Err(ApiError::invalid(TOOLS, text).given(shortened(&character.to_string())));
+        }
+        if !names.insert(name) {
+            return wrong(format!("`{path}.name` is the same as another tool's"));
+        }
+        if !(function["description"].is_null() || function["description"].is_string()) {
+            return wrong(format!("`{path}.description` must be a string"));
+        }
+        if !(function["strict"].is_null() || function["strict"].is_boolean()) {
+            return wrong(format!("`{path}.strict` must be a boolean"));
+        }
+        // TGI's own clients say `arguments`. OpenAI allows for functions that take nothing.
+        for schema in ["parameters", "arguments"] {
+            if !(function[schema].is_null() || function[schema].is_object()) {
+                return wrong(format!("`{path}.{schema}` must be an object, a JSON schema"));
+            }
+        }
+        let schema = if function["parameters"].is_null() { "arguments" } else { "parameters" };
+        functions.push(Function {
+            callable: Callable {
+                name: name.to_owned(),
+                schema: function[schema].clone(),
+                at: format!("/{index}/function/{schema}"),
+            },
+            is_strict: function["strict"] == true,
+        });
+    }
+    Ok(functions)
+}
+
+enum Choice {
+    Auto,
+    None,
+    Required,
+    Function(String),
+    Allowed { names: Vec<String>, is_required: bool },
+}
+
+fn choice(fields: &Fields) -> Result<Choice, ApiError> {
+    const FIELD: &Field = &request_fields::TOOL_CHOICE;
+    let named = |name: &str| checked_name(FIELD.name, FIELD.name, name);
+    let wrong = |choice: &Value| {
+        let text = format!(
+            "`{CHOICE}` must be \"auto\", \"none\", \"required\", the name of a function, \
+             {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}, or {{\"type\": \"allowed_tools\", ...}}"
+        );
+        ApiError::invalid(CHOICE, text).given(shortened(&choice.to_string()))
+    };
+    let Some(given) = fields.tree(FIELD)? else { return Ok(Choice::Auto) };
+    if let Value::String(word) = &given {
+        return Ok(match word.as_str() {
+            "auto" => Choice::Auto,
+            "none" => Choice::None,
+            "required" => Choice::Required,
+            // TGI's way to name a function.
+            _ => {
+                named(word)?;
+                Choice::Function(word.clone())
+            }
+        });
+    }
+    // Beside `type`, as OpenAI's responses have it, or under it, as chats do.
+    let name_of = |choice: &Value| {
+        let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
+        name.filter(|_| choice["type"] == "function").map(str::to_owned)
+    };
+    if given["type"] == "allowed_tools" {
+        let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };
+        let is_required = match allowed["mode"].as_str() {
+            Some("required") => true,
+            Some("auto") => false,
+            _ => return Err(wrong(&given)),
+        };
+        let tools = allowed["tools"].as_array().ok_or_else(|| wrong(&given))?;
+        let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
+        return Ok(Choice::Allowed { names: names.ok_or_else(|| wrong(&given))?, is_required });
+    }
+    let name = name_of(&given).ok_or_else(|| wrong(&given))?;
+    named(&name)?;
+    Ok(Choice::Function(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fields::tests::limits;
+    use penstock_output::{reasoning_format, tool_format};
+
+    fn parsed(body: &str) -> Result<Option<Tools>, ApiError> {
+        let limits = limits();
+        Tools::parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"))
+    }
+
+    fn tools(more: &str) -> Tools {
+        let body = format!(
+            r#"{{"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {{"properties": {{}}}}}}}},
+                          {{"type": "function", "function": {{"name": "g", "arguments": {{"type": "object"}},
+                                                             "strict": null}}}}]{more}}}"#
+        );
+        parsed(&body).expect("valid").expect("tools")
+    }
+
+    fn formats(calls: &str, template: &str) -> ChatFormats {
+        ChatFormats { calls: tool_format(calls), reasoning: None, template: template.to_owned() }
+    }
+
+    fn bound(tools: &Tools, formats: &ChatFormats, asked: Option<Asked>) -> (Bound, Warnings) {
+        let mut warnings = Warnings::default();
+        let bound = tools.bind(formats, Start::Content, 0, asked, &mut warnings).expect("it can be followed");
+        (bound, warnings)
+    }
+
+    #[test]
+    fn every_choice_is_understood() {
+        let names = |tools: &Tools| -> Vec<String> {
+            tools.functions.iter().map(|function| function.callable.name.clone()).collect()
+        };
+        for (more, called, is_required, is_single) in [
+            ("", vec!["f", "g"], false, false),
+            (r#", "tool_choice": null"#, vec!["f", "g"], false, false),
+            (r#", "tool_choice": "auto", "parallel_tool_calls": false"#, vec!["f", "g"], false, true),
+            (r#", "tool_choice": "required""#, vec!["f", "g"], true, false),
+            (r#", "tool_choice": "g""#, vec!["g"], true, true),
+            (r#", "tool_choice": {"type": "function", "function": {"name": "f"}}"#, vec!["f"], true, true),
+            (r#", "tool_choice": {"type": "function", "name": "f"}"#, vec!["f"], true, true),
+            (
+                r#", "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required",
+                     "tools": [{"type": "function", "function": {"name": "g"}}]}}"#,
+                vec!["g"],
+                true,
+                false,
+            ),
+            (
+                r#", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}"#,
+                vec!["f"],
+                false,
+                false,
+            ),
+        ] {
+            let tools = tools(more);
+            assert_eq!(
+                (names(&tools), tools.is_required, tools.is_single),
+                (called.iter().map(|name| name.to_string()).collect(), is_required, is_single),
+                "{more}"
+            );
+            // All are shown, whichever may be called.
+            assert_eq!(tools.shown.len(), 2);
+            assert_eq!(
+                tools.shown[1],
+                json!({"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}})
+            );
+        }
+        for none in [
+            "{}",
+            r#"{"tools": []}"#,
+            r#"{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}"#,
+        ] {
+            assert!(parsed(none).expect("valid").is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let long = "f".repeat(257);
+        let one =
+            |function: &str| format!(r#"{{"tools": [{{"type": "function", "function": {function}}}]}}"#);
+        for (body, text) in [
+            (r#"{"tools": 5}"#.to_owned(), "`tools` must be a list. Given: 5"),
+            (r#"{"tools": [5]}"#.to_owned(), "`tools[0].type` must be"),
+            (
+                r#"{"tools": [{"type": "web_search"}]}"#.to_owned(),
+                "`tools[0].type` must be \"function\". Given: \"web_search\"",
+            ),
+            (r#"{"tools": [{"type": "function"}]}"#.to_owned(), "`tools[0].function.name` must be a string"),
+            (one(r#"{"name": "f", "parameters": []}"#), "`tools[0].function.parameters` must be an object"),
+            (one(r#"{"name": "f", "strict": 1}"#), "`tools[0].function.strict` must be a boolean"),
+            (one(r#"{"name": "f g"}"#), "`tools[0].function.name` must be of letters, digits and"),
+            (one(r#"{"name": "f\"}<"}"#), "`tools[0].function.name` must be of letters, digits and"),
+            (
+                one(&format!(r#"{{"name": "{long}"}}"#)),
+                "`tools[0].function.name` must have at most 256 characters. Given: 257 characters",
+            ),
+            (r#"{"tool_choice": "f"}"#.to_owned(), "`tool_choice` names a tool that is not in `tools`: f"),
+            (r#"{"tool_choice": "required"}"#.to_owned(), "`tool_choice` \"required\" needs `tools`"),
+            (r#"{"tool_choice": 5}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"type": "allowed_tools"}}"#.to_owned(), "`tool_choice` must be"),
+            (
+                format!(r#"{{"tool_choice": "{long}"}}"#),
+                "`tool_choice` must have at most 256 characters. Given: 257 characters",
+            ),
+            (
+                r#"{"tools": [{"type": "function", "function": {"name": "f"}},
+                              {"type": "function", "function": {"name": "f"}}]}"#
+                    .to_owned(),
+                "`tools[1].function.name` is the same as another tool's",
+            ),
+        ] {
+            let refused = parsed(&body).err().unwrap_or_else(|| panic!("{body} was taken")).to_string();
+            assert!(refused.contains(text), "{body}: {refused}");
+        }
+    }
+
+    #[test]
+    fn tools_are_shown_by_the_template_or_behind_the_last_message() {
+        let mut chat = Chat { messages: vec![json!({"role": "user", "content": "Hi"})], ..Chat::default() };
+        tools("").show(&mut chat, &formats("hermes", "{{ tools }}"));
+        assert_eq!(chat.tools.as_ref().map(Vec::len), Some(2));
+        assert_eq!(chat.messages[0]["content"], "Hi");
+        tools(r#", "tool_prompt": "Use them.""#).show(&mut chat, &formats("hermes", "{{ tools }}"));
+        assert_eq!(chat.messages[0]["content"], "Hi\n---\nUse them.");
+
+        let mut chat = Chat {
+            messages: vec![
+                json!({"role": "user", "content": [{"type": "text", "text": "Hi"}]}),
+                json!({"role": "assistant"}),
+            ],
+            ..Chat::default()
+        };
+        tools("").show(&mut chat, &formats("json", "{{ messages }}"));
+        let shown = chat.messages[0]["content"][1]["text"].as_str().expect("a text");
+        assert!(
+            shown.starts_with("\n---\n[{\"type\":\"function\"") && shown.ends_with(TOOL_PROMPT),
+            "{shown}"
+        );
+        assert!(chat.tools.is_none());
+    }
+
+    #[test]
+    fn a_call_that_has_to_be_is_always_right() {
+        for (calls, read_as) in [("hermes", "hermes"), ("qwen3_coder", "json"), ("pythonic", "json")] {
+            for more in [r#", "tool_choice": "required""#, r#", "tool_choice": "f""#] {
+                let (bound, warnings) = bound(&tools(more), &formats(calls, "tools"), None);
+                assert_eq!(bound.reading.calls.map(|format| format.name), Some(read_as));
+                assert!(bound.grammar.is_some() && !bound.grammar_is_optional && warnings.is_empty());
+            }
+        }
+        let off = ChatFormats { calls: None, reasoning: None, template: String::new() };
+        let refused = tools(r#", "tool_choice": "required""#).bind(
+            &off,
+            Start::Content,
+            0,
+            None,
+            &mut Warnings::default(),
+        );
+        assert!(refused.err().is_some_and(|error| error.to_string().contains("--tool-call-parser none")));
+    }
+
+    #[test]
+    fn a_call_that_may_be_binds_where_it_can() {
+        let (hermes, coder) = (formats("hermes", "tools"), formats("qwen3_coder", "tools"));
+        let (auto, warnings) = bound(&tools(""), &hermes, None);
+        assert!(auto.grammar.is_some() && auto.grammar_is_optional && warnings.is_empty());
+        let (auto, _) = bound(&tools(""), &coder, None);
+        assert!(
+            auto.grammar.is_none() && auto.reading.calls.map(|format| format.name) == Some("qwen3_coder")
+        );
+        let strict =
+            parsed(r#"{"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}"#)
+                .expect("valid")
+                .expect("tools");
+        let (auto, warnings) = bound(&strict, &hermes, None);
+        assert!(auto.grammar.is_some() && !auto.grammar_is_optional && warnings.is_empty());
+        let (_, warnings) = bound(&strict, &coder, None);
+        assert_eq!(warnings.lines().len(), 1, "it is said where it cannot be");
+    }
+
+    #[test]
+    fn text_beside_tools_may_have_a_format() {
+        let asked = |source| Some(Asked { field: "response_format", source });
+        let hermes = formats("hermes", "tools");
+        let (auto, _) = bound(&tools(""), &hermes, asked(GrammarSource::JsonObject));
+        assert!(auto.grammar.is_some() && !auto.grammar_is_optional);
+        let lark = asked(GrammarSource::Lark("start: \"x\"".into()));
+        let refused = tools("").bind(&hermes, Start::Content, 0, lark, &mut Warnings::default());
+        assert!(refused.err().is_some_and(|error| error.to_string().contains("`response_format`")));
+        let (_, warnings) =
+            bound(&tools(r#", "tool_choice": "f""#), &hermes, asked(GrammarSource::JsonObject));
+        assert_eq!(warnings.lines(), ["`response_format` has no effect beside a call that has to be"]);
+    }
+
+    #[test]
+    fn reasoning_goes_before_calls() {
+        let formats = ChatFormats { reasoning: reasoning_format("think"), ..formats("hermes", "tools") };
+        let (bound, _) = bound(&tools(r#", "tool_choice": "required""#), &formats, None);
+        let Some(Asked { source: GrammarSource::Parts(parts), .. }) = bound.grammar else {
+            panic!("composed")
+        };
+        assert!(matches!(&parts[..], [Part::OneOf(choices)] if choices.len() == 2), "{parts:?}");
+    }
+}
