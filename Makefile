@@ -41,6 +41,11 @@ $(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements-dev.txt
 	@touch $@
 
+# The CPU engine, which Python finds beside the kernels' modules. Without a C++ compiler there is none, and torch computes.
+ENGINE := kernels/penstock_kernels/libpenstock_cpu.so
+$(ENGINE): kernels/build_library.py $(wildcard kernels/csrc/cpu/*)
+	@$(PYTHON) kernels/build_library.py
+
 # Editable: Python is used where it lies, and only a change in Rust or in the page, which is part of the binary,
 # makes this run again.
 $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
@@ -49,7 +54,7 @@ $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
 	@touch $@
 
 .PHONY: install
-install: $(VENV)/.installed ## build, and install into .venv
+install: $(ENGINE) $(VENV)/.installed ## build, and install into .venv
 	@$(BIN)/python -m compileall -q server/penstock kernels/penstock_kernels
 
 # --- Running ------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Decode speed of the worker's engine alone, beside `transformers` `generate` in the same run.
 
     python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--prompt 32] [--dtype bfloat16]
-        [--peers penstock,fallback,deterministic,transformers]
+        [--peers penstock,torch,fallback,deterministic,transformers] [--prefill 512]
 
-`penstock` is the model's recipe, `fallback` the same engine with the model run by transformers' classes.
+`penstock` is the model's recipe, on the CPU engine where that serves it, `torch` the same without it, `fallback` with the model run by transformers' classes.
 
 No router, no gRPC: plans are made here, the result of every step is packed as for the wire. Decode speed is batch x (tokens - 1) / (time for all tokens - time for one). Needs PYTHONPATH or an
 installed penstock. Prints one line per batch: median of the repetitions, and their range.
@@ -11,6 +11,7 @@ installed penstock. Prints one line per batch: median of the repetitions, and th
 
 import argparse
 import json
+import os
 import random
 import statistics
 import time
@@ -26,6 +27,7 @@ from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import keep_memory
+from penstock_kernels import cpu_engine
 
 Generate = Callable[[list[list[int]], int], None]
 
@@ -34,7 +36,10 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
     """Generates on an engine with 64 slots."""
     keep_memory()
     config = json.loads((folder / "config.json").read_text())
+    threads = torch.get_num_threads()
     engine = Engine(config, folder, dtype, torch.device("cpu"), **options)
+    # As a worker does: torch only samples then.
+    threads = 1 if engine.native is not None else threads
     began = time.perf_counter()
     prepared = prepare(
         engine,
@@ -51,6 +56,7 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
     tables = engine.tables(longest + 16).count
 
     def generate(prompts: list[list[int]], new: int) -> None:
+        torch.set_num_threads(threads)
         rows = len(prompts)
         length = len(prompts[0])
         engine.clear()
@@ -102,7 +108,24 @@ def peer(name: str, folder: Path, dtype: torch.dtype, longest: int) -> Generate:
         return transformers(folder, dtype)
     if name == "deterministic":
         return penstock(folder, dtype, longest, deterministic=True)
+    if name == "torch":
+        os.environ[cpu_engine.VARIABLE] = "none"
+        made = penstock(folder, dtype, longest)
+        del os.environ[cpu_engine.VARIABLE]
+        return made
     return penstock(folder, dtype, longest, implementation={"fallback": "transformers"}.get(name, name))
+
+
+def measure_prefill(generate: Generate, tokens: int, vocabulary: int, repetitions: int) -> list[float]:
+    """Tokens of one prompt per second until its first token, of each repetition."""
+    rng = random.Random(0)
+    rates = []
+    for _ in range(repetitions + 1):
+        prompt = [rng.randrange(3, vocabulary) for _ in range(tokens)]
+        begin = time.perf_counter()
+        generate([prompt], 1)
+        rates.append(tokens / (time.perf_counter() - begin))
+    return rates[1:]
 
 
 def measure(
@@ -133,15 +156,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=32, help="tokens before those that are generated")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time by itself")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", default="penstock,transformers")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
     peers = {
-        name: peer(name, arguments.model, dtype, arguments.prompt + arguments.tokens)
+        name: peer(name, arguments.model, dtype, max(arguments.prompt + arguments.tokens, arguments.prefill))
         for name in arguments.peers.split(",")
     }
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    for name, generate in peers.items() if arguments.prefill else ():
+        rates = measure_prefill(generate, arguments.prefill, vocabulary, 3 * arguments.repetitions)
+        median = statistics.median(rates)
+        print(
+            f"prefill {arguments.prefill} {name:13} {median:9.1f} tok/s  ({min(rates):.1f} .. {max(rates):.1f})"
+        )
     for batch in map(int, arguments.batches.split(",")):
         medians = {}
         for name, generate in peers.items():

@@ -47,6 +47,8 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
     )
+    if engine.native is not None:
+        torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
     if reads_images(config) and arguments.rank == 0:
         log("WARN", TEXT_ONLY)
     if engine.model.reference is not None:

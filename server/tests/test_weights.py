@@ -399,9 +399,10 @@ def test_a_rank_takes_only_its_part_out_of_the_file(tmp_path: Path, monkeypatch:
 def test_weights_are_converted_to_the_dtype_served(stored: torch.dtype, folder: Path) -> None:
     config = checkpoints.config()
     weights = checkpoints.tensors(config, dtype=stored)
-    engine = load(checkpoints.write(folder, config, weights), torch.bfloat16)
-    assert isinstance(engine.model, Decoder)
-    attention = engine.model.layers[1].attention
+    checkpoints.write(folder, config, weights)
+    model = recipes.load(config, folder, torch.bfloat16, torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    attention = model.layers[1].attention
     assert isinstance(attention, Attention)
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
     assert torch.equal(

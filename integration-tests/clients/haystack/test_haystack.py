@@ -60,8 +60,8 @@ def asked(question: str) -> list[ChatMessage]:
 
 
 def weather() -> Tool:
-    parameters = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-    return Tool("get_weather", "The weather in a place", parameters, function=lambda place: place)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    return Tool("get_weather", "Get the weather in a city", parameters, function=lambda city: city)
 
 
 @BOTH
@@ -104,8 +104,12 @@ def test_a_stop_string(url: str) -> None:
 @BOTH
 @pytest.mark.golden
 def test_tools(url: str, connect: Any) -> None:
-    with pytest.raises((HfHubHTTPError, openai.UnprocessableEntityError), match="tools"):  # not yet
-        connect(url).run(asked("The weather in Oslo?"), tools=[weather()])
+    for told in (None, lambda piece: None):
+        (reply,) = connect(url, max_tokens=60).run(
+            asked("What is the weather in Paris?"), tools=[weather()], streaming_callback=told
+        )["replies"]
+        (call,) = reply.tool_calls
+        assert (call.tool_name, call.arguments) == ("get_weather", {"city": "Paris"})
 
 
 def test_errors_of_hugging_face(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

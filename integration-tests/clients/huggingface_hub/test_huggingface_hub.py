@@ -65,11 +65,11 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "The weather in a place",
+        "description": "Get the weather in a city",
         "parameters": {
             "type": "object",
-            "properties": {"place": {"type": "string"}},
-            "required": ["place"],
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
         },
     },
 }
@@ -316,9 +316,18 @@ def test_a_chat_with_every_option(client: InferenceClient) -> None:
 @pytest.mark.golden
 def test_tools(client: InferenceClient) -> None:
     tools: Any = [TOOL]
-    with pytest.raises(HfHubHTTPError, match="tools") as caught:  # not yet
-        client.chat_completion(user("What is the weather in Oslo?"), tools=tools, tool_choice="auto")
-    assert caught.value.response.status_code == 422
+    name = TOOL["function"]["name"]
+    messages = user("What is the weather in Paris?")
+    for choice in ("auto", name, {"type": "function", "function": {"name": name}}):
+        asked: dict[str, Any] = {"tools": tools, "tool_choice": choice, "temperature": 0.0, "max_tokens": 60}
+        (call,) = client.chat_completion(messages, **asked).choices[0].message.tool_calls
+        assert call.function.name == name
+        arguments = json.loads(call.function.arguments)
+        assert list(arguments) == list(TOOL["function"]["parameters"]["required"])
+        chunks = client.chat_completion(messages, stream=True, **asked)
+        parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+        assert parts[0].function.name == name
+        assert json.loads("".join(part.function.arguments for part in parts)) == arguments
 
 
 PLACE = {

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, OverloadedError, UnknownError, ValidationError
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
@@ -53,9 +54,23 @@ def chat_openai(url: str, key: str = "unused", **options: Any) -> ChatOpenAI:
 
 
 @tool
-def get_weather(place: str) -> str:
-    """The weather in a place."""
-    return place
+def get_weather(city: str) -> str:
+    """Get the weather in a city"""
+    return city
+
+
+class Mood(pydantic.BaseModel, extra="forbid"):
+    """How somebody is"""
+
+    mood: Literal["good", "bad"]
+
+
+WEATHER = "What is the weather in Paris?"
+
+
+def is_called(message: Any) -> None:
+    (call,) = message.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 
 
 # langchain-huggingface.
@@ -129,8 +144,8 @@ def test_a_stream_of_the_chat(url: str) -> None:
 
 @pytest.mark.golden
 def test_tools_of_the_chat(url: str) -> None:
-    with pytest.raises(HfHubHTTPError, match="tools"):  # not yet
-        chat(url).bind_tools([get_weather]).invoke("The weather in Oslo?")
+    model = chat(url, temperature=0.01, max_tokens=60)
+    is_called(model.bind_tools([get_weather]).invoke(WEATHER))
 
 
 def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
@@ -203,8 +218,19 @@ def test_the_completions_of_openai(url: str) -> None:
 
 @pytest.mark.golden
 def test_tools_of_chat_openai(url: str) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="tools"):  # not yet
-        chat_openai(url).bind_tools([get_weather]).invoke("The weather in Oslo?")
+    model = chat_openai(url, temperature=0.0)
+    bound = model.bind_tools([get_weather])
+    is_called(bound.invoke(WEATHER))
+    whole = None
+    for chunk in bound.stream(WEATHER):
+        whole = chunk if whole is None else whole + chunk
+    is_called(whole)
+    called = bound.invoke(WEATHER)
+    result = ToolMessage('{"temperature": 21, "condition": "sunny"}', tool_call_id=called.tool_calls[0]["id"])
+    assert "21" in str(bound.invoke([HumanMessage(WEATHER), called, result]).content)
+    is_called(model.bind_tools([get_weather], tool_choice="any").invoke(WEATHER))
+    for method in ("json_schema", "function_calling"):
+        assert isinstance(model.with_structured_output(Mood, method=method).invoke("How are you?"), Mood)
 
 
 def test_errors_of_chat_openai(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import litellm
@@ -37,6 +38,26 @@ def options(way: str, url: str, key: str = "unused") -> dict[str, Any]:
         "num_retries": 0,
         "max_retries": 0,
     }
+
+
+@WAYS
+@pytest.mark.golden
+def test_tools(url: str, way: str) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Get the weather in a city", "parameters": parameters}
+    messages = user("What is the weather in Paris?")
+    asked: dict[str, Any] = {
+        **options(way, url), "tools": [{"type": "function", "function": function}], "temperature": 0.0, "max_tokens": 60,
+    }  # fmt: skip
+    message = litellm.completion(messages=messages, **asked).choices[0].message
+    (call,) = message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    chunks = list(litellm.completion(messages=messages, stream=True, **asked))
+    streamed = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0]
+    assert json.loads(streamed.function.arguments) == {"city": "Paris"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'}
+    answer = litellm.completion(messages=[*messages, message.model_dump(), result], **asked)
+    assert "21" in answer.choices[0].message.content
 
 
 @WAYS

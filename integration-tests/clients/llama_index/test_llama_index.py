@@ -167,13 +167,17 @@ def test_openai_like_with_every_option(url: str) -> None:
 
 @pytest.mark.golden
 def test_tools_of_openai_like(url: str) -> None:
-    def get_weather(place: str) -> str:
-        """The weather in a place."""
-        return place
+    def get_weather(city: str) -> str:
+        """Get the weather in a city"""
+        return city
 
-    llm = openai_like(url, is_function_calling_model=True)
-    with pytest.raises(openai.UnprocessableEntityError, match="tools"):  # not yet
-        llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], "The weather in Oslo?")
+    llm = openai_like(url, is_function_calling_model=True, temperature=0.0, max_tokens=100)
+    tools = [FunctionTool.from_defaults(get_weather)]
+    response = llm.chat_with_tools(tools, "What is the weather in Paris?", tool_required=True)
+    (call,) = llm.get_tool_calls_from_response(response)
+    assert (call.tool_name, call.tool_kwargs) == ("get_weather", {"city": "Paris"})
+    (*_, last) = llm.stream_chat_with_tools(tools, "What is the weather in Paris?", tool_required=True)
+    assert llm.get_tool_calls_from_response(last)[0].tool_kwargs == {"city": "Paris"}
 
 
 def test_errors_of_openai_like(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

@@ -5,20 +5,23 @@ import { test } from "node:test";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, jsonSchema, streamText, tool } from "ai";
+import { APICallError, generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 
 import { ADD, REPEAT, asText, busy, collect, golden, guarded, key, noticed, starting, url } from "./servers.mjs";
 
 const compatible = (base, apiKey = "unused") =>
-  createOpenAICompatible({ name: "penstock", baseURL: `${base}/v1`, apiKey, includeUsage: true });
-// Its default is OpenAI's responses API, which is not TGI's; `.chat` and `.completion` are.
+  createOpenAICompatible({ name: "penstock", baseURL: `${base}/v1`, apiKey, includeUsage: true, supportsStructuredOutputs: true });
+// Its default is OpenAI's responses API; `.chat` and `.completion` are the older ones.
 const openai = (base, apiKey = "unused") => createOpenAI({ baseURL: `${base}/v1`, apiKey });
 
 const MODELS = {
   compatible: (base, apiKey) => compatible(base, apiKey)("tgi"),
   "compatible completion": (base, apiKey) => compatible(base, apiKey).completionModel("tgi"),
   openai: (base, apiKey) => openai(base, apiKey).chat("tgi"),
+  "openai responses": (base, apiKey) => openai(base, apiKey).responses("tgi"),
 };
+// Those that know tools.
+const CHATS = ["compatible", "openai", "openai responses"].map((name) => MODELS[name]);
 
 for (const [name, model] of Object.entries(MODELS)) {
   golden(`ai: a text of ${name}`, async (at) => {
@@ -62,10 +65,32 @@ for (const [name, model] of Object.entries(MODELS)) {
 }
 
 golden("ai: tools", async (at) => {
-  const schema = { type: "object", properties: { place: { type: "string" } }, required: ["place"] };
-  const tools = { get_weather: tool({ description: "The weather in a place", inputSchema: jsonSchema(schema) }) };
-  const asked = generateText({ model: MODELS.compatible(at), prompt: "The weather in Oslo?", tools, maxRetries: 0 });
-  await assert.rejects(asked, (error) => error.statusCode === 422 && /tools/.test(error.message)); // not yet
+  const schema = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+  const execute = async ({ city }) => ({ temperature: city === "Paris" ? 21 : 0, condition: "sunny" });
+  const tools = { get_weather: tool({ description: "Get the weather in a city", inputSchema: jsonSchema(schema), execute }) };
+  const options = { prompt: "What is the weather in Paris?", tools, temperature: 0, maxRetries: 0, stopWhen: stepCountIs(3) };
+  for (const model of CHATS) {
+    const whole = await generateText({ model: model(at), ...options });
+    assert.match(whole.text, /21/);
+    assert.deepEqual(whole.steps[0].toolCalls[0].input, { city: "Paris" });
+    const streamed = streamText({ model: model(at), ...options });
+    let text = "";
+    for await (const part of streamed.textStream) text += part;
+    assert.match(text, /21/);
+  }
+});
+
+golden("ai: an object of a schema", async (at) => {
+  const schema = jsonSchema({
+    type: "object",
+    properties: { mood: { enum: ["good", "bad"] } },
+    required: ["mood"],
+    additionalProperties: false,
+  });
+  for (const model of CHATS) {
+    const { object } = await generateObject({ model: model(at), schema, prompt: "How are you?", temperature: 0, maxRetries: 0 });
+    assert(["good", "bad"].includes(object.mood));
+  }
 });
 
 test("ai: a stream that is aborted is noticed", async () => {

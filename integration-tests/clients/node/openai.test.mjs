@@ -71,10 +71,18 @@ golden("openai: models", async (at) => {
 });
 
 golden("openai: tools", async (at) => {
-  const parameters = { type: "object", properties: { place: { type: "string" } }, required: ["place"] };
-  const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
-  const asked = connect(at).chat.completions.create({ model: "tgi", messages: user("The weather?"), tools });
-  await assert.rejects(asked, (error) => error instanceof OpenAI.UnprocessableEntityError && /tools/.test(error.message)); // not yet
+  const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+  const tools = [{ type: "function", function: { name: "get_weather", description: "Get the weather in a city", parameters } }];
+  const messages = user("What is the weather in Paris?");
+  const options = { model: "tgi", messages, tools, temperature: 0 };
+  const [{ message, finish_reason }] = (await connect(at).chat.completions.create(options)).choices;
+  assert.equal(finish_reason, "tool_calls");
+  assert.deepEqual(JSON.parse(message.tool_calls[0].function.arguments), { city: "Paris" });
+  const streamed = await connect(at).chat.completions.stream(options).finalChatCompletion();
+  assert.equal(streamed.choices[0].message.tool_calls[0].function.arguments, message.tool_calls[0].function.arguments);
+  const result = { role: "tool", tool_call_id: message.tool_calls[0].id, content: '{"temperature": 21, "condition": "sunny"}' };
+  const answer = await connect(at).chat.completions.create({ ...options, messages: [...messages, message, result] });
+  assert.match(answer.choices[0].message.content, /21/);
 });
 
 test("openai: errors have the class of their status", async () => {

@@ -155,10 +155,19 @@ def test_messages_of_every_kind(client: OpenAI) -> None:
 @pytest.mark.golden
 def test_tools(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "function": FUNCTION}]
-    with pytest.raises(openai.UnprocessableEntityError, match="tools"):  # not yet
-        client.chat.completions.create(
-            model="tgi", messages=user("The weather in Oslo?"), tools=tools, tool_choice="required"
-        )
+    messages = user("What is the weather in Paris?")
+    options: dict[str, Any] = {"model": "tgi", "tools": tools, "temperature": 0}
+    choice = client.chat.completions.create(messages=messages, tool_choice="required", **options).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"place": "Paris"}
+    with client.chat.completions.stream(messages=messages, tool_choice="required", **options) as stream:
+        for _ in stream:
+            pass
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed.function.arguments == call.function.arguments and streamed.id.startswith("call_")
+    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}]
+    assert "21" in client.chat.completions.create(messages=messages, **options).choices[0].message.content
 
 
 PLACE = {

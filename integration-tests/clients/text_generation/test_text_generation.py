@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 from typing import Any
 
@@ -158,9 +159,16 @@ def test_a_chat(client: Client) -> None:
 
 @pytest.mark.golden
 def test_tools(client: Client) -> None:
-    function = {"name": "f", "description": "It does", "parameters": {"type": "object", "properties": {}}}
-    with pytest.raises(UnknownError, match="tools"):  # not yet
-        client.chat(question("x"), tools=[Tool(type="function", function=function)], tool_choice="auto")
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Get the weather in a city", "parameters": schema}
+    tools = [Tool(type="function", function=function)]
+    for choice in ("auto", "get_weather"):
+        answer = client.chat(
+            question("What is the weather in Paris?"), tools=tools, tool_choice=choice, temperature=0.01
+        )
+        (call,) = answer.choices[0].message.tool_calls
+        assert call["function"]["name"] == "get_weather"
+        assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
 def test_an_error_of_a_chat_has_its_message(client: Client) -> None:

@@ -20,6 +20,7 @@ from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache
+from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
     CONTINUE,
     I64,
@@ -39,6 +40,7 @@ from penstock.engine.threads import Threads
 from penstock.engine.transfers import Event, Transfers
 from penstock.errors import BadPlan, UnusableModel
 from penstock.models import choice
+from penstock.models.native import NativeDecoder
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 
@@ -136,7 +138,8 @@ class Engine:
         self.threads: Threads | None = None
         is_free = dtype != torch.float32 and not deterministic and group.everyone.size == 1
         if device.type == "cpu" and is_free and torch.get_num_threads() > 1:
-            self.threads = Threads(torch.get_num_threads())
+            apply = self.native.set_threads if self.native is not None else torch.set_num_threads
+            self.threads = Threads(torch.get_num_threads(), apply)
         self.steps = 0
         self.spans: StepSpans | None = None
         self._prepared = False
@@ -156,6 +159,11 @@ class Engine:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
         return "cpu"
+
+    @property
+    def native(self) -> NativeDecoder | None:
+        """The model, where the CPU engine runs it."""
+        return self.model if isinstance(self.model, NativeDecoder) else None
 
     @property
     def has_encoder(self) -> bool:
@@ -187,6 +195,10 @@ class Engine:
         self._prepared = True
 
     def _make_step_maker(self) -> StepMaker:
+        if self.native is not None:
+            limits = self.limits
+            self.native.reserve(limits.max_step_tokens, len(self._logits_SV), limits.max_sequence_tokens)
+            return NativeSteps(self.slots)
         where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
         return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
 

@@ -13,7 +13,7 @@ import torch
 
 import penstock_kernels as ops
 from penstock.engine.cache_size import count_pages, spare
-from penstock.engine.engine import Engine
+from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
 from penstock.engine.kv_cache import page_bytes
 from penstock.engine.plan import SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
@@ -54,14 +54,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         engine.device,
         request.memory_fraction,
         held=weight_bytes(engine),
-        working=working_bytes(
-            config,
-            engine.dtype,
-            engine.device,
-            request.max_slots,
-            request.max_step_tokens,
-            longest,
-            request.max_step_drafts,
+        working=_step_bytes(
+            engine, request.max_slots, request.max_step_tokens, longest, request.max_step_drafts
         ),
         neighbours=engine.group.neighbours,
     )
@@ -139,6 +133,19 @@ def kv_bytes_per_token(engine: Engine) -> int:
     """Bytes that this rank's cache holds for one token."""
     rows, size = engine.model.cache_shape
     return len(engine.group.layers(engine.model.config.num_layers)) * rows * size * engine.dtype.itemsize
+
+
+def _step_bytes(
+    engine: Engine, max_slots: int, max_step_tokens: int, longest: int, max_step_drafts: int
+) -> int:
+    config, native = engine.model.config, engine.native
+    if native is None:
+        return working_bytes(
+            config, engine.dtype, engine.device, max_slots, max_step_tokens, longest, max_step_drafts
+        )
+    rows = max(max_slots + max_step_drafts, PROMPT_LOGITS_AT_ONCE)
+    # Logits, and what sampling makes of them in four steps.
+    return native.workspace_bytes(max_step_tokens, rows, longest) + 4 * 4 * rows * config.vocab_size
 
 
 def working_bytes(

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.models import fallback, recipes
+from penstock.models import fallback, native, recipes
 from penstock.models.architectures import architecture_of
 from penstock.models.model import Model
 from penstock.parallel.group import TensorGroup
@@ -33,4 +33,5 @@ def load(
     """
     if uses_fallback(config, implementation):
         return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
-    return recipes.served_architecture(config), recipes.load(config, folder, dtype, device, group, trusted)
+    model = recipes.load(config, folder, dtype, device, group, trusted)
+    return recipes.served_architecture(config), native.on_cpu_engine(model, dtype, device, group)

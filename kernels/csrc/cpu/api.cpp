@@ -1,0 +1,112 @@
+// The C interface: exceptions end here, and become the one line that penstock_cpu_error gives.
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "penstock_cpu.h"
+#include "program.h"
+
+struct penstock_program {
+    penstock::Program program;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+template <typename Call>
+int guarded(Call call) {
+    try {
+        call();
+        return 1;
+    } catch (const std::bad_alloc &) {
+        last_error = "out of memory";
+    } catch (const std::exception &error) {
+        last_error = error.what();
+    }
+    return 0;
+}
+
+const penstock::InstructionSet *available() {
+    static const penstock::InstructionSet *sets = penstock::instruction_sets(penstock::detect_features());
+    return sets;
+}
+
+}  // namespace
+
+int penstock_cpu_abi(void) { return PENSTOCK_CPU_ABI; }
+
+const char *penstock_cpu_error(void) { return last_error.c_str(); }
+
+const char *penstock_cpu_instruction_sets(void) {
+    static const std::string names = [] {
+        std::string joined;
+        for (const penstock::InstructionSet *set = available(); set->name; set++) joined += (joined.empty() ? "" : " ") + std::string(set->name);
+        return joined;
+    }();
+    return names.c_str();
+}
+
+int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns) {
+    return guarded([&] {
+        if (rows % PENSTOCK_TILE_OUTPUTS || columns % PENSTOCK_TILE_INPUTS) throw std::invalid_argument("a matrix that is not whole tiles");
+        // Sixteen rows take as much room before as after; they are copied aside, so that both may be the same memory.
+        const size_t panel = static_cast<size_t>(columns) * PENSTOCK_TILE_OUTPUTS * 2;
+        std::vector<uint32_t> aside(panel / 4);
+        const auto *source = static_cast<const uint8_t *>(from);
+        auto *target = static_cast<uint8_t *>(to);
+        const int64_t pairs = columns / 2;
+        for (int64_t row = 0; row < rows; row += PENSTOCK_TILE_OUTPUTS, source += panel, target += panel) {
+            std::memcpy(aside.data(), source, panel);
+            auto *out = reinterpret_cast<uint32_t *>(target);
+            for (int64_t pair = 0; pair < pairs; pair++)
+                for (int64_t output = 0; output < PENSTOCK_TILE_OUTPUTS; output++) *out++ = aside[static_cast<size_t>(output * pairs + pair)];
+        }
+    });
+}
+
+penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers, int32_t buffer_count,
+                                      const penstock_operation *body, int32_t body_count, const penstock_operation *head,
+                                      int32_t head_count, int32_t threads) {
+    penstock_program *made = nullptr;
+    guarded([&] {
+        const penstock::InstructionSet *set = available();
+        while (set->name && std::strcmp(set->name, instruction_set) != 0) set++;
+        if (!set->name) throw std::invalid_argument("this processor has no instruction set " + std::string(instruction_set));
+        made = new penstock_program{{*set->kernels(), {buffers, buffers + buffer_count}, {body, body + body_count}, {head, head + head_count}, threads}};
+    });
+    return made;
+}
+
+void penstock_cpu_destroy(penstock_program *program) { delete program; }
+
+int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, int64_t rows, int64_t longest) {
+    return program->program.workspace(tokens, rows, longest);
+}
+
+int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest) {
+    return guarded([&] { program->program.reserve(tokens, rows, longest); });
+}
+
+int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int32_t table) {
+    return guarded([&] { program->program.set_cache(layer, pages, table); });
+}
+
+void penstock_cpu_set_threads(penstock_program *program, int32_t threads) { program->program.set_threads(threads); }
+
+int penstock_cpu_step(penstock_program *program, const penstock_step *step) {
+    return guarded([&] { program->program.step(*step); });
+}
+
+int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride, int64_t rows, float *target,
+                      int64_t target_stride) {
+    return guarded([&] { program->program.head(source, source_stride, rows, target, target_stride); });
+}
+
+void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {
+    return program->program.buffer(buffer, row_bytes);
+}

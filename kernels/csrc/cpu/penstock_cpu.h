@@ -1,0 +1,145 @@
+// The C interface of the CPU engine, called by penstock_kernels/cpu_engine.py through ctypes.
+//
+// A program is a list of operations over buffers, made once by Python; a step runs it over some tokens. Nothing here
+// knows a model: what is computed is in the list. Functions that can fail return 0, or a null handle, and
+// penstock_cpu_error() says why in one line. One thread at a time may use a program.
+#ifndef PENSTOCK_CPU_H
+#define PENSTOCK_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PENSTOCK_CPU_API __attribute__((visibility("default")))
+
+// Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
+enum { PENSTOCK_CPU_ABI = 1 };
+
+// A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
+// output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
+enum { PENSTOCK_TILE_OUTPUTS = 16, PENSTOCK_TILE_INPUTS = 32, PENSTOCK_PAGE_TOKENS = 16 };
+
+enum penstock_kind {
+    PENSTOCK_EMBED = 0,      // target = rows of a packed table by token id
+    PENSTOCK_NORM = 1,       // target = norm(source), or target += scale norm(source)
+    PENSTOCK_LINEAR = 2,     // target = epilogue(source W^T + bias)
+    PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values to the cache
+    PENSTOCK_ATTENTION = 4,  // target = causal attention of queries over the cache
+};
+
+enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
+
+// What one weight of the norm of queries and keys covers.
+enum penstock_norm_over { PENSTOCK_OVER_HEAD = 0, PENSTOCK_OVER_HEADS = 1, PENSTOCK_OVER_ALL = 2 };
+
+enum penstock_epilogue {
+    PENSTOCK_STORE = 0,  // y scale, soft capped where softcap is not 0
+    PENSTOCK_ADD = 1,    // target += y scale
+    PENSTOCK_ACTIVATE = 2,
+    PENSTOCK_GATE = 3,   // activation(gate) up; the weight's rows are gate, then up
+};
+
+enum penstock_activation {
+    PENSTOCK_SILU = 0,
+    PENSTOCK_GELU = 1,
+    PENSTOCK_GELU_TANH = 2,
+    PENSTOCK_QUICK_GELU = 3,
+    PENSTOCK_RELU = 4,
+    PENSTOCK_RELU_SQUARED = 5,
+};
+
+// What a buffer holds for each token.
+enum penstock_layout {
+    PENSTOCK_F32 = 0,
+    PENSTOCK_BF16 = 1,
+    PENSTOCK_QUERIES = 2,   // bf16, by key head: all tokens' queries of it, each padded to whole tiles
+    PENSTOCK_EXTERNAL = 3,  // fp32 in the caller's memory, given with each call
+};
+
+typedef struct {
+    int32_t layout;
+    int32_t width;  // numbers of a token; of queries those of all heads, without padding
+} penstock_buffer;
+
+typedef struct {
+    int32_t kind;
+    int32_t source, target;  // buffers
+    int32_t rows, columns;   // of the weight: outputs and inputs; of a norm: 0 and the width
+    int32_t norm, norm_over;
+    int32_t accumulate;      // of a norm: whether the target is added to
+    int32_t epilogue, activation;
+    int32_t layer;           // whose cache
+    int32_t heads, kv_heads, head_dim, rope_dim;
+    int32_t window, chunked; // of attention: keys that a query sees; 0: all before it
+    int32_t offset;          // row of `positions` for position 0
+    float eps, scale, softcap, clip;
+    const void *weight;      // packed, 64-byte aligned
+    const float *bias;       // (rows,) rounded up to whole tiles, or of a norm (columns,)
+    const float *norm_weight;       // of a norm; of WRITE_KV that of queries
+    const float *second_weight;     // of WRITE_KV that of keys
+    const float *cos, *sin;         // (positions, rope_dim / 2)
+    const float *positions;         // of EMBED, (positions, columns), or null
+} penstock_operation;
+
+typedef struct {
+    int64_t rows, tokens;
+    const int64_t *ids;        // (tokens,), row by row
+    const int64_t *slots;      // (rows,)
+    const int64_t *first;      // (rows,): the position of the row's first token
+    const int64_t *counts;     // (rows,): its tokens
+    const int64_t *pages;      // (tables, max_slots, width): the page of each block of a slot
+    int64_t max_slots, width;
+} penstock_step;
+
+typedef struct penstock_program penstock_program;
+
+PENSTOCK_CPU_API int penstock_cpu_abi(void);
+
+// The reason of the last failure on this thread.
+PENSTOCK_CPU_API const char *penstock_cpu_error(void);
+
+// Names of the instruction sets that this library has and this processor runs, best first, with spaces between.
+PENSTOCK_CPU_API const char *penstock_cpu_instruction_sets(void);
+
+// Brings a matrix (rows, columns) of bf16 into tiles: all tiles of the first 16 rows, then of the next. `columns` must be
+// a multiple of 32, and `rows` of 16. `from` and `to` may be the same memory.
+PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns);
+
+// `body` and `head` are operations that run one after the other; the head reads its first operation's source, which is
+// external, and writes its last one's target, which is too. `instruction_set` is one of the names above.
+PENSTOCK_CPU_API penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers,
+                                                       int32_t buffer_count, const penstock_operation *body,
+                                                       int32_t body_count, const penstock_operation *head,
+                                                       int32_t head_count, int32_t threads);
+
+PENSTOCK_CPU_API void penstock_cpu_destroy(penstock_program *program);
+
+// Bytes that `reserve` takes for steps of up to so many tokens and head calls of so many rows, of sequences up to `longest`.
+PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
+
+PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
+
+// Memory of a layer's pages, each kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes, and the table they are in.
+PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int32_t table);
+
+// Threads that compute from now on, the caller's among them: 1 to those that the program was created with.
+PENSTOCK_CPU_API void penstock_cpu_set_threads(penstock_program *program, int32_t threads);
+
+// Runs the body. Its buffers hold what it computed until the next call.
+PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock_step *step);
+
+// Runs the head on `rows` rows of fp32, `source_stride` numbers apart; `target` alike.
+PENSTOCK_CPU_API int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride,
+                                       int64_t rows, float *target, int64_t target_stride);
+
+// Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
+PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,306 @@
+// Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, or by multiplication in fp32
+// of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is computed
+// beside it, so it does not depend on the number of rows.
+#pragma once
+
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+using namespace penstock;
+
+constexpr int kTileBytes = 1024;
+constexpr int kMostTiles = 4;
+constexpr int kBlockFloats = 256;  // a block: 16 rows x 16 outputs in fp32
+
+// Tiles ahead in a stream of weights that are asked for while one is multiplied.
+constexpr int kAhead = 4;
+
+// Where tiles come from: weights that one block of rows needs, weights that many do, or keys, where registers are few.
+enum Use { kOfStream, kOfCached, kOfAttention };
+
+// Asks for memory in the first cache, or in the second.
+INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 3);
+}
+
+INLINE void fetch_far(const uint8_t *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
+
+#if defined(PENSTOCK_AMX)
+
+struct alignas(64) TileConfiguration {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+// GCC 12's _tile_loadconfig says that it reads 8 of the 64 bytes, and stores to the others are dropped; and its other
+// intrinsics do not say that they touch memory. Hence assembly.
+INLINE void configure(const TileConfiguration &configuration) { asm volatile("ldtilecfg %0" ::"m"(configuration)); }
+#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::: "memory")
+#define TILE_LOAD(t, from, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((long)(stride)) : "memory")
+#define TILE_STORE(t, to, stride) asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+#define TILE_PRODUCT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+
+// Registers 0 to 3 are sums, the others factors: `rows` rows of 32 inputs, and tiles.
+INLINE void configure_products(int rows) {
+    TileConfiguration c = {};
+    c.palette = 1;
+    for (int t = 0; t < 8; t++) c.row_bytes[t] = 64, c.rows[t] = 16;
+    for (int t = 0; t < 5; t++) c.rows[t] = static_cast<uint8_t>(rows);
+    configure(c);
+}
+
+// Registers 0 to 3 are sums, 4 queries and 6 keys; 5 is weights of 16 keys (rows x 16 bf16), 7 their values (8 pairs x 16
+// numbers).
+INLINE void configure_attention(int rows) {
+    TileConfiguration c = {};
+    c.palette = 1;
+    for (int t = 0; t < 8; t++) c.row_bytes[t] = 64, c.rows[t] = 16;
+    for (int t = 0; t < 5; t++) c.rows[t] = static_cast<uint8_t>(rows);
+    c.rows[5] = static_cast<uint8_t>(rows);
+    c.row_bytes[5] = 32;
+    c.rows[7] = 8;
+    configure(c);
+}
+
+// Of up to 16 rows and `count` columns of tiles: c[column][row][output] = sum over k tiles.
+template <int count, Use use>
+INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, float *c) {
+    TILE_ZERO(0);
+    if (count > 1) TILE_ZERO(1);
+    if (count > 2) TILE_ZERO(2);
+    if (count > 3) TILE_ZERO(3);
+    for (int k = 0; k < k_tiles; k++) {
+        const long at = (long)k * kTileBytes;
+        if (use == kOfStream)
+            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
+        TILE_LOAD(4, a + k * 64, a_bytes);
+        TILE_LOAD(6, b[0] + at, 64);
+        TILE_PRODUCT(0, 4, 6);
+        if (use == kOfAttention) {  // register 7 has another shape
+            if (count > 1) {
+                TILE_LOAD(6, b[1] + at, 64);
+                TILE_PRODUCT(1, 4, 6);
+            }
+        } else if (count > 1) {
+            TILE_LOAD(7, b[1] + at, 64);
+            TILE_PRODUCT(1, 4, 7);
+        }
+        if (count > 2) {
+            TILE_LOAD(6, b[2] + at, 64);
+            TILE_PRODUCT(2, 4, 6);
+        }
+        if (count > 3) {
+            if (use == kOfAttention) {
+                TILE_LOAD(6, b[3] + at, 64);
+                TILE_PRODUCT(3, 4, 6);
+            } else {
+                TILE_LOAD(7, b[3] + at, 64);
+                TILE_PRODUCT(3, 4, 7);
+            }
+        }
+    }
+    TILE_STORE(0, c, 64);
+    if (count > 1) TILE_STORE(1, c + kBlockFloats, 64);
+    if (count > 2) TILE_STORE(2, c + 2 * kBlockFloats, 64);
+    if (count > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
+}
+
+// 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
+template <int count, Use use>
+INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+    const uint8_t *const lower = a + 16 * a_bytes;
+    if (goes_on) {
+        TILE_LOAD(0, c, 64);
+        TILE_LOAD(1, c + kBlockFloats, 64);
+        if (count > 1) TILE_LOAD(2, c + 2 * kBlockFloats, 64);
+        if (count > 1) TILE_LOAD(3, c + 3 * kBlockFloats, 64);
+    } else {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        if (count > 1) TILE_ZERO(2);
+        if (count > 1) TILE_ZERO(3);
+    }
+    for (int k = 0; k < k_tiles; k++) {
+        const long at = (long)k * kTileBytes;
+        if (use == kOfStream)
+            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
+        TILE_LOAD(6, b[0] + at, 64);
+        TILE_LOAD(4, a + k * 64, a_bytes);
+        TILE_PRODUCT(0, 4, 6);
+        TILE_LOAD(5, lower + k * 64, a_bytes);
+        TILE_PRODUCT(1, 5, 6);
+        if (count > 1) {
+            TILE_LOAD(7, b[1] + at, 64);
+            TILE_PRODUCT(2, 4, 7);
+            TILE_PRODUCT(3, 5, 7);
+        }
+    }
+    TILE_STORE(0, c, 64);
+    TILE_STORE(1, c + kBlockFloats, 64);
+    if (count > 1) TILE_STORE(2, c + 2 * kBlockFloats, 64);
+    if (count > 1) TILE_STORE(3, c + 3 * kBlockFloats, 64);
+}
+
+#else
+
+INLINE void configure_products(int) {}
+INLINE void configure_attention(int) {}
+
+// c[row][output] of `rows` rows and `count` columns of tiles, `pairs` of the 16 pairs of each.
+#if defined(PENSTOCK_AVX512)
+constexpr int kRowsAtOnce = 6;
+
+template <int rows, int count>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
+                         const uint8_t *const *pages, long offset, float *c) {
+    __m512 sum[rows][count];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_ps();
+    for (int k = 0; k < k_tiles; k++)
+        for (int p = 0; p < pairs; p++) {
+            __m512bh factor[count];
+            for (int i = 0; i < count; i++) {
+                const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+                factor[i] = (__m512bh)_mm512_loadu_si512(tile + p * 64);
+            }
+            for (int r = 0; r < rows; r++) {
+                const int32_t *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(*pair);
+                for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], x, factor[i]);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) _mm512_storeu_ps(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+#else
+constexpr int kRowsAtOnce = 2;
+
+template <int rows, int count>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
+                         const uint8_t *const *pages, long offset, float *c) {
+    // One column after another: sixteen sums of a row are two registers of AVX2, and four of SSE2.
+    for (int i = 0; i < count; i++) {
+        F16 sum[rows] = {};
+        for (int k = 0; k < k_tiles; k++) {
+            const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+            for (int p = 0; p < pairs; p++) {
+                const U16 both = *reinterpret_cast<const U16 *>(tile + p * 64);
+                const F16 even = (F16)(both << 16), odd = (F16)(both & 0xffff0000u);
+                for (int r = 0; r < rows; r++) {
+                    const uint32_t pair = *reinterpret_cast<const uint32_t *>(a + r * a_bytes + k * a_step + p * 4);
+                    union { uint32_t bits; float number; } low = {pair << 16}, high = {pair & 0xffff0000u};
+                    sum[r] += even * low.number;
+                    sum[r] += odd * high.number;
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++) store(c + i * kBlockFloats + r * 16, sum[r]);
+    }
+}
+#endif
+
+template <int count>
+INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
+                           long a_step, const uint8_t *const *pages, long offset, float *c) {
+    int row = 0;
+    for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce)
+        product_rows<kRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+    switch (rows - row) {
+#if defined(PENSTOCK_AVX512)
+        case 5: product_rows<5, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+        case 4: product_rows<4, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+        case 3: product_rows<3, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+        case 2: product_rows<2, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+#endif
+        case 1: product_rows<1, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+        default: break;
+    }
+}
+
+#endif
+
+#if defined(PENSTOCK_AMX)
+template <int count>
+INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, float *c) {
+    switch (use) {
+        case kOfStream: product_of<count, kOfStream>(a, a_bytes, b, k_tiles, c); break;
+        case kOfCached: product_of<count, kOfCached>(a, a_bytes, b, k_tiles, c); break;
+        case kOfAttention: product_of<count, kOfAttention>(a, a_bytes, b, k_tiles, c); break;
+    }
+}
+#else
+template <int count>
+INLINE void product_for(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, float *c) {
+    product_blocks<count>(a, a_bytes, rows, b, k_tiles, 16, 64, nullptr, 0, c);
+}
+#endif
+
+// c[column][row][output], blocks of 16 x 16, of up to 16 rows and up to kMostTiles columns of tiles.
+static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles, Use use, float *c) {
+#if defined(PENSTOCK_AMX)
+    (void)rows;
+    switch (count) {
+        case 4: product_for<4>(a, a_bytes, b, k_tiles, use, c); break;
+        case 3: product_for<3>(a, a_bytes, b, k_tiles, use, c); break;
+        case 2: product_for<2>(a, a_bytes, b, k_tiles, use, c); break;
+        default: product_for<1>(a, a_bytes, b, k_tiles, use, c); break;
+    }
+#else
+    (void)use;
+    switch (count) {
+        case 4: product_for<4>(a, a_bytes, rows, b, k_tiles, c); break;
+        case 3: product_for<3>(a, a_bytes, rows, b, k_tiles, c); break;
+        case 2: product_for<2>(a, a_bytes, rows, b, k_tiles, c); break;
+        default: product_for<1>(a, a_bytes, rows, b, k_tiles, c); break;
+    }
+#endif
+}
+
+// c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of values,
+// which begin `offset` bytes into each page.
+static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages, int count,
+                                int columns, long offset, float *c) {
+#if defined(PENSTOCK_AMX)
+    (void)rows;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (int page = 0; page < count; page++) {
+        const uint8_t *values = pages[page] + offset;
+        TILE_LOAD(5, weights + page * 32, weight_bytes);
+        TILE_LOAD(7, values, 64);
+        TILE_PRODUCT(0, 5, 7);
+        if (columns > 1) {
+            TILE_LOAD(7, values + 512, 64);
+            TILE_PRODUCT(1, 5, 7);
+        }
+        if (columns > 2) {
+            TILE_LOAD(7, values + 1024, 64);
+            TILE_PRODUCT(2, 5, 7);
+        }
+        if (columns > 3) {
+            TILE_LOAD(7, values + 1536, 64);
+            TILE_PRODUCT(3, 5, 7);
+        }
+    }
+    TILE_STORE(0, c, 64);
+    if (columns > 1) TILE_STORE(1, c + kBlockFloats, 64);
+    if (columns > 2) TILE_STORE(2, c + 2 * kBlockFloats, 64);
+    if (columns > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
+#else
+    switch (columns) {
+        case 4: product_blocks<4>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
+        case 3: product_blocks<3>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
+        case 2: product_blocks<2>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
+        default: product_blocks<1>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
+    }
+#endif
+}
+
+}  // namespace

@@ -1,0 +1,356 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr int64_t kLine = 64, kPage = 4096;
+
+std::invalid_argument wrong(const std::string &what) { return std::invalid_argument(what); }
+
+}  // namespace
+
+Memory::Memory(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
+    void *made = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) throw std::bad_alloc();
+    madvise(made, bytes_, MADV_HUGEPAGE);
+    begin_ = static_cast<uint8_t *>(made);
+}
+
+Memory::~Memory() {
+    if (begin_) munmap(begin_, bytes_);
+}
+
+Memory::Memory(Memory &&other) noexcept { *this = std::move(other); }
+
+Memory &Memory::operator=(Memory &&other) noexcept {
+    std::swap(begin_, other.begin_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> body,
+                 std::vector<penstock_operation> head, int threads)
+    : kernels_(kernels), body_(std::move(body)), head_(std::move(head)), team_(std::max(threads, 1)), threads_(std::max(threads, 1)) {
+    for (const penstock_buffer &buffer : buffers) {
+        Buffer made;
+        made.layout = static_cast<penstock_layout>(buffer.layout);
+        made.width = buffer.width;
+        buffers_.push_back(made);
+    }
+    check(body_, false);
+    check(head_, true);
+    int layers = 0;
+    for (const penstock_operation &operation : body_) {
+        Buffer &source = buffers_[static_cast<size_t>(std::max(operation.source, 0))];
+        Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+        if (operation.kind != PENSTOCK_EMBED) source.in_body = true;
+        target.in_body = true;
+        if (operation.kind == PENSTOCK_NORM && target.layout == PENSTOCK_BF16) target.own_offset = 0;
+        if (operation.kind == PENSTOCK_WRITE_KV || operation.kind == PENSTOCK_ATTENTION) {
+            const Heads heads = heads_of(operation);
+            (operation.kind == PENSTOCK_WRITE_KV ? target : source).heads = heads;
+            key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
+            kv_heads_ = heads.kv_heads, group_ = std::max(group_, heads.group);
+            layers = std::max(layers, operation.layer + 1);
+        }
+        if (operation.kind == PENSTOCK_ATTENTION) {
+            const bool chunked = operation.chunked != 0;
+            const bool known = std::any_of(divisions_.begin(), divisions_.end(), [&](const Division &division) {
+                return division.window == operation.window && division.chunked == chunked;
+            });
+            if (!known) divisions_.push_back({operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads, {}, {}});
+        }
+    }
+    for (const penstock_operation &operation : head_) {
+        buffers_[static_cast<size_t>(operation.source)].in_head = true;
+        Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+        target.in_head = true;
+        if (operation.kind == PENSTOCK_NORM && target.layout == PENSTOCK_BF16) target.own_offset = 0;
+    }
+    caches_.resize(static_cast<size_t>(layers));
+}
+
+void Program::check(const std::vector<penstock_operation> &operations, bool is_head) const {
+    const auto known = [&](int buffer) { return 0 <= buffer && buffer < static_cast<int>(buffers_.size()); };
+    for (const penstock_operation &operation : operations) {
+        if (!known(operation.target) || (operation.kind != PENSTOCK_EMBED && !known(operation.source)))
+            throw wrong("an operation names a buffer that is not there");
+        const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+        switch (operation.kind) {
+            case PENSTOCK_EMBED:
+                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight) throw wrong("an embedding makes fp32 in the body");
+                break;
+            case PENSTOCK_NORM:
+                if (operation.columns > target.width) throw wrong("a norm is wider than its target");
+                if (operation.accumulate && target.layout == PENSTOCK_BF16) throw wrong("a norm adds to fp32 only");
+                break;
+            case PENSTOCK_LINEAR: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
+                if (source.layout != PENSTOCK_BF16) throw wrong("a product reads bf16");
+                if (operation.columns % PENSTOCK_TILE_INPUTS || operation.columns != round_up(source.width, PENSTOCK_TILE_INPUTS))
+                    throw wrong("a product's inputs are not its source's");
+                if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
+                    throw wrong("a product's outputs are not its target's");
+                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32) throw wrong("a product is added to fp32 only");
+                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) && target.layout != PENSTOCK_BF16)
+                    throw wrong("an activation makes bf16 only");
+                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE || operation.activation < PENSTOCK_SILU ||
+                    operation.activation > PENSTOCK_RELU_SQUARED)
+                    throw wrong("an epilogue or activation that this library does not know");
+                if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight) throw wrong("a weight is not aligned to 64 bytes");
+                break;
+            }
+            case PENSTOCK_WRITE_KV:
+            case PENSTOCK_ATTENTION:
+                if (is_head) throw wrong("the head does not attend");
+                if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 || operation.head_dim > 1024)
+                    throw wrong("heads that this library does not know");
+                break;
+            default: throw wrong("an operation of an unknown kind");
+        }
+    }
+    if (is_head && !operations.empty() &&
+        (buffers_[static_cast<size_t>(operations.front().source)].layout != PENSTOCK_EXTERNAL ||
+         buffers_[static_cast<size_t>(operations.back().target)].layout != PENSTOCK_EXTERNAL))
+        throw wrong("the head's ends are not external");
+}
+
+Heads Program::heads_of(const penstock_operation &operation) {
+    Heads heads;
+    heads.kv_heads = operation.kv_heads;
+    heads.group = operation.heads / operation.kv_heads;
+    heads.head_dim = operation.head_dim;
+    heads.key_dim = static_cast<int>(round_up(operation.head_dim, PENSTOCK_TILE_INPUTS));
+    heads.value_dim = static_cast<int>(round_up(operation.head_dim, 16));
+    heads.value_offset = heads.key_dim * 2 * PENSTOCK_PAGE_TOKENS;
+    heads.head_bytes = (heads.key_dim + heads.value_dim) * 2 * PENSTOCK_PAGE_TOKENS;
+    heads.page_bytes = heads.head_bytes * heads.kv_heads;
+    return heads;
+}
+
+// Parts of attention at once: rows are divided while there are few of them for the threads.
+int64_t Program::part_count(int64_t longest) const { return (4 * team_.size() / kv_heads_ + 1) * (longest / kSplit + 2); }
+
+int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts, int64_t *scratch) const {
+    int64_t end = 0;
+    const auto place = [&end](int64_t bytes) {
+        const int64_t begin = end;
+        end = round_up(end + bytes, kPage);
+        return begin;
+    };
+    for (Buffer &buffer : buffers) {
+        if (buffer.layout == PENSTOCK_EXTERNAL) continue;
+        const int64_t most = std::max(buffer.in_body ? tokens : 0, buffer.in_head ? rows : 0);
+        buffer.rows = round_up(most, kRowBlock);
+        if (buffer.layout == PENSTOCK_QUERIES) {
+            buffer.row_bytes = buffer.heads.key_dim * 2;
+            buffer.head_stride = round_up((buffer.rows + 1) * buffer.heads.group + kQueries, 2) * buffer.row_bytes;
+            buffer.offset = place(buffer.head_stride * buffer.heads.kv_heads);
+            continue;
+        }
+        // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache.
+        const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2 : round_up(buffer.width, 16) * 4;
+        buffer.row_bytes = round_up(width, kLine) + kLine;
+        buffer.offset = place(buffer.row_bytes * buffer.rows);
+        if (buffer.own_offset >= 0) buffer.own_offset = place(buffer.row_bytes * kRowsOfOwn * team_.size());
+    }
+    *parts = place(part_count(longest) * kv_heads_ * part_floats(value_dim_) * 4);
+    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_), kPage) * team_.size());
+    return end;
+}
+
+int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const {
+    std::vector<Buffer> buffers = buffers_;
+    int64_t parts, scratch;
+    const int64_t items = (tokens * (group_ + 16) / 16 + part_count(longest)) * static_cast<int64_t>(divisions_.size());
+    return lay_out(buffers, tokens, rows, longest, &parts, &scratch) + items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8;
+}
+
+void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
+    memory_ = Memory(lay_out(buffers_, tokens, rows, longest, &parts_, &scratch_));
+    longest_ = longest, most_tokens_ = tokens, most_rows_ = rows;
+    token_rows_.assign(static_cast<size_t>(tokens), 0);
+    token_positions_.assign(static_cast<size_t>(tokens), 0);
+    for (Division &division : divisions_) {
+        division.items.reserve(static_cast<size_t>(tokens * (group_ + 16) / 16 + part_count(longest)));
+        division.joins.reserve(static_cast<size_t>(4 * team_.size() + 1));
+    }
+}
+
+void Program::set_cache(int layer, void *pages, int table) {
+    if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
+    caches_[static_cast<size_t>(layer)] = {static_cast<uint8_t *>(pages), table};
+    tables_ = std::max(tables_, table + 1);
+}
+
+void Program::set_threads(int threads) { threads_ = std::clamp(threads, 1, team_.size()); }
+
+uint8_t *Program::at(int number, int member, int64_t rows) const {
+    const Buffer &buffer = buffers_[static_cast<size_t>(number)];
+    if (buffer.layout == PENSTOCK_EXTERNAL) return buffer.external;
+    if (buffer.own_offset >= 0 && rows <= kRowsOfOwn) return memory_.begin() + buffer.own_offset + member * kRowsOfOwn * buffer.row_bytes;
+    return memory_.begin() + buffer.offset;
+}
+
+uint8_t *Program::buffer(int number, int64_t *row_bytes) const {
+    const Buffer &buffer = buffers_.at(static_cast<size_t>(number));
+    *row_bytes = buffer.row_bytes;
+    return memory_.begin() + buffer.offset;
+}
+
+void Program::step(const penstock_step &step) {
+    if (!memory_.begin()) throw wrong("step before reserve");
+    if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens) throw wrong("a step of more tokens than were reserved");
+    rows_.resize(static_cast<size_t>(tables_ * step.rows));
+    int64_t token = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        if (token + step.counts[row] > step.tokens) throw wrong("a step's rows have more tokens than the step");
+        for (int table = 0; table < tables_; table++)
+            rows_[static_cast<size_t>(table * step.rows + row)] = {token, step.counts[row], step.first[row],
+                                                                  step.pages + (table * step.max_slots + step.slots[row]) * step.width};
+        for (int64_t i = 0; i < step.counts[row]; i++, token++) {
+            token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(row);
+            token_positions_[static_cast<size_t>(token)] = static_cast<int32_t>(step.first[row] + i);
+        }
+    }
+    if (token != step.tokens) throw wrong("a step's rows have fewer tokens than the step");
+    now_ = &step;
+    for (Division &division : divisions_) divide(division);
+    run(body_, step.tokens);
+    now_ = nullptr;
+}
+
+void Program::divide(Division &division) {
+    division.items.clear();
+    division.joins.clear();
+    const bool few = now_->rows * division.kv_heads < 4 * threads_ && threads_ > 1;
+    int part = 0;
+    for (int64_t row = now_->rows - 1; row >= 0; row--) {
+        const Row &here = rows_[static_cast<size_t>(row)];
+        const int64_t queries = here.count * division.group;
+        // The longest first: what is short fills the gaps in the end.
+        for (int64_t first = (queries - 1) / kQueries * kQueries; first >= 0; first -= kQueries) {
+            const int64_t last_position = here.position + (std::min(first + kQueries, queries) - 1) / division.group;
+            const int64_t position = here.position + first / division.group;
+            int64_t lowest = 0;
+            if (division.window) lowest = division.chunked ? position / division.window * division.window : std::max<int64_t>(position + 1 - division.window, 0);
+            const int begin = static_cast<int>(lowest / kSplit), end = static_cast<int>(last_position / kSplit) + 1;
+            const auto number = static_cast<int32_t>(row);
+            const auto query = static_cast<int32_t>(first);
+            if (!few || queries > kQueries || end - begin < 2) {
+                division.items.push_back({number, query, begin, end, -1});
+                continue;
+            }
+            division.joins.push_back({number, query, part, end - begin});
+            for (int split = begin; split < end; split++) division.items.push_back({number, query, split, split + 1, part++});
+        }
+    }
+}
+
+void Program::head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride) {
+    if (!memory_.begin()) throw wrong("head before reserve");
+    if (head_.empty() || rows < 1 || rows > most_rows_) throw wrong("a head call of more rows than were reserved");
+    Buffer &in = buffers_[static_cast<size_t>(head_.front().source)];
+    Buffer &out = buffers_[static_cast<size_t>(head_.back().target)];
+    in.external = reinterpret_cast<uint8_t *>(const_cast<float *>(source)), in.row_bytes = source_stride * 4;
+    out.external = reinterpret_cast<uint8_t *>(target), out.row_bytes = target_stride * 4;
+    run(head_, rows);
+}
+
+void Program::run(const std::vector<penstock_operation> &operations, int64_t rows) {
+    struct Call {
+        Program *program;
+        const std::vector<penstock_operation> *operations;
+        int64_t rows;
+    } call = {this, &operations, rows};
+    team_.run(
+        threads_,
+        [](void *context, int member) {
+            const Call &call = *static_cast<Call *>(context);
+            call.program->execute(*call.operations, call.rows, member);
+        },
+        &call);
+}
+
+void Program::execute(const std::vector<penstock_operation> &operations, int64_t rows, int member) {
+    // The call is on the caller's stack, and gone once the last barrier is passed: nothing below reads it.
+    kernels_.begin();
+    const size_t count = operations.size();
+    for (size_t i = 0; i < count; i++) {
+        const bool last = i + 1 == count;
+        const bool waits = compute(operations[i], rows, member);
+        if (last) kernels_.end();
+        if (waits || last) team_.barrier();
+    }
+}
+
+bool Program::compute(const penstock_operation &operation, int64_t rows, int member) {
+    const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+    uint8_t *to = at(operation.target, member, rows);
+    const bool has_source = operation.kind != PENSTOCK_EMBED;
+    const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
+    const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
+    Work work = {team_.next(), member, threads_,
+                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_), kPage)};
+    switch (operation.kind) {
+        case PENSTOCK_EMBED:
+            kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight), target.width,
+                            operation.scale, operation.positions, operation.offset, to, target.row_bytes},
+                           work);
+            return true;
+        case PENSTOCK_NORM: {
+            const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
+            if (own) work.next = nullptr;
+            kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps, operation.scale,
+                           operation.accumulate != 0, target.layout == PENSTOCK_BF16, operation.norm_weight, operation.bias, from, from_bytes,
+                           to, target.row_bytes},
+                          work);
+            return !own;
+        }
+        case PENSTOCK_LINEAR:
+            kernels_.linear({rows, operation.rows, operation.columns, static_cast<const uint8_t *>(operation.weight), operation.bias,
+                             static_cast<penstock_epilogue>(operation.epilogue), static_cast<penstock_activation>(operation.activation),
+                             operation.scale, operation.softcap, from, from_bytes, to, target.row_bytes, target.layout == PENSTOCK_BF16},
+                            work);
+            return true;
+        case PENSTOCK_WRITE_KV: {
+            const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+            kernels_.write_kv({rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows, heads_of(operation),
+                               operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
+                               static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
+                               operation.norm_weight, operation.second_weight, from, from_bytes, to, target.head_stride, cache.pages},
+                              work);
+            return true;
+        }
+        default: attend(operation, work); return true;
+    }
+}
+
+void Program::attend(const penstock_operation &operation, const Work &work) {
+    const Buffer &queries = buffers_[static_cast<size_t>(operation.source)], &target = buffers_[static_cast<size_t>(operation.target)];
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
+        return one.window == operation.window && one.chunked == (operation.chunked != 0);
+    });
+    const AttentionArgs args = {division.items.data(), static_cast<int64_t>(division.items.size()), division.joins.data(),
+                                static_cast<int64_t>(division.joins.size()), rows_.data() + cache.table * now_->rows, heads_of(operation),
+                                operation.scale, operation.softcap, operation.window, operation.chunked != 0,
+                                memory_.begin() + queries.offset, queries.head_stride, cache.pages,
+                                reinterpret_cast<float *>(memory_.begin() + parts_), part_floats(value_dim_), memory_.begin() + target.offset,
+                                target.row_bytes};
+    kernels_.attention(args, work);
+    if (args.join_count == 0) return;
+    team_.barrier();
+    kernels_.join_attention(args, work);
+}
+
+}  // namespace penstock

@@ -1,0 +1,104 @@
+// A program: its operations, the memory of its buffers, and a step over it by a team of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "penstock_cpu.h"
+#include "team.h"
+
+namespace penstock {
+
+// Rows up to which a norm is computed by every thread for itself, into memory of its own: that is shorter than a barrier.
+constexpr int64_t kRowsOfOwn = 4;
+
+// Pages of zeros from the system, given back in the end.
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(int64_t bytes);  // throws std::bad_alloc
+    ~Memory();
+    Memory(Memory &&other) noexcept;
+    Memory &operator=(Memory &&other) noexcept;
+    uint8_t *begin() const { return begin_; }
+
+private:
+    uint8_t *begin_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+class Program {
+public:
+    // Throws std::invalid_argument with one line where the operations contradict each other.
+    Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> body,
+            std::vector<penstock_operation> head, int threads);
+
+    int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
+    void reserve(int64_t tokens, int64_t rows, int64_t longest);
+    void set_cache(int layer, void *pages, int table);
+    void set_threads(int threads);
+
+    void step(const penstock_step &step);
+    void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
+
+    uint8_t *buffer(int number, int64_t *row_bytes) const;
+
+private:
+    struct Buffer {
+        penstock_layout layout;
+        int width;
+        int64_t row_bytes = 0, rows = 0, head_stride = 0;
+        int64_t offset = 0;       // in the workspace
+        int64_t own_offset = -1;  // where each thread has kRowsOfOwn rows of its own; -1: it has none
+        bool in_body = false, in_head = false;
+        Heads heads = {};         // of queries
+        uint8_t *external = nullptr;
+    };
+
+    // How the queries of a step are divided, of layers that look as far back.
+    struct Division {
+        int window;
+        bool chunked;
+        int group, kv_heads;
+        std::vector<AttentionItem> items;
+        std::vector<AttentionJoin> joins;
+    };
+
+    struct LayerCache {
+        uint8_t *pages = nullptr;
+        int table = 0;
+    };
+
+    static Heads heads_of(const penstock_operation &operation);
+    int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts, int64_t *scratch) const;
+    int64_t part_count(int64_t longest) const;
+    void check(const std::vector<penstock_operation> &operations, bool is_head) const;
+    void divide(Division &division);
+    uint8_t *at(int buffer, int member, int64_t rows) const;
+    void run(const std::vector<penstock_operation> &operations, int64_t rows);
+    void execute(const std::vector<penstock_operation> &operations, int64_t rows, int member);
+    // Whether what follows must wait for all threads.
+    bool compute(const penstock_operation &operation, int64_t rows, int member);
+    void attend(const penstock_operation &operation, const Work &work);
+
+    const Kernels &kernels_;
+    std::vector<Buffer> buffers_;
+    std::vector<penstock_operation> body_, head_;
+    std::vector<Division> divisions_;
+    std::vector<LayerCache> caches_;
+    int tables_ = 1;
+    int key_dim_ = 32, value_dim_ = 32, kv_heads_ = 1, group_ = 1;
+    Team team_;
+    int threads_;
+
+    Memory memory_;
+    int64_t parts_ = 0, scratch_ = 0, longest_ = 0, most_tokens_ = 0, most_rows_ = 0;
+    const penstock_step *now_ = nullptr;
+    std::vector<Row> rows_;  // (tables, rows)
+    std::vector<int32_t> token_rows_, token_positions_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,51 @@
+// A team of threads that runs one job at a time; whoever calls is its member 0. Members meet at barriers, where they
+// spin for some microseconds and then sleep. Nothing is allocated after the constructor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+class Team {
+public:
+    using Job = void (*)(void *context, int member);
+
+    explicit Team(int members);
+    ~Team();
+    Team(const Team &) = delete;
+    Team &operator=(const Team &) = delete;
+
+    int size() const { return static_cast<int>(helpers_.size()) + 1; }
+
+    // Runs job(context, member) on members 0 .. active - 1 and returns when member 0 has; the job must end with a barrier.
+    void run(int active, Job job, void *context);
+
+    // Of the members of the running job. The last to arrive sets `next` to 0 before anyone goes on.
+    void barrier();
+
+    // What of the work between two barriers is to be taken next. Members add to it.
+    uint32_t *next() { return &next_; }
+
+private:
+    void help(int member);
+
+    std::vector<std::thread> helpers_;
+    Job job_ = nullptr;
+    void *context_ = nullptr;
+    int active_ = 1;
+
+    // The number of the job and, in the lowest bits, how many members it has: read at once, so that a member that is late
+    // cannot take a later job for its own.
+    alignas(64) std::atomic<uint32_t> started_{0};
+    std::atomic<uint32_t> sleeping_{0};
+    alignas(64) std::atomic<uint32_t> arrived_{0};
+    alignas(64) std::atomic<uint32_t> passed_{0};
+    std::atomic<uint32_t> waiting_{0};
+    alignas(64) uint32_t next_ = 0;
+    std::atomic<bool> ends_{false};
+};
+
+}  // namespace penstock

@@ -1,0 +1,117 @@
+// Sixteen floats at once, by GCC's vector extension: one register of AVX-512, two of AVX2, four of SSE2 or NEON. Everything
+// is in an unnamed namespace: an inline function that several objects share could be the one of an instruction set that the
+// processor lacks.
+#pragma once
+
+#include <stdint.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint16_t H16 __attribute__((vector_size(32)));
+typedef float F16Memory __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t H16Memory __attribute__((vector_size(32), aligned(2), may_alias));
+
+#define INLINE __attribute__((always_inline)) static inline
+
+INLINE F16 load(const float *from) { return *reinterpret_cast<const F16Memory *>(from); }
+INLINE void store(float *to, F16 x) { *reinterpret_cast<F16Memory *>(to) = x; }
+INLINE F16 all(float x) { return F16{} + x; }
+INLINE F16 maximum(F16 a, F16 b) { return a > b ? a : b; }
+INLINE F16 minimum(F16 a, F16 b) { return a < b ? a : b; }
+
+INLINE I16 lanes() { return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+// The first `count` numbers; zeros beyond.
+INLINE F16 load_some(const float *from, int count) {
+    F16 x = {};
+    for (int lane = 0; lane < count; lane++) x[lane] = from[lane];
+    return x;
+}
+
+INLINE void store_some(float *to, F16 x, int count) {
+    for (int lane = 0; lane < count; lane++) to[lane] = x[lane];
+}
+
+// To the nearest bf16, ties to even; what is no number stays none.
+INLINE H16 to_bf16(F16 x) {
+#if defined(__AVX512BF16__)
+    return (H16)_mm512_cvtneps_pbh((__m512)x);
+#else
+    const U16 bits = (U16)x;
+    const U16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const I16 is_nan = (x != x);
+    return __builtin_convertvector((U16)(is_nan ? (I16)(U16{} + 0x7fc0u) : (I16)rounded), H16);
+#endif
+}
+
+INLINE F16 from_bf16(H16 x) { return (F16)(__builtin_convertvector(x, U16) << 16); }
+INLINE H16 load_bf16(const void *from) { return *reinterpret_cast<const H16Memory *>(from); }
+INLINE void store_bf16(void *to, H16 x) { *reinterpret_cast<H16Memory *>(to) = x; }
+
+INLINE void store_some_bf16(void *to, H16 x, int count) {
+    uint16_t *out = reinterpret_cast<uint16_t *>(to);
+    for (int lane = 0; lane < count; lane++) out[lane] = x[lane];
+}
+
+// Over the lanes, in one order: neighbours at half the distance each time.
+INLINE float sum_of(F16 x) {
+    float part[16];
+    store(part, x);
+    for (int half = 8; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return part[0];
+}
+
+INLINE float maximum_of(F16 x) {
+    float part[16];
+    store(part, x);
+    for (int half = 8; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) part[lane] = part[lane] > part[lane + half] ? part[lane] : part[lane + half];
+    return part[0];
+}
+
+// e^x to 2 units in the last place: x = n ln 2 + r, and a polynomial for r (Cephes, expf). exp(0) is 1 to the last bit; below
+// -87.3 it is 0, and above 88 it stays what it is there.
+INLINE F16 exponential(F16 x) {
+    const F16 bounded = maximum(minimum(x, all(88.0f)), all(-87.3f));
+    const F16 magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const F16 shifted = bounded * 1.44269504088896341f + magic;
+    const F16 n = shifted - magic;
+    const F16 r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    F16 p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const I16 exponent = ((I16)shifted - (I16)magic + 127) << 23;
+    F16 result = p * (F16)exponent;
+    result = x < all(-87.3f) ? F16{} : result;
+    return x != x ? x : result;
+}
+
+INLINE F16 tanh_of(F16 x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
+
+INLINE F16 sigmoid(F16 x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// To 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+INLINE F16 error_function(F16 x) {
+    const F16 size = x < F16{} ? -x : x;
+    const F16 t = 1.0f / (1.0f + 0.3275911f * size);
+    F16 p = all(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const F16 y = 1.0f - p * t * exponential(-size * size);
+    return x < F16{} ? -y : y;
+}
+
+}  // namespace

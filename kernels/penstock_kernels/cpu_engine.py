@@ -1,0 +1,246 @@
+"""The CPU engine: csrc/cpu by ctypes, which lets go of the interpreter's lock while a step runs.
+
+`instruction_set` says which one to use, or why there is none; a `CpuProgram` runs a program's steps. Structures are those of
+csrc/cpu/penstock_cpu.h, which says more.
+"""
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock_kernels.program import Operation, Program
+
+LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
+ABI = 1
+
+# Forces an instruction set; `none`: torch computes.
+VARIABLE = "PENSTOCK_CPU_ISA"
+KNOWN = ("amx", "avx512", "avx2", "generic")
+
+I64 = npt.NDArray[np.int64]
+
+NUMBERS = (
+    *(
+        "kind",
+        "source",
+        "target",
+        "rows",
+        "columns",
+        "norm",
+        "norm_over",
+        "accumulate",
+        "epilogue",
+        "activation",
+    ),
+    *("layer", "heads", "kv_heads", "head_dim", "rope_dim", "window", "chunked", "offset"),
+)
+FLOATS = ("eps", "scale", "softcap", "clip")
+TENSORS = ("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions")
+
+
+class CBuffer(Structure):
+    _fields_ = [("layout", c_int32), ("width", c_int32)]
+
+
+class COperation(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in NUMBERS),
+        *((name, c_float) for name in FLOATS),
+        *((name, c_void_p) for name in TENSORS),
+    ]
+
+
+class CStep(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "tokens")),
+        *((name, c_void_p) for name in ("ids", "slots", "first", "counts", "pages")),
+        *((name, c_int64) for name in ("max_slots", "width")),
+    ]
+
+
+class NoCpuEngine(Exception):
+    """Why the engine cannot be used, in one line. `asked`: the environment asks for torch."""
+
+    def __init__(self, why: str, asked: bool = False) -> None:
+        super().__init__(why)
+        self.asked = asked
+
+
+class WrongInstructionSet(NoCpuEngine):
+    """The environment names one that is unknown, or that this processor lacks."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library. Raises NoCpuEngine where it was not built, or by another version of this file."""
+    if not LIBRARY.exists():
+        raise NoCpuEngine(
+            "the CPU engine was not built (`make install` builds it where there is a C++ compiler)"
+        )
+    try:
+        found = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise NoCpuEngine(f"{LIBRARY.name} cannot be loaded: {error}") from error
+    for name, result, arguments in (
+        ("abi", c_int, []),
+        ("error", c_char_p, []),
+        ("instruction_sets", c_char_p, []),
+        ("pack", c_int, [c_void_p, c_void_p, c_int64, c_int64]),
+        (
+            "create",
+            c_void_p,
+            [
+                c_char_p,
+                POINTER(CBuffer),
+                c_int32,
+                POINTER(COperation),
+                c_int32,
+                POINTER(COperation),
+                c_int32,
+                c_int32,
+            ],
+        ),
+        ("destroy", None, [c_void_p]),
+        ("workspace", c_int64, [c_void_p, c_int64, c_int64, c_int64]),
+        ("reserve", c_int, [c_void_p, c_int64, c_int64, c_int64]),
+        ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int32]),
+        ("set_threads", None, [c_void_p, c_int32]),
+        ("step", c_int, [c_void_p, POINTER(CStep)]),
+        ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+        ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
+    ):
+        function = getattr(found, f"penstock_cpu_{name}")
+        function.restype, function.argtypes = result, arguments
+    if found.penstock_cpu_abi() != ABI:
+        raise NoCpuEngine(f"{LIBRARY.name} is of another version; `make install` builds it anew")
+    return found
+
+
+def instruction_sets() -> list[str]:
+    """What this processor runs, best first. Raises NoCpuEngine."""
+    return library().penstock_cpu_instruction_sets().decode().split()  # type: ignore[no-any-return]
+
+
+def instruction_set() -> str:
+    """The best one, or the one that the environment names. Raises NoCpuEngine, or WrongInstructionSet."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "none":
+        raise NoCpuEngine(f"{VARIABLE} is none", asked=True)
+    if wanted and wanted not in KNOWN:
+        raise WrongInstructionSet(f"{VARIABLE} is {wanted!r}, not one of {', '.join(KNOWN)} or none")
+    found = instruction_sets()
+    if wanted and wanted not in found:
+        raise WrongInstructionSet(f"{VARIABLE} is {wanted}, and this processor has {', '.join(found)}")
+    return wanted or found[0]
+
+
+def pack(matrix_OI: Tensor) -> None:
+    """Brings a matrix of bf16 in whole tiles (`in_whole_tiles`) into their order, where it is."""
+    rows, columns = matrix_OI.shape
+    at = matrix_OI.data_ptr()
+    _succeeded(library().penstock_cpu_pack(at, at, rows, columns))
+
+
+class CpuProgram:
+    """A program that can be run. Holds its tensors and, after `reserve`, the memory of its buffers."""
+
+    def __init__(self, program: Program, instruction_set: str, threads: int) -> None:
+        """`threads`: the most that compute, the caller's among them. Raises ValueError for operations that contradict
+        each other."""
+        self.program = program
+        self.threads = threads
+        buffers = [CBuffer(int(buffer.layout), buffer.width) for buffer in program.buffers]
+        body, head = ([_encoded(one) for one in operations] for operations in (program.body, program.head))
+        self._library = library()
+        self._handle = self._library.penstock_cpu_create(
+            instruction_set.encode(),
+            (CBuffer * len(buffers))(*buffers),
+            len(buffers),
+            (COperation * len(body))(*body),
+            len(body),
+            (COperation * len(head))(*head),
+            len(head),
+            threads,
+        )
+        if not self._handle:
+            raise ValueError(_reason())
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.penstock_cpu_destroy(self._handle)
+
+    def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
+        """What `reserve` takes."""
+        return int(self._library.penstock_cpu_workspace(self._handle, tokens, rows, longest))
+
+    def reserve(self, tokens: int, rows: int, longest: int) -> None:
+        """Memory for steps of up to `tokens` tokens and heads of up to `rows` rows, of sequences up to `longest`. Raises
+        MemoryError."""
+        if not self._library.penstock_cpu_reserve(self._handle, tokens, rows, longest):
+            raise MemoryError(_reason())
+
+    def set_cache(self, layer: int, pages: Tensor, table: int) -> None:
+        """Where a layer's pages are, and which table of a step names them."""
+        _succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, pages.data_ptr(), table))
+
+    def set_threads(self, threads: int) -> None:
+        """Threads that compute from now on."""
+        self._library.penstock_cpu_set_threads(self._handle, threads)
+
+    def step(self, ids_T: I64, slots_R: I64, first_R: I64, counts_R: I64, pages: I64) -> None:
+        """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
+        pages (tables, slots, blocks): the page of each block."""
+        columns = (ids_T, slots_R, first_R, counts_R, pages)
+        assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+        at = [column.ctypes.data for column in columns]
+        step = CStep(len(slots_R), len(ids_T), *at, pages.shape[1], pages.shape[2])
+        _succeeded(self._library.penstock_cpu_step(self._handle, step))
+
+    def head(self, hidden_SE: Tensor, out_SV: Tensor) -> None:
+        """Runs the head on rows of fp32, into rows of fp32."""
+        _succeeded(
+            self._library.penstock_cpu_head(
+                self._handle,
+                hidden_SE.data_ptr(),
+                hidden_SE.stride(0),
+                len(hidden_SE),
+                out_SV.data_ptr(),
+                out_SV.stride(0),
+            )
+        )
+
+    def rows(self, buffer: int, count: int) -> Tensor:
+        """The first `count` rows of a buffer, in its memory: (count, width) in fp32 or bf16, as the last step left them."""
+        one = self.program.buffers[buffer]
+        row_bytes = c_int64()
+        at = self._library.penstock_cpu_buffer(self._handle, buffer, row_bytes)
+        dtype = torch.float32 if one.layout == 0 else torch.bfloat16
+        memory = (ctypes.c_char * (row_bytes.value * count)).from_address(at)
+        whole = torch.frombuffer(memory, dtype=dtype).view(count, -1)
+        return whole[:, : one.width]
+
+
+def _encoded(operation: Operation) -> COperation:
+    made = COperation(**{name: int(getattr(operation, name)) for name in NUMBERS})
+    for name in FLOATS:
+        setattr(made, name, getattr(operation, name))
+    for name in TENSORS:
+        tensor = getattr(operation, name)
+        setattr(made, name, None if tensor is None else tensor.data_ptr())
+    return made
+
+
+def _reason() -> str:
+    return str(library().penstock_cpu_error().decode())
+
+
+def _succeeded(result: int) -> None:
+    if not result:
+        raise RuntimeError(f"the CPU engine: {_reason()}")

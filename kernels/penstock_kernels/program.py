@@ -1,0 +1,186 @@
+"""A forward pass as data: operations over buffers, which the CPU engine runs in one call.
+
+Made once, when a model is loaded (`penstock.models.recorder`), printed by `print(program)`, and given to `cpu_engine`. A buffer
+holds numbers for each token of a step. What each kind of operation computes is said in csrc/cpu/penstock_cpu.h.
+"""
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+TILE_OUTPUTS, TILE_INPUTS = 16, 32
+PAGE_TOKENS = 16
+
+
+class Kind(IntEnum):
+    """Of operations."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    WRITE_KV = 3
+    ATTENTION = 4
+
+
+class Norm(IntEnum):
+    """Root mean square normalisation, layer normalisation, or a copy."""
+
+    NONE = 0
+    RMS = 1
+    LAYER = 2
+
+
+class NormOver(IntEnum):
+    """What a weight of the norm of queries and keys covers: a head, each head with its own, or all heads at once."""
+
+    HEAD = 0
+    HEADS = 1
+    ALL = 2
+
+
+class Epilogue(IntEnum):
+    """What becomes of a product y: y, target + y, f(y), or f(gate) up."""
+
+    STORE = 0
+    ADD = 1
+    ACTIVATE = 2
+    GATE = 3
+
+
+class Activation(IntEnum):
+    """Functions of `ACTIVATIONS`."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    QUICK_GELU = 3
+    RELU = 4
+    RELU_SQUARED = 5
+
+
+class Layout(IntEnum):
+    """What a buffer holds of each token; an external one is fp32 in the caller's memory."""
+
+    F32 = 0
+    BF16 = 1
+    QUERIES = 2
+    EXTERNAL = 3
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Numbers of each token of a step."""
+
+    name: str
+    layout: Layout
+    width: int
+
+
+@dataclass
+class Operation:
+    """One operation. Buffers are numbers in the program; tensors are fp32, but for packed weights."""
+
+    kind: Kind
+    source: int
+    target: int
+    rows: int = 0
+    columns: int = 0
+    norm: Norm = Norm.NONE
+    norm_over: NormOver = NormOver.HEAD
+    accumulate: bool = False
+    epilogue: Epilogue = Epilogue.STORE
+    activation: Activation = Activation.SILU
+    layer: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rope_dim: int = 0
+    window: int = 0
+    chunked: bool = False
+    offset: int = 0
+    eps: float = 0.0
+    scale: float = 1.0
+    softcap: float = 0.0
+    clip: float = 0.0
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    norm_weight: Tensor | None = None
+    second_weight: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    positions: Tensor | None = None
+
+
+@dataclass
+class Program:
+    """A decoder's forward pass: the body makes hidden states of tokens, the head logits of chosen ones."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    body: list[Operation] = field(default_factory=list)
+    head: list[Operation] = field(default_factory=list)
+
+    def buffer(self, name: str, layout: Layout, width: int) -> int:
+        """The number of the buffer of this name, which is made where there is none."""
+        wanted = Buffer(name, layout, width)
+        for number, buffer in enumerate(self.buffers):
+            if buffer.name == name:
+                assert buffer == wanted, f"{buffer} is not {wanted}"
+                return number
+        self.buffers.append(wanted)
+        return len(self.buffers) - 1
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of its operations, each once."""
+        held = (
+            getattr(operation, one.name)
+            for operation in (*self.body, *self.head)
+            for one in fields(operation)
+        )
+        return list({id(found): found for found in held if isinstance(found, Tensor)}.values())
+
+    def __str__(self) -> str:
+        lines = [
+            f"{number:4}  {self._line(operation)}"
+            for number, operation in enumerate((*self.body, *self.head))
+        ]
+        lines.insert(len(self.body), "head")
+        return "\n".join(["body", *lines])
+
+    def _line(self, operation: Operation) -> str:
+        """`target = kind(source), choices`; what has its default is left out."""
+        source = "ids" if operation.kind == Kind.EMBED else self.buffers[operation.source].name
+        said = []
+        for one in fields(operation)[3:]:
+            value = getattr(operation, one.name)
+            if isinstance(value, Tensor):
+                said.append(one.name)
+            elif value != one.default:
+                said.append(f"{one.name} {_shown(value)}")
+        target = self.buffers[operation.target].name
+        return (
+            f"{target} = {operation.kind.name.lower()}({source})" + (": " if said else "") + ", ".join(said)
+        )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
+
+
+def in_whole_tiles(matrix_OI: Tensor) -> Tensor:
+    """A matrix of bf16 whose sides are multiples of a tile's, filled up with zeros; itself where they are already."""
+    rows, columns = matrix_OI.shape
+    shape = (rounded_up(rows, TILE_OUTPUTS), rounded_up(columns, TILE_INPUTS))
+    if shape == (rows, columns) and matrix_OI.is_contiguous() and matrix_OI.data_ptr() % 64 == 0:
+        return matrix_OI
+    made = torch.zeros(shape, dtype=matrix_OI.dtype)
+    made[:rows, :columns] = matrix_OI
+    return made

@@ -1,0 +1,366 @@
+"""The CPU engine's operations against plain torch, for every instruction set that this processor has."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import CpuProgram, NoCpuEngine
+from penstock_kernels.program import (
+    PAGE_TOKENS,
+    TILE_INPUTS,
+    TILE_OUTPUTS,
+    Activation,
+    Epilogue,
+    Kind,
+    Layout,
+    Norm,
+    NormOver,
+    Operation,
+    Program,
+    in_whole_tiles,
+    rounded_up,
+)
+
+try:
+    SETS = cpu_engine.instruction_sets()
+except NoCpuEngine as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+LONGEST = 700
+
+
+def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+    """Normal numbers in fp32."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def packed(matrix_OI: Tensor) -> Tensor:
+    """A copy in tiles."""
+    made = in_whole_tiles(matrix_OI.bfloat16().clone())
+    cpu_engine.pack(made)
+    return made
+
+
+class Bench:
+    """A program whose first operation embeds: token i has row i of a table as its numbers, rounded to bf16."""
+
+    def __init__(self, instruction_set: str, table_TE: Tensor, threads: int = 2) -> None:
+        self.instruction_set, self.threads = instruction_set, threads
+        self.program = Program()
+        self.x = self.program.buffer("x", Layout.F32, table_TE.shape[1])
+        table = packed(table_TE)
+        self.program.body.append(Operation(Kind.EMBED, -1, self.x, columns=table_TE.shape[1], weight=table))
+        self.cache: Tensor | None = None
+
+    def add(self, kind: Kind, source: int, target: int, **choices: Any) -> None:
+        """One more operation."""
+        self.program.body.append(Operation(kind, source, target, **choices))
+
+    def rounded(self) -> int:
+        """The numbers in bf16."""
+        width = self.program.buffers[self.x].width
+        target = self.program.buffer("rounded", Layout.BF16, width)
+        self.add(Kind.NORM, self.x, target, columns=width)
+        return target
+
+    def run(
+        self, ids: list[int], counts: list[int] | None = None, first: list[int] | None = None
+    ) -> CpuProgram:
+        """A step of these tokens, in rows of `counts` that begin at `first`, in slots 0, 1, ..."""
+        if not hasattr(self, "made"):
+            self.made = CpuProgram(self.program, self.instruction_set, self.threads)
+            self.made.reserve(600, 8, LONGEST)
+            if self.cache is not None:
+                self.made.set_cache(0, self.cache, 0)
+        counts = counts or [len(ids)]
+        rows = len(counts)
+        blocks = rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS
+        pages = np.arange(rows * blocks).reshape(1, rows, blocks)[:, :, ::-1].copy()
+        slots, firsts, lengths = (
+            np.array(column, np.int64) for column in (range(rows), first or [0] * rows, counts)
+        )
+        self.made.step(np.array(ids, np.int64), slots, firsts, lengths, pages)
+        return self.made
+
+
+def close(ours: Tensor, exact: Tensor, ulps: float = 1.0) -> None:
+    """To the rounding of bf16."""
+    torch.testing.assert_close(
+        ours.float(), exact.float(), atol=4e-3 * ulps * float(exact.abs().max()), rtol=8e-3 * ulps
+    )
+
+
+ROWS = [1, 2, 5, 7, 16, 17, 33, 300]
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (64, 48), (40, 50), (288, 864), (544, 96)])
+def test_products_and_their_epilogues(name: str, inputs: int, outputs: int) -> None:
+    table, weight, bias = (
+        random(512, inputs),
+        random(outputs, inputs, scale=inputs**-0.5, seed=1),
+        random(outputs, seed=2),
+    )
+    filled = torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
+    filled[:outputs] = bias
+    bench = Bench(name, table)
+    rounded = bench.rounded()
+    plain = bench.program.buffer("plain", Layout.F32, outputs)
+    short = bench.program.buffer("short", Layout.BF16, outputs)
+    tiles = packed(weight)
+    shape = {"rows": outputs, "columns": tiles.shape[1], "weight": tiles, "bias": filled}
+    bench.add(Kind.LINEAR, rounded, plain, **shape)
+    bench.add(Kind.LINEAR, rounded, plain, **shape, epilogue=Epilogue.ADD, scale=0.5)
+    bench.add(Kind.LINEAR, rounded, short, **shape, epilogue=Epilogue.ACTIVATE, activation=Activation.RELU)
+    for rows in ROWS:
+        ids = [(7 * i) % 512 for i in range(rows)]
+        made = bench.run(ids)
+        exact = table[ids].bfloat16().float() @ weight.bfloat16().float().T + bias
+        torch.testing.assert_close(made.rows(plain, rows), 1.5 * exact, atol=2e-4, rtol=2e-4)
+        close(made.rows(short, rows), exact.relu())
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        (Activation.SILU, F.silu),
+        (Activation.GELU, F.gelu),
+        (Activation.GELU_TANH, lambda x: F.gelu(x, approximate="tanh")),
+        (Activation.QUICK_GELU, lambda x: x * (1.702 * x).sigmoid()),
+        (Activation.RELU, F.relu),
+        (Activation.RELU_SQUARED, lambda x: F.relu(x).square()),
+    ],
+)
+def test_gated_layers(name: str, activation: Activation, function: Callable[[Tensor], Tensor]) -> None:
+    table, weight = random(64, 64), random(2 * 80, 64, scale=0.4, seed=1)
+    bench = Bench(name, table)
+    hidden = bench.program.buffer("hidden", Layout.BF16, 80)
+    bench.add(
+        Kind.LINEAR,
+        bench.rounded(),
+        hidden,
+        rows=160,
+        columns=64,
+        weight=packed(weight),
+        epilogue=Epilogue.GATE,
+        activation=activation,
+    )
+    for rows in ROWS:
+        ids = [i % 64 for i in range(rows)]
+        both = table[ids].bfloat16().float() @ weight.bfloat16().float().T
+        close(bench.run(ids).rows(hidden, rows), function(both[:, :80]) * both[:, 80:])
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("width", [32, 50, 288])
+def test_norms(name: str, width: int) -> None:
+    table = random(64, width).bfloat16().float() * 3 + 1
+    weight, bias = random(width, seed=1), random(width, seed=2)
+    bench = Bench(name, table)
+    rms = bench.program.buffer("rms", Layout.BF16, width)
+    layer = bench.program.buffer("layer", Layout.F32, width)
+    bench.add(Kind.NORM, bench.x, rms, columns=width, norm=Norm.RMS, eps=1e-5, norm_weight=weight)
+    choices = {"columns": width, "norm": Norm.LAYER, "eps": 1e-5, "norm_weight": weight, "bias": bias}
+    bench.add(Kind.NORM, bench.x, layer, **choices)
+    bench.add(Kind.NORM, bench.x, layer, **choices, accumulate=True, scale=2.0)
+    for rows in (1, 6, 40):
+        ids = list(range(rows))
+        made, x = bench.run(ids), table[ids].bfloat16().float()
+        exact = F.layer_norm(x, (width,), weight, bias, 1e-5)
+        torch.testing.assert_close(made.rows(layer, rows), 3 * exact, atol=1e-4, rtol=1e-4)
+        if rows > 4:  # fewer are computed by every thread for itself
+            close(made.rows(rms, rows), F.rms_norm(x, (width,), weight, 1e-5))
+
+
+def attention_reference(
+    qkv: Tensor,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    chunked: bool,
+) -> Tensor:
+    """Of one sequence (T, (H + 2K) D): (T, H D)."""
+    tokens = len(qkv)
+    q, k, v = (
+        part.reshape(tokens, -1, size)
+        for part in torch.split(qkv, [heads * size, kv_heads * size, kv_heads * size], 1)
+    )
+    k, v = (part.repeat_interleave(heads // kv_heads, 1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        scores = (scores / softcap).tanh() * softcap
+    at = torch.arange(tokens)
+    seen = at[None] <= at[:, None]
+    if window and chunked:
+        seen &= at[None] // window == at[:, None] // window
+    elif window:
+        seen &= at[None] > at[:, None] - window
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+SHAPES = [(4, 2, 64), (6, 6, 48), (3, 1, 16), (2, 1, 128), (18, 1, 8), (4, 2, 80)]
+
+
+def attending(
+    name: str, table: Tensor, heads: int, kv_heads: int, size: int, **choices: Any
+) -> tuple[Bench, int]:
+    """A program that attends over its tokens' numbers as queries, keys and values. Its cache holds no numbers at first."""
+    bench = Bench(name, table)
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": size}
+    queries = bench.program.buffer("queries", Layout.QUERIES, heads * size)
+    attended = bench.program.buffer("attended", Layout.BF16, heads * size)
+    bench.add(Kind.WRITE_KV, bench.x, queries, **shape)
+    bench.add(Kind.ATTENTION, queries, attended, **shape, scale=size**-0.5, **choices)
+    numbers = kv_heads * (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS)) * PAGE_TOKENS
+    pages = 3 * (rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS)
+    bench.cache = torch.full((pages, numbers), torch.nan, dtype=torch.bfloat16)
+    return bench, attended
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), SHAPES)
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"softcap": 5.0}, {"window": 40}, {"window": 300}, {"window": 48, "chunked": True}],
+    ids=str,
+)
+def test_attention(name: str, heads: int, kv_heads: int, size: int, choices: dict[str, Any]) -> None:
+    """Pieces of a prompt, then decodes, of two sequences of which one is longer than a split."""
+    width = (heads + 2 * kv_heads) * size
+    table = random(640, width, scale=1.5)
+    bench, attended = attending(name, table, heads, kv_heads, size, **choices)
+    lengths, ids = (600, 37), [list(range(600)), [(11 * i + 5) % 640 for i in range(37)]]
+    exact = [
+        attention_reference(
+            table[row].bfloat16().float(),
+            heads,
+            kv_heads,
+            size,
+            size**-0.5,
+            choices.get("softcap", 0.0),
+            choices.get("window", 0),
+            choices.get("chunked", False),
+        )
+        for row in ids
+    ]
+    done = [0, 0]
+    for counts in ((1, 3), (259, 16), (300, 1), (1, 1), (38, 15), (1, 1)):
+        fed = [ids[row][done[row] : done[row] + counts[row]] for row in range(2)]
+        made = bench.run(fed[0] + fed[1], list(counts), done)
+        got = torch.split(made.rows(attended, sum(counts)), list(counts))
+        for row in range(2):
+            close(got[row], exact[row][done[row] : done[row] + counts[row]], ulps=2.0)
+            done[row] += counts[row]
+    assert done == list(lengths)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("over", NormOver)
+@pytest.mark.parametrize(("size", "rotated"), [(64, 64), (48, 48), (80, 32), (16, 8)])
+def test_norms_and_rotations_of_queries_and_keys(name: str, over: NormOver, size: int, rotated: int) -> None:
+    """Looked at through attention over few keys."""
+    heads, kv_heads, tokens = 4, 2, 21
+    table = random(64, (heads + 2 * kv_heads) * size)
+    bench, attended = attending(name, table, heads, kv_heads, size)
+    write = bench.program.body[1]
+    angles = torch.outer(torch.arange(LONGEST, dtype=torch.float32), random(rotated // 2, seed=3))
+    write.cos, write.sin, write.rope_dim = angles.cos(), angles.sin(), rotated
+    shapes = {NormOver.HEAD: (size,), NormOver.HEADS: (heads * size,), NormOver.ALL: (heads * size,)}
+    write.norm, write.eps, write.norm_over = Norm.RMS, 1e-6, over
+    write.norm_weight = 1 + 0.2 * random(*shapes[over], seed=4)
+    write.second_weight = write.norm_weight[: kv_heads * size].contiguous()
+
+    x = table[:tokens].bfloat16().float()
+    q, k, v = torch.split(x, [heads * size, kv_heads * size, kv_heads * size], 1)
+
+    def prepared(part: Tensor, weight: Tensor) -> Tensor:
+        if over == NormOver.ALL:
+            normed = F.rms_norm(part, (part.shape[1],), weight, 1e-6).view(tokens, -1, size)
+        else:
+            normed = F.rms_norm(part.view(tokens, -1, size), (size,), None, 1e-6) * weight.view(-1, size)
+        cos, sin = angles[:tokens, None].cos(), angles[:tokens, None].sin()
+        a, b, rest = torch.split(normed, [rotated // 2, rotated // 2, size - rotated], -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).flatten(1)
+
+    turned = torch.cat((prepared(q, write.norm_weight), prepared(k, write.second_weight), v), 1)
+    exact = attention_reference(turned, heads, kv_heads, size, size**-0.5, 0.0, 0, False)
+    close(bench.run(list(range(tokens))).rows(attended, tokens), exact, ulps=2.0)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_token_gets_the_same_to_the_last_bit_however_it_is_computed(name: str, threads: int) -> None:
+    """Alone or beside others, in one piece or several, by any number of threads, whether its keys are divided or not."""
+    heads, kv_heads, size = 4, 2, 48
+    width = (heads + 2 * kv_heads) * size
+    table, weight = random(640, width), random(96, heads * size, scale=0.1, seed=1)
+
+    def program(threads: int) -> tuple[Bench, int]:
+        bench, attended = attending(name, table, heads, kv_heads, size)
+        bench.threads = threads
+        out = bench.program.buffer("out", Layout.F32, 96)
+        bench.add(Kind.LINEAR, attended, out, rows=96, columns=heads * size, weight=packed(weight))
+        return bench, out
+
+    length, ids = 600, [(3 * i + 1) % 640 for i in range(600)]
+    whole, out = program(1)
+    wanted = whole.run(ids).rows(out, length).clone()
+    bench, out = program(threads)
+    done = 0
+    for turn, count in enumerate((1, 2, 13, 16, 17, 200, 33, 256, *[1] * 62)):
+        beside = [[(5 * i + row) % 640 for i in range(9)] for row in range(turn % 3)]
+        counts = [count] + [len(other) for other in beside]
+        fed = ids[done : done + count] + [token for other in beside for token in other]
+        made = bench.run(fed, counts, [done] + [0] * len(beside))
+        assert torch.equal(made.rows(out, count), wanted[done : done + count]), (done, count)
+        done += count
+    assert done == length
+
+
+def test_what_is_no_number_reaches_its_own_row_only() -> None:
+    table = random(64, 8 * 16)
+    table[5] = torch.nan
+    for name in SETS:
+        bench, attended = attending(name, table, 4, 2, 16)
+        got = bench.run([1, 2, 5, 1, 2, 3], [3, 3]).rows(attended, 6)
+        assert got[3:].isfinite().all() and got[2].isnan().all(), name
+
+
+def chosen(variable: str) -> str:
+    """What a process chooses with the variable at this value, or why it does not."""
+    program = (
+        "from penstock_kernels import cpu_engine\n"
+        "try: print(cpu_engine.instruction_set())\n"
+        "except cpu_engine.NoCpuEngine as error: print('no:', error)"
+    )
+    environment = {**os.environ, "PENSTOCK_CPU_ISA": variable, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_environment_may_name_an_instruction_set() -> None:
+    assert chosen("") == SETS[0]
+    assert chosen("generic") == "generic"
+    assert chosen("none") == "no: PENSTOCK_CPU_ISA is none"
+    assert chosen("sse9") == "no: PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx2, generic or none"
+
+
+def test_operations_that_contradict_each_other_are_refused_in_one_line() -> None:
+    bench = Bench("generic", random(16, 32))
+    bench.add(Kind.LINEAR, bench.rounded(), bench.x, rows=16, columns=64, weight=packed(random(16, 64)))
+    with pytest.raises(ValueError, match="inputs are not its source's"):
+        bench.run([0])

@@ -1,0 +1,50 @@
+"""From plans to what the CPU engine reads: the plan's own columns. Positions and cache rows follow from them in C++."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.attention_metadata import LogitsIndices, sampled_positions
+from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
+from penstock.engine.slots import SlotTable
+from penstock.models.native import NativeStep
+
+
+class NativeSteps:
+    """Makes the steps of one model from plans that `SlotTable.apply` has accepted."""
+
+    def __init__(self, slots: SlotTable) -> None:
+        self.slots = slots
+
+    def clear(self) -> None:
+        """Nothing is kept between steps."""
+
+    def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, NativeStep]:
+        """`last_sampled` has the last token of every slot."""
+        counts, flags = plan.counts, plan.flags
+        continuing = (flags & CONTINUE) != 0
+        sampled = last_sampled.numpy()
+        ends = np.cumsum(counts)
+        if len(plan.tokens) == 0:
+            ids = sampled[plan.slots]
+        else:
+            is_given_T = np.ones(int(ends[-1]), np.bool_)
+            is_given_T[(ends - counts)[continuing]] = False
+            ids = np.empty(len(is_given_T), np.int64)
+            ids[is_given_T] = plan.tokens
+            ids[~is_given_T] = sampled[plan.slots[continuing]]
+        sample_rows, behind = sampled_positions(plan)
+        asked_T = np.repeat((flags & PROMPT_LOGPROBS) != 0, counts)
+        indices = LogitsIndices(
+            sample_rows=sample_rows,
+            sample_tokens=ends[sample_rows] - 1 - behind,
+            sample_positions=plan.positions[sample_rows] + counts[sample_rows] - behind,
+            prompt_tokens=np.flatnonzero(asked_T),
+        )
+        return indices, NativeStep(
+            ids_T=torch.from_numpy(ids),
+            slots_R=np.ascontiguousarray(plan.slots, np.int64),
+            first_R=np.ascontiguousarray(plan.positions, np.int64),
+            counts_R=np.ascontiguousarray(counts, np.int64),
+            pages=self.slots.pages,
+        )

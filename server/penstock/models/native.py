@@ -1,0 +1,152 @@
+"""A decoder that the CPU engine runs: one call for a step's hidden states, one for logits. Made at load where the engine
+knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UnusableModel
+from penstock.layers.rope import frequencies
+from penstock.models.config import DecoderConfig
+from penstock.models.decoder import Decoder
+from penstock.models.model import Model, Reference
+from penstock.models.recorder import record, unknown_choice
+from penstock.models.step import LayerCache
+from penstock.parallel.group import TensorGroup
+from penstock.telemetry import log
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
+from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, rounded_up
+
+
+@dataclass(slots=True)
+class NativeStep:
+    """What one step reads: R rows, in the plan's order, and the tables of all slots."""
+
+    ids_T: Tensor  # int64
+    slots_R: I64
+    first_R: I64  # position of each row's first token
+    counts_R: I64
+    pages: I64  # (tables, slots, blocks)
+
+
+class NativeDecoder:
+    """Runs a recorded decoder. See `Model`."""
+
+    reference: Reference | None = None
+
+    def __init__(self, decoder: Decoder, instruction_set: str, threads: int) -> None:
+        """Packs the decoder's weights, which torch cannot use any more."""
+        self.config: DecoderConfig = decoder.config
+        self.parameters = decoder.parameters
+        self.instruction_set, self.threads = instruction_set, threads
+        self._recording = record(decoder)
+        self.program = self._recording.program
+        self._views = decoder.views()
+        self._longest = 0
+        self._bound: list[LayerCache] | None = None
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """(J, D) of as many numbers as the engine's pages hold for a token: heads in whole tiles."""
+        size = self.config.head_dim
+        return 2 * self.config.kv_heads, (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS)) // 2
+
+    def make_batch_invariant(self, rows: int) -> None:
+        """It is."""
+
+    def serve_up_to(self, longest: int) -> None:
+        """Makes the rotary tables, and with them the program that runs."""
+        if longest == self._longest:
+            return
+        tables = [self._rotary_table(rope, longest) for rope in range(len(self.config.ropes))]
+        for operation, rope in self._recording.rotations:
+            operation.cos, operation.sin = tables[rope]
+        self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
+        self._longest, self._bound = longest, None
+
+    def _rotary_table(self, rope: int, longest: int) -> tuple[Tensor, Tensor]:
+        """cos and sin (positions, D / 2) in fp32. A row in flight may run one token past the longest sequence."""
+        per_position, magnitude = frequencies(self.config.ropes[rope], longest)
+        positions = rounded_up(longest + 1, PAGE_TOKENS)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), per_position)
+        return angles.cos() * magnitude, angles.sin() * magnitude
+
+    def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
+        """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""
+        self.serve_up_to(longest)
+        return self._runs.workspace_bytes(tokens, rows, longest)
+
+    def reserve(self, tokens: int, rows: int, longest: int) -> None:
+        """Takes that memory. Raises MemoryError."""
+        self.serve_up_to(longest)
+        self._runs.reserve(tokens, rows, longest)
+        self._bound = None
+
+    def set_threads(self, threads: int) -> None:
+        """Threads that compute from now on."""
+        if self._longest:
+            self._runs.set_threads(threads)
+
+    def views(self) -> list[tuple[int, int]]:
+        """See Model."""
+        return self._views
+
+    def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
+        """Hidden states (T, E) in fp32, which the next step overwrites."""
+        if caches is not self._bound:
+            for layer, cache in enumerate(caches):
+                self._runs.set_cache(layer, cache.rows_NJD, cache.table)
+            self._bound = caches
+        ids_T = step.ids_T.numpy()
+        self._runs.step(ids_T, step.slots_R, step.first_R, step.counts_R, step.pages)
+        return self._runs.rows(0, len(ids_T))
+
+    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+        """See Model."""
+        self._runs.head(hidden_SE, out_SV)
+        return out_SV
+
+    def weights(self) -> list[Tensor]:
+        """Every tensor of the program, each once."""
+        return self.program.tensors()
+
+
+def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> Model:
+    """The model as the CPU engine runs it, or itself where torch does. Raises UnusableModel where the environment asks for an
+    instruction set that there is not.
+    """
+    if device.type != "cpu":
+        return model
+    try:
+        instruction_set = cpu_engine.instruction_set()
+    except WrongInstructionSet as error:
+        raise UnusableModel(str(error)) from error
+    except NoCpuEngine as error:
+        if group.rank == 0:
+            _tell(f"torch runs the model: {error}", level="INFO" if error.asked else "WARN")
+        return model
+    why = None
+    if dtype != torch.bfloat16:
+        why = f"{str(dtype).removeprefix('torch.')} weights"
+    elif group.everyone.size > 1:
+        why = "several shards or stages"
+    elif not isinstance(model, Decoder):
+        why = "no decoder of a recipe"
+    else:
+        why = unknown_choice(model)
+    if why is not None:
+        if group.rank == 0:
+            _tell(f"torch runs the model: the CPU engine does not serve {why}")
+        return model
+    assert isinstance(model, Decoder)
+    threads = torch.get_num_threads()
+    _tell(f"the CPU engine runs the model: {instruction_set}, threads: {threads}")
+    return NativeDecoder(model, instruction_set, threads)
+
+
+def _tell(message: str, level: str = "INFO") -> None:
+    """In the server's log as well: of a worker's lines it has those that say how far a load is."""
+    log(level, message, progress=True)

@@ -1,0 +1,160 @@
+"""A decoder on the CPU engine: logits as near to those of fp32 as torch's, the same numbers however a token is computed, and
+the choice between the two.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import checkpoints
+from client import DEVICE, row
+from driver import Driver
+from penstock.errors import UnusableModel
+from penstock.models.native import NativeDecoder
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
+from test_parity import LENGTH, PROMPT, VARIANTS, Reference, blocks_for
+
+try:
+    SETS = cpu_engine.instruction_sets() if DEVICE == "cpu" else []
+except NoCpuEngine:
+    SETS = []
+pytestmark = pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """As many as a server on this machine would have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def whole(driver: Driver, slot: int = 0) -> Tensor:
+    """Logits (T, V) after every token of the prompt, in one piece."""
+    return driver.all_logits(
+        [row(slot, PROMPT, 0, blocks_for(LENGTH), start={}, sample=False, targets=[1] * LENGTH)]
+    )
+
+
+@pytest.mark.parametrize("instruction_set", [*SETS, "none"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_in_bf16_is_as_near_to_fp32_as_transformers(
+    name: str, instruction_set: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu_engine.VARIABLE, instruction_set)
+    folder = checkpoints.write(tmp_path, checkpoints.config(**VARIANTS[name]))
+    reference = Reference(folder, PROMPT, torch.bfloat16)
+    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH)
+    assert isinstance(driver.engine.model, NativeDecoder) == (instruction_set != "none")
+    for position, logits_V in enumerate(whole(driver)):
+        reference.check(logits_V, position)
+    position = 0
+    for count in (1, 16, 37, 30, *[1] * 16):
+        start: dict[str, Any] | None = None if position else {}
+        blocks = [] if position else blocks_for(LENGTH, 20)
+        driver.step([row(1, PROMPT[position : position + count], position, blocks, start=start)])
+        position += count
+        reference.check(driver.last_logits()[0], position - 1)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_a_token_is_the_same_to_the_last_bit_in_bf16(
+    instruction_set: str, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others, in pieces, from cached blocks, after a preemption, with one thread and with two."""
+    monkeypatch.setenv(cpu_engine.VARIABLE, instruction_set)
+    folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
+    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH)
+    native = driver.engine.native
+    assert native is not None and native.threads == threads
+    whole_TV = whole(driver)
+    position = 0
+    for turn, count in enumerate((1, 3, 16, 37, 30, *[1] * 12)):
+        native.set_threads(1 + turn % 2)
+        rows = []
+        for slot in range(1, 7 - turn // 3):  # in the end the first is alone
+            blocks = [] if position else blocks_for(LENGTH, 8 * slot)
+            start: dict[str, Any] | None = None if position else {}
+            rows.append(row(slot, PROMPT[position : position + count], position, blocks, start=start))
+        driver.step(rows)
+        position += count
+        assert torch.equal(driver.last_logits()[0], whole_TV[position - 1]), position
+    # Cached blocks, of slot 0; and a sequence that lost its blocks and is computed anew, in another place.
+    driver.step([row(7, PROMPT[64:], 64, [*blocks_for(64), 60, 61, 62], start={})])
+    assert torch.equal(driver.last_logits()[0], whole_TV[-1])
+    driver.step([], released=[1])
+    driver.step(
+        [row(1, PROMPT[:80], 0, blocks_for(LENGTH, 48), start={}), row(2, PROMPT[:9], 0, [9], start={})]
+    )
+    driver.step([row(1, PROMPT[80:], 80)])
+    assert torch.equal(driver.last_logits()[0], whole_TV[-1])
+
+
+def test_what_the_engine_does_not_serve_runs_on_torch_and_a_line_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    assert not isinstance(Driver(folder, torch.float32).engine.model, NativeDecoder)
+    assert "torch runs the model: the CPU engine does not serve float32 weights" in capsys.readouterr().err
+    assert isinstance(Driver(folder, torch.bfloat16).engine.model, NativeDecoder)
+    said = capsys.readouterr().err
+    assert f"the CPU engine runs the model: {SETS[0]}, threads: " in said
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    monkeypatch.setenv(cpu_engine.VARIABLE, "sse9")
+    with pytest.raises(
+        UnusableModel, match="PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx2, generic or none"
+    ):
+        Driver(folder, torch.bfloat16)
+    monkeypatch.setenv(cpu_engine.VARIABLE, "amx")
+    monkeypatch.setattr(cpu_engine, "instruction_sets", lambda: ["avx2", "generic"])
+    with pytest.raises(UnusableModel, match="PENSTOCK_CPU_ISA is amx, and this processor has avx2, generic"):
+        Driver(folder, torch.bfloat16)
+
+
+def test_without_the_library_torch_runs_the_model_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    monkeypatch.setattr(cpu_engine, "LIBRARY", tmp_path / "libpenstock_cpu.so")
+    cpu_engine.library.cache_clear()
+    try:
+        assert not isinstance(Driver(folder, torch.bfloat16).engine.model, NativeDecoder)
+    finally:
+        cpu_engine.library.cache_clear()
+    said = capsys.readouterr().err
+    assert '"WARN"' in said and "the CPU engine was not built" in said
+
+
+def test_weights_are_held_once(tmp_path: Path) -> None:
+    config = checkpoints.config(
+        hidden_size=256, intermediate_size=512, vocab_size=4000, tie_word_embeddings=True
+    )
+    folder = checkpoints.write(tmp_path, config)
+    held = sum(tensor.nbytes for tensor in Driver(folder, torch.bfloat16).engine.model.weights())
+    stored = (folder / "model.safetensors").stat().st_size // 2  # in fp32
+    assert held < 1.05 * stored
+
+
+def test_a_program_is_a_list_that_can_be_read(tmp_path: Path) -> None:
+    native = Driver(checkpoints.write(tmp_path, checkpoints.config()), torch.bfloat16).engine.native
+    assert native is not None
+    lines = str(native.program).splitlines()
+    assert lines[:4] == [
+        "body",
+        "   0  x = embed(ids): columns 64, weight",
+        "   1  normed = norm(x): columns 64, norm rms, eps 1e-05, norm_weight",
+        "   2  qkv = linear(normed): rows 128, columns 64, weight",
+    ]
+    assert "   6  x = norm" not in lines and lines.count("head") == 1
+    assert lines[-1].split("  ")[-1] == "logits = linear(chosen normed): rows 199, columns 64, weight"
