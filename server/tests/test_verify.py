@@ -13,6 +13,7 @@ import checkpoints
 import penstock_kernels as ops
 from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
+from penstock import tiny
 from penstock.engine.sampling import Drafts
 from penstock.errors import BadPlan
 from penstock.models.config import DecoderConfig, Window
@@ -310,3 +311,13 @@ def test_penalties_count_accepted_drafts_and_no_others() -> None:
     assert found.verified.accepted_R.tolist() == [2] and found.verified.last_tokens_R.tolist() == [12]
     counted = made._output_RV[made.count_rows[0]].nonzero().flatten().tolist()
     assert counted == [10, 11, 12]
+
+
+def test_the_cpu_engine_verifies_as_it_decodes() -> None:
+    driver = Driver(tiny.MODEL, torch.bfloat16)
+    if driver.engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    for name in ("greedy with alternatives", "penalties"):
+        expected = one_by_one(driver, SAMPLINGS[name])
+        found = with_drafts(driver, SAMPLINGS[name], expected.tokens, exact=False)
+        assert found.first(TOKENS) == expected.first(TOKENS)
