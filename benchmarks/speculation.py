@@ -9,10 +9,12 @@ Two servers of the shipped model, asked in turn, over HTTP, greedy: answers that
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from running_server import Server, penstock, processor, spread
@@ -75,8 +77,17 @@ def chatting(number: int) -> dict[str, Any]:
 KINDS = {"repeats its prompt": repeating, "goes round": going_round, "chat": chatting, "random": surprising}
 
 
-def rate(server: Server, kind: str, batch: int, tokens: int) -> float:
-    """Tokens per second of so many requests at once."""
+def processor_seconds(server: Server) -> float:
+    """That the server and its workers have used so far."""
+    ticks = 0
+    for pid in (server.process.pid, *server.worker_pids()):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def rate(server: Server, kind: str, batch: int, tokens: int) -> tuple[float, float]:
+    """Tokens per second of so many requests at once, and tokens per second of processor time: what holds beside other load, too."""
     failures: list[str] = []
     given: list[int] = []
 
@@ -89,7 +100,7 @@ def rate(server: Server, kind: str, batch: int, tokens: int) -> float:
                 failures.append(str(error))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(batch)]
-    began = time.perf_counter()
+    used, began = processor_seconds(server), time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,7 +108,8 @@ def rate(server: Server, kind: str, batch: int, tokens: int) -> float:
     took = time.perf_counter() - began
     if failures:
         raise RuntimeError(failures[0])
-    return sum(given) / took
+    used = processor_seconds(server) - used
+    return sum(given) / took, sum(given) / max(used, 0.01)
 
 
 def counted(server: Server) -> tuple[float, float]:
@@ -132,11 +144,14 @@ def main() -> None:
                     found = {id(server): rate(server, kind, batch, arguments.tokens) for server in order}
                     pairs.append((found[id(off)], found[id(on)]))
                 drafts, accepted = (now - then for now, then in zip(counted(on), before, strict=True))
-                ratios = [with_drafts / without for without, with_drafts in pairs]
+                ratios = [with_drafts[0] / without[0] for without, with_drafts in pairs]
+                processor_ratios = [with_drafts[1] / without[1] for without, with_drafts in pairs]
                 print(
-                    f"batch {batch:>2}, {kind:>18}: off {spread([a for a, _ in pairs], ' tok/s')}, "
-                    f"on {spread([b for _, b in pairs], ' tok/s')}; ratio {statistics.median(ratios):.3f} "
-                    f"({min(ratios):.2f}-{max(ratios):.2f}); {drafts:.0f} drafts, {accepted:.0f} accepted",
+                    f"batch {batch:>2}, {kind:>18}: off {spread([a for (a, _), _ in pairs], ' tok/s')}, "
+                    f"on {spread([b for _, (b, _) in pairs], ' tok/s')}; ratio {statistics.median(ratios):.2f} "
+                    f"({min(ratios):.2f}-{max(ratios):.2f}), of tokens per processor time "
+                    f"{statistics.median(processor_ratios):.2f} ({min(processor_ratios):.2f}-{max(processor_ratios):.2f}); "
+                    f"{drafts:.0f} drafts, {accepted:.0f} accepted",
                     flush=True,
                 )
 
