@@ -43,6 +43,9 @@ pub(super) const INDEXED_AT_ONCE: usize = 1024;
 const MARGIN: f64 = 1.1;
 const STEP_MARGIN: f64 = 1.02;
 
+/// Waiting for a result has to promise more: it costs for certain, and the guess may be lost with the result.
+const WAIT_MARGIN: f64 = 1.2;
+
 /// A guess that is right so often is good enough to measure what drafts cost; then a row has so many, and all rows together
 /// this part of their number.
 const PROBE_ACCURACY: f64 = 0.5;
@@ -137,7 +140,7 @@ impl Core {
         let at_once = self.expect(&candidates, work, budget, |row| row.ahead);
         let mut later = self.expect(&candidates, work, budget, |_| 0);
         later.nanoseconds += self.cost.round_trip();
-        later.rate() > at_once.rate() * STEP_MARGIN
+        later.rate() > at_once.rate() * WAIT_MARGIN
     }
 
     fn candidates(&self, keys: impl Iterator<Item = usize>) -> Vec<Candidate> {
