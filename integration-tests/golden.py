@@ -30,6 +30,8 @@ def request(method: str, path: str, headers: Mapping[str, str], body: bytes) -> 
         kept["user-agent"] = family(kept["user-agent"])
     # The server's own address: some clients send it as the model's name.
     text = re.sub(r"http://127\.0\.0\.1:\d+", "http://localhost:3000", body.decode())
+    # What the server has called its items, and clients theirs.
+    text = re.sub(r"\b([a-z_]+_)[0-9a-f]{24,32}\b", r"\g<1>0", text)
     return {"method": method, "path": path, "headers": kept, "body": json.loads(text) if text else None}
 
 

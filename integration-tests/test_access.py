@@ -127,6 +127,15 @@ def test_two_keys_in_one_request_are_none(guarded: Launched) -> None:
         assert connection.recv(100).split()[1] == b"401"
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it(guarded: Launched) -> None:
+    def status(headers: dict[str, str]) -> int:
+        return wire.get(guarded.address, "/info", headers=headers).status
+
+    assert status({"x-api-key": KEY}) == 200
+    assert status({"x-api-key": "wrong"}) == 401
+    assert status({"x-api-key": KEY, "Authorization": "Bearer wrong"}) == 401, "there is one key, the other header's"
+
+
 def test_a_browser_may_ask_what_it_may_ask(guarded: Launched) -> None:
     asked = {
         "Origin": "http://page.example",

@@ -196,6 +196,8 @@ def versions(suite: Suite) -> dict[str, str]:
 
 # The environment that each file of examples/ runs in.
 EXAMPLES = {
+    "agents_client.py": "agents",
+    "anthropic_client.py": "anthropic",
     "curl_client.sh": "",
     "haystack_2_client.py": "haystack_2",
     "haystack_client.py": "haystack",

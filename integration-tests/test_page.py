@@ -578,6 +578,24 @@ See [the *docs*](https://b.example/q?a=b&c=*d*), https://c.example/d. or <https:
 [no](javascript:alert(1)) [no](data:text/html,x) [no](//f.example) [no](vbscript:x) [no](file:///etc/passwd)"""
 
 
+def test_reasoning_that_the_server_tells_apart_is_folded_and_sent_back(chat: Chat) -> None:
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"content": None, "reasoning_content": "Is it "},
+        {"content": None, "reasoning_content": "**so**?"},
+        {"content": "It "},
+        {"content": "is."},
+    ]
+    told(chat, [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas])
+    words = chat.ask("x")
+    expect(words.locator("details.think summary")).to_have_text("Thoughts")
+    expect(words.locator("> p")).to_have_text("It is.")
+    with chat.page.expect_request(CHAT) as asked:
+        chat.ask("y")
+    said = body_of(asked.value)["messages"][1]
+    assert said == {"role": "assistant", "content": "It is.", "reasoning_content": "Is it **so**?"}
+
+
 def test_thoughts_are_folded_and_tables_and_links_are_drawn(chat: Chat) -> None:
     told(chat, pieces(*THOUGHT))
     words = chat.ask("x")

@@ -7,7 +7,10 @@ const clock = () => performance.now() / 1000;
 
 /** An answer as it comes. */
 export class Answer {
+  /** As it is drawn: with its reasoning, in the marks by which `markdown.js` knows it, before what it says. */
   text = "";
+  content = "";
+  reasoning = "";
   /** {end, probability, likely}: tokens that spell a piece of the text together are one entry. */
   tokens = [];
   /** waiting, writing, done, stopped, failed */
@@ -34,7 +37,8 @@ export class Answer {
     if (!choice) return;
     if (choice.finish_reason) this.finish = choice.finish_reason;
     this.#pending.push(...(choice.logprobs?.content ?? []));
-    const text = choice.delta?.content;
+    const { content, reasoning_content: thought } = choice.delta ?? {};
+    const text = this.#marked(thought, content);
     if (!text) return;
     this.firstAt ??= clock();
     this.lastAt = clock();
@@ -45,6 +49,32 @@ export class Answer {
       const probability = Math.exp(likely.reduce((sum, one) => sum + one.logprob, 0));
       this.tokens.push({ end: this.text.length, probability, likely });
     }
+  }
+
+  /** What there is to remember of it. */
+  get words() {
+    return { text: this.text, content: this.content, reasoning: this.reasoning };
+  }
+
+  set words({ text = "", content = text, reasoning = "" }) {
+    Object.assign(this, { text, content, reasoning });
+  }
+
+  /** As a conversation has it. */
+  get message() {
+    return { content: this.content, ...(this.reasoning ? { reasoning_content: this.reasoning } : {}) };
+  }
+
+  #marked(thought, content) {
+    if (thought) {
+      const opens = this.reasoning ? "" : "<think>";
+      this.reasoning += thought;
+      return opens + thought;
+    }
+    if (!content) return "";
+    const closes = this.reasoning && !this.content ? "</think>" : "";
+    this.content += content;
+    return closes + content;
   }
 
   end(state, error = null) {

@@ -34,7 +34,7 @@ let bounds = null;
 // --- What is remembered in this tab -----------------------------------------------------------------
 
 function remember() {
-  const kept = turns.map(({ said, answer }) => ({ said, text: answer?.text ?? "", state: answer?.state ?? "none" }));
+  const kept = turns.map(({ said, answer }) => ({ said, ...answer?.words, state: answer?.state ?? "none" }));
   try {
     const all = { turns: kept, draft: text.value, editing, settings: settings.values };
     sessionStorage.setItem(PLACE, JSON.stringify(all));
@@ -55,7 +55,7 @@ function recall() {
   for (const one of kept.turns ?? []) {
     const turn = add(one.said);
     turn.answer = new Answer();
-    turn.answer.text = one.text;
+    turn.answer.words = one;
     // An answer that was under way when the page was left has ended with it.
     turn.answer.end(one.state === "done" ? "done" : "stopped");
   }
@@ -83,7 +83,7 @@ function messages(turn) {
     ...(settings.system.trim() ? [{ role: "system", content: settings.system }] : []),
     ...before.flatMap(({ said, answer }) => [
       { role: "user", content: said },
-      { role: "assistant", content: answer.text },
+      { role: "assistant", ...answer.message },
     ]),
     { role: "user", content: turn.said },
   ];
