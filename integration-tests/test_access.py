@@ -133,7 +133,9 @@ def test_a_key_may_come_as_anthropics_clients_send_it(guarded: Launched) -> None
 
     assert status({"x-api-key": KEY}) == 200
     assert status({"x-api-key": "wrong"}) == 401
-    assert status({"x-api-key": KEY, "Authorization": "Bearer wrong"}) == 401, "there is one key, the other header's"
+    assert status({"x-api-key": KEY, "Authorization": "Bearer wrong"}) == 401, (
+        "there is one key, the other header's"
+    )
 
 
 def test_a_browser_may_ask_what_it_may_ask(guarded: Launched) -> None:
