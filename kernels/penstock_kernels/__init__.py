@@ -34,6 +34,7 @@ from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import layer_norm, rms_norm
 from penstock_kernels.rope import rope
 from penstock_kernels.sampling import (
+    accept_drafts,
     add_bias,
     add_watermark,
     argmax,
@@ -58,6 +59,7 @@ __all__ = [
     "Rectangle",
     "Routing",
     "ScoreModifiers",
+    "accept_drafts",
     "add_bias",
     "add_watermark",
     "argmax",

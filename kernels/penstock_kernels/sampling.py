@@ -33,14 +33,31 @@ def uniform(seeds_S: npt.NDArray[np.uint64], positions_S: npt.NDArray[np.int64])
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def count_tokens(counts_RV: Tensor, rows_S: Tensor, tokens_S: Tensor) -> None:
+def count_tokens(
+    counts_RV: Tensor, rows_S: Tensor, tokens_S: Tensor, counted_S: Tensor | None = None
+) -> None:
     """Adds one to counts[row, token] for each pair, in place; the same pair may come more than once.
 
-    counts (R, V) int32; rows and tokens (S,) int64.
+    counts (R, V) int32; rows and tokens (S,) int64; counted (S,) bool, which pairs count, None: all.
     """
-    counts_RV.index_put_(
-        (rows_S, tokens_S), torch.ones_like(tokens_S, dtype=counts_RV.dtype), accumulate=True
-    )
+    if counted_S is None:
+        counted_S = torch.ones_like(tokens_S, dtype=torch.bool)
+    counts_RV.index_put_((rows_S, tokens_S), counted_S.to(counts_RV.dtype), accumulate=True)
+
+
+def accept_drafts(
+    sampled_S: Tensor, drafts_S: Tensor, firsts_R: Tensor, counts_R: Tensor, most: int
+) -> Tensor:
+    """How many drafts of each row agree with what was sampled, up to the first that does not: (R,) int64.
+
+    sampled (S,) int64: row r has the `counts[r]` samples from `firsts[r]` on, one more than drafts, and none has more
+    than `most`. drafts (S,) int64: the token that was guessed in each sample's place; any for a row's last.
+    """
+    offsets_N = torch.arange(most - 1, device=sampled_S.device)
+    is_draft_RN = offsets_N < (counts_R - 1).unsqueeze(1)
+    samples_RN = (firsts_R.unsqueeze(1) + offsets_N).clamp(max=len(sampled_S) - 1)
+    agrees_RN = (sampled_S == drafts_S)[samples_RN] & is_draft_RN
+    return agrees_RN.to(torch.int64).cumprod(1).sum(1)
 
 
 def penalize(

@@ -34,7 +34,6 @@ const fn no_effect(name: &'static str, why: &'static str) -> Flag {
 
 const FLAGS: &[Flag] = &[
     not_yet("quantize", EMPTY),
-    not_yet("speculate", OFF),
     not_yet("kv-cache-dtype", EMPTY),
     not_yet("lora-adapters", EMPTY),
     not_yet("rope-scaling", EMPTY),
@@ -132,7 +131,7 @@ mod tests {
     #[test]
     fn a_value_that_asks_for_nothing_passes_in_silence() {
         assert_eq!(
-            checked(&["--speculate", "0", "--quantize", "", "--disable-custom-kernels", "False"]),
+            checked(&["--rope-factor", "", "--quantize", "", "--disable-custom-kernels", "False"]),
             Ok(vec![])
         );
     }

@@ -1,8 +1,9 @@
 //! The contract between router and workers, as `penstock.proto` lays it down: the messages and the client and server
-//! that are generated from it, the ids in its columns, and how a block is divided into pages. Both sides of the
+//! that are generated from it, the ids in its columns, the columns of `Starts`, and how a block is divided into pages. Both sides of the
 //! contract in Rust, the scheduler and the mock worker, read it here; it knows neither.
 
 pub mod ids;
+pub mod starts;
 pub mod tables;
 
 pub use generated::*;

@@ -170,6 +170,9 @@ pub struct RouterArgs {
     /// Keep the time of a step under this, by cutting prompts into smaller chunks, in milliseconds
     #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u64).range(1..))]
     pub target_itl_ms: Option<u64>,
+    /// Most tokens of a sequence that are guessed from its own text and verified in one step; 0: none
+    #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub speculate: u32,
     /// A worker hangs when a step takes this many seconds more than 20 times its expected time
     #[arg(long, env, help_heading = "Batching", default_value_t = 10.0, value_parser = parse_seconds)]
     pub step_timeout: f64,

@@ -47,6 +47,8 @@ use crate::worker::{Group, PrepareLimits, StartError, WorkerSource};
 /// Steps of this many tokens keep a GPU busy; more only makes running streams wait.
 const STEP_TOKENS: u32 = 2048;
 const BATCH_SIZE: u32 = 256;
+/// Each takes a row of logits in the workers' memory.
+const STEP_DRAFTS: u32 = 64;
 /// How often idle workers are asked whether they live.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// For streams to send their error when the server has failed, and for the scheduler to end.
@@ -270,6 +272,7 @@ async fn load(
         eos,
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
+        speculate: args.speculate,
     };
     let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     let chats = ChatFormats::of(&prompt, args);
@@ -333,13 +336,18 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
     let max_sequence_tokens = limits::max_sequence_tokens(args, model)?;
     let max_slots = args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests);
     let max_step_tokens = limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?;
+    // Each of them feeds a token in a step.
+    let max_slots = max_slots.min(max_step_tokens);
     Ok(PrepareLimits {
-        // Each of them feeds a token in a step.
-        max_slots: max_slots.min(max_step_tokens),
+        max_slots,
         max_step_tokens,
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
+        max_step_drafts: match model.is_encoder_decoder() {
+            true => 0,
+            false => (args.speculate * max_slots).min(STEP_DRAFTS),
+        },
     })
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from penstock.engine.plan import NO_PAGE
+from penstock.engine.plan import NO_PAGE, START_COLUMNS
 from penstock.engine.tables import BLOCK_SIZE, ONE_TABLE, Tables
 from penstock.proto import penstock_pb2 as pb
 
@@ -29,24 +29,6 @@ START, CONTINUE, SAMPLE, PROMPT_LOGPROBS, MASKED = (
     pb.ROW_FLAG_MASKED,
 )
 
-STARTS: dict[str, tuple[str, Any]] = {
-    "seeds": ("<u8", 0),
-    "temperatures": ("<f4", 0.0),
-    "top_ks": ("<u4", 0),
-    "top_ps": ("<f4", 1.0),
-    "typical_ps": ("<f4", 1.0),
-    "min_ps": ("<f4", 0.0),
-    "repetition_penalties": ("<f4", 1.0),
-    "frequency_penalties": ("<f4", 0.0),
-    "presence_penalties": ("<f4", 0.0),
-    "top_tokens": ("<u4", 0),
-    "history_counts": ("<u4", 0),
-    "history_outputs": ("<u4", 0),
-    "first_ends": ("<u4", 0),
-    "watermark_deltas": ("<f4", 0),
-    "watermark_greens": ("<u4", 0),
-}
-
 
 def row(
     slot: int,
@@ -58,8 +40,9 @@ def row(
     sample: bool = True,
     targets: list[int] | None = None,
     masked: bool = False,
+    drafts: list[int] | None = None,
 ) -> dict[str, Any]:
-    """One row of a plan. No tokens: CONTINUE. `start`: what its entry of Starts has other than defaults."""
+    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them. `start`: what its entry of Starts has other than defaults."""
     return {
         "slot": slot,
         "tokens": tokens,
@@ -69,6 +52,7 @@ def row(
         "sample": sample,
         "targets": targets,
         "masked": masked,
+        "drafts": drafts or [],
     }
 
 
@@ -114,16 +98,19 @@ def make_plan(
         slots=u32([r["slot"] for r in rows]),
         flags=bytes(flags),
         positions=u32([r["position"] for r in rows]),
-        counts=u32([1 if r["tokens"] is None else len(r["tokens"]) for r in rows]),
-        tokens=u32([t for r in rows for t in r["tokens"] or []]),
+        counts=u32([(1 if r["tokens"] is None else len(r["tokens"])) + len(r["drafts"]) for r in rows]),
+        tokens=u32([t for r in rows for t in [*(r["tokens"] or []), *r["drafts"]]]),
         new_block_counts=u32([len(r["blocks"]) for r in rows]),
         new_pages=u32(pages),
         prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
+        drafts=u32([len(r["drafts"]) for r in rows]) if any(r["drafts"] for r in rows) else b"",
     )
     starting = [r["start"] for r in rows if r["start"] is not None]
     if starting:
-        for name, (dtype, default) in STARTS.items():
-            setattr(plan.starts, name, np.array([s.get(name, default) for s in starting], dtype).tobytes())
+        for column in START_COLUMNS:
+            if not (column.ragged_by or column.optional):
+                values = [s.get(column.name, column.default) for s in starting]
+                setattr(plan.starts, column.name, np.array(values, column.dtype).tobytes())
         history = [s.get("history", []) for s in starting]
         plan.starts.history_counts = u32([len(h) for h in history])
         plan.starts.history = u32([t for h in history for t in h])
@@ -282,6 +269,7 @@ class Worker:
             "max_sequence_tokens": 256,
             "max_cache_tokens": 4096,
             "memory_fraction": 0.9,
+            "max_step_drafts": 16,
             **limits,
         }
         return self._unary("Prepare", pb.PrepareRequest(**wanted), pb.Prepared)  # type: ignore[no-any-return]

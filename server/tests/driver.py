@@ -33,6 +33,7 @@ class Driver:
         max_step_tokens: int = 512,
         max_sequence_tokens: int = 256,
         blocks: int = 64,
+        max_step_drafts: int = 32,
         group: TensorGroup = ALONE,
         deterministic: bool = False,
         implementation: str = "auto",
@@ -58,6 +59,7 @@ class Driver:
                 block_size=BLOCK_SIZE,
                 vocab_size=self.engine.model.config.vocab_size,
                 has_encoder=self.engine.has_encoder,
+                max_step_drafts=0 if self.engine.has_encoder else max_step_drafts,
             )
         )
         self.forgets = False

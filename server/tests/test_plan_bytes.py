@@ -1,6 +1,8 @@
 """Any bytes in a plan's columns are a plan, or are refused as a wrong one: nothing else is raised, and what is taken
 names only slots, pages and tokens that there are."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client import Numbering
+from penstock.engine.plan import START_COLUMNS
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.tables import Tables, divide
 from penstock.errors import BadPlan, OutOfStep
@@ -60,9 +63,12 @@ def plans(draw: st.DrawFn) -> pb.StepPlan:
         slots = draw(st.lists(st.integers(0, 3), max_size=4, unique=True))
         kinds = draw(st.sampled_from(((5, 1, 13), (5, 1, 13), (5, 1, 13, 4, 2, 6, 0))))
         flags = [draw(st.sampled_from(kinds)) for _ in slots]
-        counts = [1 if flag & 2 else draw(st.integers(1, 20)) for flag in flags]
+        drafts = [draw(st.sampled_from((0,) * 8 + (1, 3))) if flag & 12 == 4 else 0 for flag in flags]
+        counts = [
+            (1 if flag & 2 else draw(st.integers(1, 20))) + n for flag, n in zip(flags, drafts, strict=True)
+        ]
         blocks = [draw(st.sampled_from((0, 1, 2, 2, 2))) for _ in slots]
-        fed = sum(count for flag, count in zip(flags, counts, strict=True) if not flag & 2)
+        fed = sum(count - (flag & 2 != 0) for flag, count in zip(flags, counts, strict=True))
         targets = sum(count for flag, count in zip(flags, counts, strict=True) if flag & 8)
         most_token, most_page = draw(st.sampled_from(((49, 31), (49, 31), (49, 40), (60, 31))))
         plan.slots, plan.flags = packed("<u4", slots), bytes(flags)
@@ -71,6 +77,7 @@ def plans(draw: st.DrawFn) -> pb.StepPlan:
         plan.tokens = packed("<u4", [draw(st.integers(0, most_token)) for _ in range(fed)])
         plan.new_pages = packed("<u4", [draw(st.integers(0, most_page)) for _ in range(sum(blocks))])
         plan.prompt_targets = packed("<u4", [7] * targets)
+        plan.drafts = packed("<u4", drafts) if any(drafts) else b""
         starting = sum(flag & 1 for flag in flags)
         for name, value in draw(good_starts(starting)).items() if starting else ():
             setattr(plan.starts, name, value)
@@ -107,6 +114,7 @@ def slot_table(tables: Tables, has_encoder: bool) -> SlotTable:
             block_size=16,
             vocab_size=50,
             has_encoder=has_encoder,
+            max_step_drafts=8,
             tables=tables,
         )
     )
@@ -166,3 +174,18 @@ def test_the_plans_of_this_test_are_often_good() -> None:
 
     count()
     assert taken >= 30 and len(refused) >= 12, (taken, refused)
+
+
+def test_the_table_of_start_columns_is_that_of_the_contract() -> None:
+    contract = (Path(__file__).resolve().parents[2] / "proto" / "penstock.proto").read_text()
+    message = contract.partition("message Starts {")[2].partition("\n}")[0]
+    # The comment that says a column's type is behind it or, where it is long, before it.
+    found = re.findall(
+        r"^  (?://\s*\[(\w+)\][^\n]*\n(?:  //[^\n]*\n)*  )?bytes (\w+) = \d+;(?:\s*// \[(\w+)\](?: ragged by (\w+))?)?",
+        message,
+        re.M,
+    )
+    types = {"u64": "<u8", "u32": "<u4", "f32": "<f4"}
+    expected = [(name, types[before or behind], by) for before, name, behind, by in found]
+    assert [(column.name, column.dtype, column.ragged_by) for column in START_COLUMNS] == expected
+    assert [column.name for column in START_COLUMNS] == STARTS

@@ -65,6 +65,12 @@ def two_sequences() -> list[list[dict[str, Any]]]:
         rows = [row(0, None, position, first), row(1, None, position, second)]
         # Now together, now apart: in a pipeline, one is then in the first stage while the other is in the last.
         plans += [rows] if position % 3 == 0 else [rows[:1], rows[1:]]
+    # One that can only give 9: two of its drafts are right, and then one. What follows knows its position.
+    forced: dict[str, Any] = {"bias": {9: float("inf")}, "repetition_penalties": 1.1, "history": PROMPT}
+    plans.append([row(0, None, 40, drafts=[0]), row(2, PROMPT, 0, [7, 8], start=forced)])
+    plans.append([row(2, None, 7, drafts=[9, 9, 1, 9])])
+    plans.append([row(1, None, 40), row(2, None, 10, drafts=[9])])
+    plans.append([row(2, None, 12)])
     return plans
 
 
@@ -106,6 +112,7 @@ def test_several_ranks_give_what_one_gives_and_only_one_answers(
     for one, two in zip(expected, results[answering], strict=True):
         assert sampled(two) == sampled(one)
         assert two.top_tokens == one.top_tokens
+        assert two.accepted == one.accepted
         assert len(two.prompt_logprobs) == len(one.prompt_logprobs)
         assert [result.number for result in expected] == [result.number for result in results[answering]]
     for rank, others in enumerate(results):

@@ -256,7 +256,8 @@ BAD_PLANS: dict[str, tuple[pb.StepPlan, str]] = {
     ),
     "too many alternatives": (_change_starts(top_tokens=u32([0, 1000])), "starts.top_tokens"),
     "history too short": (_change_starts(history_counts=u32([2, 0])), "starts.history"),
-    "bias without its token": (_change_starts(bias_counts=u32([1, 0])), "starts.biases"),
+    "bias without its token": (_change_starts(bias_counts=u32([1, 0])), "starts.bias_tokens"),
+    "a bias too many": (_change_starts(biases=b"\0" * 4), "starts.biases"),
 }
 
 

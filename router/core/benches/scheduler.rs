@@ -45,6 +45,7 @@ impl Load {
             max_sequence_tokens: 0,
             max_cache_tokens: 0,
             memory_fraction: 0.9,
+            max_step_drafts: 0,
         };
         let cost = CostModel { fixed_ns: 1e6, per_token_ns: 1e4, per_context_token_ns: 10.0 };
         let config = MockConfig {
@@ -68,6 +69,7 @@ impl Load {
             eos: vec![TokenId(2)],
             step_timeout: Duration::from_secs(10),
             check_interval: Duration::from_secs(10),
+            speculate: 0,
         };
         let mut load = Self {
             scheduler: Offline::new(&settings, &model, &prepared, &limits),

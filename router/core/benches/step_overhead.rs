@@ -29,6 +29,7 @@ const LIMITS: PrepareLimits = PrepareLimits {
     max_sequence_tokens: 16_384,
     max_cache_tokens: 256 * 16_384,
     memory_fraction: 0.9,
+    max_step_drafts: 0,
 };
 
 /// One worker process, started by hand.
@@ -99,6 +100,7 @@ fn settings() -> Settings {
         eos: Vec::new(),
         step_timeout: Duration::from_secs(10),
         check_interval: Duration::from_secs(60),
+        speculate: 0,
     }
 }
 

@@ -83,6 +83,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_batch_prefill_tokens: loaded.max_step_tokens,
         max_batch_total_tokens: loaded.cache_tokens,
         max_batch_size: loaded.max_slots,
+        speculate: args.speculate,
         max_client_batch_size: limits.max_client_batch_size,
         validation_workers: args.validation_workers,
         prefix_cache: if args.is_guarded() && !args.shared_prefix_cache { "api_key" } else { "shared" },
@@ -162,6 +163,8 @@ pub struct Info<'a> {
     max_batch_prefill_tokens: u32,
     max_batch_total_tokens: u64,
     max_batch_size: u32,
+    /// Most tokens of a sequence that are guessed and verified in one step.
+    speculate: u32,
     max_client_batch_size: u32,
     validation_workers: u32,
     /// Who shares cached prefixes: `api_key`, each key's requests; `shared`, all.

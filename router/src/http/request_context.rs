@@ -374,6 +374,7 @@ impl Drop for RequestContext {
             prompt_tokens = ended.prompt_tokens,
             cached_tokens = ended.cached_tokens,
             generated_tokens = ended.generated_tokens,
+            skipped_tokens = of_all(|timeline| timeline.skipped_tokens),
             queue_s,
             first_token_s = first_token.map(|time| time.as_secs_f64()),
             total_s = self.caller.arrival.elapsed().as_secs_f64(),

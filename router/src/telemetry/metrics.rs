@@ -285,6 +285,8 @@ fn describe() {
         "penstock_late_masks",
         "Constrained rows that sampled nothing, since their mask was late"
     );
+    describe_counter!("penstock_drafts", "Guessed tokens that were verified");
+    describe_counter!("penstock_accepted_drafts", "Those of them that were right and went to clients");
     describe_counter!("penstock_cancelled_requests", "Sequences whose client left");
     describe_counter!("penstock_tokens_after_disconnect", "Tokens computed for clients that had left");
     describe_counter!("penstock_worker_restarts", "Times the workers were replaced");

@@ -32,8 +32,9 @@ KEPT_MASKS = 1 << 22
 class LogitsIndices:
     """Which of a step's tokens are looked at."""
 
-    sample_rows: I64  # rows of the plan with SAMPLE
-    sample_tokens: I64  # their last token's index among T
+    sample_rows: I64  # rows of the plan with SAMPLE, each once more for each of its drafts
+    sample_tokens: I64  # the token's index among T that each sample follows
+    sample_positions: I64  # of the tokens that are sampled
     prompt_tokens: I64  # tokens whose prompt log probabilities are wanted, in the plan's order
 
 
@@ -47,6 +48,19 @@ class StepMetadata:
     # By window and table; None where no layer has both.
     attentions: list[list[ops.AttentionMetadata | None]]
     logits_indices: LogitsIndices
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The rows of a plan as attention sees them. A verify row is as many pieces as it has tokens: each attends as the decode
+    would that fed it alone, and to the last bit with the same result.
+    """
+
+    slots: I64
+    positions: I64
+    counts: I64
+    rows: I64  # of the plan
+    lasts: I64  # of each row of the plan, its last piece
 
 
 @dataclass(frozen=True)
@@ -70,8 +84,9 @@ class Geometry:
 def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> StepMetadata:
     """The layout of a plan that `SlotTable.apply` has accepted."""
     block_size = geometry.block_size
-    counts, contexts = plan.counts, plan.positions + plan.counts
-    make = _Maker(plan, slots, geometry)
+    pieces = _pieces(plan)
+    counts, contexts = pieces.counts, pieces.positions + pieces.counts
+    make = _Maker(pieces, slots, geometry)
     single = counts == 1
     decodes = np.flatnonzero(single)
     singles = list(_decode_rectangles(decodes, contexts[decodes]))
@@ -108,39 +123,75 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     ends = np.cumsum(counts_in_order)
     rows_T = np.repeat(order, counts_in_order)
     offsets_T = np.arange(int(ends[-1])) - np.repeat(ends - counts_in_order, counts_in_order)
-    positions_T = plan.positions[rows_T] + offsets_T
-    pages = slots.pages[:, plan.slots[rows_T], positions_T // block_size]
+    positions_T = pieces.positions[rows_T] + offsets_T
+    pages = slots.pages[:, pieces.slots[rows_T], positions_T // block_size]
 
     continuing = (plan.flags & CONTINUE) != 0
-    fed = np.where(continuing, 0, counts)
-    sources = np.where(continuing, len(plan.tokens) + plan.slots, np.cumsum(fed) - fed)
+    # The first token of a row that continues is its slot's, and what follows it are its drafts.
+    fed = plan.counts - continuing
+    firsts = np.cumsum(fed) - fed - continuing
+    plan_rows_T = pieces.rows[rows_T]
+    places_T = positions_T - plan.positions[plan_rows_T]
+    is_sampled_T = continuing[plan_rows_T] & (places_T == 0)
+    sources_T = np.where(
+        is_sampled_T, len(plan.tokens) + plan.slots[plan_rows_T], firsts[plan_rows_T] + places_T
+    )
 
     last = np.empty(len(order), np.int64)
     last[order] = ends - 1
-    sample_rows = np.flatnonzero(plan.flags & SAMPLE)
+    sample_rows, behind = sampled_positions(plan)
+    last_pieces = pieces.lasts[sample_rows]
+    is_split = pieces.counts[last_pieces] < plan.counts[sample_rows]
+    sample_tokens = np.where(is_split, last[last_pieces - behind * is_split], last[last_pieces] - behind)
     prompt_rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
-    prompt_counts = counts[prompt_rows]
-    first = (last - counts + 1)[prompt_rows]
+    prompt_counts = plan.counts[prompt_rows]
+    first = last[pieces.lasts[prompt_rows]] - prompt_counts + 1
     prompt_offsets = np.arange(int(prompt_counts.sum())) - np.repeat(
         np.cumsum(prompt_counts) - prompt_counts, prompt_counts
     )
     return StepMetadata(
-        sources_T=sources[rows_T] + offsets_T,
+        sources_T=sources_T,
         positions_T=positions_T,
         slot_mappings=list(pages * block_size + positions_T % block_size),
         attentions=attentions,
         logits_indices=LogitsIndices(
             sample_rows=sample_rows,
-            sample_tokens=last[sample_rows],
+            sample_tokens=sample_tokens,
+            sample_positions=plan.positions[sample_rows] + plan.counts[sample_rows] - behind,
             prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
         ),
     )
 
 
+def _pieces(plan: Plan) -> Pieces:
+    every = np.arange(len(plan.slots))
+    split = (
+        (plan.counts <= plan.drafts + 1) & (plan.drafts > 0) if len(plan.drafts) else np.zeros(0, np.bool_)
+    )
+    if not split.any():
+        return Pieces(plan.slots, plan.positions, plan.counts, every, every)
+    numbers = np.where(split, plan.counts, 1)
+    ends = np.cumsum(numbers)
+    rows = np.repeat(every, numbers)
+    offsets = np.arange(len(rows)) - np.repeat(ends - numbers, numbers)
+    counts = np.where(split, 1, plan.counts)[rows]
+    return Pieces(plan.slots[rows], plan.positions[rows] + offsets, counts, rows, ends - 1)
+
+
+def sampled_positions(plan: Plan) -> tuple[I64, I64]:
+    """For every token that the plan samples its row, and how many of the row's tokens are behind the one it follows."""
+    rows = np.flatnonzero(plan.flags & SAMPLE)
+    if not len(plan.drafts):
+        return rows, np.zeros(len(rows), np.int64)
+    samples = plan.drafts[rows] + 1
+    ends = np.cumsum(samples)
+    return np.repeat(rows, samples), np.repeat(ends, samples) - np.arange(int(samples.sum())) - 1
+
+
 def is_steady(plan: Plan) -> bool:
     """Whether every row continues and samples, masked or not, and nothing else happens: most steps of a busy server."""
     continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
-    return plan.starts is None and not len(plan.released) and bool(continues.all())
+    return plan.starts is None and not len(plan.released) and not len(plan.drafts) and bool(continues.all())
 
 
 def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:
@@ -171,6 +222,7 @@ def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable,
     if mask is not None:
         mask.view(len(rows), group.keys)[torch.from_numpy(rows), torch.from_numpy(positions)] = 0
     last.positions_T, last.slot_mappings = positions, [slot_mapping]
+    last.logits_indices.sample_positions = positions + 1
     return True
 
 
@@ -214,10 +266,10 @@ def _rounded(keys: int) -> int:
 
 
 class _Maker:
-    """Makes the groups of one window and table after another, in the order of the tokens."""
+    """Makes the groups of one window and table after another, in the order of the tokens. Rows are pieces here."""
 
-    def __init__(self, plan: Plan, slots: SlotTable, geometry: Geometry) -> None:
-        self.plan = plan
+    def __init__(self, pieces: Pieces, slots: SlotTable, geometry: Geometry) -> None:
+        self.pieces = pieces
         self.slots = slots
         self.block_size = geometry.block_size
         self.zero_row = geometry.zero_row
@@ -241,7 +293,7 @@ class _Maker:
 
     def keys(self, rows: I64) -> int:
         """Keys that decodes of these rows read, rounded up."""
-        positions = self.plan.positions[rows]
+        positions = self.pieces.positions[rows]
         return _rounded(int((positions + 1 - self._first(positions)).max()))
 
     def decode_group(self, rows: I64, keys: int) -> ops.DecodeGroup:
@@ -270,7 +322,7 @@ class _Maker:
         )
 
     def chunk_group(self, rows: I64) -> ops.ChunkGroup:
-        counts, positions = self.plan.counts[rows], self.plan.positions[rows]
+        counts, positions = self.pieces.counts[rows], self.pieces.positions[rows]
         contexts = positions + counts
         first = self._first(positions)
         queries, keys = int(counts.max()), int((contexts - first).max())
@@ -318,7 +370,7 @@ class _Maker:
         Queries past the row's end see what the last one sees: they are padding, and must not divide by zero.
         """
         rows, numbers_SL = rows[sequences], numbers_SL[sequences]
-        positions, counts = self.plan.positions[rows, None], self.plan.counts[rows, None]
+        positions, counts = self.pieces.positions[rows, None], self.pieces.counts[rows, None]
         last = positions + np.minimum(np.arange(queries.start, queries.stop), counts - 1)
         hidden = numbers_SL[:, None, :] > last[:, :, None]
         if window is not None:
@@ -330,7 +382,7 @@ class _Maker:
 
     def _single(self, rows: I64, keys: int) -> tuple[Tensor | None, Tensor]:
         """Of rows with one query each: a mask of `keys` keys (S, L), if one is not seen, and their cache rows, (S * L,)."""
-        positions = self.plan.positions[rows]
+        positions = self.pieces.positions[rows]
         first = self._first(positions)
         seen = np.arange(keys) <= (positions - first)[:, None]
         if self.tokens not in self.masks:
@@ -346,7 +398,7 @@ class _Maker:
 
     def _slot_mapping(self, rows: I64, first: I64, keys: int, seen: Bools) -> I64:
         """Cache rows (S, L) of the keys from `first` on; of those not seen the row of zeros."""
-        size, slots = self.block_size, self.plan.slots[rows]
+        size, slots = self.block_size, self.pieces.slots[rows]
         begin = first // size
         count = -(-(keys + size - 1) // size)
         blocks_SB = np.minimum(begin[:, None] + np.arange(count), self.slots.width - 1)

@@ -90,7 +90,12 @@ class EncoderDecoderSteps:
             across.append(self._across(rows, tables, token_ends, counts, read))
         sample_rows = np.flatnonzero(plan.flags & SAMPLE)
         # What an encoder reads has no probabilities.
-        indices = LogitsIndices(sample_rows, (token_ends - 1)[sample_rows], np.zeros(0, np.int64))
+        indices = LogitsIndices(
+            sample_rows=sample_rows,
+            sample_tokens=(token_ends - 1)[sample_rows],
+            sample_positions=ends[sample_rows],
+            prompt_tokens=np.zeros(0, np.int64),
+        )
         step = EncoderDecoderStep(
             reading=reading,
             ids_T=torch.cat((given, last_sampled)).index_select(0, self._on(sources_T)),

@@ -21,8 +21,19 @@ from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache
 from penstock.engine.native_steps import NativeSteps
-from penstock.engine.plan import CONTINUE, I64, MASKED, NO_TARGET, PROMPT_LOGPROBS, START, U32, Plan
-from penstock.engine.sampling import Masks, Sampled, Sampler, most_likely
+from penstock.engine.plan import (
+    CONTINUE,
+    I64,
+    MASKED,
+    NO_TARGET,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    U32,
+    Bools,
+    Plan,
+)
+from penstock.engine.sampling import Drafts, Masks, Sampled, Sampler, most_likely
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.tables import Tables, divide
 from penstock.engine.threads import Threads
@@ -81,6 +92,9 @@ class Launched:
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
     unsampled: "Unsampled | None" = None  # the model has run, and the masks for sampling are awaited
+    accepted_R: Tensor | None = (
+        None  # drafts, of each row that samples; None: it has none, or another stage knows
+    )
 
 
 @dataclass(slots=True)
@@ -167,13 +181,15 @@ class Engine:
         layers = self.group.layers(self.model.config.num_layers)
         self.cache = KvCache(limits.tables, layers, (rows, size), self.dtype, self.device, limits.pages)
         self.slots = SlotTable(limits)
-        self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device)
+        self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device, limits.max_step_drafts)
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
-        most = max(limits.max_slots, PROMPT_LOGITS_AT_ONCE)
+        most = max(limits.max_slots + limits.max_step_drafts, PROMPT_LOGITS_AT_ONCE)
         self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
         self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
         # Of each step whose samples the last stage has not sent back yet, the slots that sampled. First stage only.
         self._awaited: deque[I64] = deque()
+        # The last step, if it verified drafts and the lengths of its slots are not known yet.
+        self._unsettled: Launched | None = None
         self.model.serve_up_to(limits.max_sequence_tokens)
         self.step_maker = self._make_step_maker()
         self._prepared = True
@@ -200,6 +216,7 @@ class Engine:
     def clear(self) -> None:
         """Forgets all slots: a new Run begins."""
         self._receive_back(len(self._awaited))
+        self._unsettled = None
         self.step_maker.clear()
         self.slots.clear()
         self.sampler.clear()
@@ -219,6 +236,7 @@ class Engine:
         """
         traced_since = time.time_ns() if plan.traces and self.spans is not None else 0
         began = time.perf_counter_ns()
+        self._settle()
         self.slots.apply(plan)
         if len(plan.released):
             self.sampler.release(plan.released.astype(np.int64))
@@ -264,12 +282,15 @@ class Engine:
         sampled = prompt = None
         if self.group.is_last_stage:
             if unsampled.logits_SV is not None:
-                sampled = self._sample(plan, indices, unsampled.ids_T, unsampled.logits_SV, masks)
+                sampled = self._sample(launched, indices, unsampled.ids_T, unsampled.logits_SV, masks)
             if len(indices.prompt_tokens):
                 prompt = self._prompt_logprobs(plan, indices, unsampled.hidden_TE)
         elif self.group.is_first_stage and len(indices.sample_rows):
-            self._awaited.append(plan.slots[indices.sample_rows])
+            self._awaited.append(plan.slots[(plan.flags & SAMPLE) != 0])
         launched.sampled = None if sampled is None else self._sampled_to_host(sampled)
+        if launched.accepted_R is not None:
+            launched.accepted_R = self.transfers.to_host(launched.accepted_R)
+            self._unsettled = launched
         launched.prompt = None if prompt is None else self._prompt_to_host(prompt)
         launched.done = self.transfers.mark()
         launched.sample_ns += time.perf_counter_ns() - began
@@ -312,18 +333,27 @@ class Engine:
         )
         sampled, indices = launched.sampled, launched.indices
         if sampled is not None and indices is not None:
-            result.sampled = sampled.tokens_S.numpy().astype("<u4").tobytes()
-            result.logprobs = sampled.logprobs_S.numpy().astype("<f4", copy=False).tobytes()
+            # What was sampled behind a draft that was not accepted is nobody's.
+            valid: Bools = np.ones(len(indices.sample_rows), np.bool_)
+            if sampled.verified is not None and launched.accepted_R is not None:
+                accepted_R, verified = launched.accepted_R.numpy(), sampled.verified
+                valid = verified.offsets_S <= accepted_R[verified.rows_S]
+                result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
+            result.sampled = sampled.tokens_S.numpy()[valid].astype("<u4").tobytes()
+            result.logprobs = sampled.logprobs_S.numpy()[valid].astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
-                counts = sampled.top_counts[sampled.top_counts > 0]
+                wanted = sampled.top_counts > 0
+                counts = np.where(valid, sampled.top_counts, 0)[wanted]
                 result.top_tokens = first_of_each(sampled.top_tokens_SN, counts, "<u4")
                 result.top_logprobs = first_of_each(sampled.top_logprobs_SN, counts, "<f4")
+            rows = indices.sample_rows[valid]
             for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
-                good = np.True_ if good_S is None else good_S.numpy()
+                good = np.ones(len(rows), np.bool_) if good_S is None else good_S.numpy()[valid]
                 if not good.all():
                     failed = {error.row for error in result.errors}
-                    for row in indices.sample_rows[~good].tolist():
+                    for row in rows[~good].tolist():
                         if row not in failed:
+                            failed.add(row)
                             result.errors.add(row=row, message=message)
         prompt = launched.prompt
         if prompt is not None:
@@ -369,21 +399,52 @@ class Engine:
                 raise RuntimeError("the device cannot add")
 
     def _sample(
-        self, plan: Plan, indices: LogitsIndices, ids_T: Tensor, logits_SV: Tensor, masks: Masks | None
+        self,
+        launched: Launched,
+        indices: LogitsIndices,
+        ids_T: Tensor,
+        logits_SV: Tensor,
+        masks: Masks | None,
     ) -> Sampled | None:
-        rows = indices.sample_rows
+        plan, rows = launched.plan, indices.sample_rows
         tokens_S = to_device(indices.sample_tokens, self.device)
-        slots = plan.slots[rows]
+        drafts = self._drafts(plan, tokens_S, ids_T) if len(plan.drafts) else None
         sampled = None
         if self.group.is_output_rank:
-            positions = plan.positions[rows] + plan.counts[rows]
+            positions = indices.sample_positions
             previous_S = ids_T.index_select(0, tokens_S)
-            sampled = self.sampler.sample(logits_SV, slots, positions, previous_S, masks)
-        chosen_S = torch.empty_like(tokens_S) if sampled is None else sampled.tokens_S
-        self.last_sampled.index_copy_(0, to_device(slots, self.device), self.group.broadcast(chosen_S))
+            sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
+        sampling = (plan.flags & SAMPLE) != 0
+        told = torch.empty(
+            (1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device
+        )
+        if sampled is not None and sampled.verified is not None:
+            told[0], told[1] = sampled.verified.last_tokens_R, sampled.verified.accepted_R
+        elif sampled is not None:
+            told[0] = sampled.tokens_S
+        told = self.group.broadcast(told)
+        self.last_sampled.index_copy_(0, to_device(plan.slots[sampling], self.device), told[0])
         if self.group.pipeline is not None:
-            self.group.pipeline.send_back(chosen_S)
+            self.group.pipeline.send_back(told[0])
+        if drafts is not None:
+            launched.accepted_R = told[1]
         return sampled
+
+    def _drafts(self, plan: Plan, tokens_S: Tensor, ids_T: Tensor) -> Drafts:
+        """A sample is compared with the token that the next sample of its row follows."""
+        fed_S = ids_T.index_select(0, tokens_S)
+        return Drafts(plan.drafts[(plan.flags & SAMPLE) != 0] + 1, fed_S.roll(-1))
+
+    def _settle(self) -> None:
+        """Waits for the drafts of the last step, if it had some: where its slots end is the beginning of this one."""
+        last, self._unsettled = self._unsettled, None
+        if last is None:
+            return
+        if last.done is not None:
+            last.done.synchronize()
+        assert last.accepted_R is not None
+        rows = (last.plan.flags & SAMPLE) != 0
+        self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - last.accepted_R.numpy())
 
     def _forward(self, step: Any) -> Tensor:
         """This stage's layers, between the stage before and the next one."""

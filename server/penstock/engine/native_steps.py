@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.attention_metadata import LogitsIndices
-from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, SAMPLE, Plan
+from penstock.engine.attention_metadata import LogitsIndices, sampled_positions
+from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeStep
 
@@ -33,11 +33,12 @@ class NativeSteps:
             ids = np.empty(len(is_given_T), np.int64)
             ids[is_given_T] = plan.tokens
             ids[~is_given_T] = sampled[plan.slots[continuing]]
-        sample_rows = np.flatnonzero(flags & SAMPLE)
+        sample_rows, behind = sampled_positions(plan)
         asked_T = np.repeat((flags & PROMPT_LOGPROBS) != 0, counts)
         indices = LogitsIndices(
             sample_rows=sample_rows,
-            sample_tokens=ends[sample_rows] - 1,
+            sample_tokens=ends[sample_rows] - 1 - behind,
+            sample_positions=plan.positions[sample_rows] + counts[sample_rows] - behind,
             prompt_tokens=np.flatnonzero(asked_T),
         )
         return indices, NativeStep(

@@ -4,7 +4,8 @@ Made by `penstock.rpc.plan_reader` from messages, and by the worker itself for w
 mean for the slots is checked by `penstock.engine.slots`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,61 +31,68 @@ NO_TARGET = 0xFFFFFFFF
 NO_PAGE = 0xFFFFFFFF
 
 
+# What is known of a column of `Starts`: see StartColumn.
+_ZERO: dict[str, Any] = {"default": 0, "ragged_by": "", "optional": False}
+_ONE = {**_ZERO, "default": 1}
+
+
 @dataclass(slots=True)
 class Starts:
-    """What the plan's START rows are sampled with: columns of the message of the same name."""
+    """What the plan's START rows are sampled with: columns of the message of the same name, in its order.
 
-    seeds: U64
-    temperatures: F32
-    top_ks: U32
-    top_ps: F32
-    typical_ps: F32
-    min_ps: F32
-    repetition_penalties: F32
-    frequency_penalties: F32
-    presence_penalties: F32
-    top_tokens: U32
-    history_counts: U32
-    history_outputs: U32
-    history: U32
-    bias_counts: U32
-    bias_tokens: U32
-    biases: F32
-    first_ends: U32
-    end_counts: U32
-    end_tokens: U32
-    watermark_deltas: F32
-    watermark_greens: U32
-    encoder_counts: U32  # one for each START row of an encoder-decoder; none of a decoder's
+    The one table of them in Python: a test compares it with penstock.proto.
+    """
+
+    seeds: U64 = field(metadata=_ZERO)
+    temperatures: F32 = field(metadata=_ZERO)
+    top_ks: U32 = field(metadata=_ZERO)
+    top_ps: F32 = field(metadata=_ONE)
+    typical_ps: F32 = field(metadata=_ONE)
+    min_ps: F32 = field(metadata=_ZERO)
+    repetition_penalties: F32 = field(metadata=_ONE)
+    frequency_penalties: F32 = field(metadata=_ZERO)
+    presence_penalties: F32 = field(metadata=_ZERO)
+    top_tokens: U32 = field(metadata=_ZERO)
+    history_counts: U32 = field(metadata=_ZERO)
+    history_outputs: U32 = field(metadata=_ZERO)
+    history: U32 = field(metadata={**_ZERO, "ragged_by": "history_counts"})
+    bias_counts: U32 = field(metadata=_ZERO)
+    bias_tokens: U32 = field(metadata={**_ZERO, "ragged_by": "bias_counts"})
+    biases: F32 = field(metadata={**_ZERO, "ragged_by": "bias_counts"})
+    first_ends: U32 = field(metadata=_ZERO)
+    end_counts: U32 = field(metadata=_ZERO)
+    end_tokens: U32 = field(metadata={**_ZERO, "ragged_by": "end_counts"})
+    watermark_deltas: F32 = field(metadata=_ZERO)
+    watermark_greens: U32 = field(metadata=_ZERO)
+    encoder_counts: U32 = field(
+        metadata={**_ZERO, "optional": True}
+    )  # one for each START row of an encoder-decoder, or none
+
+
+@dataclass(frozen=True)
+class StartColumn:
+    """A column of `Starts`: an entry for each START row, or as many as another column says, or absent."""
+
+    name: str
+    dtype: str
+    default: float  # what asks for nothing
+    ragged_by: str  # the column that has the number of its entries of each row; "": one
+    optional: bool  # may be absent
+
+
+_DTYPES: dict[Any, str] = {U64: "<u8", U32: "<u4", F32: "<f4"}
+START_COLUMNS = tuple(
+    StartColumn(column.name, _DTYPES[column.type], **column.metadata) for column in fields(Starts)
+)
 
 
 def greedy_starts(rows: int) -> Starts:
     """Greedy sampling for `rows` START rows: for plans that the worker makes itself."""
-    off, one = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    nothing, none = np.zeros(rows, np.uint32), np.zeros(0, np.uint32)
     return Starts(
-        seeds=np.zeros(rows, np.uint64),
-        temperatures=off,
-        top_ks=nothing,
-        top_ps=one,
-        typical_ps=one,
-        min_ps=off,
-        repetition_penalties=one,
-        frequency_penalties=off,
-        presence_penalties=off,
-        top_tokens=nothing,
-        history_counts=nothing,
-        history_outputs=nothing,
-        history=none,
-        bias_counts=nothing,
-        bias_tokens=none,
-        biases=np.zeros(0, np.float32),
-        first_ends=nothing,
-        end_counts=nothing,
-        end_tokens=none,
-        watermark_deltas=off,
-        watermark_greens=nothing,
-        encoder_counts=none,
+        *(
+            np.full(0 if column.ragged_by or column.optional else rows, column.default, column.dtype)
+            for column in START_COLUMNS
+        )
     )
 
 
@@ -104,3 +112,4 @@ class Plan:
     prompt_targets: U32
     starts: Starts | None
     traces: bytes = b""
+    drafts: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: no row has any

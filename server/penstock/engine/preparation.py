@@ -54,7 +54,9 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         engine.device,
         request.memory_fraction,
         held=weight_bytes(engine),
-        working=_step_bytes(engine, request.max_slots, request.max_step_tokens, longest),
+        working=_step_bytes(
+            engine, request.max_slots, request.max_step_tokens, longest, request.max_step_drafts
+        ),
         neighbours=engine.group.neighbours,
     )
     tables = engine.tables(longest)
@@ -82,6 +84,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             vocab_size=config.vocab_size,
             has_encoder=engine.has_encoder,
             max_side_positions=config.max_side_positions,
+            max_step_drafts=request.max_step_drafts,
         )
     )
     if engine.threads is not None:
@@ -132,11 +135,15 @@ def kv_bytes_per_token(engine: Engine) -> int:
     return len(engine.group.layers(engine.model.config.num_layers)) * rows * size * engine.dtype.itemsize
 
 
-def _step_bytes(engine: Engine, max_slots: int, max_step_tokens: int, longest: int) -> int:
+def _step_bytes(
+    engine: Engine, max_slots: int, max_step_tokens: int, longest: int, max_step_drafts: int
+) -> int:
     config, native = engine.model.config, engine.native
     if native is None:
-        return working_bytes(config, engine.dtype, engine.device, max_slots, max_step_tokens, longest)
-    rows = max(max_slots, PROMPT_LOGITS_AT_ONCE)
+        return working_bytes(
+            config, engine.dtype, engine.device, max_slots, max_step_tokens, longest, max_step_drafts
+        )
+    rows = max(max_slots + max_step_drafts, PROMPT_LOGITS_AT_ONCE)
     # Logits, and what sampling makes of them in four steps.
     return native.workspace_bytes(max_step_tokens, rows, longest) + 4 * 4 * rows * config.vocab_size
 
@@ -148,6 +155,7 @@ def working_bytes(
     max_slots: int,
     max_step_tokens: int,
     longest: int,
+    max_step_drafts: int = 0,
 ) -> int:
     """What the largest step needs beside weights and cache, roughly and upwards."""
     tokens = min(max_step_tokens, max_slots * longest)
@@ -158,10 +166,10 @@ def working_bytes(
     )
     # Queries and results of attention as rectangles, in float64 at most.
     attended = 4 * 8 * config.heads * config.head_dim
-    logits = 4 * 4 * min(max_slots, tokens) * config.vocab_size
+    logits = 4 * 4 * min(max_slots + max_step_drafts, tokens) * config.vocab_size
     # Of each key of each sequence: its row in the cache and whether it is seen, in every view, of this step and of the
     # last one; and what these are made of. Sequences may share their keys, but not this.
-    keys = min(max_slots, tokens) * (longest * 9 // 8 + 32)
+    keys = min(max_slots + max_step_drafts, tokens) * (longest * 9 // 8 + 32)
     # Windows and tables through which layers look at the cache; of an encoder-decoder, at either side's keys.
     views = 2 if config.has_encoder else len(config.windows) * divide(config.layer_windows, longest).count
     numbers = keys * (2 * views * (8 + 4) + 4 * 8)

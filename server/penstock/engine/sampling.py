@@ -22,7 +22,7 @@ Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class Sampled:
-    """One entry per row that samples."""
+    """One entry per token sampled: of each row that samples, one more than it has drafts."""
 
     tokens_S: Tensor  # int64
     logprobs_S: Tensor  # fp32
@@ -31,6 +31,38 @@ class Sampled:
     top_counts: I64  # always on the host: alternatives wanted of each row
     top_tokens_SN: Tensor | None
     top_logprobs_SN: Tensor | None
+    verified: "Verified | None" = None  # of a step with drafts
+
+
+@dataclass(slots=True)
+class Verified:
+    """What became of a step's drafts, by row that samples (R)."""
+
+    accepted_R: Tensor  # int64
+    last_tokens_R: Tensor  # int64: behind the last accepted draft
+    has_drafts_R: npt.NDArray[np.bool_]  # on the host, as all that follows
+    offsets_S: I64  # of each sample in its row
+    rows_S: I64  # its row
+
+
+class Drafts:
+    """The drafts of a step: which samples belong to one row, and what was guessed in their place."""
+
+    def __init__(self, counts_R: I64, drafts_S: Tensor) -> None:
+        """`counts_R`: samples of each row that samples, one more than its drafts. `drafts_S` (S,) int64, on the device:
+        the draft that each sample is compared with, any for the last of a row.
+        """
+        ends = np.cumsum(counts_R)
+        self.counts_R, self.firsts_R, self.drafts_S = counts_R, ends - counts_R, drafts_S
+        self.rows_S = np.repeat(np.arange(len(counts_R)), counts_R)
+        self.offsets_S = np.arange(len(self.rows_S)) - self.firsts_R[self.rows_S]
+
+    def before(self, samples: I64) -> tuple[I64, I64]:
+        """Pairs of one of these samples, by its place among them, and the place among all of a draft fed before it."""
+        offsets = self.offsets_S[samples]
+        places = np.repeat(np.arange(len(samples)), offsets)
+        behind = np.arange(len(places)) - np.repeat(np.cumsum(offsets) - offsets, offsets)
+        return places, self.firsts_R[self.rows_S[samples]][places] + behind
 
 
 class Masks:
@@ -49,7 +81,7 @@ class Masks:
 class Sampler:
     """Sampling parameters and token counts of all slots."""
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_slots: int, vocab_size: int, device: torch.device, max_drafts: int = 0) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self.seeds: U64 = np.zeros(max_slots, np.uint64)
@@ -68,7 +100,8 @@ class Sampler:
         self.end_tokens: I64 = np.zeros((max_slots, 1), np.int64)  # to the full width the same once more
         self.watermark_deltas: F32 = np.zeros(max_slots, np.float32)
         self.watermark_greens: I64 = np.zeros(max_slots, np.int64)
-        self._logprobs_SV = torch.empty((max_slots, vocab_size), dtype=torch.float32, device=device)
+        most = max_slots + max_drafts
+        self._logprobs_SV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
         self._free_rows: list[int] = []
         self._prompt_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._output_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
@@ -123,12 +156,21 @@ class Sampler:
             self._hold_back(int(slots[entry]), starts.end_tokens[part].astype(np.int64))
 
     def sample(
-        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor, masks: Masks | None = None
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        masks: Masks | None = None,
+        drafts: Drafts | None = None,
     ) -> Sampled:
         """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
         `previous` (S,) int64 the tokens before them, on the device. The token of a row that samples nothing is any.
+
+        With `drafts` a slot may have several rows of logits. Each is sampled as if what was fed before it were its text,
+        and only what follows accepted drafts is counted for penalties.
         """
-        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S, masks)
+        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S, masks, drafts)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             tokens_S = self._choose(scores_SV, slots, positions)
@@ -139,7 +181,8 @@ class Sampler:
                 drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
                 tokens_S.index_copy_(0, rows, drawn_S)
         logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
-        self._count(slots, tokens_S, masks)
+        verified = None if drafts is None else self._verify(tokens_S, drafts)
+        self._count(slots, tokens_S, masks, verified)
         sampled = Sampled(
             tokens_S=tokens_S,
             logprobs_S=logprobs_SV.gather(1, tokens_S.unsqueeze(1)).squeeze(1),
@@ -148,6 +191,7 @@ class Sampler:
             top_counts=self.top_counts[slots],
             top_tokens_SN=None,
             top_logprobs_SN=None,
+            verified=verified,
         )
         most = int(sampled.top_counts.max(initial=0))
         if most:
@@ -155,12 +199,18 @@ class Sampler:
         return sampled
 
     def process(
-        self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor, masks: Masks | None = None
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        masks: Masks | None = None,
+        drafts: Drafts | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What tokens are chosen from, (S, V) fp32: of greedy rows the largest, of others by its softmax. And (S,) bool,
         which rows have a token left; None: all. The logits stay as they are; arguments as in `sample`.
         """
-        scores_SV, possible_S = self._change(logits_SV, slots, positions, masks)
+        scores_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             scores_SV = self._truncate(scores_SV, slots)
@@ -181,7 +231,7 @@ class Sampler:
         return scores_SV, possible_S
 
     def _change(
-        self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None
+        self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None, drafts: Drafts | None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits after bias, penalties, what may not end yet and masks, and which rows have a token left."""
         penalized = np.flatnonzero(self.count_rows[slots] >= 0)
@@ -206,10 +256,15 @@ class Sampler:
         if len(penalized):
             chosen = slots[penalized]
             rows, counts = self._on_device(penalized), self._on_device(self.count_rows[chosen])
+            output_SV = self._output_RV.index_select(0, counts)
+            if drafts is not None:
+                places, before = drafts.before(penalized)
+                tokens = drafts.drafts_S.index_select(0, self._on_device(before))
+                ops.count_tokens(output_SV, self._on_device(places), tokens)
             penalized_SV = ops.penalize(
                 changed_SV.index_select(0, rows),
                 self._prompt_RV.index_select(0, counts),
-                self._output_RV.index_select(0, counts),
+                output_SV,
                 self._column(self.repetitions[chosen]),
                 self._column(self.frequencies[chosen]),
                 self._column(self.presences[chosen]),
@@ -272,14 +327,26 @@ class Sampler:
             self.end_tokens = np.concatenate((self.end_tokens, wider), axis=1)
         self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
-    def _count(self, slots: I64, tokens_S: Tensor, masks: Masks | None) -> None:
+    def _verify(self, tokens_S: Tensor, drafts: Drafts) -> Verified:
+        firsts_R, counts_R = self._on_device(drafts.firsts_R), self._on_device(drafts.counts_R)
+        most = int(drafts.counts_R.max())
+        accepted_R = ops.accept_drafts(tokens_S, drafts.drafts_S, firsts_R, counts_R, most)
+        last_tokens_R = tokens_S.index_select(0, firsts_R + accepted_R)
+        has_drafts_R = drafts.counts_R > 1
+        return Verified(accepted_R, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S)
+
+    def _count(self, slots: I64, tokens_S: Tensor, masks: Masks | None, verified: Verified | None) -> None:
         is_counted = self.count_rows[slots] >= 0
         if masks is not None:
             is_counted[masks.skipped] = False
         counted = np.flatnonzero(is_counted)
         if len(counted):
-            rows = self._on_device(self.count_rows[slots[counted]])
-            ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, self._on_device(counted)))
+            rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
+            is_kept_S = None
+            if verified is not None:
+                accepted_S = verified.accepted_R.index_select(0, self._on_device(verified.rows_S[counted]))
+                is_kept_S = self._on_device(verified.offsets_S[counted]) <= accepted_S
+            ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, chosen), is_kept_S)
 
     def _take_counts(self, slot: int, history: I64, outputs: int) -> None:
         if not self._free_rows:

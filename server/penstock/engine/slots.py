@@ -19,6 +19,7 @@ from penstock.engine.plan import (
     PROMPT_LOGPROBS,
     SAMPLE,
     START,
+    START_COLUMNS,
     U32,
     Bools,
     Plan,
@@ -42,6 +43,7 @@ class Limits:
     vocab_size: int
     has_encoder: bool = False  # every sequence begins with what an encoder reads
     max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
+    max_step_drafts: int = 0
     tables: Tables = ONE_TABLE
 
 
@@ -55,6 +57,8 @@ class SlotTable:
         self.alive: Bools = np.zeros(limits.max_slots, np.bool_)
         self.has_sampled: Bools = np.zeros(limits.max_slots, np.bool_)
         self.filled: I64 = np.zeros(limits.max_slots, np.int64)  # tokens in the cache
+        # What the router may think is in it at most: as if all drafts of the last rows had been accepted.
+        self.planned: I64 = np.zeros(limits.max_slots, np.int64)
         self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
         self.encoder_counts: I64 = np.zeros(limits.max_slots, np.int64)  # tokens that its encoder reads
         # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
@@ -66,7 +70,10 @@ class SlotTable:
         self.alive[:] = False
 
     def apply(self, plan: Plan) -> None:
-        """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan."""
+        """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan.
+
+        Positions of the plan that are bounds become what they are; `settle` is told of the step before.
+        """
         limits = self.limits
         slots, flags, counts, positions = plan.slots, plan.flags, plan.counts, plan.positions
         rows = len(slots)
@@ -98,11 +105,13 @@ class SlotTable:
             raise BadPlan("flags: a row has both START and CONTINUE")
         if (((flags & MASKED) != 0) & ((flags & SAMPLE) == 0)).any():
             raise BadPlan("flags: a row has MASKED without SAMPLE")
+        if len(plan.drafts):
+            self._check_drafts(plan)
         _check_starts(plan.starts, len(starts), limits)
         if len(starts):
             self.alive[starts] = True
             self.has_sampled[starts] = False
-            self.filled[starts] = positions[starting]
+            self.filled[starts] = self.planned[starts] = positions[starting]
             self.block_counts[starts] = 0
             self._start_encoders(plan, starts)
         if not self.alive[slots].all():
@@ -113,8 +122,9 @@ class SlotTable:
 
         if int(counts.min()) < 1:
             raise BadPlan("counts: a row feeds no token")
-        if (counts[continuing] != 1).any():
-            raise BadPlan("counts: a CONTINUE row feeds other than one token")
+        drafts = plan.drafts[continuing] if len(plan.drafts) else 0
+        if (counts[continuing] != 1 + drafts).any():
+            raise BadPlan("counts: a CONTINUE row feeds other than one token and its drafts")
         total = int(counts.sum())
         if total > limits.max_step_tokens:
             raise BadPlan(f"counts: {total} tokens, but max_step_tokens is {limits.max_step_tokens}")
@@ -133,13 +143,19 @@ class SlotTable:
 
         if len(plan.new_pages) or plan.new_block_counts.any():
             self._append_pages(plan)
-        ends = positions + counts
-        if (positions > self.filled[slots]).any():
-            row = int(np.argmax(positions > self.filled[slots]))
+        ahead = positions > np.where(continuing, self.planned[slots], self.filled[slots])
+        if ahead.any():
+            row = int(np.argmax(ahead))
             raise BadPlan(
                 f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} "
                 f"is filled to {self.filled[slots[row]]}"
             )
+        bounds = positions + counts
+        if continuing.any():
+            positions = plan.positions = np.where(
+                continuing, np.minimum(positions, self.filled[slots]), positions
+            )
+        ends = positions + counts
         short = ends > self.block_counts[slots] * limits.block_size
         if short.any():
             row = int(np.argmax(short))
@@ -148,8 +164,30 @@ class SlotTable:
                 f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
             )
         self._check_whole(plan, ends)
-        self.filled[slots] = ends
+        self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
+
+    def settle(self, slots: I64, rejected: I64) -> None:
+        """Of the last step: so many drafts of these slots' rows were not accepted."""
+        self.filled[slots] -= rejected
+
+    def _check_drafts(self, plan: Plan) -> None:
+        drafts, flags = plan.drafts, plan.flags
+        if len(drafts) != len(plan.slots):
+            raise BadPlan(f"drafts: {len(drafts)} entries for {len(plan.slots)} rows")
+        if (drafts >= plan.counts).any():
+            row = int(np.argmax(drafts >= plan.counts))
+            raise BadPlan(f"drafts: row {row} feeds {plan.counts[row]} tokens, {drafts[row]} of them drafts")
+        total = int(drafts.sum())
+        if total > self.limits.max_step_drafts:
+            raise BadPlan(f"drafts: {total}, but max_step_drafts is {self.limits.max_step_drafts}")
+        verifying = drafts > 0
+        if (verifying & ((flags & SAMPLE) == 0)).any():
+            raise BadPlan("drafts: a row that does not sample has some")
+        if (verifying & ((flags & (MASKED | PROMPT_LOGPROBS)) != 0)).any():
+            raise BadPlan("drafts: a row with MASKED or PROMPT_LOGPROBS has some")
+        if verifying.any() and self.limits.has_encoder:
+            raise BadPlan("drafts: a row of an encoder-decoder has some")
 
     def _start_encoders(self, plan: Plan, starts: I64) -> None:
         counts = plan.starts.encoder_counts if plan.starts is not None else ()
@@ -225,28 +263,16 @@ def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
         if rows:
             raise BadPlan(f"starts: absent, but {rows} rows start")
         return
-    for name in (
-        "seeds",
-        "temperatures",
-        "top_ks",
-        "top_ps",
-        "typical_ps",
-        "min_ps",
-        "repetition_penalties",
-        "frequency_penalties",
-        "presence_penalties",
-        "top_tokens",
-        "history_counts",
-        "history_outputs",
-        "bias_counts",
-        "first_ends",
-        "end_counts",
-        "watermark_deltas",
-        "watermark_greens",
-    ):
-        entries = len(getattr(starts, name))
-        if entries != rows:
-            raise BadPlan(f"starts.{name}: {entries} entries, but {rows} rows start")
+    for column in START_COLUMNS:
+        entries = len(getattr(starts, column.name))
+        if column.ragged_by:
+            wanted = int(getattr(starts, column.ragged_by).sum(dtype=np.int64))
+            if entries != wanted:
+                raise BadPlan(
+                    f"starts.{column.name}: {entries} entries, but {column.ragged_by} add up to {wanted}"
+                )
+        elif entries != rows and not (column.optional and entries == 0):
+            raise BadPlan(f"starts.{column.name}: {entries} entries, but {rows} rows start")
     for name, least in (
         ("temperatures", 0.0),
         ("top_ps", 0.0),
@@ -264,19 +290,12 @@ def _check_starts(starts: Starts | None, rows: int, limits: Limits) -> None:
         raise BadPlan("starts.repetition_penalties: an entry is 0")
     if rows and int(starts.top_tokens.max()) > MAX_TOP_TOKENS:
         raise BadPlan(f"starts.top_tokens: {int(starts.top_tokens.max())}, but the most is {MAX_TOP_TOKENS}")
-    if len(starts.history) != int(starts.history_counts.sum(dtype=np.int64)):
-        raise BadPlan("starts.history: its length is not the sum of history_counts")
     if (starts.history_outputs > starts.history_counts).any():
         raise BadPlan("starts.history_outputs: more than history_counts")
     _below("starts.history", starts.history, limits.vocab_size, "tokens in the vocabulary")
-    biases = int(starts.bias_counts.sum(dtype=np.int64))
-    if len(starts.bias_tokens) != biases or len(starts.biases) != biases:
-        raise BadPlan("starts.biases: the length of bias_tokens or biases is not the sum of bias_counts")
     _below("starts.bias_tokens", starts.bias_tokens, limits.vocab_size, "tokens in the vocabulary")
     if np.isnan(starts.biases).any():
         raise BadPlan("starts.biases: an entry is not a number")
-    if len(starts.end_tokens) != int(starts.end_counts.sum(dtype=np.int64)):
-        raise BadPlan("starts.end_tokens: its length is not the sum of end_counts")
     if ((starts.first_ends == 0) != (starts.end_counts == 0)).any():
         raise BadPlan("starts.end_counts: tokens without first_ends, or first_ends without tokens")
     _below("starts.end_tokens", starts.end_tokens, limits.vocab_size, "tokens in the vocabulary")

@@ -71,18 +71,20 @@ class ModelDescription(_message.Message):
     def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("max_slots", "max_step_tokens", "max_sequence_tokens", "max_cache_tokens", "memory_fraction")
+    __slots__ = ("max_slots", "max_step_tokens", "max_sequence_tokens", "max_cache_tokens", "memory_fraction", "max_step_drafts")
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CACHE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     max_slots: int
     max_step_tokens: int
     max_sequence_tokens: int
     max_cache_tokens: int
     memory_fraction: float
-    def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ...) -> None: ...
+    max_step_drafts: int
+    def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked")
@@ -123,7 +125,7 @@ class ToWorker(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces")
+    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces", "drafts")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +139,7 @@ class StepPlan(_message.Message):
     PROMPT_TARGETS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: int
     released: bytes
@@ -150,7 +153,8 @@ class StepPlan(_message.Message):
     prompt_targets: bytes
     starts: Starts
     traces: bytes
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ...) -> None: ...
+    drafts: bytes
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ...) -> None: ...
 
 class Masks(_message.Message):
     __slots__ = ("number", "words")
@@ -209,7 +213,7 @@ class Starts(_message.Message):
     def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns")
+    __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns", "accepted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +226,7 @@ class StepResult(_message.Message):
     PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     sampled: bytes
     logprobs: bytes
@@ -234,7 +239,8 @@ class StepResult(_message.Message):
     prepare_ns: int
     forward_ns: int
     sample_ns: int
-    def __init__(self, number: _Optional[int] = ..., sampled: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[bytes] = ..., prompt_top_tokens: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    accepted: bytes
+    def __init__(self, number: _Optional[int] = ..., sampled: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[bytes] = ..., prompt_top_tokens: _Optional[bytes] = ..., prompt_top_logprobs: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., accepted: _Optional[bytes] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("row", "message")

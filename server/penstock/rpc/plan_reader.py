@@ -5,10 +5,12 @@ Called for every plan of a Run, in order. Looks at columns only; what they mean 
 """
 
 import zlib
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.engine.plan import F32, U32, U64, Plan, Starts
+from penstock.engine.plan import START_COLUMNS, U32, Plan, Starts
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 
@@ -42,8 +44,9 @@ class PlanReader:
         starts = None
         if message.HasField("starts"):
             digest, starts = _read_starts(message.starts, digest)
-        if message.traces:
-            digest = zlib.crc32(message.traces, digest)
+        for column in (message.traces, message.drafts):
+            if column:
+                digest = zlib.crc32(column, digest)
         if message.digest != digest:
             raise OutOfStep(
                 f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
@@ -64,6 +67,7 @@ class PlanReader:
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
             traces=message.traces,
+            drafts=_u32("drafts", message.drafts).astype(np.int64),
         )
 
 
@@ -73,83 +77,22 @@ def mask_words(message: pb.Masks) -> U32:
 
 
 def _u32(name: str, column: bytes) -> U32:
-    if len(column) % 4:
-        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 4-byte elements")
-    return np.frombuffer(column, "<u4")
+    return _column(name, column, "<u4")
 
 
-def _u64(name: str, column: bytes) -> U64:
-    if len(column) % 8:
-        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 8-byte elements")
-    return np.frombuffer(column, "<u8")
-
-
-def _f32(name: str, column: bytes) -> F32:
-    if len(column) % 4:
-        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of 4-byte elements")
-    return np.frombuffer(column, "<f4")
+def _column(name: str, column: bytes, dtype: str) -> npt.NDArray[Any]:
+    size = np.dtype(dtype).itemsize
+    if len(column) % size:
+        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of {size}-byte elements")
+    return np.frombuffer(column, dtype)
 
 
 def _read_starts(message: pb.Starts, digest: int) -> tuple[int, Starts]:
-    columns = {
-        name: getattr(message, name)
-        for name in (
-            "seeds",
-            "temperatures",
-            "top_ks",
-            "top_ps",
-            "typical_ps",
-            "min_ps",
-            "repetition_penalties",
-            "frequency_penalties",
-            "presence_penalties",
-            "top_tokens",
-            "history_counts",
-            "history_outputs",
-            "history",
-            "bias_counts",
-            "bias_tokens",
-            "biases",
-            "first_ends",
-            "end_counts",
-            "end_tokens",
-            "watermark_deltas",
-            "watermark_greens",
-            "encoder_counts",
-        )
-    }
-    for column in columns.values():
-        if column:
-            digest = zlib.crc32(column, digest)
-
-    def u32(name: str) -> U32:
-        return _u32(f"starts.{name}", columns[name])
-
-    def f32(name: str) -> F32:
-        return _f32(f"starts.{name}", columns[name])
-
-    starts = Starts(
-        seeds=_u64("starts.seeds", columns["seeds"]),
-        temperatures=f32("temperatures"),
-        top_ks=u32("top_ks"),
-        top_ps=f32("top_ps"),
-        typical_ps=f32("typical_ps"),
-        min_ps=f32("min_ps"),
-        repetition_penalties=f32("repetition_penalties"),
-        frequency_penalties=f32("frequency_penalties"),
-        presence_penalties=f32("presence_penalties"),
-        top_tokens=u32("top_tokens"),
-        history_counts=u32("history_counts"),
-        history_outputs=u32("history_outputs"),
-        history=u32("history"),
-        bias_counts=u32("bias_counts"),
-        bias_tokens=u32("bias_tokens"),
-        biases=f32("biases"),
-        first_ends=u32("first_ends"),
-        end_counts=u32("end_counts"),
-        end_tokens=u32("end_tokens"),
-        watermark_deltas=f32("watermark_deltas"),
-        watermark_greens=u32("watermark_greens"),
-        encoder_counts=u32("encoder_counts"),
+    columns = []
+    for about in START_COLUMNS:
+        column = getattr(message, about.name)
+        digest = zlib.crc32(column, digest)
+        columns.append((about, column))
+    return digest, Starts(
+        *(_column(f"starts.{about.name}", column, about.dtype) for about, column in columns)
     )
-    return digest, starts

@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn sampled(id: TokenId) -> SampledToken {
-        SampledToken { id, logprob: -0.5, top: vec![(id, -0.5)] }
+        SampledToken { id, logprob: -0.5, top: vec![(id, -0.5)], is_draft: false }
     }
 
     struct Outcome {

@@ -22,6 +22,8 @@ pub struct Timeline {
     /// How many may be generated.
     pub max_new_tokens: u32,
     pub generated_tokens: u32,
+    /// Those of them that were accepted drafts.
+    pub skipped_tokens: u32,
     pub queued: Instant,
     /// First scheduled.
     pub admitted: Option<Instant>,
@@ -37,6 +39,7 @@ impl Progress {
             cached_tokens: 0,
             max_new_tokens,
             generated_tokens: 0,
+            skipped_tokens: 0,
             queued: Instant::now(),
             admitted: None,
             first_token: None,
@@ -52,8 +55,8 @@ impl Progress {
         state.timeline.cached_tokens = cached_tokens;
     }
 
-    /// One more token. Says since when the last one was there; `None` when nobody counts any more.
-    pub fn token(&self) -> Option<Option<Instant>> {
+    /// One more token, perhaps an accepted draft. Says since when the last one was there; `None` when nobody counts any more.
+    pub fn token(&self, is_draft: bool) -> Option<Option<Instant>> {
         let mut state = self.state();
         if state.reckoned {
             return None;
@@ -61,6 +64,7 @@ impl Progress {
         let now = Instant::now();
         let timeline = &mut state.timeline;
         timeline.generated_tokens += 1;
+        timeline.skipped_tokens += u32::from(is_draft);
         timeline.first_token.get_or_insert(now);
         Some(timeline.last_token.replace(now))
     }
@@ -95,10 +99,10 @@ mod tests {
     #[test]
     fn a_token_after_the_reckoning_is_not_counted() {
         let progress = Progress::new(3, 10);
-        assert_eq!(progress.token(), Some(None));
-        assert!(matches!(progress.token(), Some(Some(_))));
+        assert_eq!(progress.token(false), Some(None));
+        assert!(matches!(progress.token(false), Some(Some(_))));
         assert_eq!(progress.reckon().generated_tokens, 2);
-        assert_eq!(progress.token(), None);
+        assert_eq!(progress.token(false), None);
         assert_eq!(progress.so_far().generated_tokens, 2);
     }
 }

@@ -149,7 +149,7 @@ impl GenerationTask {
                     return self.fail(broken_off(), &listener);
                 }
             };
-            match self.progress.token() {
+            match self.progress.token(token.is_draft) {
                 Some(last) => self.counted.another(last),
                 // The request has ended: nobody listens.
                 None => return,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn sampled(id: TokenId) -> SampledToken {
-        SampledToken { id, logprob: -1.0, top: Vec::new() }
+        SampledToken { id, logprob: -1.0, top: Vec::new(), is_draft: false }
     }
 
     fn finished(text: &str, finish: Finish) -> SequenceEvent {

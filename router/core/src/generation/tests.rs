@@ -53,6 +53,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
             max_sequence_tokens: limits.max_total_tokens + model.positions_beside(),
             max_cache_tokens: 0,
             memory_fraction: 0.9,
+            max_step_drafts: 0,
         })
     });
     let group = group.await.unwrap();
@@ -62,6 +63,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         eos: config.eos_ids.iter().copied().map(TokenId).collect(),
         step_timeout: Duration::from_secs(5),
         check_interval: Duration::from_secs(60),
+        speculate: 0,
     };
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let serving = Serving {

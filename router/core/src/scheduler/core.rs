@@ -19,7 +19,9 @@ use super::in_flight::{InFlight, RowRecord, Shape};
 use super::masks::MaskJob;
 use super::plan::PlanBuilder;
 use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
+use super::prompt_lookup::PromptLookup;
 use super::sequence::{PromptLogprobs, Sequence};
+use super::speculation::Drafting;
 use super::submission::{Release, SequenceEvent, SequenceFailure};
 use super::throttle::Throttle;
 
@@ -30,6 +32,7 @@ pub(super) struct Capacity {
     pub tables: Tables,
     pub max_slots: u32,
     pub max_step_tokens: u32,
+    pub max_step_drafts: u32,
     pub max_sequence_tokens: u32,
     /// Of a pipeline, each of which computes a plan of its own at a time.
     pub stages: u32,
@@ -51,6 +54,7 @@ pub(super) struct Rules {
     pub eos: Vec<TokenId>,
     pub target_itl: Option<Duration>,
     pub step_timeout: Duration,
+    pub drafting: Drafting,
 }
 
 pub(super) struct Core {
@@ -79,8 +83,11 @@ pub(super) struct Core {
     pub(super) spare_rows: Vec<Vec<RowRecord>>,
     /// Memory for a row's new pages.
     pub(super) named_pages: Vec<u32>,
-    /// Memory for the list of prompts of a plan.
+    /// Memory for the list of prompts of a plan, and for that of its decodes.
     pub(super) spare_prompts: Vec<usize>,
+    pub(super) spare_decodes: Vec<usize>,
+    /// Memory for a row's drafts.
+    pub(super) guesses: Vec<TokenId>,
     /// The oldest found no blocks in the last plan, since those that could give some were in it already.
     pub(super) oldest_is_due: bool,
     /// When something is to be done about a sequence's deadline.
@@ -95,8 +102,8 @@ pub(super) struct Core {
     pub(super) shapes: HashSet<Shape>,
     pub(super) counters: Counters,
     pub(super) completions: Completions,
-    /// Digests what encoders read.
-    encoders: RandomState,
+    /// Digests what encoders read, and seeds the indexes of `prompt_lookup`.
+    hashes: RandomState,
 }
 
 /// How much a step had to do at once.
@@ -133,6 +140,9 @@ pub(super) struct Counters {
     pub wasted_rows: u64,
     /// Rows that sampled nothing, since their masks were late.
     pub late_masks: u64,
+    /// Drafts that were verified, and those of them that were accepted.
+    pub drafts: u64,
+    pub accepted_drafts: u64,
 }
 
 impl Core {
@@ -157,6 +167,8 @@ impl Core {
             spare_rows: Vec::new(),
             named_pages: Vec::new(),
             spare_prompts: Vec::new(),
+            spare_decodes: Vec::new(),
+            guesses: Vec::new(),
             oldest_is_due: false,
             due: BTreeSet::new(),
             blocked: None,
@@ -165,7 +177,7 @@ impl Core {
             shapes: HashSet::new(),
             counters: Counters::default(),
             completions: Completions::default(),
-            encoders: RandomState::new(),
+            hashes: RandomState::new(),
         }
     }
 
@@ -190,7 +202,11 @@ impl Core {
             // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
             // encoders read the same, all of it.
             let read = &sequence.tokens[..sequence.encoder.tokens as usize];
-            sequence.namespace = self.encoders.hash_one((sequence.namespace, read));
+            sequence.namespace = self.hashes.hash_one((sequence.namespace, read));
+        } else if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
+            // A constrained row needs the mask behind each draft before it is verified, and an encoder-decoder has no
+            // verify rows.
+            sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
         }
         if let Some(why) = self.refusal(&sequence, now) {
             self.waiting.leave(account);
@@ -465,6 +481,7 @@ impl Core {
             assert_eq!(own.len() as u32, sequence.rows_in_flight);
             assert_eq!(own.iter().map(|row| row.tokens).sum::<u32>(), sequence.tokens_in_flight);
             assert_eq!(own.iter().filter(|row| row.sample).count() as u32, sequence.samples_in_flight);
+            assert_eq!(own.iter().map(|row| row.drafts).sum::<u32>(), sequence.drafts_in_flight);
             assert!(
                 sequence.num_scheduled_tokens <= sequence.table.blocks.len() as u32 * self.pool.block_size()
             );

@@ -14,6 +14,8 @@ pub(super) struct Work {
     /// Whether it has decode rows only: those steps are corrected apart, since a decode's attention is
     /// bound by memory and a chunk's by arithmetic.
     pub prompts: bool,
+    /// Tokens of it that are drafts, which have no part in `context`.
+    pub drafts: u32,
 }
 
 impl Work {
@@ -21,6 +23,12 @@ impl Work {
     pub fn add(&mut self, position: u32, count: u32) {
         self.tokens += count;
         self.context += context(position, count);
+    }
+
+    /// Adds drafts to rows that decode.
+    pub fn add_drafts(&mut self, count: u32) {
+        self.tokens += count;
+        self.drafts += count;
     }
 }
 
@@ -36,6 +44,12 @@ pub(super) struct StepCost {
     /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
     decode_scale: f64,
     prompt_scale: f64,
+    /// By so much longer a step of decodes takes for each draft, smoothed.
+    draft_ns: f64,
+    /// Decodes since a step with drafts was measured.
+    unverified_steps: u32,
+    /// Of a step that had nothing before it in flight, what was neither reading, computing nor choosing, smoothed.
+    round_trip_ns: f64,
 }
 
 /// Weight of the newest measurement.
@@ -43,6 +57,17 @@ const SMOOTHING: f64 = 0.1;
 /// One measurement may say at most that the estimate is this many times wrong: a step that waited for the
 /// machine must not shrink chunks for long.
 const OUTLIER: f64 = 4.0;
+
+/// Steps with drafts are few at first. What they taught is forgotten slowly by steps without.
+const DRAFT_SMOOTHING: f64 = 0.3;
+const FORGETTING: f64 = 0.002;
+
+/// Decodes without drafts between two that have some to measure what they cost, where guesses are good.
+const PROBE_EVERY: u32 = 8;
+
+/// Before one was measured.
+const ROUND_TRIP_NS: f64 = 300_000.0;
+const MOST_ROUND_TRIP_NS: f64 = 1_000_000.0;
 
 impl StepCost {
     pub fn new(model: CostModel) -> Self {
@@ -53,11 +78,20 @@ impl StepCost {
             per_token_ns: sane(model.per_token_ns, 1.0),
             per_context_token_ns: sane(model.per_context_token_ns, 0.0),
         };
-        Self { model, decode_scale: 1.0, prompt_scale: 1.0 }
+        Self {
+            model,
+            decode_scale: 1.0,
+            prompt_scale: 1.0,
+            draft_ns: model.per_token_ns,
+            unverified_steps: 0,
+            round_trip_ns: ROUND_TRIP_NS,
+        }
     }
 
     pub fn expect(&self, work: Work) -> Duration {
-        Duration::from_nanos((self.unscaled(work) * self.scale(work)) as u64)
+        let draft = if work.prompts { self.model.per_token_ns * self.prompt_scale } else { self.draft_ns };
+        let drafts = f64::from(work.drafts) * draft;
+        Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts) as u64)
     }
 
     /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
@@ -69,10 +103,39 @@ impl StepCost {
     }
 
     pub fn learn(&mut self, work: Work, took: Duration) {
-        let seen = took.as_nanos() as f64 / self.unscaled(work);
-        let scale = if work.prompts { &mut self.prompt_scale } else { &mut self.decode_scale };
-        let seen = seen.clamp(*scale / OUTLIER, *scale * OUTLIER);
-        *scale += SMOOTHING * (seen - *scale);
+        let took = took.as_nanos() as f64;
+        if work.drafts > 0 && !work.prompts {
+            let longer = took - self.unscaled(work) * self.decode_scale;
+            self.unverified_steps = 0;
+            learn(&mut self.draft_ns, longer / f64::from(work.drafts), DRAFT_SMOOTHING);
+            return;
+        }
+        let seen = took / self.unscaled(work);
+        if work.prompts {
+            return learn(&mut self.prompt_scale, seen, SMOOTHING);
+        }
+        learn(&mut self.decode_scale, seen, SMOOTHING);
+        self.unverified_steps = self.unverified_steps.saturating_add(1);
+        let expected = self.model.per_token_ns * self.decode_scale;
+        self.draft_ns += FORGETTING * (expected - self.draft_ns);
+    }
+
+    /// Whether it is time to measure a step with drafts, though none is expected to pay: the model may be wrong.
+    pub fn is_due_a_probe(&self) -> bool {
+        self.unverified_steps >= PROBE_EVERY
+    }
+
+    /// The same of a step that had nothing before it in flight: its time has the way to the workers and back in it. They
+    /// say what they `computed`, where that is done before they answer; an accelerator only begins with it then.
+    pub fn learn_alone(&mut self, work: Work, took: Duration, computed: Duration) {
+        let seen = (took.saturating_sub(computed).as_nanos() as f64).min(MOST_ROUND_TRIP_NS);
+        self.round_trip_ns += SMOOTHING * (seen - self.round_trip_ns);
+        self.learn(work, took.saturating_sub(Duration::from_nanos(self.round_trip_ns as u64)));
+    }
+
+    /// In nanoseconds: how long workers have nothing to do when a plan waits for the last result.
+    pub fn round_trip(&self) -> f64 {
+        self.round_trip_ns
     }
 
     /// The most tokens of a prompt, from `position` on, that may join `work` without the step lasting
@@ -90,15 +153,21 @@ impl StepCost {
         n as u32
     }
 
+    /// Without its drafts.
     fn unscaled(&self, work: Work) -> f64 {
         self.model.fixed_ns
-            + self.model.per_token_ns * f64::from(work.tokens)
+            + self.model.per_token_ns * f64::from(work.tokens - work.drafts)
             + self.model.per_context_token_ns * work.context
     }
 
     fn scale(&self, work: Work) -> f64 {
         if work.prompts { self.prompt_scale } else { self.decode_scale }
     }
+}
+
+fn learn(estimate: &mut f64, seen: f64, smoothing: f64) {
+    let seen = seen.clamp(*estimate / OUTLIER, *estimate * OUTLIER);
+    *estimate += smoothing * (seen - *estimate);
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct Settings {
     pub step_timeout: Duration,
     /// How often idle workers are asked whether they are alive; each answer may take `step_timeout`.
     pub check_interval: Duration,
+    /// Most drafts that a sequence has verified in one step; 0: it has none.
+    pub speculate: u32,
 }
 
 /// A snapshot of the scheduler, as of its last step.

@@ -13,9 +13,10 @@ pub(super) struct RowRecord {
     /// Whose row it was: by the time of the result another sequence may have its key and its slot.
     pub id: SequenceId,
     pub tokens: u32,
-    /// Position after the last token fed.
+    /// Position after the last token fed, if all drafts up to there are accepted.
     pub end: u32,
     pub sample: bool,
+    pub drafts: u32,
     pub top_tokens: u32,
     /// Log probabilities that come back, and how many of them are of the prompt.
     pub prompt_targets: u32,
@@ -36,6 +37,8 @@ pub(super) struct InFlight {
     pub first_run: bool,
     /// How much longer it may take, since its workers were asked and live.
     pub granted: Duration,
+    /// Nothing else was in flight when it was planned.
+    pub is_lone: bool,
     /// Sequences that left the queue with it.
     pub admitted: u32,
     pub expected: Duration,

@@ -65,6 +65,8 @@ pub(super) struct Metrics {
     decode_tokens: Counter,
     wasted_rows: Counter,
     late_masks: Counter,
+    drafts: Counter,
+    accepted_drafts: Counter,
     cancelled: Counter,
     tokens_after_cancel: Counter,
     worker_restarts: Counter,
@@ -108,6 +110,8 @@ impl Metrics {
             decode_tokens: counter!("penstock_computed_decode_tokens"),
             wasted_rows: counter!("penstock_wasted_rows"),
             late_masks: counter!("penstock_late_masks"),
+            drafts: counter!("penstock_drafts"),
+            accepted_drafts: counter!("penstock_accepted_drafts"),
             cancelled: counter!("penstock_cancelled_requests"),
             tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
             worker_restarts: counter!("penstock_worker_restarts"),
@@ -142,8 +146,7 @@ impl Metrics {
         if step.joined {
             self.concat_duration.record(step.prepare);
         }
-        // Nothing is speculated yet.
-        self.skipped_tokens.record(0);
+        self.skipped_tokens.record(step.accepted);
         method.steps.increment(1);
         method.step_duration.record(step.took);
         self.batch_rows.record(step.rows);
@@ -171,6 +174,8 @@ impl Metrics {
         self.decode_tokens.absolute(counters.decode_tokens);
         self.wasted_rows.absolute(counters.wasted_rows);
         self.late_masks.absolute(counters.late_masks);
+        self.drafts.absolute(counters.drafts);
+        self.accepted_drafts.absolute(counters.accepted_drafts);
         self.cancelled.absolute(counters.cancelled);
         self.tokens_after_cancel.absolute(counters.tokens_after_cancel);
         self.worker_restarts.absolute(stats.worker_restarts);

@@ -4,7 +4,8 @@
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness`, `blocks` with the `prefix_cache`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, computed on `mask_threads`. `recovery` replaces lost workers.
+//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, from `prompt_lookup`. `recovery`
+//! replaces lost workers.
 
 mod blocks;
 mod concurrency;
@@ -22,10 +23,12 @@ mod plan;
 mod planning;
 mod policy;
 mod prefix_cache;
+mod prompt_lookup;
 mod quarantine;
 mod recovery;
 mod results;
 mod sequence;
+mod speculation;
 mod submission;
 mod task;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
+use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceSpec};
 use crate::worker::{Loss, PrepareLimits};
 
@@ -30,12 +31,14 @@ impl Offline {
             eos: settings.eos.clone(),
             target_itl: settings.target_itl,
             step_timeout: settings.step_timeout,
+            drafting: Drafting::up_to(settings.speculate),
         };
         let capacity = Capacity {
             pages: prepared.pages,
             tables: Tables::of(prepared, model.block_size),
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
+            max_step_drafts: limits.max_step_drafts,
             max_sequence_tokens: model.max_positions,
             stages: model.stages,
             vocab_size: model.vocab_size,

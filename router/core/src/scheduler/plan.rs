@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use penstock_proto::ids::{SlotId, SpanRef, TokenId};
-use penstock_proto::{RowFlag, Starts, StepPlan};
+use penstock_proto::starts::StartColumns;
+use penstock_proto::{RowFlag, StepPlan};
 
 use super::submission::Sampling;
 
@@ -15,8 +16,10 @@ const NO_TARGET: u32 = u32::MAX;
 /// What a row feeds.
 pub(super) enum Feed<'a> {
     Tokens(&'a [TokenId]),
-    /// What the slot sampled last.
-    Continue,
+    /// What the slot sampled last, and what may follow it.
+    Continue {
+        drafts: &'a [TokenId],
+    },
 }
 
 /// What the log probabilities of a row's prompt tokens are wanted of.
@@ -73,6 +76,7 @@ pub(super) struct PlanBuilder {
     columns: Columns,
     starts: StartColumns,
     traces: Vec<u8>,
+    drafts: Vec<u32>,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -89,33 +93,6 @@ struct Columns {
     prompt_targets: Vec<u32>,
 }
 
-#[derive(Default)]
-struct StartColumns {
-    seeds: Vec<u64>,
-    temperatures: Vec<f32>,
-    top_ks: Vec<u32>,
-    top_ps: Vec<f32>,
-    typical_ps: Vec<f32>,
-    min_ps: Vec<f32>,
-    repetition_penalties: Vec<f32>,
-    frequency_penalties: Vec<f32>,
-    presence_penalties: Vec<f32>,
-    top_tokens: Vec<u32>,
-    history_counts: Vec<u32>,
-    history_outputs: Vec<u32>,
-    history: Vec<u32>,
-    bias_counts: Vec<u32>,
-    bias_tokens: Vec<u32>,
-    biases: Vec<f32>,
-    first_ends: Vec<u32>,
-    end_counts: Vec<u32>,
-    end_tokens: Vec<u32>,
-    watermark_deltas: Vec<f32>,
-    watermark_greens: Vec<u32>,
-    /// Stays empty where no sequence has an encoder.
-    encoder_counts: Vec<u32>,
-}
-
 impl PlanBuilder {
     pub fn release(&mut self, slot: SlotId) {
         self.columns.released.push(slot.0);
@@ -127,11 +104,14 @@ impl PlanBuilder {
         let count = match row.feed {
             Feed::Tokens(tokens) => {
                 columns.tokens.extend_from_slice(bytemuck::cast_slice(tokens));
+                self.drafts.push(0);
                 tokens.len() as u32
             }
-            Feed::Continue => {
+            Feed::Continue { drafts } => {
                 flags |= RowFlag::Continue as u8;
-                1
+                columns.tokens.extend_from_slice(bytemuck::cast_slice(drafts));
+                self.drafts.push(drafts.len() as u32);
+                1 + drafts.len() as u32
             }
         };
         if row.sample {
@@ -148,7 +128,7 @@ impl PlanBuilder {
         }
         if let Some(start) = row.start {
             flags |= RowFlag::Start as u8;
-            self.starts.push(&start);
+            push_start(&mut self.starts, &start);
         }
         if let Some(trace) = row.trace {
             self.traces.extend_from_slice(&trace.trace);
@@ -170,6 +150,9 @@ impl PlanBuilder {
     /// The plan of all rows since the last one, numbered and with its digest.
     pub fn finish(&mut self) -> StepPlan {
         self.number += 1;
+        if self.drafts.iter().all(|&drafts| drafts == 0) {
+            self.drafts.clear();
+        }
         self.digest.update(&self.number.to_le_bytes());
         let digest = &mut self.digest;
         let columns = &mut self.columns;
@@ -186,87 +169,57 @@ impl PlanBuilder {
             new_block_counts: column(digest, &mut columns.new_block_counts),
             new_pages: column(digest, &mut columns.new_pages),
             prompt_targets: column(digest, &mut columns.prompt_targets),
-            starts: self.starts.finish(digest),
+            starts: self.starts.finish(|column| digest.update(column)),
             traces: column(digest, &mut self.traces),
+            drafts: column(digest, &mut self.drafts),
         };
         plan.digest = digest.clone().finalize();
         plan
     }
 }
 
-impl StartColumns {
-    fn push(&mut self, start: &Start<'_>) {
-        let Start { sampling, top_tokens, tokens, prompt_len, encoder, ends } = *start;
-        self.seeds.push(sampling.seed);
-        self.temperatures.push(sampling.temperature);
-        self.top_ks.push(sampling.top_k);
-        self.top_ps.push(sampling.top_p);
-        self.typical_ps.push(sampling.typical_p);
-        self.min_ps.push(sampling.min_p);
-        self.repetition_penalties.push(sampling.repetition_penalty);
-        self.frequency_penalties.push(sampling.frequency_penalty);
-        self.presence_penalties.push(sampling.presence_penalty);
-        self.top_tokens.push(top_tokens);
-        let penalised = sampling.repetition_penalty != 1.0
-            || sampling.frequency_penalty != 0.0
-            || sampling.presence_penalty != 0.0;
-        if penalised {
-            // What an encoder read is not repeated by a decoder that says it.
-            let history = &tokens[encoder.positions as usize..];
-            self.history_counts.push(history.len() as u32);
-            self.history_outputs.push(tokens.len() as u32 - prompt_len);
-            self.history.extend_from_slice(bytemuck::cast_slice(history));
-        } else {
-            self.history_counts.push(0);
-            self.history_outputs.push(0);
-        }
-        self.bias_counts.push(sampling.logit_bias.len() as u32);
-        for &(token, bias) in &sampling.logit_bias {
-            self.bias_tokens.push(token.0);
-            self.biases.push(bias);
-        }
-        // An absolute position: whoever starts the sequence again in its middle need not count.
-        let first_end = if sampling.min_new_tokens > 0 { prompt_len + sampling.min_new_tokens } else { 0 };
-        let held_back = ends.map(|some| if first_end > tokens.len() as u32 { some } else { &[] });
-        let count = held_back.iter().map(|some| some.len() as u32).sum();
-        self.first_ends.push(if count > 0 { first_end } else { 0 });
-        self.end_counts.push(count);
-        self.end_tokens.extend(held_back.into_iter().flatten().map(|token| token.0));
-        self.watermark_deltas.push(sampling.watermark.map_or(0.0, |watermark| watermark.delta));
-        self.watermark_greens.push(sampling.watermark.map_or(0, |watermark| watermark.greens));
-        if encoder.tokens > 0 {
-            self.encoder_counts.push(encoder.tokens);
-        }
+/// Adds an entry to each column.
+fn push_start(columns: &mut StartColumns, start: &Start<'_>) {
+    let Start { sampling, top_tokens, tokens, prompt_len, encoder, ends } = *start;
+    columns.seeds.push(sampling.seed);
+    columns.temperatures.push(sampling.temperature);
+    columns.top_ks.push(sampling.top_k);
+    columns.top_ps.push(sampling.top_p);
+    columns.typical_ps.push(sampling.typical_p);
+    columns.min_ps.push(sampling.min_p);
+    columns.repetition_penalties.push(sampling.repetition_penalty);
+    columns.frequency_penalties.push(sampling.frequency_penalty);
+    columns.presence_penalties.push(sampling.presence_penalty);
+    columns.top_tokens.push(top_tokens);
+    let penalised = sampling.repetition_penalty != 1.0
+        || sampling.frequency_penalty != 0.0
+        || sampling.presence_penalty != 0.0;
+    if penalised {
+        // What an encoder read is not repeated by a decoder that says it.
+        let history = &tokens[encoder.positions as usize..];
+        columns.history_counts.push(history.len() as u32);
+        columns.history_outputs.push(tokens.len() as u32 - prompt_len);
+        columns.history.extend_from_slice(bytemuck::cast_slice(history));
+    } else {
+        columns.history_counts.push(0);
+        columns.history_outputs.push(0);
     }
-
-    fn finish(&mut self, digest: &mut crc32fast::Hasher) -> Option<Starts> {
-        if self.seeds.is_empty() {
-            return None;
-        }
-        Some(Starts {
-            seeds: column(digest, &mut self.seeds),
-            temperatures: column(digest, &mut self.temperatures),
-            top_ks: column(digest, &mut self.top_ks),
-            top_ps: column(digest, &mut self.top_ps),
-            typical_ps: column(digest, &mut self.typical_ps),
-            min_ps: column(digest, &mut self.min_ps),
-            repetition_penalties: column(digest, &mut self.repetition_penalties),
-            frequency_penalties: column(digest, &mut self.frequency_penalties),
-            presence_penalties: column(digest, &mut self.presence_penalties),
-            top_tokens: column(digest, &mut self.top_tokens),
-            history_counts: column(digest, &mut self.history_counts),
-            history_outputs: column(digest, &mut self.history_outputs),
-            history: column(digest, &mut self.history),
-            bias_counts: column(digest, &mut self.bias_counts),
-            bias_tokens: column(digest, &mut self.bias_tokens),
-            biases: column(digest, &mut self.biases),
-            first_ends: column(digest, &mut self.first_ends),
-            end_counts: column(digest, &mut self.end_counts),
-            end_tokens: column(digest, &mut self.end_tokens),
-            watermark_deltas: column(digest, &mut self.watermark_deltas),
-            watermark_greens: column(digest, &mut self.watermark_greens),
-            encoder_counts: column(digest, &mut self.encoder_counts),
-        })
+    columns.bias_counts.push(sampling.logit_bias.len() as u32);
+    for &(token, bias) in &sampling.logit_bias {
+        columns.bias_tokens.push(token.0);
+        columns.biases.push(bias);
+    }
+    // An absolute position: whoever starts the sequence again in its middle need not count.
+    let first_end = if sampling.min_new_tokens > 0 { prompt_len + sampling.min_new_tokens } else { 0 };
+    let held_back = ends.map(|some| if first_end > tokens.len() as u32 { some } else { &[] });
+    let count = held_back.iter().map(|some| some.len() as u32).sum();
+    columns.first_ends.push(if count > 0 { first_end } else { 0 });
+    columns.end_counts.push(count);
+    columns.end_tokens.extend(held_back.into_iter().flatten().map(|token| token.0));
+    columns.watermark_deltas.push(sampling.watermark.map_or(0.0, |watermark| watermark.delta));
+    columns.watermark_greens.push(sampling.watermark.map_or(0, |watermark| watermark.greens));
+    if encoder.tokens > 0 {
+        columns.encoder_counts.push(encoder.tokens);
     }
 }
 
@@ -328,7 +281,7 @@ mod tests {
         builder.row(Row {
             slot: SlotId(1),
             position: 33,
-            feed: Feed::Continue,
+            feed: Feed::Continue { drafts: &[] },
             new_blocks: 0,
             new_pages: &[],
             sample: true,
@@ -427,6 +380,29 @@ mod tests {
     }
 
     #[test]
+    fn a_verify_row_feeds_its_drafts_behind_what_its_slot_sampled() {
+        let mut builder = PlanBuilder::default();
+        let drafts = tokens(&[7, 8]);
+        for (slot, drafts) in [(0, &drafts[..]), (1, &[])] {
+            builder.row(Row {
+                slot: SlotId(slot),
+                position: 33,
+                feed: Feed::Continue { drafts },
+                new_blocks: 0,
+                new_pages: &[],
+                sample: true,
+                masked: false,
+                prompt_targets: None,
+                start: None,
+                trace: None,
+            });
+        }
+        let plan = builder.finish();
+        assert_eq!((u32s(&plan.counts), u32s(&plan.tokens)), (vec![3, 1], vec![7, 8]));
+        assert_eq!(u32s(&plan.drafts), [2, 0]);
+    }
+
+    #[test]
     fn the_digest_runs_over_all_plans_and_is_that_of_the_contract() {
         let mut builder = PlanBuilder::default();
         let mut expected = crc32fast::Hasher::new();
@@ -434,7 +410,7 @@ mod tests {
             builder.row(Row {
                 slot: SlotId(0),
                 position: 5,
-                feed: Feed::Continue,
+                feed: Feed::Continue { drafts: &[] },
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,
@@ -452,6 +428,7 @@ mod tests {
                 expected.update(column);
             }
             expected.update(&plan.traces);
+            assert!(plan.drafts.is_empty(), "no row has any");
             assert_eq!(plan.digest, expected.clone().finalize());
         }
     }

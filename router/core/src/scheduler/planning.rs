@@ -27,6 +27,8 @@ struct Draft {
     prompt_rows: u32,
     admitted: u32,
     budget: PromptBudget,
+    /// Sequences whose rows verify drafts, and how many at most.
+    drafts: Vec<(usize, u32)>,
 }
 
 /// What the queue finds, while a plan is built.
@@ -42,7 +44,7 @@ impl Core {
     pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
         self.lift_quarantine();
         self.resume_late();
-        if self.in_flight.len() >= plans_in_flight(self.capacity.stages) {
+        if self.in_flight.len() >= plans_in_flight(self.capacity.stages) || self.waits_for_drafts() {
             return None;
         }
         let mut draft = Draft {
@@ -51,6 +53,7 @@ impl Core {
             prompt_rows: 0,
             admitted: 0,
             budget: PromptBudget { tokens: self.throttle.tokens(), work: Work::default(), target: None },
+            drafts: Vec::new(),
         };
         match self.quarantined.first() {
             Some(&suspect) => self.plan_quarantined(suspect, &mut draft),
@@ -70,6 +73,7 @@ impl Core {
             work: draft.work,
             prompt_rows: draft.prompt_rows,
             first_run: false,
+            is_lone: self.in_flight.is_empty(),
             masks_sent: None,
             is_masked: false,
             granted: Duration::ZERO,
@@ -90,6 +94,7 @@ impl Core {
         let microbatches = MicrobatchSchedule::new(self.capacity.stages, decoding, last);
         // Decodes come out of the budget first: a prompt must not keep them waiting.
         let budget = &mut draft.budget;
+        let mut keys = std::mem::take(&mut self.spare_decodes);
         for &key in &self.running {
             let sequence = &self.sequences[key];
             if budget.work.tokens < microbatches.max_rows
@@ -97,10 +102,20 @@ impl Core {
                 && microbatches.may_decode(sequence)
             {
                 budget.work.add(sequence.num_scheduled_tokens, 1);
+                keys.push(key);
             }
         }
         budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
         budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
+        // Prompts have half of what is left at least.
+        let most = self.capacity.max_step_drafts.min(budget.tokens / 2);
+        draft.drafts = self.allot_drafts(&keys, budget.work, most);
+        for &(_, drafts) in &draft.drafts {
+            budget.work.add_drafts(drafts);
+            budget.tokens -= drafts;
+        }
+        keys.clear();
+        self.spare_decodes = keys;
         if std::mem::take(&mut self.oldest_is_due)
             && let Some(&oldest) = self.running.first()
         {
@@ -257,7 +272,7 @@ impl Core {
             return;
         }
         let continues = self.sequences[key].continues();
-        let count = if continues {
+        let mut count = if continues {
             1
         } else {
             if self.chunk(key, draft) == 0 {
@@ -278,9 +293,21 @@ impl Core {
         if count == 0 || !self.take_blocks(key, count, draft) {
             return;
         }
+        self.guesses.clear();
+        if continues && let Some(&(_, wanted)) = draft.drafts.iter().find(|(of, _)| *of == key) {
+            let drafts = self.make_room_for_drafts(key, wanted) as usize;
+            let sequence = &self.sequences[key];
+            let ahead = (sequence.samples_in_flight + sequence.drafts_in_flight) as usize;
+            if let Some(lookup) = &sequence.lookup {
+                lookup.guess(&sequence.tokens, ahead, drafts, &mut self.guesses);
+            }
+            count += self.guesses.len() as u32;
+        }
         self.charge(key, count);
 
+        let drafts = self.guesses.len() as u32;
         let sequence = &mut self.sequences[key];
+        sequence.look_up();
         let position = sequence.num_scheduled_tokens;
         let end = position + count;
         let known = sequence.tokens.len() as u32;
@@ -300,6 +327,7 @@ impl Core {
             tokens: count,
             end,
             sample,
+            drafts,
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
@@ -320,7 +348,7 @@ impl Core {
             slot: sequence.slot.expect("only running sequences get rows"),
             position,
             feed: match continues {
-                true => Feed::Continue,
+                true => Feed::Continue { drafts: &self.guesses },
                 false => Feed::Tokens(&tokens[position as usize..end as usize]),
             },
             new_blocks: (sequence.table.blocks.len() - sequence.sent_blocks) as u32,
@@ -332,9 +360,11 @@ impl Core {
             trace: sequence.trace,
         });
 
-        draft.work.add(position, count);
+        draft.work.add(position, count - drafts);
+        draft.work.add_drafts(drafts);
+        self.counters.drafts += u64::from(drafts);
         if continues {
-            self.counters.decode_tokens += 1;
+            self.counters.decode_tokens += u64::from(count);
         } else {
             self.counters.prompt_tokens += u64::from(count);
             draft.work.prompts = true;
@@ -348,6 +378,7 @@ impl Core {
         sequence.num_scheduled_tokens = end;
         sequence.rows_in_flight += 1;
         sequence.tokens_in_flight += count;
+        sequence.drafts_in_flight += drafts;
         if sample {
             sequence.samples_in_flight += 1;
             sequence.slot_sampled = Some(end);
@@ -442,8 +473,14 @@ impl Core {
     /// their window. `false` when the sequence has to step back itself.
     fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
         let sequence = &mut self.sequences[key];
-        self.pool.advance(&mut sequence.table, sequence.num_scheduled_tokens);
         let blocks = (sequence.num_scheduled_tokens + count).div_ceil(self.pool.block_size()) as usize;
+        let missing = blocks.saturating_sub(sequence.table.blocks.len()) as u32 * self.pool.tables().count();
+        if sequence.drafts_in_flight > 0 && missing > self.pool.available() {
+            // It may be shorter than it was planned to be, and need no more: the results tell.
+            return false;
+        }
+        let confirmed = sequence.confirmed();
+        self.pool.advance(&mut sequence.table, confirmed);
         while self.sequences[key].table.blocks.len() < blocks {
             if self.pool.grow(&mut self.sequences[key].table) {
                 continue;

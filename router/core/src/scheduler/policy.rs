@@ -25,18 +25,26 @@ pub(super) struct MicrobatchSchedule {
     pub max_rows: u32,
     /// Who samples in a plan of this number or a later one has had its turn.
     pub since: u64,
+    /// Where there are several stages, only the last one knows how long a slot is that verified drafts.
+    knows_lengths: bool,
 }
 
 impl MicrobatchSchedule {
     /// For `decoding` sequences, when `last` is the number of the latest plan in flight.
     pub fn new(stages: u32, decoding: u32, last: u64) -> Self {
         let groups = stages.min(decoding).max(1);
-        Self { max_rows: decoding.div_ceil(groups), since: (last + 2).saturating_sub(u64::from(groups)) }
+        Self {
+            max_rows: decoding.div_ceil(groups),
+            since: (last + 2).saturating_sub(u64::from(groups)),
+            knows_lengths: stages <= 1,
+        }
     }
 
     pub fn may_decode(&self, sequence: &Sequence) -> bool {
         sequence.samples_in_flight == 0
-            || (sequence.samples_in_flight == 1 && sequence.last_plan < self.since)
+            || (sequence.samples_in_flight == 1
+                && sequence.last_plan < self.since
+                && (self.knows_lengths || sequence.drafts_in_flight == 0))
     }
 }
 

@@ -30,12 +30,15 @@ pub(super) struct Stepped {
     pub sample: Duration,
     /// Sequences that had left the queue joined others that ran.
     pub joined: bool,
-    /// Tokens that went to clients.
+    /// Tokens that went to clients, and those of them that were drafts.
     pub delivered: u32,
+    pub accepted: u32,
 }
 
 /// A result's columns, as arrays.
 struct Answers {
+    /// Of each row, how many of its drafts were accepted.
+    accepted: Vec<u32>,
     sampled: Vec<u32>,
     logprobs: Vec<f32>,
     top_tokens: Vec<u32>,
@@ -47,8 +50,19 @@ struct Answers {
 
 /// What one row got.
 struct Answer<'a> {
-    sampled: Option<SampledToken>,
+    accepted: u32,
+    samples: Samples<'a>,
     prompt: PromptAnswer<'a>,
+}
+
+/// The tokens that a row sampled: the accepted drafts, and one more. Empty if it sampled none.
+struct Samples<'a> {
+    tokens: &'a [u32],
+    logprobs: &'a [f32],
+    /// Alternatives of each token.
+    top: usize,
+    top_tokens: &'a [u32],
+    top_logprobs: &'a [f32],
 }
 
 /// The alternatives of all its prompt tokens, one after the other.
@@ -77,7 +91,11 @@ impl Core {
         self.last_result = Some(now);
         self.shapes.insert(step.shape());
         self.throttle.passed(step.rows.len() as u32, step.work.tokens);
-        self.cost.learn(step.work, took);
+        let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
+        match step.is_lone {
+            true => self.cost.learn_alone(step.work, took, computed),
+            false => self.cost.learn(step.work, took),
+        }
         self.counters.steps += 1;
 
         let mut stepped = Stepped {
@@ -91,6 +109,7 @@ impl Core {
             sample: Duration::from_nanos(result.sample_ns),
             joined: step.joins(),
             delivered: 0,
+            accepted: 0,
         };
         let mut rest = answers.rows();
         let mut rows = step.rows;
@@ -108,7 +127,15 @@ impl Core {
             sequence.rows_in_flight -= 1;
             sequence.tokens_in_flight -= row.tokens;
             sequence.samples_in_flight -= u32::from(row.sample);
-            sequence.answered = sequence.answered.max(row.end);
+            sequence.drafts_in_flight -= row.drafts;
+            let rejected = row.drafts - answer.accepted;
+            let end = row.end - rejected;
+            if rejected > 0 {
+                sequence.shorten(rejected);
+                let later = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
+                later.filter(|later| later.id == row.id).for_each(|later| later.end -= rejected);
+            }
+            sequence.answered = sequence.answered.max(end);
             if let Some(error) = error {
                 // What the row read or computed may be as bad as its logits.
                 self.pool.purge(&sequence.table, row.id);
@@ -125,18 +152,24 @@ impl Core {
             }
             if row.sample {
                 // One that was preempted since has no blocks.
-                let read = (row.end / self.pool.block_size()) as usize;
+                let read = (end / self.pool.block_size()) as usize;
                 let read = read.min(sequence.table.blocks.len());
                 if read > sequence.vouched {
                     self.pool.vouch(&sequence.table, sequence.vouched..read);
                     sequence.vouched = read;
                 }
             }
-            if let Some(sampled) = answer.sampled {
+            for sampled in answer.samples.tokens() {
+                // It may have ended with the one before.
+                if self.sequences.get(row.key).is_none_or(|sequence| sequence.id != row.id) {
+                    break;
+                }
                 stepped.delivered += 1;
+                stepped.accepted += u32::from(sampled.is_draft);
                 self.deliver(row.key, sampled, now);
             }
         }
+        self.counters.accepted_drafts += u64::from(stepped.accepted);
         self.counters.generated_tokens += u64::from(stepped.delivered);
         self.spare_rows.push(rows);
         Ok(stepped)
@@ -146,6 +179,7 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
+        sequence.look_up();
         // A grammar says itself when its text may end.
         let goes_on = sequence.ignore_eos && sequence.constraint.is_none();
         let stops = (!goes_on && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token);
@@ -207,11 +241,15 @@ impl Answers {
         }
         let sum =
             |count: fn(&RowRecord) -> u32| step.rows.iter().map(|row| count(row) as usize).sum::<usize>();
-        let samples = sum(|row| u32::from(row.sample));
-        let tops = sum(|row| if row.sample { row.top_tokens } else { 0 });
+        let accepted = accepted(step, result)?;
+        let sampled = |(row, accepted): (&RowRecord, &u32)| if row.sample { 1 + *accepted } else { 0 };
+        let counts: Vec<u32> = step.rows.iter().zip(&accepted).map(sampled).collect();
+        let samples = counts.iter().map(|&count| count as usize).sum();
+        let tops = step.rows.iter().zip(&counts).map(|(row, count)| (row.top_tokens * count) as usize).sum();
         let targets = sum(|row| row.prompt_targets);
         let prompt_tops = sum(|row| row.prompt_targets * row.top_tokens);
         let answers = Self {
+            accepted,
             sampled: column("sampled", &result.sampled, samples)?,
             logprobs: column("logprobs", &result.logprobs, samples)?,
             top_tokens: column("top_tokens", &result.top_tokens, tops)?,
@@ -224,9 +262,10 @@ impl Answers {
         if let Some(error) = result.errors.iter().find(|error| error.row as usize >= rows) {
             return Err(out_of_step(format!("it answered an error for row {} of {rows}", error.row)));
         }
-        let mut sampled = answers.sampled.iter();
-        for (at, row) in step.rows.iter().enumerate().filter(|(_, row)| row.sample) {
-            let (token, key) = (sampled.next().copied().unwrap_or(u32::MAX), row.key);
+        let rows = step.rows.iter().zip(&counts).enumerate();
+        let rows = rows.flat_map(|(at, (row, count))| std::iter::repeat_n((at, row), *count as usize));
+        for ((at, row), &token) in rows.zip(&answers.sampled) {
+            let key = row.key;
             // What a row in error sampled is undefined, and what one without a mask did.
             let is_error = || row.is_skipped || result.errors.iter().any(|error| error.row as usize == at);
             if token >= vocab_size && !is_error() {
@@ -240,7 +279,9 @@ impl Answers {
 
     fn rows(&self) -> Rest<'_> {
         Rest {
-            sampled: self.sampled.iter().zip(&self.logprobs),
+            accepted: &self.accepted,
+            sampled: &self.sampled,
+            logprobs: &self.logprobs,
             top_tokens: &self.top_tokens,
             top_logprobs: &self.top_logprobs,
             prompt: PromptAnswer {
@@ -254,7 +295,9 @@ impl Answers {
 
 /// What the rows to come will take, in row order.
 struct Rest<'a> {
-    sampled: std::iter::Zip<std::slice::Iter<'a, u32>, std::slice::Iter<'a, f32>>,
+    accepted: &'a [u32],
+    sampled: &'a [u32],
+    logprobs: &'a [f32],
     top_tokens: &'a [u32],
     top_logprobs: &'a [f32],
     prompt: PromptAnswer<'a>,
@@ -268,18 +311,45 @@ impl<'a> Rest<'a> {
             top_tokens: take(&mut self.prompt.top_tokens, tops),
             top_logprobs: take(&mut self.prompt.top_logprobs, tops),
         };
-        if !row.sample {
-            return Answer { sampled: None, prompt };
-        }
-        let ids = take(&mut self.top_tokens, row.top_tokens);
-        let logprobs = take(&mut self.top_logprobs, row.top_tokens);
-        let sampled = self.sampled.next().map(|(&id, &logprob)| SampledToken {
-            id: TokenId(id),
-            logprob,
-            top: pairs(ids, logprobs),
-        });
-        Answer { sampled, prompt }
+        let accepted = take(&mut self.accepted, 1)[0];
+        let count = if row.sample { 1 + accepted } else { 0 };
+        let samples = Samples {
+            tokens: take(&mut self.sampled, count),
+            logprobs: take(&mut self.logprobs, count),
+            top: row.top_tokens as usize,
+            top_tokens: take(&mut self.top_tokens, count * row.top_tokens),
+            top_logprobs: take(&mut self.top_logprobs, count * row.top_tokens),
+        };
+        Answer { accepted, samples, prompt }
     }
+}
+
+impl Samples<'_> {
+    fn tokens(&self) -> impl Iterator<Item = SampledToken> {
+        self.tokens.iter().zip(self.logprobs).enumerate().map(|(at, (&id, &logprob))| {
+            let top = at * self.top..(at + 1) * self.top;
+            SampledToken {
+                id: TokenId(id),
+                logprob,
+                top: pairs(&self.top_tokens[top.clone()], &self.top_logprobs[top]),
+                is_draft: at + 1 < self.tokens.len(),
+            }
+        })
+    }
+}
+
+/// How many of each row's drafts were accepted.
+fn accepted(step: &InFlight, result: &StepResult) -> Result<Vec<u32>, Loss> {
+    let verifying = step.rows.iter().filter(|row| row.drafts > 0).count();
+    let mut told = column::<u32>("accepted", &result.accepted, verifying)?.into_iter();
+    let of = |row: &RowRecord| match row.drafts {
+        0 => Ok(0),
+        drafts => match told.next() {
+            Some(accepted) if accepted <= drafts => Ok(accepted),
+            accepted => Err(out_of_step(format!("it accepted {accepted:?} of {drafts} drafts"))),
+        },
+    };
+    step.rows.iter().map(of).collect()
 }
 
 fn pairs(ids: &[u32], logprobs: &[f32]) -> Vec<(TokenId, f32)> {

@@ -12,6 +12,7 @@ use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::masks::Constraint;
 use super::plan::Encoder;
+use super::prompt_lookup::PromptLookup;
 use super::submission::{PromptLogprob, Sampling, SequenceEvent};
 
 pub(super) struct Sequence {
@@ -35,6 +36,8 @@ pub(super) struct Sequence {
     pub trace: Option<SpanRef>,
     pub prompt_logprobs: PromptLogprobs,
     pub constraint: Option<Constraint>,
+    /// Where its drafts come from; `None`: it has none.
+    pub lookup: Option<PromptLookup>,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
     /// Of its tenant.
@@ -56,7 +59,8 @@ pub(super) struct Sequence {
     pub registered: usize,
     /// How many of them a sample of this sequence has vouched for.
     pub vouched: usize,
-    /// Positions whose keys and values are in its blocks once all plans built so far have run.
+    /// Positions whose keys and values are in its blocks once all plans built so far have run, if all drafts in flight are
+    /// accepted: an upper bound, and `confirmed` the lower one.
     pub num_scheduled_tokens: u32,
     /// Number of the plan that has its latest row.
     pub last_plan: u64,
@@ -66,9 +70,10 @@ pub(super) struct Sequence {
     /// Positions that a worker, whichever it was, has answered for.
     pub answered: u32,
 
-    /// What plans in flight hold of it: rows, sampled tokens, and tokens fed.
+    /// What plans in flight hold of it: rows, those that sample, drafts, and tokens fed.
     pub rows_in_flight: u32,
     pub samples_in_flight: u32,
+    pub drafts_in_flight: u32,
     pub tokens_in_flight: u32,
 
     pub was_admitted: bool,
@@ -121,6 +126,7 @@ impl Sequence {
                 false => PromptLogprobs::NotWanted,
             },
             constraint: spec.constraint.as_deref().map(Constraint::new),
+            lookup: None,
             deadline: spec.deadline,
             stop_at: spec.stop_at,
             account,
@@ -138,6 +144,7 @@ impl Sequence {
             answered: 0,
             rows_in_flight: 0,
             samples_in_flight: 0,
+            drafts_in_flight: 0,
             tokens_in_flight: 0,
             was_admitted: false,
             preemptions: 0,
@@ -145,9 +152,23 @@ impl Sequence {
         }
     }
 
-    /// Tokens it has, with those that plans in flight will sample.
+    /// Tokens it has, with the most that plans in flight can bring.
     pub fn len(&self) -> u32 {
-        self.tokens.len() as u32 + self.samples_in_flight
+        self.tokens.len() as u32 + self.samples_in_flight + self.drafts_in_flight
+    }
+
+    /// Positions that are in its blocks once all plans built so far have run, whatever becomes of the drafts.
+    pub fn confirmed(&self) -> u32 {
+        self.num_scheduled_tokens.saturating_sub(self.drafts_in_flight)
+    }
+
+    /// So many drafts of a row of it were rejected: it is shorter than it was planned to be.
+    pub fn shorten(&mut self, rejected: u32) {
+        // One that was preempted has nothing planned.
+        if self.slot.is_some() {
+            self.num_scheduled_tokens -= rejected;
+            self.slot_sampled = self.slot_sampled.map(|at| at - rejected);
+        }
     }
 
     /// Tokens it can have at most.

@@ -167,6 +167,8 @@ pub struct SampledToken {
     pub logprob: f32,
     /// Most likely first, as many as `top_tokens` asked for.
     pub top: Vec<(TokenId, f32)>,
+    /// It was guessed, and took no step of its own.
+    pub is_draft: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

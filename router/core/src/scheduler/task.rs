@@ -17,6 +17,7 @@ use super::handle::{Message, STOPPING, Settings, Shared};
 use super::mask_threads::MaskThreads;
 use super::metrics::Metrics;
 use super::recovery::{Fruitless, Outcome, Recovered};
+use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceFailure};
 use crate::health::HealthSender;
 use crate::worker::{Group, LIVELY, Loss, Run, WorkerSource};
@@ -76,6 +77,7 @@ impl Task {
             eos: settings.eos.clone(),
             target_itl: settings.target_itl,
             step_timeout: settings.step_timeout,
+            drafting: Drafting::up_to(settings.speculate),
         };
         Self {
             core: Core::new(rules, Capacity::of(group)),
@@ -325,6 +327,7 @@ impl Capacity {
             tables: group.tables(),
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
+            max_step_drafts: limits.max_step_drafts,
             max_sequence_tokens: group.max_sequence_tokens(),
             stages: model.stages,
             vocab_size: model.vocab_size,

@@ -25,6 +25,7 @@ pub struct PrepareLimits {
     /// 0: as much as is useful and fits.
     pub max_cache_tokens: u64,
     pub memory_fraction: f32,
+    pub max_step_drafts: u32,
 }
 
 /// Why a group could not be started. The texts are for the operator.
@@ -281,6 +282,7 @@ async fn prepare(
         max_sequence_tokens: limits.max_sequence_tokens,
         max_cache_tokens: limits.max_cache_tokens,
         memory_fraction: limits.memory_fraction,
+        max_step_drafts: limits.max_step_drafts,
     };
     let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
     let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);

@@ -15,6 +15,7 @@ use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
 use crate::scheduler::masks::MaskJob;
 use crate::scheduler::results::Stepped;
+use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{
     Finish, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
     Tenant,
@@ -23,6 +24,8 @@ use crate::worker::mock::{MockConfig, MockModel};
 
 /// How long a step takes.
 pub const STEP: Duration = Duration::from_micros(100);
+
+const MAX_STEP_DRAFTS: u32 = 20;
 
 /// Small enough that blocks, slots and budgets run out all the time.
 pub fn tiny() -> MockConfig {
@@ -35,6 +38,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         tables: config.tables(),
         max_slots,
         max_step_tokens,
+        max_step_drafts: MAX_STEP_DRAFTS,
         max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,
@@ -160,6 +164,8 @@ pub struct Harness {
     /// With the steps that passed since.
     jobs: VecDeque<(MaskJob, u32)>,
     masks: VecDeque<Masks>,
+    /// By so much longer a step takes for each token that it feeds.
+    pub token_time: Duration,
     pub now: Instant,
     next_id: u64,
 }
@@ -179,9 +185,10 @@ impl Harness {
             eos: config.eos_ids.iter().copied().map(TokenId).collect(),
             target_itl,
             step_timeout: Duration::from_secs(10),
+            drafting: Drafting::Off,
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));
-        let model = MockModel::new(config.clone(), max_slots, max_step_tokens);
+        let model = MockModel::new(config.clone(), max_slots, max_step_tokens).with_drafts(MAX_STEP_DRAFTS);
         let pages = ((config.full_tables, config.windowed_tables) == (1, 0)).then(Pages::default);
         Self {
             config,
@@ -197,9 +204,17 @@ impl Harness {
             mask_delay: 0,
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
+            token_time: Duration::ZERO,
             now: Instant::now(),
             next_id: 1,
         }
+    }
+
+    /// With speculation. What pages hold is not followed then: positions in plans are only bounds.
+    pub fn speculating(mut self, drafting: Drafting) -> Self {
+        self.core.rules.drafting = drafting;
+        self.pages = self.pages.filter(|_| drafting == Drafting::Off);
+        self
     }
 
     pub fn submit(&mut self, spec: SequenceSpec) -> SequenceId {
@@ -297,7 +312,8 @@ impl Harness {
         }
         let plan = self.plans.pop_front()?;
         let masks = self.masks_of(&plan);
-        self.now += STEP;
+        let tokens: u32 = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&plan.counts).iter().sum();
+        self.now += STEP + self.token_time * tokens;
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();
@@ -333,7 +349,8 @@ impl Harness {
         self.config.pages = pages;
         let capacity =
             capacity(&self.config, self.core.capacity.max_slots, self.core.capacity.max_step_tokens);
-        self.model = MockModel::new(self.config.clone(), capacity.max_slots, capacity.max_step_tokens);
+        self.model = MockModel::new(self.config.clone(), capacity.max_slots, capacity.max_step_tokens)
+            .with_drafts(MAX_STEP_DRAFTS);
         self.core.renew(capacity, self.now);
         self.check();
     }

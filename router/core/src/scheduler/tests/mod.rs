@@ -10,3 +10,4 @@ mod masks;
 mod pages;
 mod random;
 mod served;
+mod speculation;

@@ -4,6 +4,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every, spec, tiny};
+use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Release, Sampling, SequenceSpec, Tenant, Watermark};
 use crate::worker::mock::MockConfig;
 
@@ -100,9 +101,16 @@ fn ops(encoder: bool) -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..60)
 }
 
-fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32) {
+fn drafting() -> impl Strategy<Value = Drafting> {
+    prop_oneof![
+        3 => (1u32..9).prop_map(Drafting::Always),
+        1 => (1u32..9).prop_map(Drafting::Adaptive),
+    ]
+}
+
+fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Drafting) {
     let pages = config.pages;
-    let mut harness = Harness::new(config, slots, budget);
+    let mut harness = Harness::new(config, slots, budget).speculating(drafting);
     let mut ids: Vec<SequenceId> = Vec::new();
     for op in ops {
         match op {
@@ -194,7 +202,22 @@ proptest! {
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
     ) {
         // Every running sequence must be able to decode in one step.
-        run(ops, MockConfig { pages, eos_one_in, stages, ..tiny() }, slots.min(budget), budget);
+        run(ops, MockConfig { pages, eos_one_in, stages, ..tiny() }, slots.min(budget), budget, Drafting::Off);
+    }
+
+    #[test]
+    fn every_client_gets_with_drafts_what_it_would_have_got_without(
+        ops in ops(false),
+        stages in prop_oneof![4 => Just(1u32), 1 => Just(2), 1 => Just(4)],
+        pages in 24u32..60,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+        surprise_one_in in prop_oneof![Just(0u64), Just(2), Just(10), Just(1000)],
+        drafting in drafting(),
+    ) {
+        let config = MockConfig { pages, eos_one_in, surprise_one_in, stages, ..tiny() };
+        run(ops, config, slots.min(budget), budget, drafting);
     }
 
     /// As when a large step needs more memory than there is: no request is at fault.
@@ -235,16 +258,18 @@ proptest! {
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+        surprise_one_in in prop_oneof![Just(0u64), Just(10)],
+        drafting in prop_oneof![Just(Drafting::Off), drafting()],
     ) {
         let budget = budget.max(slots);
         let chunked = chunked && full_tables > 0;
         let mut config =
-            MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, stages, ..tiny() };
+            MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, surprise_one_in, stages, ..tiny() };
         // The longest sequence fits, and little more.
         let tables = config.tables();
         let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;
         config.pages = (1..).find(fits).expect("some number is enough") + scarce;
-        run(ops, config, slots, budget);
+        run(ops, config, slots, budget, drafting);
     }
 
     #[test]
@@ -254,10 +279,11 @@ proptest! {
         slots in 1u32..7,
         over in 0u32..40,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+        drafting in prop_oneof![Just(Drafting::Off), Just(Drafting::Always(3))],
     ) {
         // The longest input, padded, and all decodes fit into one step.
         let budget = 72 + slots + over;
         let decoder_start_ids = START.map(|token| token.0).to_vec();
-        run(ops, MockConfig { pages, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget);
+        run(ops, MockConfig { pages, eos_one_in, decoder_start_ids, ..tiny() }, slots, budget, drafting);
     }
 }

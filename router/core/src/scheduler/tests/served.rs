@@ -13,7 +13,7 @@ use super::harness::{every, spec};
 use crate::health::Health;
 use crate::scheduler::handle::{Arrival, Message};
 use crate::scheduler::{
-    Finish, Handle, Refused, SequenceEvent, SequenceFailure, SequenceSpec, Settings, Submitted,
+    Finish, Handle, Refused, SampledToken, SequenceEvent, SequenceFailure, SequenceSpec, Settings, Submitted,
 };
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
 use crate::worker::{Group, Loss, LossKind, PrepareLimits, WorkerSource};
@@ -36,6 +36,7 @@ fn settings(config: &MockConfig) -> Settings {
         eos: config.eos_ids.iter().copied().map(TokenId).collect(),
         step_timeout: Duration::from_secs(5),
         check_interval: Duration::from_secs(60),
+        speculate: 0,
     }
 }
 
@@ -53,6 +54,7 @@ async fn serve_with(config: MockConfig, script: Script, settings: Settings) -> S
         max_sequence_tokens: 0,
         max_cache_tokens: 0,
         memory_fraction: 0.9,
+        max_step_drafts: 64,
     };
     let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
     let health = tokio::sync::watch::Sender::new(Health::Ready);
@@ -101,9 +103,13 @@ async fn collect(mut submitted: Submitted) -> (Vec<u32>, Result<Finish, Sequence
 }
 
 async fn next_token(submitted: &mut Submitted) -> u32 {
+    next_sampled(submitted).await.id.0
+}
+
+async fn next_sampled(submitted: &mut Submitted) -> SampledToken {
     loop {
         match timeout(DEADLINE, submitted.events.recv()).await.expect("in time") {
-            Some(SequenceEvent::Token(token)) => return token.id.0,
+            Some(SequenceEvent::Token(token)) => return token,
             Some(SequenceEvent::Admitted { .. }) => {}
             other => panic!("{other:?} instead of a token"),
         }
@@ -224,19 +230,35 @@ async fn of_two_ranks_in_an_overdue_step_the_frozen_one_is_named() {
 
 #[tokio::test]
 async fn killed_again_and_again_every_stream_ends_complete() {
-    let settings = Settings { step_timeout: Duration::from_secs(2), ..settings(&slow()) };
-    let served = serve_with(slow(), never(), settings).await;
-    let specs = many(12, 300);
+    end_complete(slow(), 0).await;
+}
+
+#[tokio::test]
+async fn killed_again_and_again_every_stream_with_drafts_ends_complete() {
+    let drafts = end_complete(MockConfig { surprise_one_in: 30, ..slow() }, 6).await;
+    assert!(drafts > 100, "{drafts} accepted drafts");
+}
+
+/// Answers how many tokens were drafts.
+async fn end_complete(config: MockConfig, speculate: u32) -> usize {
+    let settings = Settings { step_timeout: Duration::from_secs(2), speculate, ..settings(&config) };
+    let served = serve_with(config, never(), settings).await;
+    let mut drafts = 0;
+    // Drafts in flight take a sequence further, and it has to get past them.
+    let progress = 10 + 5 * speculate;
+    let specs = many(12, 300 + 50 * speculate);
     let mut submitted: Vec<_> = specs.iter().map(|spec| served.submit(spec)).collect();
     let mut tokens: Vec<Vec<u32>> = specs.iter().map(|_| Vec::new()).collect();
     for kill in 0..10 {
         // Some progress between kills, so that nobody looks guilty. On a busy machine tokens of before the last kill may
         // still be waiting to be read: until the workers are back there is nobody to kill.
         let mut rounds = 0;
-        while rounds < 10 || served.handle.stats().worker_restarts < kill {
+        while rounds < progress || served.handle.stats().worker_restarts < kill {
             rounds += 1;
             for (submitted, tokens) in submitted.iter_mut().zip(&mut tokens) {
-                tokens.push(next_token(submitted).await);
+                let token = next_sampled(submitted).await;
+                drafts += usize::from(token.is_draft);
+                tokens.push(token.id.0);
             }
         }
         match kill % 5 {
@@ -250,6 +272,7 @@ async fn killed_again_and_again_every_stream_ends_complete() {
     }
     assert_eq!(served.handle.stats().worker_restarts, 10);
     served.health(|health| *health == Health::Ready).await;
+    drafts
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ pub struct MockConfig {
     pub eos_ids: Vec<u32>,
     /// About one of so many tokens ends its sequence; 0: none.
     pub eos_one_in: u64,
+    /// All but about one of so many tokens follow from the one before alone, so that its text repeats itself; 0: none.
+    pub surprise_one_in: u64,
     pub pages: u32,
     pub block_size: u32,
     /// As in `Prepared`. A window is at least 2, and chunked ones go with full tables: what is stored for a position
@@ -82,6 +84,7 @@ impl Default for MockConfig {
             vocab_size: 1000,
             eos_ids: vec![2],
             eos_one_in: 0,
+            surprise_one_in: 0,
             pages: 256,
             block_size: 16,
             full_tables: 1,

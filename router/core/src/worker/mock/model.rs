@@ -6,8 +6,9 @@
 
 use bytes::Bytes;
 use penstock_proto::ids::TokenId;
+use penstock_proto::starts::StartColumns;
 use penstock_proto::tables::Tables;
-use penstock_proto::{Masks, RowError, RowFlag, Starts, StepPlan, StepResult};
+use penstock_proto::{Masks, RowError, RowFlag, StepPlan, StepResult};
 
 use super::{MockConfig, Verify};
 use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
@@ -17,6 +18,7 @@ pub struct MockModel {
     config: MockConfig,
     max_slots: u32,
     max_step_tokens: u32,
+    max_step_drafts: u32,
     number: u64,
     digest: crc32fast::Hasher,
     tables: Tables,
@@ -44,6 +46,8 @@ struct Slot {
     /// Positions that it has, fed or found in filled blocks.
     len: u32,
     sampled: Option<(u32, u32)>,
+    /// Its end, had all drafts of its last row been accepted: the most that the router can think that it has.
+    most: u32,
     /// Its last row sampled nothing: what one that is in flight feeds is nobody's.
     skipped: bool,
     key: SamplingKey,
@@ -115,10 +119,15 @@ impl MockModel {
             config,
             max_slots,
             max_step_tokens,
+            max_step_drafts: 0,
             number: 0,
             digest: crc32fast::Hasher::new(),
             fed: Vec::new(),
         }
+    }
+
+    pub fn with_drafts(self, max_step_drafts: u32) -> Self {
+        Self { max_step_drafts, ..self }
     }
 
     /// What an undisturbed run of `spec` samples, with its end.
@@ -155,7 +164,8 @@ impl MockModel {
                     .filter(|t| words[(t / 32) as usize] >> (t % 32) & 1 == 1)
                     .collect::<Vec<_>>()
             });
-            let sampled = key.sample(config, chain, position, 0, allowed.as_deref());
+            let last = output.last().copied().or(spec.prompt.last().map(|token| token.0)).unwrap_or(0);
+            let sampled = key.sample(config, chain, position, last, 0, allowed.as_deref());
             let sampled = sampled.expect("a grammar allows a token").token;
             output.push(sampled);
             let goes_on = spec.ignore_eos && spec.constraint.is_none();
@@ -218,6 +228,8 @@ impl MockModel {
         require!(rows.slots.len() <= self.max_slots as usize, "{} rows", rows.slots.len());
         let tokens: u64 = rows.counts.iter().map(|&n| u64::from(n)).sum();
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
+        let drafts: u64 = rows.drafts.iter().map(|&n| u64::from(n)).sum();
+        require!(drafts <= u64::from(self.max_step_drafts), "{drafts} drafts in one step");
         let mut seen = std::collections::HashSet::new();
         for &slot in &rows.slots {
             require!(slot < self.max_slots, "slot {slot} of {}", self.max_slots);
@@ -255,45 +267,29 @@ impl MockModel {
     }
 
     fn check_digest(&mut self, plan: &StepPlan) -> Result<(), String> {
-        let digest = &mut self.digest;
-        digest.update(&plan.number.to_le_bytes());
-        let StepPlan { released, slots, flags, positions, counts, tokens, .. } = plan;
-        let StepPlan { new_block_counts, new_pages, prompt_targets, .. } = plan;
-        for column in [released, slots, flags, positions, counts, tokens, new_block_counts, new_pages] {
-            digest.update(column);
-        }
-        digest.update(prompt_targets);
-        if let Some(starts) = &plan.starts {
-            let s = starts;
-            for column in [&s.seeds, &s.temperatures, &s.top_ks, &s.top_ps, &s.typical_ps, &s.min_ps] {
-                digest.update(column);
-            }
-            for column in [&s.repetition_penalties, &s.frequency_penalties, &s.presence_penalties] {
-                digest.update(column);
-            }
-            for column in [&s.top_tokens, &s.history_counts, &s.history_outputs, &s.history] {
-                digest.update(column);
-            }
-            for column in [&s.bias_counts, &s.bias_tokens, &s.biases] {
-                digest.update(column);
-            }
-            for column in [&s.first_ends, &s.end_counts, &s.end_tokens] {
-                digest.update(column);
-            }
-            for column in [&s.watermark_deltas, &s.watermark_greens, &s.encoder_counts] {
-                digest.update(column);
-            }
-        }
-        digest.update(&plan.traces);
-        let own = digest.clone().finalize();
+        update_digest(&mut self.digest, plan);
+        let own = self.digest.clone().finalize();
         require!(plan.digest == own, "plan {} has digest {}, expected {own}", plan.number, plan.digest);
         Ok(())
     }
 
+    /// The plan with the digest that is due.
+    #[cfg(test)]
+    pub fn stamped(&self, plan: StepPlan) -> StepPlan {
+        let mut digest = self.digest.clone();
+        update_digest(&mut digest, &plan);
+        StepPlan { digest: digest.finalize(), ..plan }
+    }
+
     fn write(&mut self, rows: &Rows, at: usize, cursor: &mut Cursor) -> Result<(), String> {
-        let (slot, position, count) = (rows.slots[at], rows.positions[at], rows.counts[at]);
+        let (slot, count, drafts) = (rows.slots[at], rows.counts[at], rows.drafts[at]);
+        let mut position = rows.positions[at];
         let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;
         require!(count >= 1, "row {at} feeds nothing");
+        require!(drafts < count, "row {at} feeds {count} tokens, {drafts} of them drafts");
+        let plain = flag(RowFlag::Sample) && !flag(RowFlag::Masked) && !flag(RowFlag::PromptLogprobs);
+        require!(drafts == 0 || plain, "row {at} has drafts and flags {}", rows.flags[at]);
+        require!(drafts == 0 || self.config.decoder_start_ids.is_empty(), "drafts for an encoder-decoder");
         if flag(RowFlag::Start) {
             if let Some(old) = self.slots[slot as usize].take() {
                 self.let_go(&old.pages);
@@ -304,6 +300,13 @@ impl MockModel {
             .take()
             .ok_or_else(|| format!("row {at}: slot {slot} was not started"))?;
 
+        if flag(RowFlag::Continue)
+            && let Some((sampled_at, _)) = state.sampled
+        {
+            let possible = sampled_at..=state.most.max(sampled_at);
+            require!(possible.contains(&position), "row {at} continues at {position}, not in {possible:?}");
+            position = sampled_at;
+        }
         self.forget(&mut state, position);
         for page in cursor.new_pages(rows, at, self.tables.count())? {
             let (block, table) = self.place(state.pages.len());
@@ -321,17 +324,10 @@ impl MockModel {
             state.pages.push(page);
         }
         let fed: Vec<u32> = if flag(RowFlag::Continue) {
-            require!(count == 1, "row {at} continues with {count} tokens");
-            match state.sampled {
-                Some((sampled_at, token)) => {
-                    require!(sampled_at == position, "row {at} continues at {position}, not at {sampled_at}");
-                    vec![token]
-                }
-                None => {
-                    require!(state.skipped, "row {at} continues and nothing was sampled");
-                    vec![0]
-                }
-            }
+            require!(count == 1 + drafts, "row {at} continues with {count} tokens");
+            require!(state.sampled.is_some() || state.skipped, "row {at} continues and nothing was sampled");
+            let last = state.sampled.map_or(0, |(_, token)| token);
+            std::iter::once(last).chain(cursor.tokens(rows, drafts)?.iter().copied()).collect()
         } else {
             cursor.tokens(rows, count)?.to_vec()
         };
@@ -346,7 +342,7 @@ impl MockModel {
             });
             let shared = read.all(|(table, before)| self.stored(&state.pages, table, before).is_some());
             require!(shared, "row {at} starts at {position}, and not all before it is there");
-            require!(position % size == 0, "row {at} starts in the middle of a block");
+            require!(position.is_multiple_of(size), "row {at} starts in the middle of a block");
         } else {
             require!(position == state.len, "row {at} feeds {position}, its slot is at {}", state.len);
         }
@@ -355,7 +351,10 @@ impl MockModel {
         require!(!cut, "row {at} feeds {position} to {end}, a part of its encoder's {}", encoder.positions);
         if let Some((history, _)) = state.key.history.as_ref().filter(|_| !state.skipped) {
             let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
-            let known = fed.all(|(p, t)| history.get((p - encoder.positions) as usize) == Some(t));
+            let known = fed
+                .by_ref()
+                .take((count - drafts) as usize)
+                .all(|(p, t)| history.get((p - encoder.positions) as usize) == Some(t));
             require!(known, "row {at}: its history is not what it feeds");
         }
         let mut chain = match position.checked_sub(1) {
@@ -381,7 +380,7 @@ impl MockModel {
             }
         }
         self.fed.extend_from_slice(&fed);
-        state.len = end;
+        (state.len, state.most) = (end, rows.positions[at] + count);
         state.sampled = None;
         self.slots[slot as usize] = Some(state);
         Ok(())
@@ -399,7 +398,7 @@ impl MockModel {
         let mut state = self.slots[slot].take().expect("written before");
         if self.config.verify == Verify::All {
             for table in self.each_table() {
-                self.check_visible(&state, table, rows.positions[at])
+                self.check_visible(&state, table, state.len - rows.counts[at])
                     .map_err(|why| format!("row {at}: {why}"))?;
             }
         }
@@ -419,31 +418,57 @@ impl MockModel {
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
-            let chain = self.stored(&state.pages, 0, state.len - 1).map_or(0, |stored| stored.chain);
-            let is_skipped = mask.as_ref().is_some_and(Vec::is_empty);
+            self.sample(&mut state, rows, at, mask, columns)?;
+        }
+        self.slots[slot] = Some(state);
+        Ok(())
+    }
+
+    /// Samples behind the last token before the row's drafts, and behind each of those that it accepts.
+    fn sample(
+        &self,
+        state: &mut Slot,
+        rows: &Rows,
+        at: usize,
+        mask: Option<Vec<u32>>,
+        columns: &mut ResultColumns,
+    ) -> Result<(), String> {
+        let drafts = rows.drafts[at];
+        let fed_to = state.len;
+        let is_skipped = mask.as_ref().is_some_and(Vec::is_empty);
+        for len in fed_to - drafts..=fed_to {
             if let Some((history, _)) = state.key.history.as_ref().filter(|_| !is_skipped) {
-                let (has, needs) = (history.len(), state.len - state.encoder.positions);
+                let (has, needs) = (history.len(), len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
-            let sampled = state.key.sample(&self.config, chain, state.len, state.top_tokens, mask.as_deref());
+            let stored = |position| self.stored(&state.pages, 0, position);
+            let (chain, last) = stored(len - 1).map_or((0, 0), |stored| (stored.chain, stored.token));
+            let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask.as_deref());
             state.skipped = sampled.is_none();
             let sampled = sampled.unwrap_or(Sampled {
                 token: 0,
                 logprob: 0.0,
                 top: vec![(0, 0.0); state.top_tokens as usize],
             });
-            if !state.skipped {
-                state.key.remember(sampled.token);
-                state.sampled = Some((state.len, sampled.token));
-            }
             columns.sampled.push(sampled.token);
             columns.logprobs.push(sampled.logprob);
             for (token, logprob) in sampled.top {
                 columns.top_tokens.push(token);
                 columns.top_logprobs.push(logprob);
             }
+            if state.skipped {
+                continue;
+            }
+            state.key.remember(sampled.token);
+            state.sampled = Some((len, sampled.token));
+            state.len = len;
+            if stored(len).is_none_or(|draft| len == fed_to || draft.token != sampled.token) {
+                break;
+            }
         }
-        self.slots[slot] = Some(state);
+        if drafts > 0 {
+            columns.accepted.push(state.len + drafts - fed_to);
+        }
         Ok(())
     }
 
@@ -540,6 +565,21 @@ impl MockModel {
     }
 }
 
+fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
+    digest.update(&plan.number.to_le_bytes());
+    let StepPlan { released, slots, flags, positions, counts, tokens, .. } = plan;
+    let StepPlan { new_block_counts, new_pages, prompt_targets, .. } = plan;
+    for column in [released, slots, flags, positions, counts, tokens, new_block_counts, new_pages] {
+        digest.update(column);
+    }
+    digest.update(prompt_targets);
+    if let Some(starts) = &plan.starts {
+        StartColumns::digest(starts, |column| digest.update(column));
+    }
+    digest.update(&plan.traces);
+    digest.update(&plan.drafts);
+}
+
 impl Encoder {
     fn new(tokens: u32, block_size: u32) -> Self {
         Self { tokens, positions: tokens.next_multiple_of(block_size) }
@@ -577,12 +617,13 @@ impl SamplingKey {
         }
     }
 
-    /// `mask`: the tokens that are allowed. `None`: there is none.
+    /// `last`: the token before. `mask`: the tokens that are allowed. `None`: there is none.
     fn sample(
         &self,
         config: &MockConfig,
         chain: u64,
         position: u32,
+        last: u32,
         top: u32,
         mask: Option<&[u32]>,
     ) -> Option<Sampled> {
@@ -596,9 +637,12 @@ impl SamplingKey {
         let (held_back, first_end) = &self.held_back;
         let may = |token: u32| position >= *first_end || !held_back.contains(&token);
         let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
+        let next = (mix(u64::from(last), 5) % u64::from(config.vocab_size)) as u32;
+        let follows = config.surprise_one_in > 0 && !mix(h, 4).is_multiple_of(config.surprise_one_in);
         let token = match mask {
             Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
             None if ends && may(config.eos_ids[0]) => config.eos_ids[0],
+            None if follows && may(next) && !config.eos_ids.contains(&next) => next,
             None => (0..)
                 .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
                 .find(|token| !config.eos_ids.contains(token) && may(*token))
@@ -626,31 +670,13 @@ struct Rows {
     new_block_counts: Vec<u32>,
     new_pages: Vec<u32>,
     prompt_targets: Vec<u32>,
-    starts: StartRows,
-}
-
-#[derive(Default)]
-struct StartRows {
-    seeds: Vec<u64>,
-    temperatures: Vec<f32>,
-    penalties: Vec<[f32; 3]>,
-    top_tokens: Vec<u32>,
-    history_counts: Vec<u32>,
-    history_outputs: Vec<u32>,
-    history: Vec<u32>,
-    bias_counts: Vec<u32>,
-    bias_tokens: Vec<u32>,
-    biases: Vec<f32>,
-    first_ends: Vec<u32>,
-    end_counts: Vec<u32>,
-    end_tokens: Vec<u32>,
-    watermarks: Vec<(f32, u32)>,
-    encoder_counts: Vec<u32>,
+    drafts: Vec<u32>,
+    starts: StartColumns,
 }
 
 impl Rows {
     fn read(plan: &StepPlan) -> Result<Self, String> {
-        let rows = Self {
+        let mut rows = Self {
             slots: u32s(&plan.slots),
             flags: plan.flags.to_vec(),
             positions: u32s(&plan.positions),
@@ -659,56 +685,21 @@ impl Rows {
             new_block_counts: u32s(&plan.new_block_counts),
             new_pages: u32s(&plan.new_pages),
             prompt_targets: u32s(&plan.prompt_targets),
-            starts: plan.starts.as_ref().map_or(Ok(StartRows::default()), StartRows::read)?,
+            drafts: u32s(&plan.drafts),
+            starts: plan.starts.as_ref().map_or(Ok(StartColumns::default()), StartColumns::read)?,
         };
         let n = rows.slots.len();
         require!(n > 0, "a plan without rows");
         let lengths =
             [rows.flags.len(), rows.positions.len(), rows.counts.len(), rows.new_block_counts.len()];
         require!(lengths == [n; 4], "columns of {n} rows have lengths {lengths:?}");
-        Ok(rows)
-    }
-}
-
-impl StartRows {
-    fn read(starts: &Starts) -> Result<Self, String> {
-        let f32s = bytemuck::allocation::pod_collect_to_vec::<u8, f32>;
-        let repetition = f32s(&starts.repetition_penalties);
-        let (frequency, presence) = (f32s(&starts.frequency_penalties), f32s(&starts.presence_penalties));
-        let rows = Self {
-            seeds: bytemuck::allocation::pod_collect_to_vec(&starts.seeds),
-            temperatures: f32s(&starts.temperatures),
-            penalties: (0..repetition.len()).map(|m| [repetition[m], frequency[m], presence[m]]).collect(),
-            top_tokens: u32s(&starts.top_tokens),
-            history_counts: u32s(&starts.history_counts),
-            history_outputs: u32s(&starts.history_outputs),
-            history: u32s(&starts.history),
-            bias_counts: u32s(&starts.bias_counts),
-            bias_tokens: u32s(&starts.bias_tokens),
-            biases: f32s(&starts.biases),
-            first_ends: u32s(&starts.first_ends),
-            end_counts: u32s(&starts.end_counts),
-            end_tokens: u32s(&starts.end_tokens),
-            watermarks: f32s(&starts.watermark_deltas)
-                .into_iter()
-                .zip(u32s(&starts.watermark_greens))
-                .collect(),
-            encoder_counts: u32s(&starts.encoder_counts),
-        };
-        let m = rows.seeds.len();
-        let truncations = [&starts.top_ks, &starts.top_ps, &starts.typical_ps, &starts.min_ps];
-        let lengths = [rows.temperatures.len(), rows.penalties.len(), rows.top_tokens.len()];
-        require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
-        require!(truncations.iter().all(|column| column.len() == 4 * m), "truncations of {m} starts");
-        let counts = [rows.history_counts.len(), rows.history_outputs.len(), rows.bias_counts.len()];
-        require!(counts == [m; 3], "columns of {m} starts have lengths {counts:?}");
-        let lengths = [rows.first_ends.len(), rows.end_counts.len(), rows.watermarks.len()];
-        require!(lengths == [m; 3], "columns of {m} starts have lengths {lengths:?}");
-        let named = rows.first_ends.iter().zip(&rows.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
+        let drafts = rows.drafts.len();
+        require!(drafts == 0 || drafts == n, "{drafts} entries in drafts of {n} rows");
+        rows.drafts.resize(n, 0);
+        let starts = &rows.starts;
+        let named =
+            starts.first_ends.iter().zip(&starts.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
         require!(named, "tokens are held back from no position, or none below one");
-        let encoders = rows.encoder_counts.len();
-        require!(encoders == 0 || encoders == m, "{encoders} encoder counts of {m} starts");
-        require!(rows.bias_tokens.len() == rows.biases.len(), "biases without tokens");
         Ok(rows)
     }
 }
@@ -748,7 +739,9 @@ impl Cursor {
         self.history_read += starts.history_counts[m] as usize;
         self.biases_read += starts.bias_counts[m] as usize;
         let history = starts.history.get(from..self.history_read).ok_or("the history is too short")?;
-        let penalised = starts.penalties[m] != [1.0, 0.0, 0.0];
+        let penalties =
+            [starts.repetition_penalties[m], starts.frequency_penalties[m], starts.presence_penalties[m]];
+        let penalised = penalties != [1.0, 0.0, 0.0];
         require!(penalised != history.is_empty(), "a history is sent exactly with a penalty");
         let bias_tokens = starts.bias_tokens.get(biases..self.biases_read).ok_or("the biases are too few")?;
         let bias = bias_tokens.iter().zip(&starts.biases[biases..]);
@@ -760,6 +753,7 @@ impl Cursor {
             encoder: Encoder::new(encoder, config.block_size),
             len: 0,
             sampled: None,
+            most: 0,
             skipped: false,
             key: SamplingKey {
                 seed: starts.seeds[m],
@@ -769,7 +763,7 @@ impl Cursor {
                 }),
                 history: penalised.then(|| (history.to_vec(), starts.history_outputs[m])),
                 held_back: (held_back.to_vec(), starts.first_ends[m]),
-                watermark: watermark(starts.watermarks[m]),
+                watermark: watermark((starts.watermark_deltas[m], starts.watermark_greens[m])),
             },
             top_tokens: starts.top_tokens[m],
         })
@@ -800,6 +794,7 @@ impl Cursor {
 
 #[derive(Default)]
 struct ResultColumns {
+    accepted: Vec<u32>,
     sampled: Vec<u32>,
     logprobs: Vec<f32>,
     top_tokens: Vec<u32>,
@@ -811,6 +806,7 @@ struct ResultColumns {
 
 impl ResultColumns {
     fn write(&self, result: &mut StepResult) {
+        result.accepted = Bytes::copy_from_slice(bytemuck::cast_slice(&self.accepted));
         result.sampled = Bytes::copy_from_slice(bytemuck::cast_slice(&self.sampled));
         result.logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.logprobs));
         result.top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_tokens));

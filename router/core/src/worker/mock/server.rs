@@ -161,7 +161,8 @@ impl Worker for Calls {
         let _ = open.wait_for(|open| *open).await;
         let limits = self.limits.lock().ok().and_then(|limits| *limits);
         let limits = limits.ok_or_else(|| Status::failed_precondition("not prepared"))?;
-        let model = MockModel::new(self.birth.config.clone(), limits.max_slots, limits.max_step_tokens);
+        let model = MockModel::new(self.birth.config.clone(), limits.max_slots, limits.max_step_tokens)
+            .with_drafts(limits.max_step_drafts);
         let (answers, results) = mpsc::unbounded_channel();
         let session = Session {
             birth: self.birth.clone(),

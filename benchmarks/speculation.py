@@ -1,0 +1,160 @@
+"""What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
+
+    .venv/bin/python benchmarks/speculation.py [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
+
+Two servers of the shipped model, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
+(the best case), what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from running_server import Server, penstock, processor, spread
+
+WORDS = [
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "lamp",
+    "chair",
+    "table",
+    "bread",
+    "pear",
+    "cherry",
+    "house",
+    "garden",
+    "window",
+    "bridge",
+    "forest",
+    "candle",
+]
+# So many of the short answers are asked for one after the other.
+SHORT = 8
+
+
+def repeating(number: int) -> dict[str, Any]:
+    """What the model is asked to repeat stands in its prompt; the answer ends by itself."""
+    words = " ".join(random.Random(number).sample(WORDS, 8))
+    turn = f"<|im_start|>user\nRepeat: {words}<|im_end|>\n<|im_start|>assistant\n"
+    return {"prompt": f"{turn}{words}<|im_end|>\n{turn}", "temperature": 0, "ignore_eos": False}
+
+
+def going_round(number: int) -> dict[str, Any]:
+    """The best case: a text that repeats itself from soon on."""
+    few = {str(400 + (number * 7 + at) % 900): 100 for at in range(16)}
+    return {"prompt": f"number {number}", "temperature": 0, "logit_bias": few}
+
+
+def surprising(number: int) -> dict[str, Any]:
+    """One of many tokens each time, as good as at random."""
+    rng = random.Random(number)
+    words = " ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(40))
+    return {
+        "prompt": words,
+        "temperature": 2.0,
+        "seed": number,
+        "logit_bias": {str(t): 100 for t in range(400, 700)},
+    }
+
+
+def chatting(number: int) -> dict[str, Any]:
+    """What the model says by itself."""
+    return {
+        "prompt": f"<|im_start|>user\nTell me story {number}.<|im_end|>\n<|im_start|>assistant\n",
+        "temperature": 0,
+    }
+
+
+KINDS = {"repeats its prompt": repeating, "goes round": going_round, "chat": chatting, "random": surprising}
+
+
+def processor_seconds(server: Server) -> float:
+    """That the server and its workers have used so far."""
+    ticks = 0
+    for pid in (server.process.pid, *server.worker_pids()):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def rate(server: Server, kind: str, batch: int, tokens: int) -> tuple[float, float]:
+    """Tokens per second of so many requests at once, and tokens per second of processor time: what holds beside other load, too."""
+    failures: list[str] = []
+    given: list[int] = []
+
+    def ask(number: int) -> None:
+        body = {"max_tokens": tokens, "ignore_eos": True, **KINDS[kind](number)}
+        for _ in range(1 if body["ignore_eos"] else SHORT):
+            try:
+                given.append(server.post("/v1/completions", body)["usage"]["completion_tokens"])
+            except RuntimeError as error:
+                failures.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(batch)]
+    used, began = processor_seconds(server), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - began
+    if failures:
+        raise RuntimeError(failures[0])
+    used = processor_seconds(server) - used
+    return sum(given) / took, sum(given) / max(used, 0.01)
+
+
+def counted(server: Server) -> tuple[float, float]:
+    """Drafts so far, and those that were accepted."""
+    metrics = server.metrics()
+    return metrics["penstock_drafts"], metrics["penstock_accepted_drafts"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--speculate", type=int, default=8)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    arguments = parser.parse_args()
+    print(
+        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each"
+    )
+    flags = ("--dtype", arguments.dtype)
+    with penstock(*flags) as off, penstock(*flags, "--speculate", str(arguments.speculate)) as on:
+        for kind in KINDS:
+            for batch in arguments.batches:
+                for server in (off, on):
+                    rate(server, kind, batch, arguments.tokens)
+                before = counted(on)
+                pairs = []
+                for turn in range(arguments.rounds):
+                    order = (off, on) if turn % 2 == 0 else (on, off)
+                    found = {id(server): rate(server, kind, batch, arguments.tokens) for server in order}
+                    pairs.append((found[id(off)], found[id(on)]))
+                drafts, accepted = (now - then for now, then in zip(counted(on), before, strict=True))
+                ratios = [with_drafts[0] / without[0] for without, with_drafts in pairs]
+                processor_ratios = [with_drafts[1] / without[1] for without, with_drafts in pairs]
+                print(
+                    f"batch {batch:>2}, {kind:>18}: off {spread([a for (a, _), _ in pairs], ' tok/s')}, "
+                    f"on {spread([b for _, (b, _) in pairs], ' tok/s')}; ratio {statistics.median(ratios):.2f} "
+                    f"({min(ratios):.2f}-{max(ratios):.2f}), of tokens per processor time "
+                    f"{statistics.median(processor_ratios):.2f} ({min(processor_ratios):.2f}-{max(processor_ratios):.2f}); "
+                    f"{drafts:.0f} drafts, {accepted:.0f} accepted",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""`--speculate`: the same answers with drafts as without, token by token, and fewer steps."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire
+from conftest import Launch
+from launched import Launched
+from load import Ask, ask_all, chat, complete, generate, once
+from prompts import QUESTIONS, REPEAT, as_text, user
+
+DRAFTS = 6
+
+LIST = ", ".join(f"item {number} is {'red' if number % 2 else 'blue'}" for number in range(12))
+AGAIN = "again and " * 8
+# Whose text goes round and round.
+FEW: dict[str, Any] = {"logit_bias": {str(token): 100 for token in range(400, 416)}}
+
+
+@pytest.fixture(scope="module")
+def speculating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """In float32, where the same means the same to the last bit."""
+    folder: Path = tmp_path_factory.mktemp("speculating")
+    with Launched(folder, "--dtype", "float32", "--speculate", str(DRAFTS)) as launched:
+        yield launched.wait_ready()
+
+
+def repetitive(tokens: int = 120, **parameters: Any) -> dict[str, Any]:
+    return {
+        "inputs": AGAIN,
+        "parameters": {"max_new_tokens": tokens, "details": True, "ignore_eos_token": True, **parameters},
+    }
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "greedy": repetitive(),
+    "sampled": repetitive(do_sample=True, temperature=0.7, seed=11, top_k=40, top_p=0.95),
+    "typical": repetitive(do_sample=True, temperature=0.9, seed=12, typical_p=0.8),
+    "penalties": repetitive(repetition_penalty=1.05, frequency_penalty=0.1),
+    "alternatives": repetitive(top_n_tokens=3, decoder_input_details=True),
+    "watermark": repetitive(watermark=True),
+    "stop string": repetitive(stop=["plusand again", "Goodbye!\nGoodbye!"]),
+    "an answer that ends": {
+        "inputs": as_text(REPEAT),
+        "parameters": {"max_new_tokens": 60, "details": True},
+    },
+}
+
+
+def answer(address: wire.Address, path: str, body: dict[str, Any]) -> Any:
+    reply = wire.post(address, path, body)
+    assert reply.status == 200, reply.text
+    told = reply.json()
+    for name in ("id", "created"):
+        told.pop(name, None) if isinstance(told, dict) else None
+    return told
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_answer_is_the_same_with_drafts_and_without(
+    name: str, speculating: Launched, exact: wire.Address
+) -> None:
+    with_drafts = answer(speculating.address, "/generate", BODIES[name])
+    assert with_drafts == answer(exact, "/generate", BODIES[name])
+    details = with_drafts["details"]
+    assert len(details["tokens"]) == details["generated_tokens"]
+
+
+def test_drafts_are_accepted_and_counted(speculating: Launched) -> None:
+    def counted() -> tuple[float, float, float, float]:
+        seen = speculating.metrics()
+        return (
+            seen.value("penstock_accepted_drafts"),
+            seen.value("tgi_request_skipped_tokens_sum"),
+            seen.value("penstock_drafts"),
+            seen.value("penstock_steps"),
+        )
+
+    before = counted()
+    ask_all(speculating.address, [complete(LIST, 300, **FEW)])
+    accepted, skipped, drafts, steps = (now - then for now, then in zip(counted(), before, strict=True))
+    assert accepted == skipped and accepted > 100 and drafts >= accepted
+    assert steps < 200, f"{steps} steps for 300 tokens"
+    assert "skipped_tokens" in speculating.log()
+
+
+def test_the_server_says_that_it_speculates(speculating: Launched, exact: wire.Address) -> None:
+    assert wire.get(speculating.address, "/info").json()["speculate"] == DRAFTS
+    assert wire.get(exact, "/info").json()["speculate"] == 0
+
+
+def test_a_stream_has_one_event_for_each_token(speculating: Launched, exact: wire.Address) -> None:
+    body = repetitive(top_n_tokens=2)
+    whole = answer(exact, "/generate", body)
+    with wire.Events(speculating.address, "/generate_stream", body) as events:
+        told = [json.loads(event) for event in events]
+    assert [event["token"] for event in told] == whole["details"]["tokens"]
+    assert [event["top_tokens"] for event in told] == whole["details"]["top_tokens"]
+    assert [event["index"] for event in told] == list(range(1, len(told) + 1))
+    assert told[-1]["generated_text"] == whole["generated_text"]
+    assert all(event["details"] is None for event in told[:-1])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LIST, "max_tokens": 90, "temperature": 0, "logprobs": 2, "n": 2}),
+        ("/v1/completions", {"prompt": LIST, "max_tokens": 90, "temperature": 0.8, "seed": 3, "ignore_eos": True}),
+        (
+            "/v1/chat/completions",
+            {"messages": user(REPEAT), "max_tokens": 60, "temperature": 0, "logprobs": True, "top_logprobs": 2},
+        ),
+        (
+            "/v1/completions",
+            {"prompt": AGAIN, "max_tokens": 90, "temperature": 0.9, "seed": 4, "n": 2, "best_of": 2},
+        ),
+        (
+            "/generate",
+            {"inputs": LIST, "parameters": {"max_new_tokens": 60, "grammar": {"type": "regex", "value": "(item [0-9]{1,2} is (red|blue), ){8}"}}},
+        ),
+    ],
+)  # fmt: skip
+def test_other_routes_and_grammars_answer_the_same(
+    path: str, body: dict[str, Any], speculating: Launched, exact: wire.Address
+) -> None:
+    assert answer(speculating.address, path, body) == answer(exact, path, body)
+
+
+def requests() -> list[Ask]:
+    asks = [chat(user(question), 60) for question in QUESTIONS]
+    for number in range(6):
+        asks.append(complete(f"{LIST[: 20 * number]}{AGAIN}", 200 + number))
+        asks.append(complete(f"{number} {LIST}", 200 + number, **FEW))
+        asks.append(generate(f"{number}: {LIST}", 200, do_sample=True, temperature=0.8, seed=number))
+    return asks
+
+
+def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, exact: wire.Address) -> None:
+    expected = ask_all(exact, requests())
+    launched = launch("--dtype", "float32", "--speculate", str(DRAFTS)).wait_ready()
+    worker = launched.worker()
+    events = 0
+
+    kill = once(lambda: worker.signal(signal.SIGKILL))
+
+    def seen() -> None:
+        nonlocal events
+        events += 1
+        if events >= 400:
+            kill()
+
+    found = ask_all(launched.address, requests(), seen)
+    for request, one, other in zip(requests(), found, expected, strict=True):
+        assert one.same_as(other), f"{request}: {one} instead of {other}"
+    assert launched.metrics().value("penstock_worker_restarts") == 1
+    assert launched.metrics().value("penstock_accepted_drafts") > 50
+
+
+@pytest.mark.parametrize("flags", [("--num-shard", "2"), ("--pipeline-parallel", "2")], ids=" ".join)
+def test_ranks_agree_on_what_was_accepted(
+    flags: tuple[str, ...], launch: Launch, exact: wire.Address
+) -> None:
+    launched = launch("--dtype", "float32", "--speculate", str(DRAFTS), *flags).wait_ready()
+    plain = launch("--dtype", "float32", *flags).wait_ready()
+    for body in (BODIES["greedy"], BODIES["sampled"]):
+        assert answer(launched.address, "/generate", body) == answer(plain.address, "/generate", body)
+    assert launched.metrics().value("penstock_accepted_drafts") > 20

@@ -1,0 +1,242 @@
+//! Verify rows: what they bring, what becomes of the plan behind them, and when there are none.
+
+use bytes::Bytes;
+use penstock_proto::ids::TokenId;
+use penstock_proto::{RowFlag, StepPlan};
+
+use super::harness::{Harness, STEP, every, spec, tiny};
+use crate::scheduler::speculation::Drafting;
+use crate::scheduler::submission::{Finish, Sampling, SequenceSpec};
+use crate::worker::LossKind;
+use crate::worker::mock::{MockConfig, MockModel};
+
+/// Its text goes round and round.
+fn repeating() -> MockConfig {
+    MockConfig { pages: 400, max_positions: 600, surprise_one_in: 1_000_000, ..tiny() }
+}
+
+fn harness(config: MockConfig, drafting: Drafting) -> Harness {
+    Harness::new(config, 4, 64).speculating(drafting)
+}
+
+fn u32s(column: &Bytes) -> Vec<u32> {
+    bytemuck::allocation::pod_collect_to_vec(column)
+}
+
+/// Those of the rows of a plan, with their drafts.
+fn verified(plan: &StepPlan) -> Vec<u32> {
+    u32s(&plan.drafts).into_iter().filter(|&drafts| drafts > 0).collect()
+}
+
+fn steps(harness: &mut Harness) -> u32 {
+    let mut steps = 0;
+    while harness.step().is_some() {
+        steps += 1;
+    }
+    steps
+}
+
+#[test]
+fn accepted_drafts_save_steps_and_change_nothing() {
+    for drafting in [Drafting::Always(4), Drafting::Adaptive(4)] {
+        let mut harness = harness(repeating(), drafting);
+        let sampled = Sampling { temperature: 0.8, seed: 5, repetition_penalty: 1.1, ..Sampling::default() };
+        let ids = [
+            harness.submit(spec(&[3, 4, 5], 400)),
+            harness.submit(SequenceSpec { sampling: sampled, top_tokens: 2, ..spec(&[9, 8], 300) }),
+        ];
+        let steps = steps(&mut harness);
+        assert!(steps < 200, "{steps} steps for 400 tokens with {drafting:?}");
+        let counters = harness.core.counters;
+        assert!(counters.accepted_drafts > 400, "{counters:?}");
+        assert_eq!(counters.generated_tokens, 700);
+        assert_eq!(harness.client(ids[0]).end, Some(Ok(Finish::Length)));
+        harness.check_against_reference();
+        let client = harness.client(ids[1]);
+        assert!(client.tokens.iter().all(|token| token.top.len() == 2));
+        let drafted = client.tokens.iter().filter(|token| token.is_draft).count();
+        assert!((100..300).contains(&drafted), "{drafted} of 300 tokens were drafts");
+    }
+}
+
+#[test]
+fn a_plan_follows_a_verify_row_before_its_result_is_known() {
+    let mut harness = harness(repeating(), Drafting::Always(3));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let mut both = 0;
+    for _ in 0..150 {
+        harness.plan();
+        if harness.plans.len() == 2 && harness.plans.iter().all(|plan| !verified(plan).is_empty()) {
+            let [first, second] = [&harness.plans[0], &harness.plans[1]];
+            let end = u32s(&first.positions)[0] + u32s(&first.counts)[0];
+            let position = u32s(&second.positions)[0];
+            assert!(position <= end, "{position}, and not behind {end}");
+            assert_ne!(second.flags[0] & RowFlag::Continue as u8, 0);
+            both += u32::from(position == end);
+        }
+        harness.step();
+    }
+    assert!(both > 20, "{both} times");
+    harness.run_to_end();
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_text_that_surprises_has_no_drafts_and_one_that_repeats_has_many() {
+    let mut random = harness(MockConfig { pages: 400, max_positions: 600, ..tiny() }, Drafting::Adaptive(6));
+    for salt in 0..4 {
+        random.submit(spec(&[3, 4, 5 + salt], 300));
+    }
+    random.run_to_end();
+    let drafts = random.core.counters.drafts;
+    assert!(drafts < 200, "{drafts} drafts for 1200 tokens that nobody can guess");
+
+    let mut repeats = harness(repeating(), Drafting::Adaptive(6));
+    repeats.submit(spec(&[3, 4, 5], 300));
+    repeats.run_to_end();
+    assert!(repeats.core.counters.accepted_drafts > 150, "{:?}", repeats.core.counters);
+}
+
+fn costly() -> MockConfig {
+    let mut config = repeating();
+    config.cost.fixed_ns = 1.0;
+    config.cost.per_token_ns = 1e5;
+    config
+}
+
+#[test]
+fn where_a_token_costs_as_much_as_a_step_drafts_are_only_measured() {
+    let mut harness = harness(costly(), Drafting::Adaptive(6));
+    harness.token_time = STEP * 50;
+    harness.submit(spec(&[3, 4, 5], 500));
+    let steps = steps(&mut harness);
+    let drafts = harness.core.counters.drafts;
+    assert!(drafts < 250, "{drafts} drafts in {steps} steps");
+}
+
+#[test]
+fn a_cost_model_that_is_wrong_about_drafts_is_found_out() {
+    let mut harness = harness(costly(), Drafting::Adaptive(6));
+    harness.submit(spec(&[3, 4, 5], 500));
+    let steps = steps(&mut harness);
+    assert!(steps < 350, "{steps} steps for 500 tokens");
+    harness.check_against_reference();
+}
+
+#[test]
+fn an_end_within_an_accepted_run_ends_the_text_there() {
+    let config = MockConfig { eos_one_in: 40, ..repeating() };
+    let mut harness = harness(config, Drafting::Always(8));
+    for salt in 0..20 {
+        harness.submit(spec(&[3, 4, salt], 200));
+        let stop_token_ids = (0..25).map(|id| TokenId(2 * id)).collect();
+        harness.submit(SequenceSpec { stop_token_ids, ..spec(&[salt, 4], 90) });
+        harness.submit(spec(&[5, 6, 7, 5, 6, 7, 5, 6], 1 + salt));
+    }
+    harness.run_to_end();
+    harness.check_against_reference();
+}
+
+#[test]
+fn constrained_rows_have_no_drafts_and_go_on_beside_those_that_have() {
+    let mut harness = harness(repeating(), Drafting::Always(4));
+    let constrained = SequenceSpec { constraint: every(4, 60, None), ..spec(&[3, 4], 60) };
+    harness.submit(constrained);
+    harness.submit(spec(&[3, 4, 5], 200));
+    while harness.plan() > 0 {
+        for plan in &harness.plans {
+            let masked = plan.flags.iter().zip(u32s(&plan.drafts));
+            for (flags, drafts) in masked {
+                assert!(flags & RowFlag::Masked as u8 == 0 || drafts == 0);
+            }
+        }
+        harness.step();
+    }
+    assert!(harness.core.counters.accepted_drafts > 50);
+    harness.check_against_reference();
+}
+
+#[test]
+fn crashes_between_any_two_plans_change_no_text() {
+    let mut harness = harness(MockConfig { surprise_one_in: 12, ..repeating() }, Drafting::Always(5));
+    for salt in 0..3 {
+        let sampling = Sampling { temperature: 1.0, seed: u64::from(salt), ..Sampling::default() };
+        harness.submit(SequenceSpec { sampling, ..spec(&[3, salt, 5], 250) });
+    }
+    for round in 0..12 {
+        for _ in 0..round % 7 {
+            harness.step();
+        }
+        harness.plan();
+        harness.crash();
+        // Nobody is suspected of it: it got further.
+        for _ in 0..12 {
+            harness.step();
+        }
+    }
+    harness.run_to_end();
+    harness.check_against_reference();
+    let accepted = harness.core.counters.accepted_drafts;
+    assert!(accepted > 100, "{accepted} accepted drafts");
+}
+
+#[test]
+fn a_result_that_accepts_what_was_not_there_is_refused() {
+    let mut harness = harness(repeating(), Drafting::Always(4));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let result = loop {
+        harness.plan();
+        let plan = harness.plans.pop_front().expect("it goes on");
+        let result = harness.model.execute(&plan).expect("the plan is right");
+        if !verified(&plan).is_empty() {
+            break result;
+        }
+        harness.core.apply(result, harness.now).expect("the result is right");
+    };
+    let mut wrong = result.clone();
+    wrong.accepted = Bytes::copy_from_slice(&9u32.to_le_bytes());
+    let loss = harness.core.apply(wrong, harness.now).expect_err("9 of 4");
+    assert_eq!(loss.kind, LossKind::OutOfStep);
+    assert!(loss.to_string().contains("drafts"), "{loss}");
+    let mut short = result.clone();
+    short.accepted = Bytes::new();
+    let loss = harness.core.apply(short, harness.now).expect_err("no column");
+    assert!(loss.to_string().contains("accepted"), "{loss}");
+    harness.core.apply(result, harness.now).expect("the result is right");
+}
+
+#[test]
+fn the_mock_refuses_verify_rows_that_make_no_sense() {
+    let mut harness = harness(repeating(), Drafting::Always(4));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let mut past = Vec::new();
+    let plan = loop {
+        harness.plan();
+        let plan = harness.plans.pop_front().expect("it goes on");
+        if !verified(&plan).is_empty() {
+            break plan;
+        }
+        let result = harness.model.execute(&plan).expect("the plan is right");
+        harness.core.apply(result, harness.now).expect("the result is right");
+        past.push(plan);
+    };
+    let column = |values: &[u32]| Bytes::copy_from_slice(bytemuck::cast_slice(values));
+    let drafts = verified(&plan)[0];
+    let fed = drafts + 1;
+    let outside = vec![harness.config.vocab_size; drafts as usize];
+    let cases: [(StepPlan, &str); 5] = [
+        (StepPlan { drafts: column(&[fed]), ..plan.clone() }, "of them drafts"),
+        (StepPlan { drafts: column(&[1, 1]), ..plan.clone() }, "entries in drafts"),
+        (StepPlan { tokens: column(&outside), ..plan.clone() }, "feeds token"),
+        (StepPlan { counts: column(&[fed + 1]), ..plan.clone() }, "continues with"),
+        (StepPlan { flags: Bytes::from_static(&[2]), ..plan.clone() }, "has drafts and flags"),
+    ];
+    for (wrong, why) in cases {
+        let mut model = MockModel::new(harness.config.clone(), 4, 64).with_drafts(20);
+        for plan in &past {
+            model.execute(plan).expect("as before");
+        }
+        let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
+        assert!(refusal.contains(why), "{refusal}");
+    }
+}

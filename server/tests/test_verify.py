@@ -1,0 +1,323 @@
+"""Verify rows: with drafts, good or bad, a sequence gets the tokens and numbers that it gets one by one."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoints
+import penstock_kernels as ops
+from client import DEVICE, make_plan, row, sampled, u32
+from driver import Driver
+from penstock import tiny
+from penstock.engine.sampling import Drafts
+from penstock.errors import BadPlan
+from penstock.models.config import DecoderConfig, Window
+from penstock.models.recipes import llama
+from penstock.proto import penstock_pb2 as pb
+from test_sampling import VOCABULARY, sampler
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+TOKENS = 60
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy with alternatives": {"top_tokens": 3},
+    "temperature": {"temperatures": 0.9, "seeds": 7, "top_tokens": 1},
+    "top-k": {"temperatures": 1.2, "seeds": 8, "top_ks": 12},
+    "top-p": {"temperatures": 1.2, "seeds": 9, "top_ps": 0.7},
+    "typical-p": {"temperatures": 1.1, "seeds": 10, "typical_ps": 0.6},
+    "min-p": {"temperatures": 1.1, "seeds": 11, "min_ps": 0.05},
+    "penalties": {
+        "temperatures": 1.0,
+        "seeds": 12,
+        "repetition_penalties": 1.3,
+        "frequency_penalties": 0.5,
+        "presence_penalties": 0.4,
+        "history": PROMPT,
+    },
+    "greedy penalty": {"repetition_penalties": 1.2, "history": PROMPT},
+    "bias, ends and watermark": {
+        "bias": {3: 2.0, 9: -3.0},
+        "first_ends": len(PROMPT) + 20,
+        "ends": [3, 4],
+        "watermark_deltas": 1.5,
+        "watermark_greens": 90,
+    },
+}
+
+
+class Text:
+    """What a sequence was given: tokens, log probabilities and alternatives, as bytes."""
+
+    def __init__(self, result: pb.StepResult) -> None:
+        self.tokens, self.logprobs = sampled(result), result.logprobs
+        self.tops, self.top_logprobs = result.top_tokens, result.top_logprobs
+
+    def add(self, result: pb.StepResult) -> None:
+        self.tokens += sampled(result)
+        self.logprobs += result.logprobs
+        self.tops += result.top_tokens
+        self.top_logprobs += result.top_logprobs
+
+    def first(self, count: int) -> tuple[list[int], bytes, bytes, bytes]:
+        top = len(self.tops) // len(self.tokens)
+        return (
+            self.tokens[:count],
+            self.logprobs[: 4 * count],
+            self.tops[: top * count],
+            self.top_logprobs[: top * count],
+        )
+
+
+def one_by_one(driver: Driver, start: dict[str, Any], tokens: int = TOKENS) -> Text:
+    driver.begin()
+    text = Text(driver.step([row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start)]))
+    for position in range(len(PROMPT), len(PROMPT) + tokens - 1):
+        text.add(driver.step([row(0, None, position)]))
+    return text
+
+
+def accepted(result: pb.StepResult) -> list[int]:
+    return [int(count) for count in np.frombuffer(result.accepted, "<u4")]
+
+
+def with_drafts(
+    driver: Driver, start: dict[str, Any], expected: list[int], exact: bool, seed: int = 0
+) -> Text:
+    """The same with drafts of which some are right. `exact`: plans know each position; else they have its bound."""
+    rng = Random(seed)
+    driver.begin()
+    text = Text(driver.step([row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start)]))
+    bound = len(PROMPT)
+    while len(text.tokens) < len(expected):
+        known = len(text.tokens)
+        drafts = expected[known : known + rng.randrange(6)]
+        if drafts and rng.random() < 0.5:
+            at = rng.randrange(len(drafts))
+            drafts[at] = (drafts[at] + 1) % 199
+        position = len(PROMPT) + known - 1 if exact else bound
+        result = driver.step([row(0, None, position, drafts=drafts)])
+        right = next((at for at, draft in enumerate(drafts) if draft != expected[known + at]), len(drafts))
+        assert accepted(result) == ([right] if drafts else [])
+        assert len(sampled(result)) == right + 1
+        bound = position + 1 + len(drafts)
+        text.add(result)
+    return text
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    return Driver(checkpoints.write(tmp_path_factory.mktemp("model"), checkpoints.config()))
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["positions", "bounds"])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_text_is_the_same_with_drafts_to_the_last_bit(name: str, exact: bool, driver: Driver) -> None:
+    if DEVICE != "cpu":
+        pytest.skip("sums depend on the batch there")
+    expected = one_by_one(driver, SAMPLINGS[name])
+    found = with_drafts(driver, SAMPLINGS[name], expected.tokens, exact, seed=len(name))
+    assert found.first(TOKENS) == expected.first(TOKENS)
+
+
+@pytest.mark.parametrize(
+    "windows", [(Window(20),), (None, Window(16)), (Window(24, chunked=True), None)], ids=str
+)
+def test_a_window_sees_no_rejected_draft(
+    windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+
+    def with_windows(config: dict[str, Any]) -> DecoderConfig:
+        read = llama.read_config(config)
+        return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
+
+    monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
+    driver = Driver(folder)
+    expected = one_by_one(driver, {})
+    assert with_drafts(driver, {}, expected.tokens, exact=False).first(TOKENS) == expected.first(TOKENS)
+
+
+def test_rows_beside_each_other_verify_apart(driver: Driver) -> None:
+    """One with drafts, one without, one whose prompt ends in drafts, one that only feeds a chunk."""
+    expected = one_by_one(driver, {}).tokens
+    sampled_text = one_by_one(driver, SAMPLINGS["penalties"]).tokens
+    driver.begin()
+    driver.step(
+        [
+            row(0, PROMPT, 0, [0, 1], start={}),
+            row(1, PROMPT, 0, [2, 3], start=SAMPLINGS["penalties"]),
+        ]
+    )
+    at = len(PROMPT)
+    result = driver.step(
+        [
+            row(3, PROMPT, 0, [6], start={}, sample=False),
+            row(0, None, at, drafts=[*expected[1:3], expected[3] + 1, 1]),
+            row(2, PROMPT, 0, [4, 5], start={}, drafts=expected[:4]),
+            row(1, None, at),
+        ]
+    )
+    assert accepted(result) == [2, 4]
+    assert sampled(result) == [*expected[1:4], *expected[:5], sampled_text[1]]
+    following = driver.step(
+        [row(0, None, at + 5), row(1, None, at + 1, drafts=sampled_text[2:5]), row(2, None, at + 4)]
+    )
+    assert sampled(following) == [expected[4], *sampled_text[2:6], expected[5]]
+
+
+def test_what_a_rejected_draft_computed_is_no_error(driver: Driver) -> None:
+    """Only what follows accepted drafts has to be numbers."""
+    expected = one_by_one(driver, {}).tokens
+    compute = driver.engine.model.logits
+    for spoiled, fails in ((1, True), (3, False)):
+        driver.begin()
+        driver.step([row(0, PROMPT, 0, [0, 1], start={})])
+
+        def spoil(hidden_SE: Any, out_SV: Any, at: int = spoiled) -> Any:
+            logits_SV = compute(hidden_SE, out_SV)
+            logits_SV[at] = torch.nan
+            return logits_SV
+
+        driver.engine.model.logits = spoil  # type: ignore[method-assign]
+        drafts = [expected[1], (expected[2] + 1) % 199, expected[3]]
+        result = driver.step([row(0, None, len(PROMPT), drafts=drafts)])
+        driver.engine.model.logits = compute  # type: ignore[method-assign]
+        assert accepted(result) == [1]
+        assert [error.row for error in result.errors] == ([0] if fails else [])
+
+
+BAD = {
+    "more drafts than tokens": ([row(0, [3], 7, drafts=[1])], {"drafts": [2]}, "drafts"),
+    "too many entries": ([row(0, None, 7, drafts=[1])], {"drafts": [1, 1]}, "drafts"),
+    "a draft over the vocabulary": ([row(0, None, 7, drafts=[199])], {}, "tokens"),
+    "too many drafts in a step": ([row(0, None, 7, drafts=[1] * 33)], {}, "drafts"),
+    "no room": ([row(0, None, 7, drafts=[1] * 30)], {}, "new_pages"),
+    "a row that does not sample": ([row(0, None, 7, drafts=[1], sample=False)], {}, "drafts"),
+    "a masked row": ([row(0, None, 7, drafts=[1], masked=True)], {}, "drafts"),
+    "log probabilities of a prompt": (
+        [row(0, [3, 4], 7, targets=[4, 5], drafts=[])],
+        {"drafts": [1]},
+        "drafts",
+    ),
+    "behind the bound": ([row(0, None, 8, drafts=[1])], {}, "positions"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_verify_row_is_refused_by_field(name: str, driver: Driver) -> None:
+    rows, changes, field = BAD[name]
+    driver.begin()
+    driver.step([row(0, PROMPT, 0, [0], start={})])
+    plan = make_plan(rows, None, driver.tables)
+    for column, values in changes.items():
+        setattr(plan, column, u32(values))
+    with pytest.raises(BadPlan, match=f"^{field}"):
+        driver.execute(driver.numbering.stamp(plan))
+
+
+def test_a_bound_holds_until_it_is_used_up(driver: Driver) -> None:
+    """Two rows behind a verify row may have its bound; none may be beyond it."""
+    expected = one_by_one(driver, {}).tokens
+    driver.begin()
+    at = len(PROMPT)
+    driver.step([row(0, PROMPT, 0, [0, 1], start={})])
+    driver.step([row(0, None, at, drafts=[(expected[1] + 1) % 199] * 4)])
+    assert sampled(driver.step([row(0, None, at + 5)])) == [expected[2]]
+    assert sampled(driver.step([row(0, None, at + 2)])) == [expected[3]]
+    with pytest.raises(BadPlan, match=r"^positions"):
+        driver.step([row(0, None, at + 9)])
+
+
+def test_drafts_are_accepted_as_far_as_they_agree() -> None:
+    sampled_S = torch.tensor([4, 5, 6, 7, 1, 2, 9])
+    drafts_S = torch.tensor([4, 5, 0, 99, 8, 2, 99])
+    # Four samples, one, and two: the first row's third draft is wrong, the last row's only one is right.
+    firsts, counts = torch.tensor([0, 4, 5]), torch.tensor([4, 1, 2])
+    assert ops.accept_drafts(sampled_S, drafts_S, firsts, counts, 4).tolist() == [2, 0, 1]
+    late = torch.tensor([0, 5, 6, 99, 8, 0, 99])
+    assert ops.accept_drafts(sampled_S, late, firsts, counts, 4).tolist() == [0, 0, 0]
+
+
+CHI_SQUARE: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.3},
+    "top-k": {"temperature": 1.0, "top_k": 5},
+    "top-p": {"temperature": 1.0, "top_p": 0.8},
+    "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "typical-p": {"temperature": 1.0, "typical_p": 0.7},
+    "penalties": {"temperature": 1.0, "repetition": 1.4, "frequency": 0.3, "presence": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", CHI_SQUARE)
+def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
+    """100,000 draws behind a draft: of those that are accepted as of those that are not, the target's distribution."""
+    vocabulary, rows, rounds = 12, 500, 200
+    logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
+    settings = CHI_SQUARE[name]
+    is_penalized = "repetition" in settings
+    history = {"history": [1, 2, 3], "outputs": 1} if is_penalized else {}
+    draft = 4
+    counts = np.zeros((2, vocabulary))
+    expected = None
+    for at in range(rounds):
+        made = sampler(
+            *({"seed": at * rows + seed, **settings, **history} for seed in range(rows)),
+            vocabulary=vocabulary,
+        )
+        made._logprobs_SV = torch.empty((2 * rows, vocabulary))
+        slots, positions = np.repeat(np.arange(rows), 2), np.tile([7, 8], rows)
+        drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft))
+        logits_SV = logits.repeat(rows, 1)
+        if expected is None:
+            scores_SV, _ = made.process(
+                logits_SV, slots, positions, torch.zeros(2 * rows, dtype=torch.int64), None, drafts
+            )
+            expected = scores_SV[:2].double().softmax(-1).numpy()
+        found = made.sample(
+            logits_SV, slots, positions, torch.zeros(2 * rows, dtype=torch.int64), None, drafts
+        )
+        assert found.verified is not None
+        tokens = found.tokens_S.view(rows, 2).numpy()
+        accepted_R = found.verified.accepted_R.numpy()
+        assert (accepted_R == (tokens[:, 0] == draft)).all()
+        counts[0] += np.bincount(tokens[:, 0], minlength=vocabulary)
+        counts[1] += np.bincount(tokens[accepted_R == 1, 1], minlength=vocabulary)
+    assert expected is not None and counts[1].sum() > 2000
+    for seen, wanted in zip(counts, expected, strict=True):
+        possible = wanted > 0
+        assert (seen[~possible] == 0).all()
+        wanted = wanted[possible] * seen.sum()
+        # Of 11 degrees of freedom one in a million is above 49.
+        assert float(((seen[possible] - wanted) ** 2 / wanted).sum()) < 49
+
+
+def test_penalties_count_accepted_drafts_and_no_others() -> None:
+    made = sampler({"repetition": 1.5, "history": [1, 2], "outputs": 0})
+    made._logprobs_SV = torch.empty((4, VOCABULARY))
+    logits_SV = torch.zeros(4, VOCABULARY)
+    for place, token in enumerate([10, 11, 12, 13]):
+        logits_SV[place, token] = 5.0
+    drafts = Drafts(np.array([4]), torch.tensor([10, 11, 50, 0]))
+    found = made.sample(
+        logits_SV, np.zeros(4, np.int64), np.arange(4), torch.zeros(4, dtype=torch.int64), None, drafts
+    )
+    assert found.verified is not None
+    assert found.verified.accepted_R.tolist() == [2] and found.verified.last_tokens_R.tolist() == [12]
+    counted = made._output_RV[made.count_rows[0]].nonzero().flatten().tolist()
+    assert counted == [10, 11, 12]
+
+
+def test_the_cpu_engine_verifies_as_it_decodes() -> None:
+    driver = Driver(tiny.MODEL, torch.bfloat16)
+    if driver.engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    for name in ("greedy with alternatives", "penalties"):
+        expected = one_by_one(driver, SAMPLINGS[name])
+        found = with_drafts(driver, SAMPLINGS[name], expected.tokens, exact=False)
+        assert found.first(TOKENS) == expected.first(TOKENS)
