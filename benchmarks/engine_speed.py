@@ -2,6 +2,7 @@
 
     python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--prompt 32] [--dtype bfloat16]
         [--peers penstock,torch,fallback,deterministic,transformers] [--prefill 512]
+        [--processor-time]
 
 `penstock` is the model's recipe, on the CPU engine where that serves it, `torch` the same without it, `fallback` with the model run by transformers' classes.
 
@@ -30,6 +31,7 @@ from penstock.worker import keep_memory
 from penstock_kernels import cpu_engine
 
 Generate = Callable[[list[list[int]], int], None]
+Clock = Callable[[], float]
 
 
 def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
@@ -116,29 +118,31 @@ def peer(name: str, folder: Path, dtype: torch.dtype, longest: int) -> Generate:
     return penstock(folder, dtype, longest, implementation={"fallback": "transformers"}.get(name, name))
 
 
-def measure_prefill(generate: Generate, tokens: int, vocabulary: int, repetitions: int) -> list[float]:
+def measure_prefill(
+    generate: Generate, tokens: int, vocabulary: int, repetitions: int, clock: Clock
+) -> list[float]:
     """Tokens of one prompt per second until its first token, of each repetition."""
     rng = random.Random(0)
     rates = []
     for _ in range(repetitions + 1):
         prompt = [rng.randrange(3, vocabulary) for _ in range(tokens)]
-        begin = time.perf_counter()
+        begin = clock()
         generate([prompt], 1)
-        rates.append(tokens / (time.perf_counter() - begin))
+        rates.append(tokens / (clock() - begin))
     return rates[1:]
 
 
 def measure(
-    generate: Generate, batch: int, prompt: int, tokens: int, vocabulary: int, repetitions: int
+    generate: Generate, batch: int, prompt: int, tokens: int, vocabulary: int, repetitions: int, clock: Clock
 ) -> list[float]:
     """Tokens per second while decoding, of each repetition."""
     rng = random.Random(0)
 
     def seconds(new: int) -> float:
         prompts = [[rng.randrange(3, vocabulary) for _ in range(prompt)] for _ in range(batch)]
-        begin = time.perf_counter()
+        begin = clock()
         generate(prompts, new)
-        return time.perf_counter() - begin
+        return clock() - begin
 
     seconds(4)
     rates = []
@@ -159,7 +163,16 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time by itself")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", default="penstock,transformers")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of one thread, on a machine that does other things as well",
+    )
     arguments = parser.parse_args()
+    clock = time.perf_counter
+    if arguments.processor_time:
+        clock = time.process_time
+        torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     peers = {
         name: peer(name, arguments.model, dtype, max(arguments.prompt + arguments.tokens, arguments.prefill))
@@ -167,7 +180,7 @@ def main() -> None:
     }
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     for name, generate in peers.items() if arguments.prefill else ():
-        rates = measure_prefill(generate, arguments.prefill, vocabulary, 3 * arguments.repetitions)
+        rates = measure_prefill(generate, arguments.prefill, vocabulary, 3 * arguments.repetitions, clock)
         median = statistics.median(rates)
         print(
             f"prefill {arguments.prefill} {name:13} {median:9.1f} tok/s  ({min(rates):.1f} .. {max(rates):.1f})"
@@ -176,7 +189,7 @@ def main() -> None:
         medians = {}
         for name, generate in peers.items():
             rates = measure(
-                generate, batch, arguments.prompt, arguments.tokens, vocabulary, arguments.repetitions
+                generate, batch, arguments.prompt, arguments.tokens, vocabulary, arguments.repetitions, clock
             )
             medians[name] = statistics.median(rates)
             print(

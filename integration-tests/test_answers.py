@@ -15,6 +15,16 @@ from launched import Launched
 from prompts import ADD, REPEAT, as_text, user
 
 CHAT = {"messages": user(ADD), "max_tokens": 8}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "Get the weather in a city", "parameters": SCHEMA}
+CALLING = {
+    "messages": user("What is the weather in Paris?"),
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "tool_choice": "required",
+    "max_tokens": 60,
+}
+INPUT_SCHEMA = {"name": "get_weather", "input_schema": SCHEMA}
+MESSAGES = {"messages": user(ADD), "max_tokens": 60}
 COMPLETION = {"prompt": [as_text(ADD), as_text(REPEAT)], "max_tokens": 8}
 DETAILED = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 8}
 SAMPLED = {"details": True, "best_of": 2, "do_sample": True, "max_new_tokens": 8}
@@ -78,6 +88,14 @@ POSTS: list[tuple[str, Any]] = [
         "/v1/chat/completions",
         {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2, "user": "me", "store": True},
     ),
+    ("/v1/chat/completions", CALLING),
+    ("/v1/responses", {"input": ADD, "max_output_tokens": 5, "store": True}),
+    ("/v1/messages", MESSAGES),
+    (
+        "/v1/messages",
+        {**MESSAGES, "tools": [INPUT_SCHEMA], "tool_choice": {"type": "any"}, "no_such_field": 1},
+    ),
+    ("/v1/messages/count_tokens", {"messages": user(ADD)}),
     ("/v1/completions", COMPLETION),
     ("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 2, "no_such_field": 1}),
     ("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 1, "max_tokens": 0}),
@@ -97,6 +115,10 @@ STREAMS: list[tuple[str, Any]] = [
     ("/v1/chat/completions", {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2}),
     ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {**COMPLETION, "logprobs": 2, "echo": False}),
+    ("/v1/chat/completions", CALLING),
+    ("/v1/responses", {"input": ADD, "max_output_tokens": 5}),
+    ("/v1/messages", MESSAGES),
+    ("/v1/messages", {**MESSAGES, "tools": [INPUT_SCHEMA], "tool_choice": {"type": "any"}}),
     ("/invocations", CHAT),
 ]
 WRONG: list[tuple[str, Any, int]] = [
@@ -106,6 +128,8 @@ WRONG: list[tuple[str, Any, int]] = [
     ("/v1/chat/completions", {"messages": []}, 422),
     ("/v1/completions", {"prompt": "x", "top_p": 7}, 422),
     ("/v1/completions", "{", 400),
+    ("/v1/messages", {"messages": []}, 400),
+    ("/v1/responses", {"input": 5}, 422),
     ("/vertex", {"instances": 5}, 422),
     ("/invocations", {}, 422),
     ("/v2/models/{name}/infer", {"inputs": []}, 422),
@@ -130,7 +154,8 @@ def test_the_document_is_valid_and_names_no_route_that_is_not_there(
                 filled(path, model),
                 body={} if method == "post" else None,
             )
-            assert reply.status == (422 if method == "post" else 200), (path, reply)
+            wrong = 400 if path.startswith("/v1/messages") else 422
+            assert reply.status == (wrong if method == "post" else 200), (path, reply)
     tried = {("get", path) for path in GETS} | {("post", path) for path, *_ in (*POSTS, *STREAMS)}
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
     plain = {"/health", "/ping", "/readyz", "/livez", "/", "/metrics", "/docs", "/api-doc/openapi.json"}

@@ -283,7 +283,7 @@ def test_many_tools(address: wire.Address) -> None:
 
 def test_arguments_of_earlier_calls_may_be_no_json(address: wire.Address) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{not json"}}
-    messages = [*ASKS_WEATHER, {"role": "assistant", "content": None, "tool_calls": [call]},
+    messages: list[dict[str, Any]] = [*ASKS_WEATHER, {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "1", "content": "sunny"}]  # fmt: skip
     assert ask(address, messages)["finish_reason"] in ("stop", "length", "tool_calls")
 

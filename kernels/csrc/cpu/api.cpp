@@ -38,14 +38,19 @@ const penstock::InstructionSet *available() {
 
 }  // namespace
 
-int penstock_cpu_abi(void) { return PENSTOCK_CPU_ABI; }
+int penstock_cpu_abi(void) {
+    return PENSTOCK_CPU_ABI;
+}
 
-const char *penstock_cpu_error(void) { return last_error.c_str(); }
+const char *penstock_cpu_error(void) {
+    return last_error.c_str();
+}
 
 const char *penstock_cpu_instruction_sets(void) {
     static const std::string names = [] {
         std::string joined;
-        for (const penstock::InstructionSet *set = available(); set->name; set++) joined += (joined.empty() ? "" : " ") + std::string(set->name);
+        for (const penstock::InstructionSet *set = available(); set->name; set++)
+            joined += (joined.empty() ? "" : " ") + std::string(set->name);
         return joined;
     }();
     return names.c_str();
@@ -53,7 +58,8 @@ const char *penstock_cpu_instruction_sets(void) {
 
 int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns) {
     return guarded([&] {
-        if (rows % PENSTOCK_TILE_OUTPUTS || columns % PENSTOCK_TILE_INPUTS) throw std::invalid_argument("a matrix that is not whole tiles");
+        if (rows % PENSTOCK_TILE_OUTPUTS || columns % PENSTOCK_TILE_INPUTS)
+            throw std::invalid_argument("a matrix that is not whole tiles");
         // Sixteen rows take as much room before as after; they are copied aside, so that both may be the same memory.
         const size_t panel = static_cast<size_t>(columns) * PENSTOCK_TILE_OUTPUTS * 2;
         std::vector<uint32_t> aside(panel / 4);
@@ -64,25 +70,33 @@ int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns)
             std::memcpy(aside.data(), source, panel);
             auto *out = reinterpret_cast<uint32_t *>(target);
             for (int64_t pair = 0; pair < pairs; pair++)
-                for (int64_t output = 0; output < PENSTOCK_TILE_OUTPUTS; output++) *out++ = aside[static_cast<size_t>(output * pairs + pair)];
+                for (int64_t output = 0; output < PENSTOCK_TILE_OUTPUTS; output++)
+                    *out++ = aside[static_cast<size_t>(output * pairs + pair)];
         }
     });
 }
 
 penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers, int32_t buffer_count,
-                                      const penstock_operation *body, int32_t body_count, const penstock_operation *head,
-                                      int32_t head_count, int32_t threads) {
+                                      const penstock_operation *body, int32_t body_count,
+                                      const penstock_operation *head, int32_t head_count, int32_t threads) {
     penstock_program *made = nullptr;
     guarded([&] {
         const penstock::InstructionSet *set = available();
         while (set->name && std::strcmp(set->name, instruction_set) != 0) set++;
-        if (!set->name) throw std::invalid_argument("this processor has no instruction set " + std::string(instruction_set));
-        made = new penstock_program{{*set->kernels(), {buffers, buffers + buffer_count}, {body, body + body_count}, {head, head + head_count}, threads}};
+        if (!set->name)
+            throw std::invalid_argument("this processor has no instruction set " + std::string(instruction_set));
+        made = new penstock_program{{*set->kernels(),
+                                     {buffers, buffers + buffer_count},
+                                     {body, body + body_count},
+                                     {head, head + head_count},
+                                     threads}};
     });
     return made;
 }
 
-void penstock_cpu_destroy(penstock_program *program) { delete program; }
+void penstock_cpu_destroy(penstock_program *program) {
+    delete program;
+}
 
 int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, int64_t rows, int64_t longest) {
     return program->program.workspace(tokens, rows, longest);
@@ -96,14 +110,16 @@ int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages
     return guarded([&] { program->program.set_cache(layer, pages, table); });
 }
 
-void penstock_cpu_set_threads(penstock_program *program, int32_t threads) { program->program.set_threads(threads); }
+void penstock_cpu_set_threads(penstock_program *program, int32_t threads) {
+    program->program.set_threads(threads);
+}
 
 int penstock_cpu_step(penstock_program *program, const penstock_step *step) {
     return guarded([&] { program->program.step(*step); });
 }
 
-int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride, int64_t rows, float *target,
-                      int64_t target_stride) {
+int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride, int64_t rows,
+                      float *target, int64_t target_stride) {
     return guarded([&] { program->program.head(source, source_stride, rows, target, target_stride); });
 }
 

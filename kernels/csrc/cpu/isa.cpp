@@ -52,7 +52,9 @@ unsigned long long saved_states() {
     return (static_cast<unsigned long long>(high) << 32) | low;
 }
 
-bool has(unsigned word, int bit) { return word >> bit & 1; }
+bool has(unsigned word, int bit) {
+    return word >> bit & 1;
+}
 
 // Tile registers are 8 KB a thread: a process has to ask for them once (Documentation/arch/x86/xstate.rst of Linux).
 bool may_use_tiles() {

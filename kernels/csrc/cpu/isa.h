@@ -14,7 +14,7 @@ struct InstructionSet {
 enum Features : unsigned {
     kAvx2 = 1,
     kFma = 2,
-    kAvx512 = 4,      // F, BW, DQ, VL
+    kAvx512 = 4,  // F, BW, DQ, VL
     kAvx512Bf16 = 8,
     kAmxBf16 = 16,
     kAvx512Vnni = 32,

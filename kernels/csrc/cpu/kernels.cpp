@@ -1,7 +1,7 @@
-// The operations, for one instruction set: this file is compiled once for each, with PENSTOCK_ISA naming it. It includes
-// nothing of the C++ library, whose inline functions other objects would share. A number that a row gets is computed by the
-// same function in the same order whatever other rows there are; those that several callers share are not inlined, since
-// the compiler may fuse a product and a sum in one copy and not in another.
+// The operations, for one instruction set: this file is compiled once for each, with PENSTOCK_ISA naming it. It
+// includes nothing of the C++ library, whose inline functions other objects would share. A number that a row gets is
+// computed by the same function in the same order whatever other rows there are; those that several callers share are
+// not inlined, since the compiler may fuse a product and a sum in one copy and not in another.
 #include "kernels.h"
 #include "products.h"
 #include "vector.h"
@@ -18,8 +18,12 @@ INLINE int64_t take(const Work &work, int64_t count) {
     return __atomic_fetch_add(work.next, static_cast<uint32_t>(count), __ATOMIC_RELAXED);
 }
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+INLINE int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 // Rows to take at once of cheap operations: few enough that everyone gets some.
 INLINE int64_t share(int64_t rows, const Work &work) {
@@ -29,11 +33,16 @@ INLINE int64_t share(int64_t rows, const Work &work) {
 
 INLINE F16 activated(F16 x, penstock_activation activation) {
     switch (activation) {
-        case PENSTOCK_SILU: return x * sigmoid(x);
-        case PENSTOCK_GELU: return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
-        case PENSTOCK_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
-        case PENSTOCK_QUICK_GELU: return x * sigmoid(1.702f * x);
-        case PENSTOCK_RELU: return x < F16{} ? F16{} : x;
+        case PENSTOCK_SILU:
+            return x * sigmoid(x);
+        case PENSTOCK_GELU:
+            return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
+        case PENSTOCK_GELU_TANH:
+            return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+        case PENSTOCK_QUICK_GELU:
+            return x * sigmoid(1.702f * x);
+        case PENSTOCK_RELU:
+            return x < F16{} ? F16{} : x;
         default: {
             const F16 positive = x < F16{} ? F16{} : x;
             return positive * positive;
@@ -51,7 +60,10 @@ void embed(const EmbedArgs &args, const Work &work) {
         const uint8_t *from = args.table + id / 16 * panel + id % 16 * 4;
         float *to = reinterpret_cast<float *>(args.target + token * args.target_bytes);
         for (int pair = 0; pair < pairs; pair++) {
-            union { uint32_t bits; float number; } low, high;
+            union {
+                uint32_t bits;
+                float number;
+            } low, high;
             const uint32_t both = *reinterpret_cast<const uint32_t *>(from + pair * 64);
             low.bits = both << 16;
             high.bits = both & 0xffff0000u;
@@ -127,7 +139,8 @@ void norm(const NormArgs &args, const Work &work) {
     const int64_t at_once = work.next ? share(args.rows, work) : args.rows;
     for (int64_t row = 0; (row = work.next ? take(work, at_once) : row) < args.rows; row += at_once)
         for (int64_t r = row; r < least(row + at_once, args.rows); r++)
-            norm_row(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes), args.target + r * args.target_bytes);
+            norm_row(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes),
+                     args.target + r * args.target_bytes);
 }
 
 // ---- linear ----
@@ -143,7 +156,8 @@ struct Finish {
 };
 
 template <penstock_epilogue epilogue, penstock_activation activation, bool short_target>
-INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to, int64_t target_bytes) {
+INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to,
+                        int64_t target_bytes) {
     for (int row = 0; row < rows; row++, to += target_bytes) {
         F16 y = load(sums + row * 16) + finish.bias;
         float *long_to = reinterpret_cast<float *>(to);
@@ -164,49 +178,65 @@ INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const
 }
 
 template <penstock_epilogue epilogue, bool short_target>
-INLINE void finish_activated(penstock_activation activation, const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to,
-                             int64_t bytes) {
+INLINE void finish_activated(penstock_activation activation, const Finish &finish, int rows, const float *sums,
+                             const float *up, uint8_t *to, int64_t bytes) {
     switch (activation) {
-        case PENSTOCK_SILU: return finish_rows<epilogue, PENSTOCK_SILU, short_target>(finish, rows, sums, up, to, bytes);
-        case PENSTOCK_GELU: return finish_rows<epilogue, PENSTOCK_GELU, short_target>(finish, rows, sums, up, to, bytes);
-        case PENSTOCK_GELU_TANH: return finish_rows<epilogue, PENSTOCK_GELU_TANH, short_target>(finish, rows, sums, up, to, bytes);
-        case PENSTOCK_QUICK_GELU: return finish_rows<epilogue, PENSTOCK_QUICK_GELU, short_target>(finish, rows, sums, up, to, bytes);
-        case PENSTOCK_RELU: return finish_rows<epilogue, PENSTOCK_RELU, short_target>(finish, rows, sums, up, to, bytes);
-        case PENSTOCK_RELU_SQUARED: return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_SILU:
+            return finish_rows<epilogue, PENSTOCK_SILU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU:
+            return finish_rows<epilogue, PENSTOCK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU_TANH:
+            return finish_rows<epilogue, PENSTOCK_GELU_TANH, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_QUICK_GELU:
+            return finish_rows<epilogue, PENSTOCK_QUICK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU:
+            return finish_rows<epilogue, PENSTOCK_RELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU_SQUARED:
+            return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
     }
 }
 
-// 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are multiplied with.
-SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums, const float *up, int up_tile) {
+// 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are
+// multiplied with.
+SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums, const float *up,
+                     int up_tile) {
     const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
-    const Finish finish = {args.bias ? load(args.bias + output) : F16{}, args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale,
-                           args.softcap, static_cast<int>(least(16, outputs - output))};
+    const Finish finish = {args.bias ? load(args.bias + output) : F16{},
+                           args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale, args.softcap,
+                           static_cast<int>(least(16, outputs - output))};
     uint8_t *to = args.target + first_row * args.target_bytes + (int64_t)output * (args.to_bf16 ? 2 : 4);
     constexpr penstock_activation none = PENSTOCK_RELU;
     switch (args.epilogue) {
-        case PENSTOCK_GATE: return finish_activated<PENSTOCK_GATE, true>(args.activation, finish, rows, sums, up, to, args.target_bytes);
-        case PENSTOCK_ACTIVATE: return finish_activated<PENSTOCK_ACTIVATE, true>(args.activation, finish, rows, sums, up, to, args.target_bytes);
-        case PENSTOCK_ADD: return finish_rows<PENSTOCK_ADD, none, false>(finish, rows, sums, up, to, args.target_bytes);
+        case PENSTOCK_GATE:
+            return finish_activated<PENSTOCK_GATE, true>(args.activation, finish, rows, sums, up, to,
+                                                         args.target_bytes);
+        case PENSTOCK_ACTIVATE:
+            return finish_activated<PENSTOCK_ACTIVATE, true>(args.activation, finish, rows, sums, up, to,
+                                                             args.target_bytes);
+        case PENSTOCK_ADD:
+            return finish_rows<PENSTOCK_ADD, none, false>(finish, rows, sums, up, to, args.target_bytes);
         case PENSTOCK_STORE:
-            if (args.to_bf16) return finish_rows<PENSTOCK_STORE, none, true>(finish, rows, sums, up, to, args.target_bytes);
+            if (args.to_bf16)
+                return finish_rows<PENSTOCK_STORE, none, true>(finish, rows, sums, up, to, args.target_bytes);
             return finish_rows<PENSTOCK_STORE, none, false>(finish, rows, sums, up, to, args.target_bytes);
     }
 }
 
 #if defined(PENSTOCK_AMX)
-// Blocks of rows and tiles of inputs whose products are taken while the weights of two columns and the sums are in the first
-// cache, which holds 48 KB.
+// Blocks of rows and tiles of inputs whose products are taken while the weights of two columns and the sums are in the
+// first cache, which holds 48 KB.
 constexpr int kRowsNear = 128, kTilesNear = 9;
 
 // Two columns of tiles, or one, of more than 16 rows.
-INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns, const int *tiles, int count, int k_tiles,
-                       Use use, float *sums) {
+INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns,
+                       const int *tiles, int count, int k_tiles, Use use, float *sums) {
     const int at_once = use == kOfStream ? k_tiles : kTilesNear;
     for (int64_t near = begin; near < end; near += kRowsNear) {
         const int64_t stop = least(near + kRowsNear, end);
         for (int k = 0; k < k_tiles; k += at_once) {
             const int some = static_cast<int>(least(at_once, k_tiles - k));
-            const uint8_t *const from[2] = {columns[0] + (int64_t)k * kTileBytes, columns[count - 1] + (int64_t)k * kTileBytes};
+            const uint8_t *const from[2] = {columns[0] + (int64_t)k * kTileBytes,
+                                            columns[count - 1] + (int64_t)k * kTileBytes};
             float *c = sums;
             for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
                 const uint8_t *a = args.source + row * args.source_bytes + k * 64;
@@ -286,12 +316,14 @@ void linear(const LinearArgs &args, const Work &work) {
 // ---- queries, keys and values ----
 
 // One head, from (D,) fp32 to (width,) bf16 with zeros beyond D. `x` is memory for the numbers in between.
-SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, float mean, float factor, const float *weight,
-                      const float *cos, const float *sin, float *x, int width, uint16_t *to) {
+SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, float mean, float factor,
+                      const float *weight, const float *cos, const float *sin, float *x, int width, uint16_t *to) {
     const int size = args.heads.head_dim;
-    for (int at = 0; at < width; at += 16) store(x + at, at + 16 <= size ? load(from + at) : at < size ? load_some(from + at, size - at) : F16{});
+    for (int at = 0; at < width; at += 16)
+        store(x + at, at + 16 <= size ? load(from + at) : at < size ? load_some(from + at, size - at) : F16{});
     if (args.clip != 0.0f)
-        for (int at = 0; at < width; at += 16) store(x + at, maximum(minimum(load(x + at), all(args.clip)), all(-args.clip)));
+        for (int at = 0; at < width; at += 16)
+            store(x + at, maximum(minimum(load(x + at), all(args.clip)), all(-args.clip)));
     if (normed) {
         if (args.norm_over != PENSTOCK_OVER_ALL) statistics(x, size, args.norm, args.eps, &mean, &factor);
         for (int i = 0; i < size; i++) x[i] = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
@@ -308,12 +340,14 @@ SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, f
 }
 
 // Of a norm over all heads at once; clipped as the heads will be.
-SEPARATE void statistics_over_all(const WriteKvArgs &args, const float *from, int width, float *copy, float *mean, float *factor) {
+SEPARATE void statistics_over_all(const WriteKvArgs &args, const float *from, int width, float *copy, float *mean,
+                                  float *factor) {
     if (args.clip == 0.0f) {
         statistics(from, width, args.norm, args.eps, mean, factor);
         return;
     }
-    for (int i = 0; i < width; i++) copy[i] = from[i] > args.clip ? args.clip : from[i] < -args.clip ? -args.clip : from[i];
+    for (int i = 0; i < width; i++)
+        copy[i] = from[i] > args.clip ? args.clip : from[i] < -args.clip ? -args.clip : from[i];
     statistics(copy, width, args.norm, args.eps, mean, factor);
 }
 
@@ -352,9 +386,11 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
             const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
             uint8_t *there = args.cache + page * heads.page_bytes + head * heads.head_bytes;
             const float *weight = args.key_norm ? args.key_norm + (over_heads ? head * size : 0) : nullptr;
-            head_of(args, keys + head * size, normed, key_mean, key_factor, weight, cos, sin, x, heads.key_dim, short_x);
+            head_of(args, keys + head * size, normed, key_mean, key_factor, weight, cos, sin, x, heads.key_dim,
+                    short_x);
             for (int pair = 0; pair < heads.key_dim / 2; pair++)
-                *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) = short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
+                *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
+                    short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
             head_of(args, values + head * size, false, 0, 1, nullptr, nullptr, nullptr, x, heads.value_dim, short_x);
             uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
             for (int i = 0; i < heads.value_dim; i++)
@@ -367,8 +403,8 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
 
 // What is known of a query after some splits: the largest score, the sum of exponentials relative to it, and the sum of
 // values (value_dim). A split adds its own. `total` 0: no key was seen yet, or none in the split.
-SEPARATE void join(float *largest, float *total, float *sum, float split_largest, float split_total, const float *split_sum, long stride,
-                   int value_dim) {
+SEPARATE void join(float *largest, float *total, float *sum, float split_largest, float split_total,
+                   const float *split_sum, long stride, int value_dim) {
     if (split_total == 0.0f) return;
     if (*total == 0.0f) {
         *largest = split_largest, *total = split_total;
@@ -378,7 +414,8 @@ SEPARATE void join(float *largest, float *total, float *sum, float split_largest
     const float both = *largest > split_largest ? *largest : split_largest;
     const F16 factors = exponential(F16{*largest - both, split_largest - both});
     const float old = factors[0], added = factors[1];
-    for (int at = 0; at < value_dim; at += 16) store(sum + at, load(sum + at) * old + load(split_sum + at / 16 * stride) * added);
+    for (int at = 0; at < value_dim; at += 16)
+        store(sum + at, load(sum + at) * old + load(split_sum + at / 16 * stride) * added);
     *total = *total * old + split_total * added;
     *largest = both;
 }
@@ -393,11 +430,11 @@ constexpr int kScoreFloats = kPagesInSplit * kBlockFloats;
 constexpr int kWeightBytes = kSplit * 2 + 64;
 
 struct AttentionScratch {
-    float *scores;            // (pages, queries, 16 keys)
-    uint8_t *weights;         // (queries, kWeightBytes): exponentials in bf16
-    float *values;            // (columns, queries, 16)
-    float *sums;              // (queries, value_dim)
-    uint8_t *page;            // values of the last page, where it is not full
+    float *scores;     // (pages, queries, 16 keys)
+    uint8_t *weights;  // (queries, kWeightBytes): exponentials in bf16
+    float *values;     // (columns, queries, 16)
+    float *sums;       // (queries, value_dim)
+    uint8_t *page;     // values of the last page, where it is not full
 };
 
 INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) {
@@ -412,8 +449,8 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
 }
 
 // Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score.
-SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights, int pages, int64_t first_key, int64_t lowest, int64_t position,
-                     float *largest, float *total) {
+SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights, int pages, int64_t first_key,
+                     int64_t lowest, int64_t position, float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
@@ -447,12 +484,13 @@ SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights,
 }
 
 // Splits of an item of a key head, into largest, total and sums of up to kQueries queries.
-void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s, float *largest, float *total,
-            float *sums) {
+void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s, float *largest,
+            float *total, float *sums) {
     const Heads &heads = args.heads;
     const Row &row = args.rows[item.row];
     const int queries = static_cast<int>(least(kQueries, row.count * heads.group - item.first_query));
-    const uint8_t *q = args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
+    const uint8_t *q =
+        args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
     const int64_t first_position = row.position + item.first_query / heads.group;
     const int64_t last_position = row.position + (item.first_query + queries - 1) / heads.group;
     const int64_t lowest = first_seen(args, first_position), filled = row.position + row.count;
@@ -464,7 +502,8 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         const int pages = static_cast<int>(end_page - first_page);
         if (pages <= 0) continue;
         const uint8_t *page[kPagesInSplit];
-        for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
+        for (int i = 0; i < pages; i++)
+            page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
         const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
         for (int i = 0; i < pages; i += kMostTiles) {
             if (is_decode)
@@ -472,14 +511,14 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
                     if (next + kMostTiles < pages) fetch_near(page[next + kMostTiles], heads.value_offset);
                     fetch_far(page[next] + heads.value_offset, heads.value_dim * 32);
                 }
-            product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)), heads.key_dim / PENSTOCK_TILE_INPUTS,
-                    kOfAttention, s.scores + i * kBlockFloats);
+            product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)),
+                    heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, s.scores + i * kBlockFloats);
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;
-            soften(args, s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS, first_seen(args, position),
-                   position, &split_largest[i], &split_total[i]);
+            soften(args, s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS,
+                   first_seen(args, position), position, &split_largest[i], &split_total[i]);
         }
         if (end_page * PENSTOCK_PAGE_TOKENS > filled) {
             // A key that is not there yet has the weight 0, and what is in its place may be no number.
@@ -488,28 +527,33 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             for (int at = 0; at < heads.value_dim / 2; at++) {  // a pair of tokens
                 const int token = at % 8 * 2;
                 const U16 pair = *reinterpret_cast<const U16 *>(from + at * 64);
-                *reinterpret_cast<U16 *>(s.page + at * 64) = token + 1 < there ? pair : token < there ? pair & 0xffffu : U16{};
+                *reinterpret_cast<U16 *>(s.page + at * 64) = token + 1 < there ? pair
+                                                             : token < there   ? pair & 0xffffu
+                                                                               : U16{};
             }
             page[pages - 1] = s.page - heads.value_offset;
         }
         for (int column = 0; column < columns; column += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, columns - column));
-            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512, s.values);
+            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512,
+                                s.values);
             for (int i = 0; i < queries; i++) {
                 // Each group of columns is joined with the same numbers.
                 float so_far = largest[i], so_much = total[i];
-                join(&so_far, &so_much, sums + i * heads.value_dim + column * 16, split_largest[i], split_total[i], s.values + i * 16,
-                     kBlockFloats, some * 16);
+                join(&so_far, &so_much, sums + i * heads.value_dim + column * 16, split_largest[i], split_total[i],
+                     s.values + i * 16, kBlockFloats, some * 16);
                 if (column + kMostTiles >= columns) largest[i] = so_far, total[i] = so_much;
             }
         }
     }
 }
 
-SEPARATE void write_attended(const AttentionArgs &args, const AttentionItem &item, int head, int query, float total, const float *sums) {
+SEPARATE void write_attended(const AttentionArgs &args, const AttentionItem &item, int head, int query, float total,
+                             const float *sums) {
     const Heads &heads = args.heads;
     const int64_t at = item.first_query + query, token = args.rows[item.row].first_token + at / heads.group;
-    uint8_t *to = args.target + token * args.target_bytes + (head * heads.group + at % heads.group) * heads.head_dim * 2;
+    uint8_t *to =
+        args.target + token * args.target_bytes + (head * heads.group + at % heads.group) * heads.head_dim * 2;
     const float factor = 1.0f / total;
     for (int i = 0; i < heads.head_dim; i += 16) {
         const H16 x = to_bf16(load(sums + i) * factor);
@@ -527,12 +571,14 @@ void attention(const AttentionArgs &args, const Work &work) {
     for (int64_t number; (number = take(work, 1)) < args.item_count * heads.kv_heads;) {
         const AttentionItem &item = args.items[number / heads.kv_heads];
         const int head = static_cast<int>(number % heads.kv_heads);
-        const int queries = static_cast<int>(least(kQueries, args.rows[item.row].count * heads.group - item.first_query));
+        const int queries =
+            static_cast<int>(least(kQueries, args.rows[item.row].count * heads.group - item.first_query));
         if (queries != configured) configure_attention(configured = queries);
         float largest[kQueries], total[kQueries];
         if (item.part < 0) {
             attend(args, item, head, s, largest, total, s.sums);
-            for (int i = 0; i < queries; i++) write_attended(args, item, head, i, total[i], s.sums + i * heads.value_dim);
+            for (int i = 0; i < queries; i++)
+                write_attended(args, item, head, i, total[i], s.sums + i * heads.value_dim);
             continue;
         }
         float *part = args.parts + ((int64_t)item.part * heads.kv_heads + head) * args.part_floats;
@@ -546,13 +592,16 @@ void join_attention(const AttentionArgs &args, const Work &work) {
     for (int64_t number; (number = take(work, 1)) < args.join_count * heads.kv_heads;) {
         const AttentionJoin &parts = args.joins[number / heads.kv_heads];
         const int head = static_cast<int>(number % heads.kv_heads);
-        const int queries = static_cast<int>(least(kQueries, args.rows[parts.row].count * heads.group - parts.first_query));
+        const int queries =
+            static_cast<int>(least(kQueries, args.rows[parts.row].count * heads.group - parts.first_query));
         const AttentionItem item = {parts.row, parts.first_query, 0, 0, -1};
         for (int i = 0; i < queries; i++) {
             float largest = 0.0f, total = 0.0f;
             for (int split = 0; split < parts.parts; split++) {
-                const float *part = args.parts + ((int64_t)(parts.first_part + split) * heads.kv_heads + head) * args.part_floats;
-                join(&largest, &total, s.sums, part[i], part[kQueries + i], part + 2 * kQueries + i * heads.value_dim, 16, heads.value_dim);
+                const float *part =
+                    args.parts + ((int64_t)(parts.first_part + split) * heads.kv_heads + head) * args.part_floats;
+                join(&largest, &total, s.sums, part[i], part[kQueries + i], part + 2 * kQueries + i * heads.value_dim,
+                     16, heads.value_dim);
             }
             write_attended(args, item, head, i, total, s.sums);
         }

@@ -1,5 +1,6 @@
-// What every instruction set implements: one function for each kind of operation, over whatever part of it a thread takes.
-// Included by kernels.cpp, which is compiled once for each instruction set, so no function here may be shared by objects.
+// What every instruction set implements: one function for each kind of operation, over whatever part of it a thread
+// takes. Included by kernels.cpp, which is compiled once for each instruction set, so no function here may be shared by
+// objects.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +21,9 @@ constexpr int kQueries = 16;
 // Rows of activations may be read in blocks of so many, so memory has as many more.
 constexpr int kRowBlock = 32;
 
-[[maybe_unused]] static constexpr int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
+[[maybe_unused]] static constexpr int64_t round_up(int64_t number, int64_t multiple) {
+    return (number + multiple - 1) / multiple * multiple;
+}
 
 // A thread's part of an operation.
 struct Work {
@@ -72,9 +75,9 @@ struct LinearArgs {
 
 // Of a row: a sequence and its tokens in this step.
 struct Row {
-    int64_t first_token;     // among the step's
-    int64_t count, position; // tokens, and the position of the first
-    const int64_t *pages;    // of its slot in the layer's table
+    int64_t first_token;      // among the step's
+    int64_t count, position;  // tokens, and the position of the first
+    const int64_t *pages;     // of its slot in the layer's table
 };
 
 struct Heads {
@@ -145,7 +148,9 @@ struct Kernels {
 };
 
 // Floats of a key head's part: of each query the maximum, the sum of exponentials, and the sum of values.
-[[maybe_unused]] static constexpr int64_t part_floats(int value_dim) { return kQueries * (2 + value_dim); }
+[[maybe_unused]] static constexpr int64_t part_floats(int value_dim) {
+    return kQueries * (2 + value_dim);
+}
 
 [[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim) {
     return 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim);

@@ -39,7 +39,7 @@ enum penstock_epilogue {
     PENSTOCK_STORE = 0,  // y scale, soft capped where softcap is not 0
     PENSTOCK_ADD = 1,    // target += y scale
     PENSTOCK_ACTIVATE = 2,
-    PENSTOCK_GATE = 3,   // activation(gate) up; the weight's rows are gate, then up
+    PENSTOCK_GATE = 3,  // activation(gate) up; the weight's rows are gate, then up
 };
 
 enum penstock_activation {
@@ -69,28 +69,28 @@ typedef struct {
     int32_t source, target;  // buffers
     int32_t rows, columns;   // of the weight: outputs and inputs; of a norm: 0 and the width
     int32_t norm, norm_over;
-    int32_t accumulate;      // of a norm: whether the target is added to
+    int32_t accumulate;  // of a norm: whether the target is added to
     int32_t epilogue, activation;
-    int32_t layer;           // whose cache
+    int32_t layer;  // whose cache
     int32_t heads, kv_heads, head_dim, rope_dim;
-    int32_t window, chunked; // of attention: keys that a query sees; 0: all before it
-    int32_t offset;          // row of `positions` for position 0
+    int32_t window, chunked;  // of attention: keys that a query sees; 0: all before it
+    int32_t offset;           // row of `positions` for position 0
     float eps, scale, softcap, clip;
-    const void *weight;      // packed, 64-byte aligned
-    const float *bias;       // (rows,) rounded up to whole tiles, or of a norm (columns,)
-    const float *norm_weight;       // of a norm; of WRITE_KV that of queries
-    const float *second_weight;     // of WRITE_KV that of keys
-    const float *cos, *sin;         // (positions, rope_dim / 2)
-    const float *positions;         // of EMBED, (positions, columns), or null
+    const void *weight;          // packed, 64-byte aligned
+    const float *bias;           // (rows,) rounded up to whole tiles, or of a norm (columns,)
+    const float *norm_weight;    // of a norm; of WRITE_KV that of queries
+    const float *second_weight;  // of WRITE_KV that of keys
+    const float *cos, *sin;      // (positions, rope_dim / 2)
+    const float *positions;      // of EMBED, (positions, columns), or null
 } penstock_operation;
 
 typedef struct {
     int64_t rows, tokens;
-    const int64_t *ids;        // (tokens,), row by row
-    const int64_t *slots;      // (rows,)
-    const int64_t *first;      // (rows,): the position of the row's first token
-    const int64_t *counts;     // (rows,): its tokens
-    const int64_t *pages;      // (tables, max_slots, width): the page of each block of a slot
+    const int64_t *ids;     // (tokens,), row by row
+    const int64_t *slots;   // (rows,)
+    const int64_t *first;   // (rows,): the position of the row's first token
+    const int64_t *counts;  // (rows,): its tokens
+    const int64_t *pages;   // (tables, max_slots, width): the page of each block of a slot
     int64_t max_slots, width;
 } penstock_step;
 
@@ -104,8 +104,8 @@ PENSTOCK_CPU_API const char *penstock_cpu_error(void);
 // Names of the instruction sets that this library has and this processor runs, best first, with spaces between.
 PENSTOCK_CPU_API const char *penstock_cpu_instruction_sets(void);
 
-// Brings a matrix (rows, columns) of bf16 into tiles: all tiles of the first 16 rows, then of the next. `columns` must be
-// a multiple of 32, and `rows` of 16. `from` and `to` may be the same memory.
+// Brings a matrix (rows, columns) of bf16 into tiles: all tiles of the first 16 rows, then of the next. `columns` must
+// be a multiple of 32, and `rows` of 16. `from` and `to` may be the same memory.
 PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns);
 
 // `body` and `head` are operations that run one after the other; the head reads its first operation's source, which is
@@ -117,12 +117,15 @@ PENSTOCK_CPU_API penstock_program *penstock_cpu_create(const char *instruction_s
 
 PENSTOCK_CPU_API void penstock_cpu_destroy(penstock_program *program);
 
-// Bytes that `reserve` takes for steps of up to so many tokens and head calls of so many rows, of sequences up to `longest`.
-PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
+// Bytes that `reserve` takes for steps of up to so many tokens and head calls of so many rows, of sequences up to
+// `longest`.
+PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, int64_t rows,
+                                                int64_t longest);
 
 PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
 
-// Memory of a layer's pages, each kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes, and the table they are in.
+// Memory of a layer's pages, each kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes, and the table they are
+// in.
 PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int32_t table);
 
 // Threads that compute from now on, the caller's among them: 1 to those that the program was created with.

@@ -1,6 +1,6 @@
-// Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, or by multiplication in fp32
-// of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is computed
-// beside it, so it does not depend on the number of rows.
+// Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, or by multiplication in
+// fp32 of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is
+// computed beside it, so it does not depend on the number of rows.
 #pragma once
 
 #include "kernels.h"
@@ -39,11 +39,15 @@ struct alignas(64) TileConfiguration {
 
 // GCC 12's _tile_loadconfig says that it reads 8 of the 64 bytes, and stores to the others are dropped; and its other
 // intrinsics do not say that they touch memory. Hence assembly.
-INLINE void configure(const TileConfiguration &configuration) { asm volatile("ldtilecfg %0" ::"m"(configuration)); }
-#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::: "memory")
-#define TILE_LOAD(t, from, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((long)(stride)) : "memory")
-#define TILE_STORE(t, to, stride) asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
-#define TILE_PRODUCT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+INLINE void configure(const TileConfiguration &configuration) {
+    asm volatile("ldtilecfg %0" ::"m"(configuration));
+}
+#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t::: "memory")
+#define TILE_LOAD(t, from, stride) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(from), "r"((long)(stride)) : "memory")
+#define TILE_STORE(t, to, stride) \
+    asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+#define TILE_PRODUCT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
 
 // Registers 0 to 3 are sums, the others factors: `rows` rows of 32 inputs, and tiles.
 INLINE void configure_products(int rows) {
@@ -54,8 +58,8 @@ INLINE void configure_products(int rows) {
     configure(c);
 }
 
-// Registers 0 to 3 are sums, 4 queries and 6 keys; 5 is weights of 16 keys (rows x 16 bf16), 7 their values (8 pairs x 16
-// numbers).
+// Registers 0 to 3 are sums, 4 queries and 6 keys; 5 is weights of 16 keys (rows x 16 bf16), 7 their values (8 pairs x
+// 16 numbers).
 INLINE void configure_attention(int rows) {
     TileConfiguration c = {};
     c.palette = 1;
@@ -112,7 +116,8 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
 
 // 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
 template <int count, Use use>
-INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on,
+                            float *c) {
     const uint8_t *const lower = a + 16 * a_bytes;
     if (goes_on) {
         TILE_LOAD(0, c, 64);
@@ -193,7 +198,10 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
                 const F16 even = (F16)(both << 16), odd = (F16)(both & 0xffff0000u);
                 for (int r = 0; r < rows; r++) {
                     const uint32_t pair = *reinterpret_cast<const uint32_t *>(a + r * a_bytes + k * a_step + p * 4);
-                    union { uint32_t bits; float number; } low = {pair << 16}, high = {pair & 0xffff0000u};
+                    union {
+                        uint32_t bits;
+                        float number;
+                    } low = {pair << 16}, high = {pair & 0xffff0000u};
                     sum[r] += even * low.number;
                     sum[r] += odd * high.number;
                 }
@@ -209,16 +217,28 @@ INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8
                            long a_step, const uint8_t *const *pages, long offset, float *c) {
     int row = 0;
     for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce)
-        product_rows<kRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+        product_rows<kRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset,
+                                         c + row * 16);
     switch (rows - row) {
 #if defined(PENSTOCK_AVX512)
-        case 5: product_rows<5, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
-        case 4: product_rows<4, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
-        case 3: product_rows<3, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
-        case 2: product_rows<2, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
+        case 5:
+            product_rows<5, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+            break;
+        case 4:
+            product_rows<4, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+            break;
+        case 3:
+            product_rows<3, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+            break;
+        case 2:
+            product_rows<2, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+            break;
 #endif
-        case 1: product_rows<1, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16); break;
-        default: break;
+        case 1:
+            product_rows<1, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
+            break;
+        default:
+            break;
     }
 }
 
@@ -228,9 +248,15 @@ INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8
 template <int count>
 INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, float *c) {
     switch (use) {
-        case kOfStream: product_of<count, kOfStream>(a, a_bytes, b, k_tiles, c); break;
-        case kOfCached: product_of<count, kOfCached>(a, a_bytes, b, k_tiles, c); break;
-        case kOfAttention: product_of<count, kOfAttention>(a, a_bytes, b, k_tiles, c); break;
+        case kOfStream:
+            product_of<count, kOfStream>(a, a_bytes, b, k_tiles, c);
+            break;
+        case kOfCached:
+            product_of<count, kOfCached>(a, a_bytes, b, k_tiles, c);
+            break;
+        case kOfAttention:
+            product_of<count, kOfAttention>(a, a_bytes, b, k_tiles, c);
+            break;
     }
 }
 #else
@@ -241,30 +267,47 @@ INLINE void product_for(const uint8_t *a, long a_bytes, int rows, const uint8_t 
 #endif
 
 // c[column][row][output], blocks of 16 x 16, of up to 16 rows and up to kMostTiles columns of tiles.
-static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles, Use use, float *c) {
+static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles, Use use,
+                    float *c) {
 #if defined(PENSTOCK_AMX)
     (void)rows;
     switch (count) {
-        case 4: product_for<4>(a, a_bytes, b, k_tiles, use, c); break;
-        case 3: product_for<3>(a, a_bytes, b, k_tiles, use, c); break;
-        case 2: product_for<2>(a, a_bytes, b, k_tiles, use, c); break;
-        default: product_for<1>(a, a_bytes, b, k_tiles, use, c); break;
+        case 4:
+            product_for<4>(a, a_bytes, b, k_tiles, use, c);
+            break;
+        case 3:
+            product_for<3>(a, a_bytes, b, k_tiles, use, c);
+            break;
+        case 2:
+            product_for<2>(a, a_bytes, b, k_tiles, use, c);
+            break;
+        default:
+            product_for<1>(a, a_bytes, b, k_tiles, use, c);
+            break;
     }
 #else
     (void)use;
     switch (count) {
-        case 4: product_for<4>(a, a_bytes, rows, b, k_tiles, c); break;
-        case 3: product_for<3>(a, a_bytes, rows, b, k_tiles, c); break;
-        case 2: product_for<2>(a, a_bytes, rows, b, k_tiles, c); break;
-        default: product_for<1>(a, a_bytes, rows, b, k_tiles, c); break;
+        case 4:
+            product_for<4>(a, a_bytes, rows, b, k_tiles, c);
+            break;
+        case 3:
+            product_for<3>(a, a_bytes, rows, b, k_tiles, c);
+            break;
+        case 2:
+            product_for<2>(a, a_bytes, rows, b, k_tiles, c);
+            break;
+        default:
+            product_for<1>(a, a_bytes, rows, b, k_tiles, c);
+            break;
     }
 #endif
 }
 
-// c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of values,
-// which begin `offset` bytes into each page.
-static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages, int count,
-                                int columns, long offset, float *c) {
+// c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of
+// values, which begin `offset` bytes into each page.
+static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages,
+                                int count, int columns, long offset, float *c) {
 #if defined(PENSTOCK_AMX)
     (void)rows;
     TILE_ZERO(0);
@@ -295,10 +338,18 @@ static void product_with_values(const uint8_t *weights, long weight_bytes, int r
     if (columns > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
 #else
     switch (columns) {
-        case 4: product_blocks<4>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
-        case 3: product_blocks<3>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
-        case 2: product_blocks<2>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
-        default: product_blocks<1>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c); break;
+        case 4:
+            product_blocks<4>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            break;
+        case 3:
+            product_blocks<3>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            break;
+        case 2:
+            product_blocks<2>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            break;
+        default:
+            product_blocks<1>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            break;
     }
 #endif
 }

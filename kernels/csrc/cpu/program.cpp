@@ -13,7 +13,9 @@ namespace {
 
 constexpr int64_t kLine = 64, kPage = 4096;
 
-std::invalid_argument wrong(const std::string &what) { return std::invalid_argument(what); }
+std::invalid_argument wrong(const std::string &what) {
+    return std::invalid_argument(what);
+}
 
 }  // namespace
 
@@ -28,7 +30,9 @@ Memory::~Memory() {
     if (begin_) munmap(begin_, bytes_);
 }
 
-Memory::Memory(Memory &&other) noexcept { *this = std::move(other); }
+Memory::Memory(Memory &&other) noexcept {
+    *this = std::move(other);
+}
 
 Memory &Memory::operator=(Memory &&other) noexcept {
     std::swap(begin_, other.begin_);
@@ -38,7 +42,11 @@ Memory &Memory::operator=(Memory &&other) noexcept {
 
 Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> body,
                  std::vector<penstock_operation> head, int threads)
-    : kernels_(kernels), body_(std::move(body)), head_(std::move(head)), team_(std::max(threads, 1)), threads_(std::max(threads, 1)) {
+    : kernels_(kernels),
+      body_(std::move(body)),
+      head_(std::move(head)),
+      team_(std::max(threads, 1)),
+      threads_(std::max(threads, 1)) {
     for (const penstock_buffer &buffer : buffers) {
         Buffer made;
         made.layout = static_cast<penstock_layout>(buffer.layout);
@@ -66,7 +74,9 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             const bool known = std::any_of(divisions_.begin(), divisions_.end(), [&](const Division &division) {
                 return division.window == operation.window && division.chunked == chunked;
             });
-            if (!known) divisions_.push_back({operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads, {}, {}});
+            if (!known)
+                divisions_.push_back(
+                    {operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads, {}, {}});
         }
     }
     for (const penstock_operation &operation : head_) {
@@ -86,7 +96,8 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
         const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         switch (operation.kind) {
             case PENSTOCK_EMBED:
-                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight) throw wrong("an embedding makes fp32 in the body");
+                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight)
+                    throw wrong("an embedding makes fp32 in the body");
                 break;
             case PENSTOCK_NORM:
                 if (operation.columns > target.width) throw wrong("a norm is wider than its target");
@@ -96,26 +107,32 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
                 const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
                 if (source.layout != PENSTOCK_BF16) throw wrong("a product reads bf16");
-                if (operation.columns % PENSTOCK_TILE_INPUTS || operation.columns != round_up(source.width, PENSTOCK_TILE_INPUTS))
+                if (operation.columns % PENSTOCK_TILE_INPUTS ||
+                    operation.columns != round_up(source.width, PENSTOCK_TILE_INPUTS))
                     throw wrong("a product's inputs are not its source's");
                 if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
                     throw wrong("a product's outputs are not its target's");
-                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32) throw wrong("a product is added to fp32 only");
-                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) && target.layout != PENSTOCK_BF16)
+                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32)
+                    throw wrong("a product is added to fp32 only");
+                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) &&
+                    target.layout != PENSTOCK_BF16)
                     throw wrong("an activation makes bf16 only");
-                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE || operation.activation < PENSTOCK_SILU ||
-                    operation.activation > PENSTOCK_RELU_SQUARED)
+                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE ||
+                    operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_RELU_SQUARED)
                     throw wrong("an epilogue or activation that this library does not know");
-                if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight) throw wrong("a weight is not aligned to 64 bytes");
+                if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight)
+                    throw wrong("a weight is not aligned to 64 bytes");
                 break;
             }
             case PENSTOCK_WRITE_KV:
             case PENSTOCK_ATTENTION:
                 if (is_head) throw wrong("the head does not attend");
-                if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 || operation.head_dim > 1024)
+                if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
+                    operation.head_dim > 1024)
                     throw wrong("heads that this library does not know");
                 break;
-            default: throw wrong("an operation of an unknown kind");
+            default:
+                throw wrong("an operation of an unknown kind");
         }
     }
     if (is_head && !operations.empty() &&
@@ -138,9 +155,12 @@ Heads Program::heads_of(const penstock_operation &operation) {
 }
 
 // Parts of attention at once: rows are divided while there are few of them for the threads.
-int64_t Program::part_count(int64_t longest) const { return (4 * team_.size() / kv_heads_ + 1) * (longest / kSplit + 2); }
+int64_t Program::part_count(int64_t longest) const {
+    return (4 * team_.size() / kv_heads_ + 1) * (longest / kSplit + 2);
+}
 
-int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts, int64_t *scratch) const {
+int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
+                         int64_t *scratch) const {
     int64_t end = 0;
     const auto place = [&end](int64_t bytes) {
         const int64_t begin = end;
@@ -158,7 +178,8 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
             continue;
         }
         // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache.
-        const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2 : round_up(buffer.width, 16) * 4;
+        const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2
+                                                             : round_up(buffer.width, 16) * 4;
         buffer.row_bytes = round_up(width, kLine) + kLine;
         buffer.offset = place(buffer.row_bytes * buffer.rows);
         if (buffer.own_offset >= 0) buffer.own_offset = place(buffer.row_bytes * kRowsOfOwn * team_.size());
@@ -172,7 +193,8 @@ int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const 
     std::vector<Buffer> buffers = buffers_;
     int64_t parts, scratch;
     const int64_t items = (tokens * (group_ + 16) / 16 + part_count(longest)) * static_cast<int64_t>(divisions_.size());
-    return lay_out(buffers, tokens, rows, longest, &parts, &scratch) + items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8;
+    return lay_out(buffers, tokens, rows, longest, &parts, &scratch) +
+           items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8;
 }
 
 void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
@@ -192,12 +214,15 @@ void Program::set_cache(int layer, void *pages, int table) {
     tables_ = std::max(tables_, table + 1);
 }
 
-void Program::set_threads(int threads) { threads_ = std::clamp(threads, 1, team_.size()); }
+void Program::set_threads(int threads) {
+    threads_ = std::clamp(threads, 1, team_.size());
+}
 
 uint8_t *Program::at(int number, int member, int64_t rows) const {
     const Buffer &buffer = buffers_[static_cast<size_t>(number)];
     if (buffer.layout == PENSTOCK_EXTERNAL) return buffer.external;
-    if (buffer.own_offset >= 0 && rows <= kRowsOfOwn) return memory_.begin() + buffer.own_offset + member * kRowsOfOwn * buffer.row_bytes;
+    if (buffer.own_offset >= 0 && rows <= kRowsOfOwn)
+        return memory_.begin() + buffer.own_offset + member * kRowsOfOwn * buffer.row_bytes;
     return memory_.begin() + buffer.offset;
 }
 
@@ -209,14 +234,16 @@ uint8_t *Program::buffer(int number, int64_t *row_bytes) const {
 
 void Program::step(const penstock_step &step) {
     if (!memory_.begin()) throw wrong("step before reserve");
-    if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens) throw wrong("a step of more tokens than were reserved");
+    if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens)
+        throw wrong("a step of more tokens than were reserved");
     rows_.resize(static_cast<size_t>(tables_ * step.rows));
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         if (token + step.counts[row] > step.tokens) throw wrong("a step's rows have more tokens than the step");
         for (int table = 0; table < tables_; table++)
-            rows_[static_cast<size_t>(table * step.rows + row)] = {token, step.counts[row], step.first[row],
-                                                                  step.pages + (table * step.max_slots + step.slots[row]) * step.width};
+            rows_[static_cast<size_t>(table * step.rows + row)] = {
+                token, step.counts[row], step.first[row],
+                step.pages + (table * step.max_slots + step.slots[row]) * step.width};
         for (int64_t i = 0; i < step.counts[row]; i++, token++) {
             token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(row);
             token_positions_[static_cast<size_t>(token)] = static_cast<int32_t>(step.first[row] + i);
@@ -242,7 +269,9 @@ void Program::divide(Division &division) {
             const int64_t last_position = here.position + (std::min(first + kQueries, queries) - 1) / division.group;
             const int64_t position = here.position + first / division.group;
             int64_t lowest = 0;
-            if (division.window) lowest = division.chunked ? position / division.window * division.window : std::max<int64_t>(position + 1 - division.window, 0);
+            if (division.window)
+                lowest = division.chunked ? position / division.window * division.window
+                                          : std::max<int64_t>(position + 1 - division.window, 0);
             const int begin = static_cast<int>(lowest / kSplit), end = static_cast<int>(last_position / kSplit) + 1;
             const auto number = static_cast<int32_t>(row);
             const auto query = static_cast<int32_t>(first);
@@ -251,7 +280,8 @@ void Program::divide(Division &division) {
                 continue;
             }
             division.joins.push_back({number, query, part, end - begin});
-            for (int split = begin; split < end; split++) division.items.push_back({number, query, split, split + 1, part++});
+            for (int split = begin; split < end; split++)
+                division.items.push_back({number, query, split, split + 1, part++});
         }
     }
 }
@@ -303,49 +333,65 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                  memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:
-            kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight), target.width,
-                            operation.scale, operation.positions, operation.offset, to, target.row_bytes},
+            kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
+                            target.width, operation.scale, operation.positions, operation.offset, to, target.row_bytes},
                            work);
             return true;
         case PENSTOCK_NORM: {
             const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
             if (own) work.next = nullptr;
-            kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps, operation.scale,
-                           operation.accumulate != 0, target.layout == PENSTOCK_BF16, operation.norm_weight, operation.bias, from, from_bytes,
-                           to, target.row_bytes},
+            kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps,
+                           operation.scale, operation.accumulate != 0, target.layout == PENSTOCK_BF16,
+                           operation.norm_weight, operation.bias, from, from_bytes, to, target.row_bytes},
                           work);
             return !own;
         }
         case PENSTOCK_LINEAR:
-            kernels_.linear({rows, operation.rows, operation.columns, static_cast<const uint8_t *>(operation.weight), operation.bias,
-                             static_cast<penstock_epilogue>(operation.epilogue), static_cast<penstock_activation>(operation.activation),
-                             operation.scale, operation.softcap, from, from_bytes, to, target.row_bytes, target.layout == PENSTOCK_BF16},
+            kernels_.linear({rows, operation.rows, operation.columns, static_cast<const uint8_t *>(operation.weight),
+                             operation.bias, static_cast<penstock_epilogue>(operation.epilogue),
+                             static_cast<penstock_activation>(operation.activation), operation.scale, operation.softcap,
+                             from, from_bytes, to, target.row_bytes, target.layout == PENSTOCK_BF16},
                             work);
             return true;
         case PENSTOCK_WRITE_KV: {
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
-            kernels_.write_kv({rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows, heads_of(operation),
-                               operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
-                               static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
-                               operation.norm_weight, operation.second_weight, from, from_bytes, to, target.head_stride, cache.pages},
-                              work);
+            kernels_.write_kv(
+                {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
+                 heads_of(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
+                 static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
+                 operation.norm_weight, operation.second_weight, from, from_bytes, to, target.head_stride, cache.pages},
+                work);
             return true;
         }
-        default: attend(operation, work); return true;
+        default:
+            attend(operation, work);
+            return true;
     }
 }
 
 void Program::attend(const penstock_operation &operation, const Work &work) {
-    const Buffer &queries = buffers_[static_cast<size_t>(operation.source)], &target = buffers_[static_cast<size_t>(operation.target)];
+    const Buffer &queries = buffers_[static_cast<size_t>(operation.source)],
+                 &target = buffers_[static_cast<size_t>(operation.target)];
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
         return one.window == operation.window && one.chunked == (operation.chunked != 0);
     });
-    const AttentionArgs args = {division.items.data(), static_cast<int64_t>(division.items.size()), division.joins.data(),
-                                static_cast<int64_t>(division.joins.size()), rows_.data() + cache.table * now_->rows, heads_of(operation),
-                                operation.scale, operation.softcap, operation.window, operation.chunked != 0,
-                                memory_.begin() + queries.offset, queries.head_stride, cache.pages,
-                                reinterpret_cast<float *>(memory_.begin() + parts_), part_floats(value_dim_), memory_.begin() + target.offset,
+    const AttentionArgs args = {division.items.data(),
+                                static_cast<int64_t>(division.items.size()),
+                                division.joins.data(),
+                                static_cast<int64_t>(division.joins.size()),
+                                rows_.data() + cache.table * now_->rows,
+                                heads_of(operation),
+                                operation.scale,
+                                operation.softcap,
+                                operation.window,
+                                operation.chunked != 0,
+                                memory_.begin() + queries.offset,
+                                queries.head_stride,
+                                cache.pages,
+                                reinterpret_cast<float *>(memory_.begin() + parts_),
+                                part_floats(value_dim_),
+                                memory_.begin() + target.offset,
                                 target.row_bytes};
     kernels_.attention(args, work);
     if (args.join_count == 0) return;

@@ -12,7 +12,8 @@
 
 namespace penstock {
 
-// Rows up to which a norm is computed by every thread for itself, into memory of its own: that is shorter than a barrier.
+// Rows up to which a norm is computed by every thread for itself, into memory of its own: that is shorter than a
+// barrier.
 constexpr int64_t kRowsOfOwn = 4;
 
 // Pages of zeros from the system, given back in the end.
@@ -54,7 +55,7 @@ private:
         int64_t offset = 0;       // in the workspace
         int64_t own_offset = -1;  // where each thread has kRowsOfOwn rows of its own; -1: it has none
         bool in_body = false, in_head = false;
-        Heads heads = {};         // of queries
+        Heads heads = {};  // of queries
         uint8_t *external = nullptr;
     };
 
@@ -73,7 +74,8 @@ private:
     };
 
     static Heads heads_of(const penstock_operation &operation);
-    int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts, int64_t *scratch) const;
+    int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
+                    int64_t *scratch) const;
     int64_t part_count(int64_t longest) const;
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);

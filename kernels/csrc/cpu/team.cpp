@@ -11,8 +11,8 @@ namespace penstock {
 
 namespace {
 
-// Turns of a waiting loop before a member sleeps, some 50 us. Beside another load who is waited for may not be running, and
-// gets the processor of who sleeps.
+// Turns of a waiting loop before a member sleeps, some 50 us. Beside another load who is waited for may not be running,
+// and gets the processor of who sleeps.
 constexpr int kTurnsBetweenJobs = 1000, kTurnsInJob = 1000;
 constexpr uint32_t kMemberBits = 10, kMembers = (1u << kMemberBits) - 1;
 
@@ -28,9 +28,12 @@ void sleep_while(std::atomic<uint32_t> &word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
 
-void wake_all(std::atomic<uint32_t> &word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void wake_all(std::atomic<uint32_t> &word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
-// Waits until the word is another than `value`, and returns it. `sleepers` counts who sleeps: who changes the word wakes them.
+// Waits until the word is another than `value`, and returns it. `sleepers` counts who sleeps: who changes the word
+// wakes them.
 uint32_t wait_for_change(std::atomic<uint32_t> &word, uint32_t value, std::atomic<uint32_t> &sleepers, int turns) {
     for (int turn = 0; turn < turns; turn++) {
         const uint32_t now = word.load(std::memory_order_acquire);

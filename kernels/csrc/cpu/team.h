@@ -20,7 +20,8 @@ public:
 
     int size() const { return static_cast<int>(helpers_.size()) + 1; }
 
-    // Runs job(context, member) on members 0 .. active - 1 and returns when member 0 has; the job must end with a barrier.
+    // Runs job(context, member) on members 0 .. active - 1 and returns when member 0 has; the job must end with a
+    // barrier.
     void run(int active, Job job, void *context);
 
     // Of the members of the running job. The last to arrive sets `next` to 0 before anyone goes on.
@@ -37,8 +38,8 @@ private:
     void *context_ = nullptr;
     int active_ = 1;
 
-    // The number of the job and, in the lowest bits, how many members it has: read at once, so that a member that is late
-    // cannot take a later job for its own.
+    // The number of the job and, in the lowest bits, how many members it has: read at once, so that a member that is
+    // late cannot take a later job for its own.
     alignas(64) std::atomic<uint32_t> started_{0};
     std::atomic<uint32_t> sleeping_{0};
     alignas(64) std::atomic<uint32_t> arrived_{0};

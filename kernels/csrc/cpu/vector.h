@@ -1,6 +1,6 @@
-// Sixteen floats at once, by GCC's vector extension: one register of AVX-512, two of AVX2, four of SSE2 or NEON. Everything
-// is in an unnamed namespace: an inline function that several objects share could be the one of an instruction set that the
-// processor lacks.
+// Sixteen floats at once, by GCC's vector extension: one register of AVX-512, two of AVX2, four of SSE2 or NEON.
+// Everything is in an unnamed namespace: an inline function that several objects share could be the one of an
+// instruction set that the processor lacks.
 #pragma once
 
 #include <stdint.h>
@@ -19,13 +19,25 @@ typedef uint16_t H16Memory __attribute__((vector_size(32), aligned(2), may_alias
 
 #define INLINE __attribute__((always_inline)) static inline
 
-INLINE F16 load(const float *from) { return *reinterpret_cast<const F16Memory *>(from); }
-INLINE void store(float *to, F16 x) { *reinterpret_cast<F16Memory *>(to) = x; }
-INLINE F16 all(float x) { return F16{} + x; }
-INLINE F16 maximum(F16 a, F16 b) { return a > b ? a : b; }
-INLINE F16 minimum(F16 a, F16 b) { return a < b ? a : b; }
+INLINE F16 load(const float *from) {
+    return *reinterpret_cast<const F16Memory *>(from);
+}
+INLINE void store(float *to, F16 x) {
+    *reinterpret_cast<F16Memory *>(to) = x;
+}
+INLINE F16 all(float x) {
+    return F16{} + x;
+}
+INLINE F16 maximum(F16 a, F16 b) {
+    return a > b ? a : b;
+}
+INLINE F16 minimum(F16 a, F16 b) {
+    return a < b ? a : b;
+}
 
-INLINE I16 lanes() { return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+INLINE I16 lanes() {
+    return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
 
 // The first `count` numbers; zeros beyond.
 INLINE F16 load_some(const float *from, int count) {
@@ -50,9 +62,15 @@ INLINE H16 to_bf16(F16 x) {
 #endif
 }
 
-INLINE F16 from_bf16(H16 x) { return (F16)(__builtin_convertvector(x, U16) << 16); }
-INLINE H16 load_bf16(const void *from) { return *reinterpret_cast<const H16Memory *>(from); }
-INLINE void store_bf16(void *to, H16 x) { *reinterpret_cast<H16Memory *>(to) = x; }
+INLINE F16 from_bf16(H16 x) {
+    return (F16)(__builtin_convertvector(x, U16) << 16);
+}
+INLINE H16 load_bf16(const void *from) {
+    return *reinterpret_cast<const H16Memory *>(from);
+}
+INLINE void store_bf16(void *to, H16 x) {
+    *reinterpret_cast<H16Memory *>(to) = x;
+}
 
 INLINE void store_some_bf16(void *to, H16 x, int count) {
     uint16_t *out = reinterpret_cast<uint16_t *>(to);
@@ -72,12 +90,13 @@ INLINE float maximum_of(F16 x) {
     float part[16];
     store(part, x);
     for (int half = 8; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) part[lane] = part[lane] > part[lane + half] ? part[lane] : part[lane + half];
+        for (int lane = 0; lane < half; lane++)
+            part[lane] = part[lane] > part[lane + half] ? part[lane] : part[lane + half];
     return part[0];
 }
 
-// e^x to 2 units in the last place: x = n ln 2 + r, and a polynomial for r (Cephes, expf). exp(0) is 1 to the last bit; below
-// -87.3 it is 0, and above 88 it stays what it is there.
+// e^x to 2 units in the last place: x = n ln 2 + r, and a polynomial for r (Cephes, expf). exp(0) is 1 to the last bit;
+// below -87.3 it is 0, and above 88 it stays what it is there.
 INLINE F16 exponential(F16 x) {
     const F16 bounded = maximum(minimum(x, all(88.0f)), all(-87.3f));
     const F16 magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
@@ -97,9 +116,13 @@ INLINE F16 exponential(F16 x) {
     return x != x ? x : result;
 }
 
-INLINE F16 tanh_of(F16 x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
+INLINE F16 tanh_of(F16 x) {
+    return 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+}
 
-INLINE F16 sigmoid(F16 x) { return 1.0f / (1.0f + exponential(-x)); }
+INLINE F16 sigmoid(F16 x) {
+    return 1.0f / (1.0f + exponential(-x));
+}
 
 // To 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 INLINE F16 error_function(F16 x) {

@@ -183,7 +183,8 @@ fn operation(route: &Route, docs: &Docs, args: &RouterArgs) -> Value {
     let unauthorized = needs_key.then_some(Cause::Unauthorized);
     let not_found = (route.path == "/v1/models/{*id}").then_some(Cause::NotFound);
     for cause in always.iter().copied().chain(too_late).chain(unauthorized).chain(not_found) {
-        let Entry { status, about, remedy, .. } = cause.entry();
+        let Entry { about, remedy, .. } = cause.entry();
+        let status = Family::of(route.path).status(cause);
         let content = json!({ "application/json": { "schema": error } });
         let description = format!("{about}. {remedy}");
         responses

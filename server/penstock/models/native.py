@@ -77,7 +77,13 @@ class NativeDecoder:
     def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
         """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""
         self.serve_up_to(longest)
-        return self._runs.workspace_bytes(tokens, rows, longest)
+        tables = [
+            table for operation, _ in self._recording.rotations for table in (operation.cos, operation.sin)
+        ]
+        rotary = sum(
+            table.nbytes for table in {id(table): table for table in tables if table is not None}.values()
+        )
+        return self._runs.workspace_bytes(tokens, rows, longest) + rotary
 
     def reserve(self, tokens: int, rows: int, longest: int) -> None:
         """Takes that memory. Raises MemoryError."""

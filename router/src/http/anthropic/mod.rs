@@ -102,7 +102,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     };
     let mut response = json(&message);
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [done].into_iter());
+    totals(response.headers_mut(), [done]);
     Ok(response)
 }
 
@@ -244,13 +244,17 @@ impl Event<'_> {
 }
 
 #[derive(JsonSchema, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 #[schemars(inline)]
 pub enum Delta<'a> {
-    TextDelta { text: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'static str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'static str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -321,15 +325,15 @@ impl Events {
                 }
                 BlockEvent::Adds(block, text) => {
                     let delta = match block {
-                        Block::Text => Delta::TextDelta { text: &text },
-                        Block::Reasoning => Delta::ThinkingDelta { thinking: &text },
-                        Block::Call { .. } => Delta::InputJsonDelta { partial_json: &text },
+                        Block::Text => Delta::Text { text: &text },
+                        Block::Reasoning => Delta::Thinking { thinking: &text },
+                        Block::Call { .. } => Delta::InputJson { partial_json: &text },
                     };
                     say(encoder, &Event::ContentBlockDelta { index: self.index, delta });
                 }
                 BlockEvent::Ends(block) => {
                     if block == Block::Reasoning {
-                        let delta = Delta::SignatureDelta { signature: "" };
+                        let delta = Delta::Signature { signature: "" };
                         say(encoder, &Event::ContentBlockDelta { index: self.index, delta });
                     }
                     say(encoder, &Event::ContentBlockStop { index: self.index });

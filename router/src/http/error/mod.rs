@@ -40,6 +40,16 @@ impl Family {
     }
 }
 
+impl Family {
+    /// Anthropic's clients know 400 for what others call 422.
+    pub fn status(self, cause: Cause) -> StatusCode {
+        match (self, cause.status()) {
+            (Family::Anthropic, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
+            (_, status) => status,
+        }
+    }
+}
+
 /// What the layer around all routes knows of an answer that is an error, to count and to log it.
 #[derive(Clone, Debug)]
 pub struct Refusal {
@@ -121,7 +131,7 @@ impl ApiError {
     /// The whole answer, before anything else of it was sent.
     pub fn response(&self, family: Family) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body(family)));
-        *response.status_mut() = self.status(family);
+        *response.status_mut() = family.status(self.cause);
         response.extensions_mut().insert(Refusal { cause: self.cause, message: self.for_log() });
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -133,14 +143,6 @@ impl ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
-    }
-
-    /// Anthropic's clients know 400 for what others call 422.
-    fn status(&self, family: Family) -> StatusCode {
-        match (family, self.cause.status()) {
-            (Family::Anthropic, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
-            (_, status) => status,
-        }
     }
 
     /// What the log may say of it: not what the client wrote where a text belongs, and no more than a line.
@@ -172,7 +174,7 @@ impl ApiError {
             Family::Anthropic => serde_json::to_vec(&AnthropicError {
                 kind: "error",
                 error: AnthropicDetail {
-                    kind: anthropic_type(self.status(family)),
+                    kind: anthropic_type(family.status(self.cause)),
                     message: &self.to_string(),
                     param: self.field.as_deref(),
                 },

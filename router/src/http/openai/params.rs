@@ -313,11 +313,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_refused_by_name() {
-        for (body, field) in [(r#"{"functions": []}"#, "functions")] {
-            let error = parsed(body).err().unwrap_or_else(|| panic!("{body} was taken"));
-            assert!(error.contains("not supported yet"), "{error}");
-            assert!(error.contains(&format!("\"param\":\"{field}\"")), "{error}");
-        }
+        let error = parsed(r#"{"functions": []}"#).err().expect("there are tools instead");
+        assert!(error.contains("not supported yet") && error.contains(r#""param":"functions""#), "{error}");
     }
 
     #[test]

@@ -85,7 +85,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     writer.done(0, done.clone(), &mut nowhere);
     let mut response = json_response(&writer.response());
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [done].into_iter());
+    totals(response.headers_mut(), [done]);
     Ok(response)
 }
 
