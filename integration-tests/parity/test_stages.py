@@ -95,9 +95,13 @@ def test_the_page_names_the_families_that_were_divided_twice() -> None:
     indirect=["two_stages"],
     scope="module",
 )
-def test_stages_compute_what_one_computes(family: str, made: dict[str, Made], two_stages: Ranks) -> None:
+def test_stages_compute_what_one_computes(
+    family: str, made: dict[str, Made], two_stages: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from driver import Driver
 
+    # Stages run on torch, and so does what they are compared with to the last bit.
+    monkeypatch.setenv("PENSTOCK_CPU_ISA", "none")
     shards = two_stages.group.size
     folder, sequences, reference = made[family].folder, made[family].sequences, made[family].reference
     for short, dtype in DTYPES.items():

@@ -179,7 +179,15 @@ async fn unknown(request: Request) -> Response<Body> {
 
 fn unknown_route(path: &str) -> Response<Body> {
     let path = fields::shortened(path);
-    ApiError::new(Cause::NotFound, format!("there is no route {path}")).response(Family::of(&path))
+    let text = match &*path {
+        "/v1/embeddings" | "/v1/rerank" | "/embed" | "/rerank" => {
+            format!(
+                "there is no route {path}: Penstock generates text; embeddings and ranks are for other servers"
+            )
+        }
+        _ => format!("there is no route {path}"),
+    };
+    ApiError::new(Cause::NotFound, text).response(Family::of(&path))
 }
 
 /// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request. (tower-http's

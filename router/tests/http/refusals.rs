@@ -71,6 +71,11 @@ async fn unknown_routes_and_methods_are_json_too() {
         assert_eq!(answer.status, 404);
         assert!(message(path, &answer.json()).contains(path));
     }
+    let answer = served.post("/v1/embeddings", json!({})).await;
+    assert!(message("/v1/embeddings", &answer.json()).contains("Penstock generates text"));
+    let answer = served.post("/v1/messages/nothing", json!({})).await;
+    let error = &answer.json()["error"];
+    assert_eq!((answer.status.as_u16(), &error["type"]), (404, &json!("not_found_error")), "{error}");
     for (method, path, allow) in [
         (Method::GET, "/generate", "POST"),
         (Method::GET, "/v1/chat/completions", "POST"),
