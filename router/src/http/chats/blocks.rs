@@ -25,13 +25,12 @@ pub enum BlockEvent {
 pub struct Blocks {
     reader: Reader,
     open: Option<Block>,
-    has_calls: bool,
     reasoning_tokens: u32,
 }
 
 impl Blocks {
     pub fn new(reading: &Reading) -> Self {
-        Self { reader: reading.reader(), open: None, has_calls: false, reasoning_tokens: 0 }
+        Self { reader: reading.reader(), open: None, reasoning_tokens: 0 }
     }
 
     pub fn push(&mut self, token: &TokenEvent) -> Vec<BlockEvent> {
@@ -55,7 +54,7 @@ impl Blocks {
 
     /// The answer calls a tool.
     pub fn has_calls(&self) -> bool {
-        self.has_calls
+        self.reader.has_calls()
     }
 
     fn events(&mut self, deltas: Vec<Delta>) -> Vec<BlockEvent> {
@@ -65,7 +64,6 @@ impl Blocks {
                 Delta::Content(text) => self.add(Block::Text, text, &mut events),
                 Delta::Reasoning(text) => self.add(Block::Reasoning, text, &mut events),
                 Delta::CallBegins { index, name } => {
-                    self.has_calls = true;
                     let id = self.reader.id(index, &name);
                     self.begin(Block::Call { id, name }, &mut events);
                 }
