@@ -206,8 +206,7 @@ WHEEL := $(UV) tool run --quiet --python $(PYTHON) wheel@0.45.1
 .PHONY: wheel
 wheel: | $(filter .cache/uv/bin/uv,$(UV)) ## build the wheel into dist/, and the binary's symbols beside it
 	rm -rf dist
-	MATURIN_PEP517_ARGS="--compatibility pypi" \
-		$(UV) build --quiet --wheel --python $(PYTHON) --build-constraints requirements-dev.txt --out-dir dist .
+	$(UV) build --quiet --wheel --python $(PYTHON) --build-constraints requirements-dev.txt --out-dir dist .
 	$(WHEEL) unpack --dest dist/unpacked dist/*.whl >/dev/null
 	binary=$$(echo dist/unpacked/*/*.data/scripts/penstock); \
 		objcopy --only-keep-debug "$$binary" dist/penstock.debug; \

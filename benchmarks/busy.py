@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/busy.py [--load 5] [--tokens 58] [--rounds 15]
 
 The shipped model in bf16 over HTTP, one client; on an idle machine and beside LOAD processes that compute, which this
-script starts and ends. What is compared, each kind in turn: Penstock as it is; threads that spin for a shorter time, as long
-as libgomp has them spin by itself, or never; one thread.
+script starts and ends. What is compared, each kind in turn: the CPU engine, with all threads and with one; torch, whose
+threads spin as the worker sets it, as long as libgomp has them spin by itself, or never; torch with one thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from collections.abc import Iterator
 
 from running_server import Server, penstock, processor, spread
 
+TORCH = {"PENSTOCK_CPU_ISA": "none"}
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "as it is": ((), {}),
-    "10,000 turns": ((), {"GOMP_SPINCOUNT": "10000"}),
-    "libgomp's own spinning": ((), {"GOMP_SPINCOUNT": "300000"}),
-    "no spinning": ((), {"OMP_WAIT_POLICY": "passive"}),
-    "one thread": (("--worker-threads", "1"), {}),
+    "engine": ((), {}),
+    "engine, one thread": (("--worker-threads", "1"), {}),
+    "torch": ((), TORCH),
+    "torch, libgomp's own spinning": ((), {**TORCH, "GOMP_SPINCOUNT": "300000"}),
+    "torch, no spinning": ((), {**TORCH, "OMP_WAIT_POLICY": "passive"}),
+    "torch, one thread": (("--worker-threads", "1"), TORCH),
 }
 
 

@@ -1,5 +1,6 @@
 """The build backend of pyproject.toml: maturin's, after the CPU engine has been built. pip and uv call it (PEP 517, 660)."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ build_sdist = maturin.build_sdist
 
 
 def build_wheel(*arguments: Any, **settings: Any) -> Any:
-    """See PEP 517."""
+    """See PEP 517. The wheel has the oldest manylinux tag that its binary keeps, which maturin checks."""
     build_library.main()
+    os.environ.setdefault("MATURIN_PEP517_ARGS", "--compatibility pypi")
     return maturin.build_wheel(*arguments, **settings)
 
 

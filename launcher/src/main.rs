@@ -157,7 +157,7 @@ async fn serve(
     }
     let show_progress = environment.stderr_is_terminal && !cli.log.json_output;
     let model = tokio::select! {
-        model = model::obtain(named, &cli.model, &cli.worker, &interpreter, &spawner, &environment, show_progress) => model?,
+        model = model::obtain(named, &cli, &interpreter, &spawner, &environment, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
     contradictions::check_model(&model.folder, &cli, num_shard)?;
@@ -178,6 +178,7 @@ async fn serve(
         names_interface: environment.names_interface,
         secrets: environment.secrets.clone(),
         load_timeout: Duration::from_secs(cli.worker.load_timeout),
+        weight_bytes: model::weight_bytes(&model.folder),
     };
     let workers = Arc::new(Workers::start(command, spawner, sockets).await?);
 

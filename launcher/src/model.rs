@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{ModelArgs, WorkerArgs};
+use crate::flags::{Cli, ModelArgs};
 use crate::json_subprocess::{self, Ended};
 use crate::{python, tokenizer};
 
@@ -121,6 +121,18 @@ fn check(folder: &Path, trusted: bool) -> Result<(), String> {
     }
 }
 
+/// Of the files that hold a model's weights, in bytes; what cannot be looked at counts as nothing.
+pub fn weight_bytes(folder: &Path) -> u64 {
+    let files = folder.read_dir().into_iter().flatten().flatten();
+    let is_weights = |name: &str| [".safetensors", ".bin"].iter().any(|suffix| name.ends_with(suffix));
+    // Files of the hub's cache are links.
+    files
+        .filter(|file| is_weights(&file.file_name().to_string_lossy()))
+        .filter_map(|file| file.path().metadata().ok())
+        .map(|file| file.len())
+        .sum()
+}
+
 /// Whether a start reads the file of this name.
 fn is_read(name: &str) -> bool {
     [".safetensors", ".json", ".jinja", ".model"].iter().any(|suffix| name.ends_with(suffix))
@@ -155,13 +167,13 @@ fn instead_of(file: &Path) -> Option<&'static str> {
 /// Makes the model available on this machine. The error is one line for the user.
 pub async fn obtain(
     named: Named,
-    args: &ModelArgs,
-    worker: &WorkerArgs,
+    cli: &Cli,
     interpreter: &Path,
     spawner: &ChildSpawner,
     environment: &Environment,
     show_progress: bool,
 ) -> Result<Model, String> {
+    let args = &cli.model;
     match named {
         Named::Shipped => {
             let folder = python::package(interpreter, environment)?.join("tiny").join("model");
@@ -175,7 +187,7 @@ pub async fn obtain(
             Ok(Model { id, folder, commit: None })
         }
         Named::Hub(id) => {
-            let mut command = hub_command(&id, args, worker, interpreter, environment);
+            let mut command = hub_command(&id, cli, interpreter, environment);
             if show_progress {
                 command.arg("--progress-bar").stderr(Stdio::inherit());
             } else {
@@ -195,13 +207,8 @@ enum Outcome {
 }
 
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
-fn hub_command(
-    id: &str,
-    args: &ModelArgs,
-    worker: &WorkerArgs,
-    interpreter: &Path,
-    environment: &Environment,
-) -> Command {
+fn hub_command(id: &str, cli: &Cli, interpreter: &Path, environment: &Environment) -> Command {
+    let (args, worker) = (&cli.model, &cli.worker);
     let mut command = Command::new(interpreter);
     command.args(["-P", "-m", "penstock.download", id]);
     if let Some(revision) = &args.revision {
@@ -227,6 +234,9 @@ fn hub_command(
     }
     if let Some(device) = &worker.device {
         command.args(["--device", device]);
+    }
+    if let Some(total) = cli.router.max_total_tokens {
+        command.args(["--max-total-tokens", &total.to_string()]);
     }
     for secret in environment.secrets_beside_the_hubs() {
         command.env_remove(secret);

@@ -27,6 +27,10 @@ const STILL_LOADING: Duration = Duration::from_secs(15);
 /// Workers that load again may take this many times longer than the slowest start so far, which read as many bytes,
 /// and `load_timeout` more.
 const SLOWER: u32 = 10;
+/// The first load may take as long as if this many bytes came each second, of the weights and of the libraries that a worker
+/// imports, and `load_timeout` more: a tenth of what a slow disk or a network gives.
+const SLOWEST_READ: u64 = 4 << 20;
+const LIBRARIES: u64 = 2 << 30;
 /// A process starts at once, unless its program is on a disk that does not answer.
 const SPAWN_DEADLINE: Duration = Duration::from_secs(60);
 /// A worker whose stream has just broken may not have been reaped yet; nor the one that it has lost.
@@ -53,6 +57,8 @@ pub struct WorkerCommand {
     pub secrets: Vec<OsString>,
     /// How long a worker that loads may show no progress.
     pub load_timeout: Duration,
+    /// Of the model's files.
+    pub weight_bytes: u64,
 }
 
 pub struct Workers {
@@ -198,14 +204,22 @@ enum Start {
 struct Patience {
     /// Without a sign of progress.
     silence: Duration,
-    /// In all, where an earlier start tells.
-    whole: Option<Duration>,
+    /// In all.
+    whole: Duration,
+    /// Why no longer.
+    measure: &'static str,
 }
 
 impl Patience {
-    fn of(load_timeout: Duration, slowest_start: Option<Duration>) -> Self {
-        let whole = slowest_start.map(|took| took.saturating_mul(SLOWER).saturating_add(load_timeout));
-        Self { silence: load_timeout, whole }
+    fn of(load_timeout: Duration, weight_bytes: u64, slowest_start: Option<Duration>) -> Self {
+        let (most, measure) = match slowest_start {
+            Some(took) => (took.saturating_mul(SLOWER), "ten times longer than before"),
+            None => (
+                Duration::from_secs(weight_bytes.saturating_add(LIBRARIES) / SLOWEST_READ),
+                "longer than reading it takes at 4 MiB a second (--load-timeout adds to it)",
+            ),
+        };
+        Self { silence: load_timeout, whole: most.saturating_add(load_timeout), measure }
     }
 
     /// Why a start that began `started` ago, with the last sign of progress `quiet` ago, has taken too long.
@@ -213,8 +227,8 @@ impl Patience {
         if quiet > self.silence {
             return Some(format!("showed no progress for {:.0} s (--load-timeout)", quiet.as_secs_f64()));
         }
-        let whole = self.whole.filter(|whole| started > *whole)?;
-        Some(format!("was not ready after {:.0} s, ten times longer than before", whole.as_secs_f64()))
+        (started > self.whole)
+            .then(|| format!("was not ready after {:.0} s, {}", self.whole.as_secs_f64(), self.measure))
     }
 }
 
@@ -345,7 +359,8 @@ impl WorkerSource for Workers {
                     Err(error) => return Err(GiveUp(self.cannot_start(&error))),
                 }
             }
-            let patience = Patience::of(self.command.load_timeout, state.slowest_start);
+            let command = &self.command;
+            let patience = Patience::of(command.load_timeout, command.weight_bytes, state.slowest_start);
             let Some(group) = state.group.as_mut() else { continue };
             let start = group.answers(patience).await;
             if let Start::Answers = start {
@@ -475,6 +490,7 @@ time.sleep(600)
                 names_interface: false,
                 secrets: vec!["PENSTOCK_TEST_SECRET".into()],
                 load_timeout: self.load_timeout,
+                weight_bytes: 0,
             };
             let sockets = SocketFolder::make(self.folder.path()).unwrap();
             Workers::start(command, ChildSpawner::open().unwrap(), sockets).await.unwrap()
@@ -607,12 +623,14 @@ time.sleep(600)
     }
 
     #[test]
-    fn progress_alone_does_not_go_on_for_ever_where_an_earlier_start_tells_how_long_it_takes() {
+    fn progress_alone_does_not_go_on_for_ever() {
         let [short, long] = [1, 1000].map(Duration::from_secs);
-        let first = Patience::of(Duration::from_secs(5), None);
+        let bytes = 1000 * SLOWEST_READ - LIBRARIES;
+        let first = Patience::of(Duration::from_secs(5), bytes, None);
         assert_eq!(first.exhausted(long, short), None);
         assert!(first.exhausted(long, Duration::from_secs(6)).is_some());
-        let later = Patience::of(Duration::from_secs(5), Some(Duration::from_secs(10)));
+        assert!(first.exhausted(Duration::from_secs(1006), short).is_some_and(|why| why.contains("4 MiB")));
+        let later = Patience::of(Duration::from_secs(5), bytes, Some(Duration::from_secs(10)));
         assert_eq!(later.exhausted(Duration::from_secs(104), short), None);
         assert!(later.exhausted(Duration::from_secs(106), short).is_some());
     }

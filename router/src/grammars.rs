@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_constraint::{Cancel, Compiler, Kind, Limits, Source, Token};
+use penstock_constraint::{Cancel, Compiler, Kind, Limits, Source, Token, Tokenize};
 use penstock_proto::ModelDescription;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -26,7 +26,7 @@ struct Following(penstock_constraint::Matcher);
 /// The compiler of this model's grammars, or why there is none, for clients. Blocks for up to a second.
 pub fn compiler(
     args: &RouterArgs,
-    vocabulary: &Vocabulary,
+    vocabulary: &Arc<Vocabulary>,
     model: &ModelDescription,
     eos: &[TokenId],
 ) -> Result<Arc<dyn GrammarCompiler>, String> {
@@ -41,7 +41,13 @@ pub fn compiler(
     let tokens = (0..model.vocab_size).map(token).collect();
     let ends: Vec<u32> = eos.iter().map(|id| id.0).filter(|id| *id < model.vocab_size).collect();
     let limits = Limits { timeout: Duration::from_millis(args.grammar_timeout_ms), ..Limits::default() };
-    match Compiler::new(tokens, model.vocab_size as usize, &ends, limits) {
+    let spelling = vocabulary.clone();
+    let tokenize = move |text: &str| match spelling.tokenizer().encode_fast(text, false) {
+        Ok(encoding) => encoding.get_ids().to_vec(),
+        Err(_) => Vec::new(),
+    };
+    let tokenize: Tokenize = Arc::new(tokenize);
+    match Compiler::with_tokenizer(tokens, model.vocab_size as usize, &ends, limits, Some(tokenize)) {
         Ok(compiler) => {
             info!("indexed the vocabulary for grammars in {:.1} s", began.elapsed().as_secs_f64());
             Ok(Arc::new(Grammars(compiler)))
@@ -100,6 +106,11 @@ impl Matcher for Following {
 
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
         self.0.mask(words).map_err(|error| error.to_string())
+    }
+
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        let taken = self.0.take_forced(most).map_err(|error| error.to_string())?;
+        Ok(taken.into_iter().map(TokenId).collect())
     }
 
     fn is_complete(&self) -> bool {

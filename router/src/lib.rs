@@ -346,6 +346,8 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
         memory_fraction: args.memory_fraction,
         max_step_drafts: match model.is_encoder_decoder() {
             true => 0,
+            // What a grammar forces is fed as drafts, too.
+            false if !args.disable_grammar_support => STEP_DRAFTS,
             false => (args.speculate * max_slots).min(STEP_DRAFTS),
         },
     })

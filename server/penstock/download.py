@@ -30,7 +30,8 @@ def main() -> int:
     parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
     parser.add_argument("--model-impl", default="auto", help="what runs the model,")
     parser.add_argument("--dtype", default="auto", help="the dtype that will be served and")
-    parser.add_argument("--device", default="auto", help="the device")
+    parser.add_argument("--device", default="auto", help="the device,")
+    parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
     arguments = parser.parse_args()
     request = client.Request(
         arguments.repo,
@@ -62,6 +63,7 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         trusted=arguments.trust_remote_code,
         stages=arguments.pipeline_parallel,
         implementation=arguments.model_impl,
+        longest=arguments.max_total_tokens,
     )
     return examine(folder, question).problems
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client import DEVICE, Numbering, make_plan
+from client import DEVICE, Numbering, make_plan, mask_of
 from penstock.engine.engine import Engine
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
@@ -78,14 +78,24 @@ class Driver:
         self.engine.clear()
         self.numbering, self.reader = Numbering(), PlanReader()
 
-    def step(self, rows: list[dict[str, Any]], released: list[int] | None = None) -> pb.StepResult:
-        """Executes one plan; `logits` then holds what this step computed."""
-        return self.execute(self.numbering.stamp(make_plan(rows, released, self.tables)))
+    def step(
+        self,
+        rows: list[dict[str, Any]],
+        released: list[int] | None = None,
+        masks: list[list[int]] | None = None,
+    ) -> pb.StepResult:
+        """Executes one plan; `logits` then holds what this step computed. `masks`: what each masked row may sample."""
+        return self.execute(self.numbering.stamp(make_plan(rows, released, self.tables)), masks)
 
-    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+    def execute(self, plan: pb.StepPlan, masks: list[list[int]] | None = None) -> pb.StepResult:
         """Executes a plan that was made elsewhere."""
         self.logits.clear()
-        result = self.engine.step(self.reader.read(plan))
+        words = None
+        if masks is not None:
+            words = b"".join(mask_of(tokens, self.engine.limits.vocab_size) for tokens in masks)
+        result = self.engine.step(
+            self.reader.read(plan), None if words is None else np.frombuffer(words, "<u4")
+        )
         if self.forgets and self.tables.windowed:
             self._overwrite_behind()
         return result

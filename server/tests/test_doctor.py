@@ -321,6 +321,8 @@ def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path
     assert failed.startswith("the model owner/model would not be served: --num-shard 3 does not divide")
     asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
     assert asked == ["bytes=0-100000"]
+    long = json.loads(download(served, tmp_path, "--max-total-tokens", "999999").stdout.splitlines()[-1])["failed"]
+    assert "--max-total-tokens 999999 is more than the" in long and "positions this model was made for" in long
     # A small one is fetched at once; the worker finds the same.
     del repo.sizes["model.safetensors"]
     assert download(served, tmp_path, "--num-shard", "3").returncode == 0

@@ -199,7 +199,6 @@ BAD = {
     "too many drafts in a step": ([row(0, None, 7, drafts=[1] * 33)], {}, "drafts"),
     "no room": ([row(0, None, 7, drafts=[1] * 30)], {}, "new_pages"),
     "a row that does not sample": ([row(0, None, 7, drafts=[1], sample=False)], {}, "drafts"),
-    "a masked row": ([row(0, None, 7, drafts=[1], masked=True)], {}, "drafts"),
     "log probabilities of a prompt": (
         [row(0, [3, 4], 7, targets=[4, 5], drafts=[])],
         {"drafts": [1]},
@@ -232,6 +231,66 @@ def test_a_bound_holds_until_it_is_used_up(driver: Driver) -> None:
     assert sampled(driver.step([row(0, None, at + 2)])) == [expected[3]]
     with pytest.raises(BadPlan, match=r"^positions"):
         driver.step([row(0, None, at + 9)])
+
+
+FORCED = [17, 8, 99]
+
+
+def forced_one_by_one(driver: Driver, start: dict[str, Any]) -> Text:
+    """A masked token, three of which there is only one each, a masked one, and one more."""
+    driver.begin()
+    allowed = list(range(50, 120))
+    prompt = row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start, masked=True)
+    text = Text(driver.step([prompt], masks=[allowed]))
+    for at, mask in enumerate([*([token] for token in FORCED), allowed]):
+        text.add(driver.step([row(0, None, len(PROMPT) + at, masked=True)], masks=[mask]))
+    text.add(driver.step([row(0, None, len(PROMPT) + 4)]))
+    return text
+
+
+def forced_at_once(driver: Driver, start: dict[str, Any]) -> Text:
+    """The same, beside a row whose drafts are guesses, and one that is masked and has none."""
+    driver.begin()
+    allowed = list(range(50, 120))
+    prompts = [row(slot, PROMPT, 0, [6 * slot + at for at in range(6)], start={}) for slot in (1, 2)]
+    prompt = row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start, masked=True)
+    result = driver.step([prompt], masks=[allowed])
+    text = Text(result)
+    driver.step(prompts)
+    others = [row(1, None, len(PROMPT), drafts=[199 - 1, 5]), row(2, None, len(PROMPT), masked=True)]
+    rows = [others[0], row(0, None, len(PROMPT), drafts=FORCED, masked=True), others[1]]
+    result = driver.step(rows, masks=[allowed, [7]])
+    guessed, forced = accepted(result)
+    assert forced == len(FORCED) and guessed < 2
+    tokens, logprobs = sampled(result), np.frombuffer(result.logprobs, "<f4")
+    mine = slice(guessed + 1, guessed + 1 + len(FORCED) + 1)
+    assert tokens[mine][:-1] == FORCED and tokens[-1] == 7
+    text.tokens += tokens[mine]
+    text.logprobs += logprobs[mine].tobytes()
+    text.tops += result.top_tokens
+    text.top_logprobs += result.top_logprobs
+    text.add(driver.step([row(0, None, len(PROMPT) + 4)]))
+    return text
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_what_a_grammar_forces_is_taken_as_it_is_and_told_as_if_it_were_sampled(
+    name: str, driver: Driver
+) -> None:
+    expected = forced_one_by_one(driver, SAMPLINGS[name])
+    found = forced_at_once(driver, SAMPLINGS[name])
+    assert found.tokens == expected.tokens and expected.tokens[1:4] == FORCED
+    assert found.first(6) == expected.first(6)
+
+
+def test_a_row_of_zeros_behind_forced_tokens_samples_nothing(driver: Driver) -> None:
+    expected = one_by_one(driver, {}).tokens
+    driver.begin()
+    driver.step([row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start={}), row(1, PROMPT, 0, [6, 7, 8, 9], start={})])
+    at = len(PROMPT)
+    rows = [row(0, None, at, drafts=FORCED, masked=True), row(1, None, at)]
+    result = driver.step(rows, masks=[[]])
+    assert accepted(result) == [len(FORCED)] and sampled(result)[-1] == expected[1] and not result.errors
 
 
 def test_drafts_are_accepted_as_far_as_they_agree() -> None:

@@ -21,7 +21,7 @@ use crate::{
     limits::Limits,
     matcher::{Grammar, first_line},
     source::Source,
-    vocabulary::{Token, Vocabulary},
+    vocabulary::{Token, Tokenize, Vocabulary},
 };
 
 /// Stack of a compiling thread. The schema's depth, its chains of references and its number of properties are limited
@@ -76,7 +76,18 @@ impl Compiler {
         eos_ids: &[u32],
         limits: Limits,
     ) -> Result<Compiler, String> {
-        let vocabulary = Vocabulary::new(tokens, vocab_size, eos_ids, &limits)?;
+        Compiler::with_tokenizer(tokens, vocab_size, eos_ids, limits, None)
+    }
+
+    /// The same; with the model's `tokenize` matchers also know which tokens a grammar forces.
+    pub fn with_tokenizer(
+        tokens: Vec<Token>,
+        vocab_size: usize,
+        eos_ids: &[u32],
+        limits: Limits,
+        tokenize: Option<Tokenize>,
+    ) -> Result<Compiler, String> {
+        let vocabulary = Vocabulary::new(tokens, vocab_size, eos_ids, &limits, tokenize)?;
         Ok(Compiler {
             vocabulary: Arc::new(vocabulary),
             cache: Mutex::new(Cache::new(limits.cache_bytes)),

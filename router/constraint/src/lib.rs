@@ -29,4 +29,4 @@ pub use limits::Limits;
 pub use matcher::{Grammar, Matcher};
 pub use penstock_output::Part;
 pub use source::Source;
-pub use vocabulary::Token;
+pub use vocabulary::{Token, Tokenize};

@@ -202,6 +202,29 @@ impl Matcher {
         Ok(())
     }
 
+    /// Takes the tokens that alone may follow, spelled as the model's tokenizer spells their text, and returns them: at most
+    /// `most`. The last letters of a forced text are left where what follows may belong to their token.
+    pub fn take_forced(&mut self, most: usize) -> Result<Vec<u32>, MatchError> {
+        let mut taken = Vec::new();
+        while self.vocabulary.tells_forced
+            && taken.len() < most
+            && matches!(self.state, State::Open)
+            && !self.is_complete()
+        {
+            let forced = self.inner.compute_ff_tokens();
+            let fits = forced.iter().take(most - taken.len()).copied();
+            let allowed: Vec<u32> = fits.take_while(|&token| self.may_have(token)).collect();
+            if allowed.is_empty() {
+                break;
+            }
+            for token in allowed {
+                self.advance(token)?;
+                taken.push(token);
+            }
+        }
+        Ok(taken)
+    }
+
     /// Nothing but the end may follow: no further token need be sampled.
     pub fn is_complete(&self) -> bool {
         match self.state {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use llguidance::{
     ParserFactory,
-    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie},
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv},
 };
 
 use crate::limits::Limits;
@@ -19,6 +19,39 @@ pub struct Token {
     pub bytes: Vec<u8>,
     /// It is never part of the text: ends, roles, padding, reserved ids.
     pub special: bool,
+}
+
+/// Text to the ids that the model's tokenizer makes of it, without any that it adds by itself.
+pub type Tokenize = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
+
+/// Texts as they stand in the middle of constrained ones. A tokenizer that changes one of them (that puts a space in front,
+/// or makes letters small) cannot say how the part of a text is spelled.
+const PROBES: [&str; 5] = ["name", " a", "\": \"", "\n  ", "0.5}"];
+
+/// The model's tokenizer, for text that a grammar forces.
+struct OwnTokenizer {
+    trie: TokTrie,
+    tokenize: Tokenize,
+}
+
+impl OwnTokenizer {
+    /// The tokens, unless they spell something else: a text may name a special token.
+    fn faithful(&self, text: &str) -> Option<Vec<u32>> {
+        let tokens = (self.tokenize)(text);
+        let known = tokens.iter().all(|&token| (token as usize) < self.trie.vocab_size());
+        (known && self.trie.decode_raw(&tokens) == text.as_bytes()).then_some(tokens)
+    }
+}
+
+impl TokenizerEnv for OwnTokenizer {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
+        let own = std::str::from_utf8(bytes).ok().and_then(|text| self.faithful(text));
+        own.unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
+    }
 }
 
 /// The trie has ten bits for the length of a token.
@@ -33,6 +66,8 @@ pub(crate) struct Vocabulary {
     text: Arc<[u32]>,
     /// Names and ids of the special tokens that do not end a text, the longest first.
     special: Vec<(Vec<u8>, u32)>,
+    /// What a grammar forces can be told in the model's own tokens.
+    pub(crate) tells_forced: bool,
     /// The ids that end a text; sorted, each within the logits.
     pub(crate) eos: Vec<u32>,
     /// Words of 32 tokens in a mask.
@@ -45,6 +80,7 @@ impl Vocabulary {
         vocab_size: usize,
         eos_ids: &[u32],
         limits: &Limits,
+        tokenize: Option<Tokenize>,
     ) -> Result<Vocabulary, String> {
         if vocab_size == 0 || vocab_size > MOST_TOKENS || tokens.len() > MOST_TOKENS {
             return Err(format!("a vocabulary of {vocab_size} tokens cannot be constrained"));
@@ -103,10 +139,16 @@ impl Vocabulary {
             );
         }
 
-        let build = || -> Result<ParserFactory, String> {
+        let build = || -> Result<(ParserFactory, bool), String> {
             let info = TokRxInfo::new(vocab_size as u32, eos[0]);
             let trie = TokTrie::from(&info, &in_trie).with_eos_tokens(&eos);
-            let env: llguidance::toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let own = tokenize.map(|tokenize| OwnTokenizer { trie: trie.clone(), tokenize });
+            let own = own.filter(|own| PROBES.iter().all(|text| own.faithful(text).is_some()));
+            let tells_forced = own.is_some();
+            let env: TokEnv = match own {
+                Some(own) => Arc::new(own),
+                None => Arc::new(ApproximateTokEnv::new(trie)),
+            };
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
                 .map_err(|cause| format!("the vocabulary cannot be indexed: {cause}"))?;
             factory.quiet();
@@ -118,13 +160,13 @@ impl Vocabulary {
             parser.max_lexer_states = limits.lexer_states;
             parser.max_grammar_size = limits.symbols;
             parser.verbose_errors = false;
-            Ok(factory)
+            Ok((factory, tells_forced))
         };
-        let factory = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build)).unwrap_or_else(|_| {
+        let (factory, tells_forced) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build)).unwrap_or_else(|_| {
             Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
         })?;
         special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
-        Ok(Vocabulary { factory, text: text.into(), special, eos, words })
+        Ok(Vocabulary { factory, text: text.into(), special, tells_forced, eos, words })
     }
 
     /// Bits of the tokens that text may have, and of these special ones.

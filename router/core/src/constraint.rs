@@ -75,6 +75,9 @@ pub trait Matcher: Send {
     /// sequence are among them exactly when the grammar may end here.
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String>;
 
+    /// Takes the tokens that alone may follow, as the text would be tokenized, and says which: at most `most`.
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String>;
+
     /// Nothing may follow but the end.
     fn is_complete(&self) -> bool;
 }

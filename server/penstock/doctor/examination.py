@@ -57,6 +57,7 @@ class Question:
     trusted: bool = False
     stages: int = 1
     implementation: str = "auto"
+    longest: int | None = None  # tokens of a sequence (--max-total-tokens); None: as the model has it
     # The program whose router reads the model's texts; without it they are not looked into.
     launcher: Path | None = None
 
@@ -117,6 +118,8 @@ def examine(folder: Path, question: Question) -> Report:
             shape = fallback_shape(config, folder, dtype, question, report)
         else:
             shape = architecture(config, folder, report)
+        if shape is not None and question.longest is not None:
+            length(shape, question.longest, report)
         sound = stored is not None and report.quantization is None
         if shape is not None and dtype is not None and sound:
             if not report.fallback:
@@ -202,6 +205,14 @@ def fallback_shape(
         numbers = shape.num_layers * 2 * shape.kv_heads * shape.head_dim
         report.kv_bytes_per_token = [numbers * dtype.itemsize]
     return shape
+
+
+def length(shape: ModelConfig, longest: int, report: Report) -> None:
+    """Whether the model has positions for a sequence of that length."""
+    if longest > shape.max_positions and not shape.positions_go_on:
+        report.problems.append(
+            f"--max-total-tokens {longest} is more than the {shape.max_positions} positions this model was made for"
+        )
 
 
 def shards(

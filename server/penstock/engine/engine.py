@@ -306,7 +306,8 @@ class Engine:
             raise BadPlan(
                 f"masks.words: {len(words)} words, but {len(masked_rows)} rows are masked, each with {width}"
             )
-        rows = np.searchsorted(indices.sample_rows, masked_rows)
+        # A mask is of the token behind the row's drafts.
+        rows = np.searchsorted(indices.sample_rows, masked_rows, side="right") - 1
         return Masks(rows, words.reshape(-1, width).view(np.int32))
 
     def number(self, launched: Launched) -> int:
@@ -433,7 +434,8 @@ class Engine:
     def _drafts(self, plan: Plan, tokens_S: Tensor, ids_T: Tensor) -> Drafts:
         """A sample is compared with the token that the next sample of its row follows."""
         fed_S = ids_T.index_select(0, tokens_S)
-        return Drafts(plan.drafts[(plan.flags & SAMPLE) != 0] + 1, fed_S.roll(-1))
+        sampling = (plan.flags & SAMPLE) != 0
+        return Drafts(plan.drafts[sampling] + 1, fed_S.roll(-1), (plan.flags[sampling] & MASKED) != 0)
 
     def _settle(self) -> None:
         """Waits for the drafts of the last step, if it had some: where its slots end is the beginning of this one."""

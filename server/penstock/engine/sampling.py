@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import F32, I64, U64, Starts
+from penstock.engine.plan import F32, I64, U64, Bools, Starts
 
 # What is read from a plan, for all rows at once.
 Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -48,14 +48,19 @@ class Verified:
 class Drafts:
     """The drafts of a step: which samples belong to one row, and what was guessed in their place."""
 
-    def __init__(self, counts_R: I64, drafts_S: Tensor) -> None:
+    def __init__(self, counts_R: I64, drafts_S: Tensor, are_forced_R: Bools | None = None) -> None:
         """`counts_R`: samples of each row that samples, one more than its drafts. `drafts_S` (S,) int64, on the device:
-        the draft that each sample is compared with, any for the last of a row.
+        the draft that each sample is compared with, any for the last of a row. Of rows whose drafts are forced the draft
+        is what is sampled; None: of none.
         """
         ends = np.cumsum(counts_R)
         self.counts_R, self.firsts_R, self.drafts_S = counts_R, ends - counts_R, drafts_S
         self.rows_S = np.repeat(np.arange(len(counts_R)), counts_R)
         self.offsets_S = np.arange(len(self.rows_S)) - self.firsts_R[self.rows_S]
+        self.forced: I64 = np.zeros(0, np.int64)  # samples that are their draft
+        if are_forced_R is not None and are_forced_R.any():
+            has_draft_S = self.offsets_S + 1 < counts_R[self.rows_S]
+            self.forced = np.flatnonzero(are_forced_R[self.rows_S] & has_draft_S)
 
     def before(self, samples: I64) -> tuple[I64, I64]:
         """Pairs of one of these samples, by its place among them, and the place among all of a draft fed before it."""
@@ -180,6 +185,9 @@ class Sampler:
                 rows = self._on_device(drawn)
                 drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
                 tokens_S.index_copy_(0, rows, drawn_S)
+        if drafts is not None and len(drafts.forced):
+            forced = self._on_device(drafts.forced)
+            tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
         logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
         verified = None if drafts is None else self._verify(tokens_S, drafts)
         self._count(slots, tokens_S, masks, verified)

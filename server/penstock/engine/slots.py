@@ -184,8 +184,8 @@ class SlotTable:
         verifying = drafts > 0
         if (verifying & ((flags & SAMPLE) == 0)).any():
             raise BadPlan("drafts: a row that does not sample has some")
-        if (verifying & ((flags & (MASKED | PROMPT_LOGPROBS)) != 0)).any():
-            raise BadPlan("drafts: a row with MASKED or PROMPT_LOGPROBS has some")
+        if (verifying & ((flags & PROMPT_LOGPROBS) != 0)).any():
+            raise BadPlan("drafts: a row with PROMPT_LOGPROBS has some")
         if verifying.any() and self.limits.has_encoder:
             raise BadPlan("drafts: a row of an encoder-decoder has some")
 

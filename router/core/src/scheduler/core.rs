@@ -143,6 +143,8 @@ pub(super) struct Counters {
     /// Drafts that were verified, and those of them that were accepted.
     pub drafts: u64,
     pub accepted_drafts: u64,
+    /// Tokens that a grammar left no choice of.
+    pub forced_tokens: u64,
 }
 
 impl Core {

@@ -2,9 +2,14 @@
 //! the token before it is, computed by a job on a thread of `mask_threads` while the model runs. A token is handed on when
 //! the job that advances the grammar by it has ended, so that a grammar that ends, ends the sequence with it.
 //!
+//! Where the grammar leaves one continuation, the job takes all of it: these tokens are *forced*. One of them is sampled under
+//! a mask of its own; the others go into the next row as drafts that its worker takes as they are, and the row samples what
+//! follows them. They stay with the sequence until a result hands them on, so a row that is lost costs none.
+//!
 //! A mask that is late costs its row the step: it samples nothing, and neither does a row after it that is in flight. When
 //! the mask is there the sequence starts again, mostly from the prefix cache. Others go on meanwhile.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +20,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::core::Core;
 use super::in_flight::{InFlight, RowRecord};
-use super::policy::{LONG_STEP, MASK_BUDGET};
+use super::policy::{LONG_STEP, MASK_BUDGET, MOST_FORCED};
 use super::sequence::Sequence;
 use super::submission::{Finish, SampledToken, SequenceEvent, SequenceFailure};
 use crate::constraint::{Grammar, Matcher};
@@ -24,8 +29,10 @@ use crate::constraint::{Grammar, Matcher};
 pub(super) struct Constraint {
     /// `None` while a job has it.
     matcher: Option<Box<dyn Matcher>>,
-    /// Of the next token; `None` while a job computes it.
-    mask: Option<Arc<[u32]>>,
+    /// What follows the tokens that are known, and was taken by the matcher.
+    forced: VecDeque<TokenId>,
+    /// Of the token behind them.
+    next: NextToken,
     /// Was sampled, and is handed on when the grammar's job has ended.
     pub held: Option<SampledToken>,
     /// It was late for a row, which samples nothing: no row is planned until it is there.
@@ -50,9 +57,19 @@ pub(super) struct MaskResult {
     outcome: Result<Next, String>,
 }
 
-enum Next {
-    Complete,
-    Mask(Arc<[u32]>),
+/// What the grammar says of the tokens to come.
+struct Next {
+    forced: Vec<TokenId>,
+    then: NextToken,
+}
+
+#[derive(Clone)]
+enum NextToken {
+    /// A job computes it.
+    NotYet,
+    /// There is none: the grammar is complete.
+    End,
+    Masked(Arc<[u32]>),
 }
 
 /// A row's mask, as it is to be sent.
@@ -61,11 +78,30 @@ enum RowMask {
     /// The row samples nothing, or nobody waits for its token.
     Nothing,
     Words(Arc<[u32]>),
+    /// Of one token.
+    Only(TokenId),
 }
 
 impl Constraint {
     pub fn new(grammar: &dyn Grammar) -> Self {
-        Self { matcher: Some(grammar.matcher()), mask: None, held: None, is_late: false }
+        Self {
+            matcher: Some(grammar.matcher()),
+            forced: VecDeque::new(),
+            next: NextToken::NotYet,
+            held: None,
+            is_late: false,
+        }
+    }
+
+    /// Of the token that is so many places behind those that are known.
+    fn mask_at(&self, place: usize) -> RowMask {
+        match (self.forced.get(place), &self.next) {
+            (Some(&token), _) => RowMask::Only(token),
+            (None, NextToken::Masked(mask)) if place == self.forced.len() => RowMask::Words(mask.clone()),
+            // Behind the end nobody waits for a token.
+            (None, NextToken::End) => RowMask::Nothing,
+            (None, _) => RowMask::NotYet,
+        }
     }
 }
 
@@ -82,6 +118,18 @@ impl Sequence {
         }
     }
 
+    /// Forced tokens that follow the one at `position`, which a row is to feed, as far as the row may still sample one.
+    pub fn forced_behind(&self, position: u32) -> impl Iterator<Item = TokenId> {
+        let first = (position + 1).saturating_sub(self.tokens.len() as u32) as usize;
+        let constraint = self.constraint.iter();
+        constraint.flat_map(move |constraint| {
+            // The last token of a text is sampled, and not fed.
+            let last = usize::from(matches!(constraint.next, NextToken::End));
+            let fed = constraint.forced.len().saturating_sub(last);
+            constraint.forced.range(first.min(fed)..fed).copied()
+        })
+    }
+
     /// A token that waits for its grammar's job.
     pub fn take_held(&mut self) -> Option<SampledToken> {
         self.constraint.as_mut()?.held.take()
@@ -94,15 +142,19 @@ impl MaskJob {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             if let Some(token) = token {
                 matcher.advance(token)?;
-                if matcher.is_complete() {
-                    return Ok(Next::Complete);
-                }
+            }
+            let mut forced = Vec::new();
+            if !matcher.is_complete() {
+                forced = matcher.take_forced(MOST_FORCED)?;
+            }
+            if matcher.is_complete() && (token.is_some() || !forced.is_empty()) {
+                return Ok(Next { forced, then: NextToken::End });
             }
             let mut mask = vec![0; words];
             matcher.mask(&mut mask)?;
             match mask.iter().all(|&word| word == 0) {
                 true => Err("the grammar allows no token of the vocabulary here".to_string()),
-                false => Ok(Next::Mask(mask.into())),
+                false => Ok(Next { forced, then: NextToken::Masked(mask.into()) }),
             }
         }));
         match outcome {
@@ -121,14 +173,34 @@ impl Core {
         self.advance_grammar(key, None);
     }
 
-    /// Holds a constrained sequence's token back until its grammar has taken it.
-    pub(super) fn hold(&mut self, key: usize, sampled: SampledToken) {
+    /// A constrained sequence has a token: holds it back until its grammar has taken it, unless it has already.
+    pub(super) fn follow_grammar(&mut self, key: usize, sampled: SampledToken, now: Instant) {
         let token = sampled.id;
-        if let Some(constraint) = &mut self.sequences[key].constraint {
-            constraint.held = Some(sampled);
-            constraint.mask = None;
+        let Some(constraint) = &mut self.sequences[key].constraint else { return };
+        match constraint.forced.pop_front() {
+            None => {
+                constraint.held = Some(sampled);
+                constraint.next = NextToken::NotYet;
+                self.advance_grammar(key, Some(token));
+            }
+            Some(forced) if forced != token => {
+                tracing::error!(?forced, ?token, "a worker sampled another token than the only one allowed");
+                self.fail(key, SequenceFailure::Row("the grammar was not followed".into()));
+            }
+            Some(_) => {
+                let is_last = constraint.forced.is_empty() && matches!(constraint.next, NextToken::End);
+                self.counters.forced_tokens += 1;
+                self.tell_or_end(key, sampled, is_last, now);
+            }
         }
-        self.advance_grammar(key, Some(token));
+    }
+
+    /// Hands on a token that the grammar has taken.
+    fn tell_or_end(&mut self, key: usize, token: SampledToken, is_last: bool, now: Instant) {
+        match is_last {
+            true => self.finish(key, SequenceEvent::Finished { last: token, finish: Finish::Complete }, now),
+            false => self.tell_token(key, token, now),
+        }
     }
 
     fn advance_grammar(&mut self, key: usize, token: Option<TokenId>) {
@@ -151,18 +223,16 @@ impl Core {
         let held = sequence.take_held();
         let Some(constraint) = &mut sequence.constraint else { return };
         constraint.matcher = result.matcher;
-        match (result.outcome, held) {
-            (Ok(Next::Complete), Some(last)) => {
-                self.finish(key, SequenceEvent::Finished { last, finish: Finish::Complete }, now);
-            }
-            (Ok(Next::Mask(mask)), held) => {
-                constraint.mask = Some(mask);
+        match result.outcome {
+            Ok(Next { forced, then }) => {
+                let is_last = forced.is_empty() && matches!(then, NextToken::End);
+                constraint.forced = forced.into();
+                constraint.next = then;
                 if let Some(token) = held {
-                    self.tell_token(key, token, now);
+                    self.tell_or_end(key, token, is_last, now);
                 }
             }
-            (Ok(Next::Complete), None) => unreachable!("a job without a token computes a mask"),
-            (Err(why), held) => {
+            Err(why) => {
                 constraint.held = held;
                 self.fail(key, SequenceFailure::Row(why));
             }
@@ -180,6 +250,12 @@ impl Core {
                 RowMask::NotYet => return None,
                 RowMask::Nothing => column.put_bytes(0, words * size_of::<u32>()),
                 RowMask::Words(mask) => column.extend_from_slice(bytemuck::cast_slice(&mask)),
+                RowMask::Only(TokenId(token)) => {
+                    let from = column.len() + (token / u32::BITS) as usize * size_of::<u32>();
+                    column.put_bytes(0, words * size_of::<u32>());
+                    let word = 1u32 << (token % u32::BITS);
+                    column[from..from + size_of::<u32>()].copy_from_slice(&word.to_le_bytes());
+                }
             }
         }
         let step = &mut self.in_flight[at];
@@ -193,12 +269,12 @@ impl Core {
         }
         match self.sequences.get(row.key).filter(|sequence| sequence.id == row.id) {
             None => RowMask::Nothing,
-            // A row before it is in flight.
-            Some(sequence) if sequence.tokens.len() < row.end as usize => RowMask::NotYet,
-            Some(sequence) => {
-                let mask = sequence.constraint.as_ref().and_then(|constraint| constraint.mask.clone());
-                mask.map_or(RowMask::NotYet, RowMask::Words)
-            }
+            // Of what is not known yet a row before it is in flight.
+            Some(sequence) => match (&sequence.constraint, (row.end as usize).checked_sub(sequence.tokens.len())) {
+                (Some(constraint), Some(place)) => constraint.mask_at(place),
+                (_, None) => RowMask::Nothing,
+                (None, _) => RowMask::NotYet,
+            },
         }
     }
 
@@ -242,7 +318,8 @@ impl Core {
     /// Sequences whose late masks are there by now start again.
     pub(super) fn resume_late(&mut self) {
         let has_mask = |sequence: &Sequence| {
-            sequence.constraint.as_ref().is_some_and(|constraint| constraint.mask.is_some())
+            let constraint = sequence.constraint.as_ref();
+            constraint.is_some_and(|constraint| !matches!(constraint.next, NextToken::NotYet))
         };
         let is_over = |sequence: &Sequence| {
             sequence.has_late_mask() && sequence.rows_in_flight == 0 && has_mask(sequence)

@@ -67,6 +67,7 @@ pub(super) struct Metrics {
     late_masks: Counter,
     drafts: Counter,
     accepted_drafts: Counter,
+    forced_tokens: Counter,
     cancelled: Counter,
     tokens_after_cancel: Counter,
     worker_restarts: Counter,
@@ -112,6 +113,7 @@ impl Metrics {
             late_masks: counter!("penstock_late_masks"),
             drafts: counter!("penstock_drafts"),
             accepted_drafts: counter!("penstock_accepted_drafts"),
+            forced_tokens: counter!("penstock_forced_tokens"),
             cancelled: counter!("penstock_cancelled_requests"),
             tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
             worker_restarts: counter!("penstock_worker_restarts"),
@@ -176,6 +178,7 @@ impl Metrics {
         self.late_masks.absolute(counters.late_masks);
         self.drafts.absolute(counters.drafts);
         self.accepted_drafts.absolute(counters.accepted_drafts);
+        self.forced_tokens.absolute(counters.forced_tokens);
         self.cancelled.absolute(counters.cancelled);
         self.tokens_after_cancel.absolute(counters.tokens_after_cancel);
         self.worker_restarts.absolute(stats.worker_restarts);

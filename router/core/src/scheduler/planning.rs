@@ -109,7 +109,9 @@ impl Core {
         budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
         // Prompts have half of what is left at least.
         let most = self.capacity.max_step_drafts.min(budget.tokens / 2);
-        draft.drafts = self.allot_drafts(&keys, budget.work, most);
+        draft.drafts = self.allot_forced(&keys, most);
+        let forced: u32 = draft.drafts.iter().map(|&(_, forced)| forced).sum();
+        draft.drafts.extend(self.allot_drafts(&keys, budget.work, most - forced));
         for &(_, drafts) in &draft.drafts {
             budget.work.add_drafts(drafts);
             budget.tokens -= drafts;
@@ -298,6 +300,7 @@ impl Core {
             let drafts = self.make_room_for_drafts(key, wanted) as usize;
             let sequence = &self.sequences[key];
             let ahead = (sequence.samples_in_flight + sequence.drafts_in_flight) as usize;
+            self.guesses.extend(sequence.forced_behind(sequence.num_scheduled_tokens).take(drafts));
             if let Some(lookup) = &sequence.lookup {
                 lookup.guess(&sequence.tokens, ahead, drafts, &mut self.guesses);
             }
@@ -362,7 +365,9 @@ impl Core {
 
         draft.work.add(position, count - drafts);
         draft.work.add_drafts(drafts);
-        self.counters.drafts += u64::from(drafts);
+        if !masked {
+            self.counters.drafts += u64::from(drafts);
+        }
         if continues {
             self.counters.decode_tokens += u64::from(count);
         } else {

@@ -51,6 +51,9 @@ impl MicrobatchSchedule {
 /// So much longer than its expected time a step waits for masks, before the rows that lack theirs go without.
 pub(super) const MASK_BUDGET: Duration = Duration::from_millis(10);
 
+/// Tokens that a grammar forces and that are looked for at once: with more a row waits for its turn in vain.
+pub(super) const MOST_FORCED: usize = 64;
+
 /// A step of which a part is enough to wait for masks, by a timer that counts milliseconds.
 pub(super) const LONG_STEP: Duration = Duration::from_millis(2);
 

@@ -63,6 +63,8 @@ struct Samples<'a> {
     top: usize,
     top_tokens: &'a [u32],
     top_logprobs: &'a [f32],
+    /// All but the last were guesses; else a grammar forced them.
+    guessed: bool,
 }
 
 /// The alternatives of all its prompt tokens, one after the other.
@@ -189,7 +191,7 @@ impl Core {
             let end = SequenceEvent::Finished { last: sampled, finish: Finish::Eos };
             self.finish(key, end, now);
         } else if sequence.constraint.is_some() {
-            self.hold(key, sampled);
+            self.follow_grammar(key, sampled, now);
         } else {
             self.tell_token(key, sampled, now);
         }
@@ -319,6 +321,7 @@ impl<'a> Rest<'a> {
             top: row.top_tokens as usize,
             top_tokens: take(&mut self.top_tokens, count * row.top_tokens),
             top_logprobs: take(&mut self.top_logprobs, count * row.top_tokens),
+            guessed: !row.masked,
         };
         Answer { accepted, samples, prompt }
     }
@@ -332,7 +335,7 @@ impl Samples<'_> {
                 id: TokenId(id),
                 logprob,
                 top: pairs(&self.top_tokens[top.clone()], &self.top_logprobs[top]),
-                is_draft: at + 1 < self.tokens.len(),
+                is_draft: self.guessed && at + 1 < self.tokens.len(),
             }
         })
     }

@@ -115,6 +115,19 @@ impl Core {
         }
     }
 
+    /// What their grammars force, for the rows of `keys`; at most `budget` in all.
+    pub(super) fn allot_forced(&self, keys: &[usize], budget: u32) -> Vec<(usize, u32)> {
+        let mut left = budget;
+        let forced = |&key: &usize| {
+            let sequence = &self.sequences[key];
+            let most = left.min(sequence.max_drafts()) as usize;
+            let forced = sequence.forced_behind(sequence.num_scheduled_tokens).take(most).count() as u32;
+            left -= forced;
+            (forced > 0).then_some((key, forced))
+        };
+        keys.iter().filter_map(forced).collect()
+    }
+
     /// Whether the next plan had better wait for the results in flight, to have drafts that follow what is known.
     pub(super) fn waits_for_drafts(&self) -> bool {
         let goes_ahead = self.in_flight.is_empty() || self.capacity.stages > 1 || self.waiting.len() > 0;

@@ -73,6 +73,9 @@ const LOSSES: u32 = 3;
 /// `SLACK` more, before it counts as hung.
 const SLOWER: u32 = 10;
 const SLACK: Duration = Duration::from_secs(60);
+/// How long the first `Prepare` takes nobody knows: it compiles, and times what it compiled. Large models on GPUs are seen
+/// to take some minutes.
+const FIRST_PREPARE: Duration = Duration::from_secs(1800);
 
 impl Group {
     /// Asks `source` for workers and readies them. `limits` is asked once, when the model is loaded and
@@ -89,18 +92,18 @@ impl Group {
             let sockets = source.fresh(lost.as_ref()).await?;
             let mut startup_timings =
                 StartupTimings { process: begun.elapsed(), ..StartupTimings::default() };
-            // How long the first `Prepare` takes nobody knows: it compiles, and times what it compiled.
             let result = async {
                 let mut ranks = connect(&sockets).await?;
                 let begun = Instant::now();
-                let description = in_time("Describe", Duration::ZERO, describe(&mut ranks)).await?;
+                let description = in_time("Describe", SLACK, describe(&mut ranks)).await?;
                 startup_timings.load = begun.elapsed();
                 if let Some(choose) = choose.take() {
                     chosen = Some(choose(&description).map_err(StartError::Limits)?);
                 }
                 let limits = chosen.clone().expect("chosen when the first group was described");
                 let begun = Instant::now();
-                let prepared = prepare(&mut ranks, &limits, output_rank(&description)).await?;
+                let preparing = prepare(&mut ranks, &limits, output_rank(&description));
+                let prepared = in_time("Prepare", FIRST_PREPARE, preparing).await?;
                 startup_timings.prepare = begun.elapsed();
                 Ok(Self { sockets, limits, description, prepared, startup_timings })
             };
@@ -138,7 +141,8 @@ impl Group {
     async fn ready_again(&self, sockets: Vec<PathBuf>, process: Duration) -> Result<Self, Unready> {
         let mut ranks = connect(&sockets).await?;
         let begun = Instant::now();
-        let description = in_time("Describe", self.startup_timings.load, describe(&mut ranks)).await?;
+        let limit = again(self.startup_timings.load);
+        let description = in_time("Describe", limit, describe(&mut ranks)).await?;
         let load = begun.elapsed();
         if identity(&description) != identity(&self.description) {
             let why = format!("after a restart it serves another model: {description:?}");
@@ -146,7 +150,7 @@ impl Group {
         }
         let begun = Instant::now();
         let preparing = prepare(&mut ranks, &self.limits, self.output_rank());
-        let prepared = in_time("Prepare", self.startup_timings.prepare, preparing).await?;
+        let prepared = in_time("Prepare", again(self.startup_timings.prepare), preparing).await?;
         let startup_timings = StartupTimings { process, load, prepare: begun.elapsed() };
         Ok(Self { sockets, limits: self.limits.clone(), description, prepared, startup_timings })
     }
@@ -350,12 +354,16 @@ fn refused(why: String) -> Unready {
     Unready::Final(StartError::Refused(why))
 }
 
+/// The limit of a call that took so long the first time.
+fn again(first_took: Duration) -> Duration {
+    first_took.saturating_mul(SLOWER).saturating_add(SLACK)
+}
+
 async fn in_time<T>(
     call: &str,
-    first_took: Duration,
+    limit: Duration,
     answer: impl Future<Output = Result<T, Unready>>,
 ) -> Result<T, Unready> {
-    let limit = first_took * SLOWER + SLACK;
     match tokio::time::timeout(limit, answer).await {
         Ok(result) => result,
         Err(_) => {

@@ -38,7 +38,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         tables: config.tables(),
         max_slots,
         max_step_tokens,
-        max_step_drafts: MAX_STEP_DRAFTS,
+        max_step_drafts: if config.decoder_start_ids.is_empty() { MAX_STEP_DRAFTS } else { 0 },
         max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,
@@ -70,8 +70,10 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
 pub struct Every {
     pub modulus: u32,
     pub length: u32,
-    /// If it may end after every token, the token that ends it.
+    /// If it may end after every token that is not the only one allowed, the token that ends it.
     pub end: Option<u32>,
+    /// So many tokens of which there is only one in each place, then so many with a choice, and so on; 0: always a choice.
+    pub forced: u32,
     pub vocab_size: u32,
 }
 
@@ -90,12 +92,18 @@ impl Grammar for Every {
 
 impl EveryMatcher {
     fn allows(&self, token: u32) -> bool {
-        match self.grammar.end == Some(token) {
-            true => self.count > 0,
-            false => {
+        match (self.only(), self.grammar.end == Some(token)) {
+            (Some(only), _) => token == only,
+            (None, true) => self.count > 0,
+            (None, false) => {
                 token > 2 && token % self.grammar.modulus == (self.count + self.last) % self.grammar.modulus
             }
         }
+    }
+
+    fn only(&self) -> Option<u32> {
+        let part = self.count.checked_div(self.grammar.forced)?;
+        part.is_multiple_of(2).then(|| 3 + (7 * self.count + self.last) % (self.grammar.vocab_size - 3))
     }
 }
 
@@ -117,6 +125,18 @@ impl Matcher for EveryMatcher {
         Ok(())
     }
 
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        let mut taken = Vec::new();
+        while let Some(only) = self.only()
+            && taken.len() < most
+            && !self.is_complete()
+        {
+            self.advance(TokenId(only))?;
+            taken.push(TokenId(only));
+        }
+        Ok(taken)
+    }
+
     fn is_complete(&self) -> bool {
         self.ended || self.count == self.grammar.length
     }
@@ -124,7 +144,12 @@ impl Matcher for EveryMatcher {
 
 /// Of the vocabulary of `tiny`.
 pub fn every(modulus: u32, length: u32, end: Option<u32>) -> Option<Arc<dyn Grammar>> {
-    Some(Arc::new(Every { modulus, length, end, vocab_size: tiny().vocab_size }))
+    every_forcing(modulus, length, end, 0)
+}
+
+/// The same, where so many tokens in a row, every other time, are the only ones that may follow.
+pub fn every_forcing(modulus: u32, length: u32, end: Option<u32>, forced: u32) -> Option<Arc<dyn Grammar>> {
+    Some(Arc::new(Every { modulus, length, end, forced, vocab_size: tiny().vocab_size }))
 }
 
 pub struct Client {

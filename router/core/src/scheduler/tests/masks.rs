@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_proto::ids::TokenId;
 
-use super::harness::{Every, Harness, STEP, every, spec, tiny};
+use super::harness::{Every, Harness, STEP, every, every_forcing, spec, tiny};
 use crate::constraint::{Grammar, Matcher};
 use crate::scheduler::submission::{Finish, SequenceFailure, SequenceSpec};
 use crate::worker::mock::MockConfig;
@@ -96,6 +96,73 @@ fn a_sequence_whose_time_is_up_keeps_the_token_that_its_grammar_has() {
     harness.check_against_reference();
 }
 
+#[test]
+fn what_a_grammar_forces_is_fed_at_once_and_the_text_is_the_same() {
+    let mut texts = Vec::new();
+    // Two rows are in flight when a run of four is known, and sample one each.
+    for (drafts, most_steps) in [(0, 60), (16, 40)] {
+        let mut harness = Harness::new(config(), 4, 64);
+        harness.core.capacity.max_step_drafts = drafts;
+        let id = harness.submit(constrained(&[3, 4, 5], 90, every_forcing(5, 50, None, 4)));
+        let mut steps = 0;
+        while harness.step().is_some() {
+            steps += 1;
+        }
+        assert!(steps <= most_steps, "{steps} steps for 50 tokens, of which 26 are forced in fours");
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len(), client.end.clone()), (50, Some(Ok(Finish::Complete))));
+        assert!(client.tokens.iter().all(|token| !token.is_draft), "no guesses");
+        texts.push(client.ids());
+        assert_eq!(harness.core.counters.forced_tokens, 26);
+        assert_eq!((harness.core.counters.drafts, harness.core.counters.accepted_drafts), (0, 0));
+        harness.check_against_reference();
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn a_text_of_forced_tokens_alone_ends_with_the_last() {
+    for length in 1..12 {
+        let mut harness = Harness::new(config(), 4, 64);
+        let id = harness.submit(constrained(&[3, 4, 5], 90, every_forcing(5, length, None, 90)));
+        harness.run_to_end();
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len() as u32, client.end.clone()), (length, Some(Ok(Finish::Complete))));
+        harness.check_against_reference();
+    }
+}
+
+#[test]
+fn forced_tokens_stop_at_the_most_that_a_client_wants() {
+    for new in 1..12 {
+        let mut harness = Harness::new(config(), 4, 64);
+        let id = harness.submit(constrained(&[3, 4, 5], new, every_forcing(5, 50, None, 5)));
+        harness.run_to_end();
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len() as u32, client.end.clone()), (new, Some(Ok(Finish::Length))));
+        harness.check_against_reference();
+    }
+}
+
+#[test]
+fn late_masks_and_crashes_lose_no_forced_token() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let id = harness.submit(constrained(&[3, 4, 5, 6, 7, 8], 60, every_forcing(5, 40, None, 3)));
+    for round in 0..8 {
+        harness.mask_delay = round % 3;
+        for _ in 0..4 {
+            harness.step();
+        }
+        if round % 2 == 1 {
+            harness.crash();
+        }
+    }
+    harness.mask_delay = 0;
+    harness.run_to_end();
+    assert_eq!(harness.client(id).tokens.len(), 40);
+    harness.check_against_reference();
+}
+
 /// Goes wrong after so many tokens.
 #[derive(Debug)]
 struct Faulty {
@@ -127,6 +194,10 @@ impl Matcher for FaultyMatcher {
         Ok(())
     }
 
+    fn take_forced(&mut self, _: usize) -> Result<Vec<TokenId>, String> {
+        Ok(Vec::new())
+    }
+
     fn is_complete(&self) -> bool {
         false
     }
@@ -151,7 +222,7 @@ fn a_matcher_that_fails_ends_its_sequence_alone_and_keeps_its_tokens() {
 fn a_grammar_without_a_next_token_is_an_error_and_not_a_wait() {
     let mut harness = Harness::new(config(), 4, 64);
     // Its first token would have to be 0, which it never allows.
-    let grammar = Every { modulus: 50, length: 9, end: None, vocab_size: 50 };
+    let grammar = Every { modulus: 50, length: 9, end: None, forced: 0, vocab_size: 50 };
     let id = harness.submit(constrained(&[3, 4], 30, Some(Arc::new(grammar))));
     harness.run_to_end();
     assert!(

@@ -3,7 +3,7 @@
 use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
-use super::harness::{Harness, STEP, every, spec, tiny};
+use super::harness::{Harness, STEP, every_forcing, spec, tiny};
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Release, Sampling, SequenceSpec, Tenant, Watermark};
 use crate::worker::mock::MockConfig;
@@ -45,7 +45,7 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
-    let grammar = prop::option::weighted(0.3, (2u32..9, 1u32..40, prop::option::of(Just(2u32))));
+    let grammar = prop::option::weighted(0.3, (2u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6));
     (prompts(), 1u32..96, sampling, options, grammar).prop_map(
         move |(prompt, new, sampling, options, grammar)| {
             let (seed, samples, penalty, bias) = sampling;
@@ -74,7 +74,8 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
                 ignore_eos,
                 stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
                 top_tokens,
-                constraint: grammar.and_then(|(modulus, length, end)| every(modulus, length, end)),
+                constraint: grammar
+                    .and_then(|(modulus, length, end, forced)| every_forcing(modulus, length, end, forced)),
                 cache_namespace,
                 tenant: Tenant::Key(tenant),
                 deadline: None,

@@ -287,7 +287,7 @@ impl MockModel {
         let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;
         require!(count >= 1, "row {at} feeds nothing");
         require!(drafts < count, "row {at} feeds {count} tokens, {drafts} of them drafts");
-        let plain = flag(RowFlag::Sample) && !flag(RowFlag::Masked) && !flag(RowFlag::PromptLogprobs);
+        let plain = flag(RowFlag::Sample) && !flag(RowFlag::PromptLogprobs);
         require!(drafts == 0 || plain, "row {at} has drafts and flags {}", rows.flags[at]);
         require!(drafts == 0 || self.config.decoder_start_ids.is_empty(), "drafts for an encoder-decoder");
         if flag(RowFlag::Start) {
@@ -442,8 +442,12 @@ impl MockModel {
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
             let stored = |position| self.stored(&state.pages, 0, position);
+            // The drafts of a masked row are what may follow.
+            let forced = mask.is_some() && len < fed_to && !is_skipped;
+            let only = forced.then(|| stored(len).map(|draft| vec![draft.token])).flatten();
+            let mask = only.as_deref().or(mask.as_deref());
             let (chain, last) = stored(len - 1).map_or((0, 0), |stored| (stored.chain, stored.token));
-            let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask.as_deref());
+            let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask);
             state.skipped = sampled.is_none();
             let sampled = sampled.unwrap_or(Sampled {
                 token: 0,
