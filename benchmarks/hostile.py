@@ -65,8 +65,9 @@ class Findings:
 class Attack:
     """What one attacker has: the server, numbers that nobody else has, and an address."""
 
-    def __init__(self, target: Target, seed: str) -> None:
-        self.target = target
+    def __init__(self, target: Target, seed: str, number: int = 0) -> None:
+        """`number`: of the attack in its window."""
+        self.target, self.number = target, number
         self.rng = random.Random(seed)
         self.mark = f"{self.rng.getrandbits(48):012x}"
         self.source = f"127.0.0.{self.rng.randrange(2, 251)}"
@@ -235,8 +236,8 @@ def urls(attack: Attack) -> str:
 
 
 def mutations(attack: Attack) -> str:
-    """Requests of `fuzz.py`, with the key in."""
-    seed, status = attack.rng.randrange(2**32), ""
+    """Requests of `fuzz.py`, with the key in. The same in each window: their grammars are kept, and a cache that fills is no leak."""
+    seed, status = attack.number, ""
     for number in range(6):
         sent = fuzz.request(number, seed, GOOD)
         if not sent.has("authorization"):
@@ -442,12 +443,12 @@ LIGHT: list[Callable[[Attack], str]] = [
 GOOD = fuzz.corpus()
 
 
-def script(window: int, seconds: float) -> list[Callable[[Attack], str]]:
-    """The attacks of a window: every heavy one once, light ones twice a second. Their order differs, so that not always the
+def script(window: int, seconds: float) -> list[tuple[int, Callable[[Attack], str]]]:
+    """The attacks of a window, numbered alike in each: every heavy one once, light ones twice a second. Their order differs, so that not always the
     same meet a server without its worker.
     """
     light = [LIGHT[number % len(LIGHT)] for number in range(max(len(LIGHT), int(2 * seconds)))]
-    attacks = [*HEAVY, *light]
+    attacks = list(enumerate([*HEAVY, *light]))
     random.Random(window).shuffle(attacks)
     return attacks
 
@@ -458,10 +459,10 @@ def carry_out(target: Target, window: int, seconds: float) -> Findings:
     began = time.monotonic()
     with ThreadPoolExecutor(ATTACKERS) as pool:
         running: list[tuple[str, Future[tuple[str, float]]]] = []
-        for number, attack in enumerate(attacks):
-            pause = began + number * seconds / len(attacks) - time.monotonic()
+        for place, (number, attack) in enumerate(attacks):
+            pause = began + place * seconds / len(attacks) - time.monotonic()
             time.sleep(max(0.0, pause))
-            one = Attack(target, f"{window}/{number}")
+            one = Attack(target, f"{window}/{number}", number)
             running.append((attack.__name__, pool.submit(timed, attack, one)))
         for name, future in running:
             findings.attacks += 1

@@ -1,0 +1,142 @@
+//! What a grammar forces, in the tokens of the model's own tokenizer.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../examples/synthetic/mod.rs"]
+mod synthetic;
+
+use std::sync::Arc;
+
+use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Source, Token, Tokenize};
+use serde_json::{Value, json};
+use synthetic::Vocabulary;
+
+/// A vocabulary of single bytes, the end, a special token and these words.
+const EOS: u32 = 256;
+const WORDS: [&str; 8] = ["name", "the_", "\": ", "city", "cities", "{\"", "\", \"", "true"];
+const CALL: &str = "<|call|>";
+
+fn spelled(tokens: &[u32]) -> String {
+    let bytes = tokens.iter().flat_map(|&token| match token {
+        word @ 258.. => WORDS[word as usize - 258].into(),
+        257 => CALL.into(),
+        byte => vec![byte as u8],
+    });
+    String::from_utf8(bytes.collect()).unwrap()
+}
+
+/// The longest word first, and special tokens by name, as tokenizers do it.
+fn tokenize(mut text: &str) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    while let Some(&byte) = text.as_bytes().first() {
+        let words = (0..).zip(WORDS).filter(|(_, word)| text.starts_with(word));
+        let word = words.max_by_key(|(_, word)| word.len());
+        let (token, length) = match word {
+            _ if text.starts_with(CALL) => (257, CALL.len()),
+            Some((at, word)) => (258 + at, word.len()),
+            None => (u32::from(byte), 1),
+        };
+        tokens.push(token);
+        text = &text[length..];
+    }
+    tokens
+}
+
+fn compile(source: Source, tokenize: Option<Tokenize>) -> Arc<Grammar> {
+    let mut tokens = Vocabulary::new(257).tokens;
+    tokens.push(Token { bytes: CALL.into(), special: true });
+    tokens.extend(WORDS.map(|word| Token { bytes: word.into(), special: false }));
+    let size = tokens.len();
+    let compiler = Compiler::with_tokenizer(tokens, size, &[EOS], Limits::default(), tokenize).unwrap();
+    compiler.compile(&source, &Cancel::new()).unwrap()
+}
+
+fn own() -> Option<Tokenize> {
+    Some(Arc::new(tokenize))
+}
+
+/// Takes the lowest token that may follow until the grammar is complete; forced tokens at once, if asked for. How many
+/// tokens were chosen, and all.
+fn walk(grammar: &Grammar, most_forced: usize) -> (usize, Vec<u32>) {
+    let (mut matcher, mut chosen, mut all) = (grammar.matcher(), 0, Vec::new());
+    let mut mask = vec![0; grammar.mask_words()];
+    loop {
+        let forced = matcher.take_forced(most_forced).unwrap();
+        assert!(forced.len() <= most_forced);
+        all.extend(forced);
+        if matcher.is_complete() {
+            return (chosen, all);
+        }
+        matcher.mask(&mut mask).unwrap();
+        let allowed = (0u32..).find(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1).unwrap();
+        if allowed == EOS {
+            return (chosen, all);
+        }
+        matcher.advance(allowed).unwrap();
+        all.push(allowed);
+        chosen += 1;
+    }
+}
+
+fn place() -> Value {
+    json!({
+        "type": "object", "additionalProperties": false, "required": ["the_name", "city"],
+        "properties": {"the_name": {"enum": [true]}, "city": {"enum": ["the_city", "the_cities"]}}
+    })
+}
+
+#[test]
+fn forced_text_is_spelled_as_the_tokenizer_spells_it() {
+    let grammar = compile(Source::JsonSchema(place()), own());
+    let mut matcher = grammar.matcher();
+    let forced = matcher.take_forced(64).unwrap();
+    // Behind the colon there may be space, which could belong to its token.
+    assert_eq!(spelled(&forced), "");
+    "{\"".bytes().for_each(|byte| matcher.advance(u32::from(byte)).unwrap());
+    let forced = matcher.take_forced(64).unwrap();
+    assert_eq!(forced, tokenize("the_name"));
+    assert_eq!(forced.len(), 2, "words, not letters");
+}
+
+#[test]
+fn a_text_is_the_same_with_fewer_choices() {
+    for source in [
+        Source::JsonSchema(place()),
+        Source::Choice(vec!["the_city is name".into(), "the_cities are true".into()]),
+        Source::Regex("the_name: (city|cities), [0-9]{3} true true true".into()),
+        Source::Regex("name".into()),
+        Source::Lark("start: \"the_\" (\"name\" | \"city\") \"true\"".into()),
+    ] {
+        let grammar = compile(source.clone(), own());
+        let (one_by_one, expected) = walk(&grammar, 0);
+        for most in [1, 2, 64] {
+            let (chosen, found) = walk(&grammar, most);
+            assert_eq!(spelled(&found), spelled(&expected), "{source:?}");
+            assert!(chosen < one_by_one, "{source:?}: {chosen} of {one_by_one}");
+        }
+        let (_, without) = walk(&compile(source, None), 64);
+        assert!(!without.is_empty());
+    }
+}
+
+#[test]
+fn the_name_of_a_special_token_is_text() {
+    let grammar = compile(Source::Regex("name<\\|call\\|>name[ab]".into()), own());
+    let (_, tokens) = walk(&grammar, 64);
+    assert!(!tokens.contains(&257) && spelled(&tokens).starts_with("name<|call|>name"), "{tokens:?}");
+}
+
+#[test]
+fn a_tokenizer_that_changes_parts_of_a_text_tells_nothing() {
+    for changing in [
+        (|text| tokenize(&format!(" {text}"))) as fn(&str) -> Vec<u32>,
+        |text| tokenize(&text.to_uppercase()),
+        |_| Vec::new(),
+        |text| [tokenize(text), vec![9999]].concat(),
+    ] {
+        let grammar = compile(Source::Regex("the_name of a city".into()), Some(Arc::new(changing)));
+        assert!(grammar.matcher().take_forced(64).unwrap().is_empty());
+        let (chosen, tokens) = walk(&grammar, 64);
+        assert_eq!((chosen, spelled(&tokens).as_str()), (tokens.len(), "the_name of a city"));
+    }
+}
