@@ -211,6 +211,27 @@ def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> Non
     assert re.fullmatch("([a-z]{3,9} ){60}", alone)
 
 
+def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch: Launch) -> None:
+    server: Launched = launch("--dtype", "float32").wait_ready()
+    line = "(The name of the city is [A-Z][a-z]{2,6}, and its number of inhabitants is [1-9]{2}; ){8}"
+    parameters = {"grammar": {"type": "regex", "value": line}, "max_new_tokens": 600, "details": True}
+    body = {"inputs": "Cities:", "parameters": {**parameters, "temperature": 1.1, "seed": 5}}
+    whole = wire.post(server.address, "/generate", body).json()
+    assert re.fullmatch(line, whole["generated_text"])
+    tokens = [(token["id"], token["text"], token["logprob"]) for token in whole["details"]["tokens"]]
+    seen = server.metrics()
+    forced, steps = seen.value("penstock_forced_tokens"), seen.value("penstock_steps", method="decode")
+    assert forced > 100 and steps < len(tokens) - 50, (forced, steps, len(tokens))
+    # Across a lost worker as well.
+    got = []
+    for count, event in enumerate(streamed(server.address, "/generate_stream", body)):
+        got.append((event["token"]["id"], event["token"]["text"], event["token"]["logprob"]))
+        if count == 30:
+            server.worker().signal(signal.SIGKILL)
+    assert [token[:2] for token in got] == [token[:2] for token in tokens]
+    assert [token[2] for token in got] == pytest.approx([token[2] for token in tokens], abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("form", "says"),
     [
