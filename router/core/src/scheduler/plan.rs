@@ -77,6 +77,8 @@ pub(super) struct PlanBuilder {
     starts: StartColumns,
     traces: Vec<u8>,
     drafts: Vec<u32>,
+    /// (row, tokens, snapshot) of each.
+    saves: Vec<u32>,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -172,6 +174,7 @@ impl PlanBuilder {
             starts: self.starts.finish(|column| digest.update(column)),
             traces: column(digest, &mut self.traces),
             drafts: column(digest, &mut self.drafts),
+            saves: column(digest, &mut self.saves),
         };
         plan.digest = digest.clone().finalize();
         plan
