@@ -109,6 +109,8 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("validation_workers", json!(2)),
         ("kv_blocks", json!(256)),
         ("kv_block_size", json!(16)),
+        ("state_bytes", json!(0)),
+        ("state_snapshots", json!(0)),
         ("max_batch_total_tokens", json!(4096)),
         ("docker_label", Value::Null),
     ] {
