@@ -533,10 +533,10 @@ impl BlockPool {
         }
     }
 
-    /// How many of the first `blocks` of a table are registered: none behind one that is not.
+    /// How many of the first `blocks` of a table, as far as it has them, are registered: none behind one that is not.
     fn registered(&self, table: &Table, blocks: usize) -> usize {
         let is_registered = |block: &BlockId| self.blocks[index(*block)].node.is_some();
-        table.blocks[..blocks].iter().rposition(is_registered).map_or(0, |at| at + 1)
+        table.blocks[..blocks.min(table.blocks.len())].iter().rposition(is_registered).map_or(0, |at| at + 1)
     }
 
     /// The node behind the first `blocks` of `tokens`, at least 1. `table` has blocks of theirs, which need not be those

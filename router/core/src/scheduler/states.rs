@@ -16,8 +16,6 @@
 //! queue, and every step that has room gives the first of them a chunk, so the wait ends. Like a head of the queue that
 //! finds no blocks, it holds up those behind it.
 
-use penstock_proto::ids::TokenId;
-
 use super::blocks::Reuse;
 use super::core::Core;
 use super::sequence::Sequence;
@@ -66,6 +64,11 @@ impl StateRecord {
         }
     }
 
+    /// Nobody wants a copy at a place that is still to come.
+    fn wants_no_branch(&self, position: u32) -> bool {
+        self.branch.is_none_or(|at| at <= position)
+    }
+
     #[cfg(test)]
     pub fn reserved(&self) -> Option<Snapshot> {
         self.reserved.map(|(_, snapshot)| snapshot)
@@ -73,6 +76,16 @@ impl StateRecord {
 }
 
 impl Sequence {
+    /// How many tokens, in whole blocks, this one and another begin with alike, if both have one more to feed.
+    fn begins_like(&self, other: &Sequence, block_size: u32) -> u32 {
+        if self.namespace != other.namespace {
+            return 0;
+        }
+        let most = self.tokens.len().min(other.tokens.len()) - 1;
+        let pairs = self.tokens[..most].iter().zip(&other.tokens);
+        pairs.take_while(|(one, other)| one == other).count() as u32 / block_size * block_size
+    }
+
     /// What the copy of its state behind `at` of its known tokens is worth, if one is to be kept.
     fn worth(&self, at: u32, block_size: u32, distance: u32) -> Option<Worth> {
         let last = (self.tokens.len() as u32 - 1) / block_size * block_size;
@@ -144,34 +157,35 @@ impl Core {
             return false;
         }
         let distance = self.rules.snapshots.of_blocks(block_size).prompt;
-        let mut waits = false;
         for &other in &self.running {
             let running = &self.sequences[other];
-            if running.namespace != sequence.namespace || running.continues() || running.is_fully_scheduled() {
-                continue;
-            }
             let passed = begins.max(running.num_scheduled_tokens);
-            let most = (running.tokens.len().min(sequence.tokens.len()) as u32 - 1) / block_size * block_size;
-            if most <= passed {
+            let alike = running.begins_like(sequence, block_size);
+            if running.continues() || running.is_fully_scheduled() || alike <= passed {
                 continue;
             }
-            let alike = alike(&running.tokens[..most as usize], &sequence.tokens);
-            let alike = alike / block_size * block_size;
-            let mut places = (passed / block_size + 1..=alike / block_size).map(|blocks| blocks * block_size);
-            let saves = |at: u32| running.worth(at, block_size, distance).is_some();
-            // Its own wish, unless another has one.
-            let is_free = running.states.branch.is_none_or(|at| at <= running.num_scheduled_tokens);
-            if alike > passed && is_free {
+            if running.states.wants_no_branch(running.num_scheduled_tokens) {
                 self.sequences[other].states.branch = Some(alike);
-                waits = true;
-            } else {
-                waits |= places.any(saves);
+                return true;
             }
-            if waits {
-                break;
+            // It saves its state where another one wanted it.
+            let mut places = (passed / block_size + 1..=alike / block_size).map(|blocks| blocks * block_size);
+            if places.any(|at| running.worth(at, block_size, distance).is_some()) {
+                return true;
             }
         }
-        waits
+        false
+    }
+
+    /// The first in the queue may begin like a prompt that is just planned, and find no room to say so itself: then that one
+    /// keeps its state where they part.
+    fn note_head(&mut self, key: usize, position: u32) {
+        let Some((_, head, _)) = self.waiting.head() else { return };
+        let (running, waiting) = (&self.sequences[key], &self.sequences[head]);
+        if waiting.reads_cache() && running.states.wants_no_branch(position) {
+            let alike = running.begins_like(waiting, self.pool.block_size());
+            self.sequences[key].states.branch = Some(alike).filter(|&alike| alike > position);
+        }
     }
 
     /// Keeps copies of the state of a sequence whose row, the plan's latest, feeds its tokens from `position` on to all that
@@ -183,9 +197,9 @@ impl Core {
         }
         let block_size = self.pool.block_size();
         let distances = self.rules.snapshots.of_blocks(block_size);
-        let sequence = &mut self.sequences[key];
-        let end = sequence.num_scheduled_tokens;
+        let end = self.sequences[key].num_scheduled_tokens;
         if continues {
+            let sequence = &mut self.sequences[key];
             if end.is_multiple_of(distances.output) {
                 let reserved = self.pool.reserve(&sequence.table, end / block_size, sequence.id);
                 if let Some(snapshot) = reserved {
@@ -199,6 +213,7 @@ impl Core {
             self.settle_state(key);
             return;
         }
+        self.note_head(key, position);
         for blocks in position / block_size + 1..=end / block_size {
             let at = blocks * block_size;
             let sequence = &mut self.sequences[key];
@@ -249,9 +264,4 @@ impl Core {
             self.pool.cancel(snapshot);
         }
     }
-}
-
-/// How many tokens two begin with alike.
-fn alike(one: &[TokenId], other: &[TokenId]) -> u32 {
-    one.iter().zip(other).take_while(|(one, other)| one == other).count() as u32
 }

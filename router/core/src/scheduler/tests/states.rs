@@ -263,7 +263,7 @@ fn what_was_computed_from_nan_begins_nobody_twice() {
         harness.overflows = Some(0);
         // It saves states behind what overflowed, and leaves before it samples.
         let id = harness.submit(spec(&prompt(600, 0), 5));
-        for _ in 0..9 {
+        for _ in 0..8 {
             harness.step();
         }
         harness.release(id, Release::Cancelled);
