@@ -541,13 +541,7 @@ impl BlockPool {
 
     /// The node behind the first `blocks` of `tokens`, at least 1. `table` has blocks of theirs, which need not be those
     /// that are registered.
-    fn node_behind(
-        &self,
-        namespace: u64,
-        tokens: &[TokenId],
-        table: &Table,
-        blocks: u32,
-    ) -> Option<NodeId> {
+    fn node_behind(&self, namespace: u64, tokens: &[TokenId], table: &Table, blocks: u32) -> Option<NodeId> {
         let size = self.block_size() as usize;
         let held = self.registered(table, blocks as usize);
         let mut parent = self.parent(namespace, table, held)?;
@@ -731,7 +725,10 @@ impl BlockPool {
         for table in tables {
             let registered = self.registered(table, table.blocks.len());
             let mut before = table.blocks[..registered].iter();
-            assert!(before.all(|&block| self.blocks[index(block)].node.is_some()), "none behind one that is not");
+            assert!(
+                before.all(|&block| self.blocks[index(block)].node.is_some()),
+                "none behind one that is not"
+            );
         }
         assert_eq!(registered, self.cache.len());
         pages.sort_unstable();

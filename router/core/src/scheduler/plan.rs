@@ -382,7 +382,7 @@ mod tests {
                     tokens: &all,
                     prompt_len: 3,
                     encoder: Encoder::default(),
-                state_source: None,
+                    state_source: None,
                     ends: [&eos, &[]],
                 }),
                 trace: None,

@@ -133,7 +133,9 @@ impl Snapshots {
     pub fn replaceable(&self, snapshot: Snapshot) -> Option<NodeId> {
         let place = &self.places[snapshot.place as usize];
         match place.owner {
-            Owner::Node(node) if place.stamp == snapshot.stamp && place.worth == Worth::Decoding => Some(node),
+            Owner::Node(node) if place.stamp == snapshot.stamp && place.worth == Worth::Decoding => {
+                Some(node)
+            }
             _ => None,
         }
     }
@@ -222,7 +224,8 @@ impl Snapshots {
             // What was given up is free with the plan's end.
             let is_free = place.owner == Owner::Nobody && !place.fresh;
             assert_eq!(self.free.iter().filter(|free| **free == at).count(), usize::from(is_free));
-            let can_go = self.passing.contains(&(place.last_used, at)) || self.kept.contains(&(place.last_used, at));
+            let can_go =
+                self.passing.contains(&(place.last_used, at)) || self.kept.contains(&(place.last_used, at));
             match place.owner {
                 Owner::Nobody => assert!(!can_go),
                 Owner::Sequence => {
@@ -238,7 +241,10 @@ impl Snapshots {
         assert_eq!(sequences, of_sequences.len(), "no place is lost");
         of_nodes.sort_unstable();
         assert_eq!(nodes, of_nodes, "a snapshot is of the node that has it");
-        assert_eq!(self.passing.len() + self.kept.len(), nodes.iter().filter(|(at, _)| !self.is_fresh(*at)).count());
+        assert_eq!(
+            self.passing.len() + self.kept.len(),
+            nodes.iter().filter(|(at, _)| !self.is_fresh(*at)).count()
+        );
     }
 }
 

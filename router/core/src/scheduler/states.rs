@@ -137,7 +137,8 @@ impl Core {
             return Some(NO_SNAPSHOT);
         }
         let source = self.pool.begin(&sequence.table, blocks);
-        let source = source.expect("a sequence is put behind a snapshot only, and `ensure_source` has looked again");
+        let source =
+            source.expect("a sequence is put behind a snapshot only, and `ensure_source` has looked again");
         sequence.states.unvouched.push((0, source));
         Some(source.place)
     }
@@ -203,7 +204,10 @@ impl Core {
             if end.is_multiple_of(distances.output) {
                 let reserved = self.pool.reserve(&sequence.table, end / block_size, sequence.id);
                 if let Some(snapshot) = reserved {
-                    debug_assert!(sequence.states.reserved.is_none(), "one was settled before the next is due");
+                    debug_assert!(
+                        sequence.states.reserved.is_none(),
+                        "one was settled before the next is due"
+                    );
                     sequence.states.reserved = Some((end, snapshot));
                     sequence.states.unvouched.push((end, snapshot));
                     self.builder.save(end - position, snapshot.place);

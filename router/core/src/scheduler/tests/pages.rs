@@ -64,7 +64,10 @@ impl Pages {
                 self.nan_states.remove(&slot);
             }
             if starts && let Some(source) = sources.next().filter(|source| *source != NO_SNAPSHOT) {
-                assert_eq!(self.snapshot_namespaces[&source], namespace, "a state of another namespace is read");
+                assert_eq!(
+                    self.snapshot_namespaces[&source], namespace,
+                    "a state of another namespace is read"
+                );
                 if self.nan_snapshots.contains(&source) {
                     self.nan_states.insert(slot);
                 }
@@ -78,7 +81,13 @@ impl Pages {
                     assert_eq!(self.namespaces[&page], namespace, "a page of another namespace is read");
                 }
             }
-            rows.push(Row { slot, namespace, from, to, samples: plan.flags[at] & RowFlag::Sample as u8 != 0 });
+            rows.push(Row {
+                slot,
+                namespace,
+                from,
+                to,
+                samples: plan.flags[at] & RowFlag::Sample as u8 != 0,
+            });
         }
         // All rows of a plan write before any reads.
         let mut bad: BTreeSet<usize> = overflows.into_iter().filter(|at| *at < rows.len()).collect();

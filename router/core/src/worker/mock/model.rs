@@ -255,7 +255,10 @@ impl MockModel {
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
         let drafts: u64 = rows.drafts.iter().map(|&n| u64::from(n)).sum();
         require!(drafts <= u64::from(self.max_step_drafts), "{drafts} drafts in one step");
-        require!(drafts == 0 || self.config.state_bytes == 0, "{drafts} drafts, and a state cannot be rewound");
+        require!(
+            drafts == 0 || self.config.state_bytes == 0,
+            "{drafts} drafts, and a state cannot be rewound"
+        );
         let mut seen = std::collections::HashSet::new();
         for &slot in &rows.slots {
             require!(slot < self.max_slots, "slot {slot} of {}", self.max_slots);
@@ -396,7 +399,10 @@ impl MockModel {
         if self.config.state_bytes > 0 {
             let of = recurrent.len;
             require!(of == position, "row {at} feeds {position}, and its state is of {of} tokens");
-            require!(recurrent.chain == chain, "row {at} feeds {position}, and its state is another sequence's");
+            require!(
+                recurrent.chain == chain,
+                "row {at} feeds {position}, and its state is another sequence's"
+            );
         }
         state.states.clear();
         let read = read(fed.iter().copied().take(encoder.tokens as usize));
@@ -445,7 +451,10 @@ impl MockModel {
                 }
             });
             let of = sources.last().map_or(0, |source| source.len);
-            require!(of == position, "a row starts at {position} with a state of {of} tokens, snapshot {place}");
+            require!(
+                of == position,
+                "a row starts at {position} with a state of {of} tokens, snapshot {place}"
+            );
         }
         let (has, needs) = (sources.len(), rows.starts.seeds.len());
         require!(has == needs, "{has} rows begin with a state, and {needs} start");
