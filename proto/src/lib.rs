@@ -24,6 +24,11 @@ impl ModelDescription {
         !self.decoder_start_ids.is_empty()
     }
 
+    /// Whether its sequences have a state that cannot be rewound.
+    pub fn has_state(&self) -> bool {
+        self.state_bytes > 0
+    }
+
     /// Positions that a sequence may take beside those of its request's input and output.
     pub fn positions_beside(&self) -> u32 {
         match self.is_encoder_decoder() {

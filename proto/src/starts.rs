@@ -78,6 +78,7 @@ start_columns! {
     watermark_deltas: f32, each;
     watermark_greens: u32, each;
     encoder_counts: u32, optional;
+    state_sources: u32, optional;
 }
 
 fn packed<T: bytemuck::NoUninit>(values: &mut Vec<T>, digest: &mut impl FnMut(&[u8])) -> Bytes {

@@ -57,9 +57,9 @@ impl Tables {
         self.full * missing + self.windowed * windowed.min(missing)
     }
 
-    /// Tokens of the longest sequence that finds room in `pages`, fed in steps of at most `count`.
+    /// Tokens of the longest sequence that finds room in `pages`, fed in steps of at most `count`. Without tables any does.
     pub fn longest(&self, pages: u32, count: u32) -> u32 {
-        let whole = pages / self.count().max(1);
+        let whole = pages.checked_div(self.count()).unwrap_or(u32::MAX);
         let most = self.most_windowed(count);
         let blocks = match whole >= most && self.windowed > 0 {
             true => (pages - self.windowed * most).checked_div(self.full).unwrap_or(u32::MAX),
@@ -68,9 +68,9 @@ impl Tables {
         blocks.saturating_mul(self.block_size)
     }
 
-    /// Tokens that `pages` hold where nothing is behind a window.
+    /// Tokens that `pages` hold where nothing is behind a window; 0 without tables, which hold none.
     pub fn tokens(&self, pages: u32) -> u64 {
-        u64::from(pages / self.count().max(1)) * u64::from(self.block_size)
+        u64::from(pages.checked_div(self.count()).unwrap_or(0)) * u64::from(self.block_size)
     }
 }
 
@@ -118,5 +118,12 @@ mod tests {
         assert_eq!(MIXED.longest(19, 8), 28, "one page more is one block more of whole context");
         assert_eq!(Tables { full: 0, ..MIXED }.longest(12, 8), u32::MAX);
         assert_eq!(Tables { full: 0, ..MIXED }.longest(11, 8), 20);
+    }
+
+    #[test]
+    fn without_tables_a_sequence_of_any_length_takes_no_pages() {
+        let none = Tables { full: 0, windowed: 0, window: 0, ..MIXED };
+        assert_eq!((none.longest(0, 8), none.tokens(7)), (u32::MAX, 0));
+        assert_eq!(none.growth(&Table::default(), 1000, 8), 0);
     }
 }

@@ -246,6 +246,12 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
+    if args.speculate > 0 && model.has_state() {
+        warn!(
+            "--speculate {} has no effect: {} has recurrent layers, whose state cannot be taken back to before a wrong draft",
+            args.speculate, model.model_type
+        );
+    }
     if limits.max_total_tokens > model.max_positions {
         warn!(
             "--max-total-tokens {}: this model was made for {} positions; its answers may get worse beyond them",
@@ -272,8 +278,9 @@ async fn load(
         eos,
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
-        speculate: args.speculate,
+        speculate: speculate(args, &model),
     };
+    let speculate = settings.speculate;
     let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     let chats = ChatFormats::of(&prompt, args);
     server.load(Loaded {
@@ -302,6 +309,7 @@ async fn load(
         limits,
         model,
         cache_tokens,
+        speculate,
         max_step_tokens,
         max_slots,
     });
@@ -344,13 +352,21 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
-        max_step_drafts: match model.is_encoder_decoder() {
+        max_step_drafts: match model.is_encoder_decoder() || model.state_bytes > 0 {
             true => 0,
             // What a grammar forces is fed as drafts, too.
             false if !args.disable_grammar_support => STEP_DRAFTS,
-            false => (args.speculate * max_slots).min(STEP_DRAFTS),
+            false => (speculate(args, model) * max_slots).min(STEP_DRAFTS),
         },
     })
+}
+
+/// The most drafts of a sequence in a step. Those that are wrong would have to be taken back.
+fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
+    match model.is_encoder_decoder() || model.has_state() {
+        true => 0,
+        false => args.speculate,
+    }
 }
 
 fn end_tokens(model: &ModelDescription, prompt: &Prompt) -> Vec<TokenId> {

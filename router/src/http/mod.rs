@@ -80,6 +80,8 @@ pub struct Loaded {
     pub model: ModelDescription,
     /// Tokens that the KV cache holds where nothing is behind a window.
     pub cache_tokens: u64,
+    /// Most drafts of a sequence in a step.
+    pub speculate: u32,
     pub max_step_tokens: u32,
     pub max_slots: u32,
     /// Of the header `x-compute-type`, such as `1-nvidia-l4`.

@@ -276,8 +276,15 @@ fn describe() {
     describe_gauge!("penstock_kv_blocks_used", "KV blocks held by running sequences");
     describe_gauge!("penstock_kv_blocks_cached", "KV blocks kept for the prefix cache, taken when needed");
     describe_gauge!("penstock_kv_blocks_free", "KV blocks that hold nothing");
+    describe_gauge!("penstock_state_snapshots", "Places for copies of recurrent states");
+    describe_gauge!("penstock_state_snapshots_used", "Those of them that hold one");
+    describe_counter!("penstock_state_saves", "Copies of recurrent states that were kept");
     describe_counter!("penstock_preemptions", "Sequences set back to make room for older ones");
     describe_counter!("penstock_prefix_hit_tokens", "Prompt tokens found in the prefix cache");
+    describe_counter!(
+        "penstock_prefix_recomputed_tokens",
+        "Prompt tokens known to the prefix cache and computed again, for want of a recurrent state"
+    );
     describe_counter!("penstock_computed_prompt_tokens", "Prompt tokens fed");
     describe_counter!("penstock_computed_decode_tokens", "Generated tokens fed");
     describe_counter!("penstock_wasted_rows", "Rows computed for sequences that had ended");

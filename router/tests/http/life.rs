@@ -109,6 +109,8 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("validation_workers", json!(2)),
         ("kv_blocks", json!(256)),
         ("kv_block_size", json!(16)),
+        ("state_bytes", json!(0)),
+        ("state_snapshots", json!(0)),
         ("max_batch_total_tokens", json!(4096)),
         ("docker_label", Value::Null),
     ] {
@@ -117,6 +119,40 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
     for name in ["router", "version", "model_dtype", "device", "device_name"] {
         assert!(info[name].is_string(), "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_model_whose_layers_are_all_recurrent_is_served_from_its_states() {
+    let mut setup = Setup::default();
+    setup.mock.full_tables = 0;
+    setup.mock.pages = 0;
+    setup.mock.state_bytes = 4096;
+    setup.mock.snapshots = 8;
+    setup.mock.world_size = 2;
+    setup.flags = vec!["--speculate", "4", "--max-batch-size", "3"];
+    let served = Served::ready(setup).await;
+    let info = served.get("/info").await.good();
+    for (name, value) in [
+        ("state_bytes", json!(2 * 4096)),
+        ("state_snapshots", json!(8)),
+        ("state_snapshots_used", json!(0)),
+        ("speculate", json!(0)),
+        ("kv_blocks", json!(0)),
+        ("max_batch_total_tokens", json!(3 * 4000)),
+        ("max_total_tokens", json!(4000)),
+    ] {
+        assert_eq!(info[name], value, "{name}");
+    }
+    let mut texts = Vec::new();
+    for _ in 0..2 {
+        let body = json!({"prompt": "x".repeat(100), "max_tokens": 30, "temperature": 0});
+        let answer = served.post("/v1/completions", body).await.good();
+        texts.push(answer["choices"][0]["text"].clone());
+        let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert_eq!(*cached, json!(if texts.len() == 1 { 0 } else { 96 }));
+    }
+    assert_eq!(texts[0], texts[1]);
+    served.until_info(|info| info["state_snapshots_used"] != 0).await;
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ KNOWN_FLAGS = START | CONTINUE | SAMPLE | PROMPT_LOGPROBS | MASKED
 
 NO_TARGET = 0xFFFFFFFF
 NO_PAGE = 0xFFFFFFFF
+NO_SNAPSHOT = 0xFFFFFFFF
 
 
 # What is known of a column of `Starts`: see StartColumn.
@@ -67,6 +68,9 @@ class Starts:
     encoder_counts: U32 = field(
         metadata={**_ZERO, "optional": True}
     )  # one for each START row of an encoder-decoder, or none
+    state_sources: U32 = field(
+        metadata={**_ZERO, "default": 0xFFFFFFFF, "optional": True}
+    )  # one for each START row of a model with recurrent layers, or none
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,5 @@ class Plan:
     starts: Starts | None
     traces: bytes = b""
     drafts: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: no row has any
+    # (row, tokens, snapshot) of each copy of a slot's recurrent state that is kept: (copies, 3).
+    saves: I64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))

@@ -27,7 +27,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on")
+    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on", "state_bytes")
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ModelDescription(_message.Message):
     MAX_SIDE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_GO_ON_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     recipe: str
     vocab_size: int
@@ -68,7 +69,8 @@ class ModelDescription(_message.Message):
     max_side_positions: int
     stages: int
     positions_go_on: bool
-    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ...) -> None: ...
+    state_bytes: int
+    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("max_slots", "max_step_tokens", "max_sequence_tokens", "max_cache_tokens", "memory_fraction", "max_step_drafts")
@@ -87,7 +89,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked")
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class Prepared(_message.Message):
     WINDOWED_TABLES_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     pages: int
     cost: CostModel
     cache_bytes: int
@@ -104,7 +107,8 @@ class Prepared(_message.Message):
     windowed_tables: int
     window: int
     chunked: bool
-    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ...) -> None: ...
+    snapshots: int
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("fixed_ns", "per_token_ns", "per_context_token_ns")
@@ -125,7 +129,7 @@ class ToWorker(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces", "drafts")
+    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces", "drafts", "saves")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +144,7 @@ class StepPlan(_message.Message):
     STARTS_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: int
     released: bytes
@@ -154,7 +159,8 @@ class StepPlan(_message.Message):
     starts: Starts
     traces: bytes
     drafts: bytes
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ...) -> None: ...
+    saves: bytes
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., saves: _Optional[bytes] = ...) -> None: ...
 
 class Masks(_message.Message):
     __slots__ = ("number", "words")
@@ -165,7 +171,7 @@ class Masks(_message.Message):
     def __init__(self, number: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
-    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts")
+    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts", "state_sources")
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_KS_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +194,7 @@ class Starts(_message.Message):
     WATERMARK_DELTAS_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_GREENS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SOURCES_FIELD_NUMBER: _ClassVar[int]
     seeds: bytes
     temperatures: bytes
     top_ks: bytes
@@ -210,7 +217,8 @@ class Starts(_message.Message):
     watermark_deltas: bytes
     watermark_greens: bytes
     encoder_counts: bytes
-    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ...) -> None: ...
+    state_sources: bytes
+    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ..., state_sources: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns", "accepted")

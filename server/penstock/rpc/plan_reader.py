@@ -44,7 +44,7 @@ class PlanReader:
         starts = None
         if message.HasField("starts"):
             digest, starts = _read_starts(message.starts, digest)
-        for column in (message.traces, message.drafts):
+        for column in (message.traces, message.drafts, message.saves):
             if column:
                 digest = zlib.crc32(column, digest)
         if message.digest != digest:
@@ -52,6 +52,8 @@ class PlanReader:
                 f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
             )
         self._number, self._digest = due, digest
+        if len(message.saves) % 12:
+            raise BadPlan(f"saves: {len(message.saves)} bytes are no whole number of 12-byte elements")
         if len(message.traces) % 24:
             raise BadPlan(f"traces: {len(message.traces)} bytes are no whole number of 24-byte elements")
         return Plan(
@@ -68,6 +70,7 @@ class PlanReader:
             starts=starts,
             traces=message.traces,
             drafts=_u32("drafts", message.drafts).astype(np.int64),
+            saves=_u32("saves", message.saves).astype(np.int64).reshape(-1, 3),
         )
 
 

@@ -21,14 +21,27 @@
 //! nodes are idle, and every idle block can be taken, leaves first. Who holds a block's windowed pages holds
 //! the block.
 //!
+//! Models with recurrent layers have a state beside their blocks, which cannot be rewound. Copies of it, *snapshots*, are
+//! kept for nodes: the state behind exactly that node's prefix (see `snapshots`). Such a sequence takes from the cache
+//! the longest prefix that ends at a node with a snapshot, since its state has to begin somewhere; what is known behind
+//! it is computed again, into blocks of the sequence's own. While others hold what is known, those are not registered,
+//! nor is what follows them: the sequence is *off the tree*, until it has saved its state where what is known ends. Then
+//! it takes the known blocks in the place of its own, and goes on from there.
+//!
+//! A snapshot is not shared as soon as it is planned: sources are read before any row of a plan runs.
+//!
+//! Where no layer keeps keys and values a block has no pages. It is only an address in the tree then, and goes with its
+//! last holder, unless it leads to a snapshot.
+//!
 //! A block may hold NaN: its keys and values were computed from an overflow, say. Whoever attends to it gets NaN,
 //! so a block is *sound* once a row that attends to it has sampled. When a row's logits are not numbers, the
-//! blocks that it may have got that from, or brought it into, are those that are not sound.
+//! blocks that it may have got that from, or brought it into, are those that are not sound. It is the same with snapshots.
 
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
 use penstock_proto::tables::{Table, Tables};
 
 use super::prefix_cache::{NodeId, Parent, PrefixCache};
+use super::snapshots::{Snapshot, Snapshots, Worth};
 
 /// In the place of a page behind the window.
 const NO_PAGE: u32 = u32::MAX;
@@ -48,6 +61,21 @@ struct Block {
     sound: bool,
 }
 
+/// What a look into the prefix cache gave a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reuse {
+    /// Whether its table is another one now.
+    pub changed: bool,
+    /// Blocks that are known of its tokens.
+    pub known: u32,
+    /// What it computes of them again is not registered: others hold them.
+    pub off_tree: bool,
+    /// Behind those, sequences went on with other tokens.
+    pub branches: bool,
+    /// Blocks before the farthest snapshot that the plan being built saves.
+    pub fresh: u32,
+}
+
 pub(super) struct BlockPool {
     tables: Tables,
     blocks: Vec<Block>,
@@ -59,6 +87,8 @@ pub(super) struct BlockPool {
     total: u32,
     free_pages: Vec<u32>,
     cache: PrefixCache,
+    /// `None`: the model has no recurrent state.
+    snapshots: Option<Snapshots>,
     /// Pages that nobody holds, of registered blocks.
     idle: u32,
     /// Nodes of a match, kept for its memory.
@@ -66,8 +96,9 @@ pub(super) struct BlockPool {
 }
 
 impl BlockPool {
-    /// `held` blocks are at most in the tables of all sequences together.
-    pub fn new(pages: u32, tables: Tables, held: u32) -> Self {
+    /// `held` blocks without pages may be in the tables of all sequences together, and in the prefix cache. `snapshots`:
+    /// places for those, of a model that has a recurrent state.
+    pub fn new(pages: u32, tables: Tables, held: u32, snapshots: Option<u32>) -> Self {
         Self {
             tables,
             blocks: Vec::new(),
@@ -78,6 +109,7 @@ impl BlockPool {
             // Popped from the end: low ids first.
             free_pages: (0..pages).rev().collect(),
             cache: PrefixCache::new(tables.block_size),
+            snapshots: snapshots.map(Snapshots::new),
             idle: 0,
             matched: Vec::new(),
         }
@@ -152,13 +184,22 @@ impl BlockPool {
 
     /// Appends to `table`, which holds the blocks of the first tokens of `tokens`, those registered blocks
     /// that hold the next ones, until it has `limit` blocks or nothing more is known. It goes as far as
-    /// everything is there that the token behind it reads.
-    pub fn extend_from_cache(&mut self, namespace: u64, tokens: &[TokenId], limit: u32, table: &mut Table) {
+    /// everything is there that the token behind it reads, which may be a recurrent state. Then blocks that are not
+    /// registered give way to those that are.
+    pub fn extend_from_cache(
+        &mut self,
+        namespace: u64,
+        tokens: &[TokenId],
+        limit: u32,
+        table: &mut Table,
+    ) -> Reuse {
         let size = self.block_size() as usize;
         let mut matched = std::mem::take(&mut self.matched);
-        let held = table.blocks.len();
+        let before = table.blocks.len();
+        let held = if self.snapshots.is_some() { self.registered(table, before) } else { before };
         let mut parent = self.parent(namespace, table, held);
         let (mut usable, mut windowed_from) = (0, table.first_windowed.min(held as u32));
+        let mut reuse = Reuse::default();
         while let Some(above) = parent
             && held + matched.len() < limit as usize
         {
@@ -170,11 +211,39 @@ impl BlockPool {
             if !self.block_of(node).is_windowed {
                 windowed_from = end;
             }
-            if windowed_from <= self.tables.first_read(end * self.block_size()) {
-                usable = matched.len();
+            if windowed_from > self.tables.first_read(end * self.block_size()) {
+                continue;
+            }
+            match &self.snapshots {
+                None => usable = matched.len(),
+                Some(snapshots) => match self.cache.snapshot(node) {
+                    Some(place) if snapshots.is_fresh(place) => reuse.fresh = end,
+                    Some(_) => usable = matched.len(),
+                    None => {}
+                },
             }
         }
-        for &node in &matched[..usable] {
+        reuse.known = (held + matched.len()) as u32;
+        reuse.changed = usable > 0 && held + usable >= before;
+        if reuse.changed {
+            self.truncate(table, held);
+            self.share(&matched[..usable], table);
+        }
+        if self.snapshots.is_some() && reuse.known as usize > table.blocks.len() {
+            let next = matched[table.blocks.len() - held];
+            let is_off = !reuse.changed && held < before;
+            reuse.off_tree = is_off || self.block_of(next).references > 0;
+            reuse.branches = matched.last().is_some_and(|&last| self.cache.has_children(last));
+        }
+        matched.clear();
+        self.matched = matched;
+        reuse
+    }
+
+    /// Appends the blocks of nodes, which follow those of the table.
+    fn share(&mut self, nodes: &[NodeId], table: &mut Table) {
+        let held = table.blocks.len() as u32;
+        for &node in nodes {
             let block = self.cache.block(node);
             if self.block_of(node).references == 0 {
                 self.cache.set_busy(node);
@@ -183,7 +252,7 @@ impl BlockPool {
             self.blocks[index(block)].references += 1;
             table.blocks.push(block);
         }
-        let (held, end) = (held as u32, table.blocks.len() as u32);
+        let end = table.blocks.len() as u32;
         self.leave_behind(table, held, end * self.block_size());
         for at in table.first_windowed.max(held)..end {
             let block = &mut self.blocks[index(table.blocks[at as usize])];
@@ -193,8 +262,6 @@ impl BlockPool {
             }
             block.windowed_references += 1;
         }
-        matched.clear();
-        self.matched = matched;
     }
 
     /// Makes the block at `at` of `table`, which `writer` filled with `tokens`, known to the cache. Does nothing
@@ -229,18 +296,31 @@ impl BlockPool {
         }
     }
 
-    /// Lets go of a whole table, last block first.
+    /// Lets go of a whole table.
     pub fn release(&mut self, table: &mut Table) {
-        while let Some(block) = table.blocks.pop() {
+        self.truncate(table, 0);
+        table.first_windowed = 0;
+    }
+
+    /// Lets go of all blocks of a table but the first `left`, last block first.
+    fn truncate(&mut self, table: &mut Table, left: usize) {
+        while table.blocks.len() > left
+            && let Some(block) = table.blocks.pop()
+        {
             if table.blocks.len() as u32 >= table.first_windowed && self.tables.windowed > 0 {
                 self.release_windowed(block);
             }
             let held = &mut self.blocks[index(block)];
             held.references -= 1;
+            let node = held.node;
             if held.references > 0 {
                 continue;
             }
-            match held.node {
+            match node {
+                Some(node) if self.tables.count() == 0 && self.leads_nowhere(node) => {
+                    self.cache.remove_leaf(node);
+                    self.free_block(block);
+                }
                 Some(node) => {
                     self.cache.set_idle(node);
                     self.idle += self.tables.full;
@@ -248,7 +328,11 @@ impl BlockPool {
                 None => drop(self.free_block(block)),
             }
         }
-        table.first_windowed = 0;
+    }
+
+    /// Neither a snapshot nor what follows keeps the node.
+    fn leads_nowhere(&self, node: NodeId) -> bool {
+        self.cache.snapshot(node).is_none() && !self.cache.has_children(node)
     }
 
     /// A row that attends to the blocks `which` of a table has sampled.
@@ -260,7 +344,8 @@ impl BlockPool {
 
     /// The logits of a row of `writer`, which has `table`, were not numbers: forgets those blocks that it read or
     /// wrote and that nobody has vouched for, and all that was computed from them. `writer` may have left its
-    /// blocks meanwhile, so those are looked for. Who holds such a block keeps it; nobody new will find it.
+    /// blocks meanwhile, so those are looked for. Who holds such a block keeps it; nobody new will find it. The same of
+    /// snapshots: those that it saved, and those along its tokens, with one of which it may have begun.
     pub fn purge(&mut self, table: &Table, writer: SequenceId) {
         let doubtful = table.blocks.iter().map(|&block| index(block)).find(|&at| !self.blocks[at].sound);
         if let Some(node) = doubtful.and_then(|at| self.blocks[at].node) {
@@ -272,13 +357,24 @@ impl BlockPool {
                 self.forget(node);
             }
         }
+        let Some(snapshots) = &self.snapshots else { return };
+        let mut nodes = snapshots.doubtful_of(writer);
+        nodes.extend(table.blocks.iter().filter_map(|&block| self.blocks[index(block)].node));
+        for node in nodes {
+            if let Some(snapshots) = &self.snapshots
+                && self.cache.snapshot(node).is_some_and(|place| !snapshots.is_sound(place))
+            {
+                self.drop_snapshot(node);
+            }
+        }
     }
 
     /// Takes a node, and all below it, out of the cache.
     fn forget(&mut self, root: NodeId) {
         let mut forgotten = Vec::new();
-        self.cache.remove_subtree(root, |block| forgotten.push(block));
-        for block in forgotten {
+        self.cache.remove_subtree(root, |block, snapshot| forgotten.push((block, snapshot)));
+        for (block, snapshot) in forgotten {
+            self.free_snapshot(snapshot);
             let it = &mut self.blocks[index(block)];
             it.node = None;
             if it.references == 0 {
@@ -299,6 +395,162 @@ impl BlockPool {
                 true => into.extend_from_slice(&pages[full..]),
                 false => into.extend(std::iter::repeat_n(NO_PAGE, count - full)),
             }
+        }
+    }
+
+    pub fn has_states(&self) -> bool {
+        self.snapshots.is_some()
+    }
+
+    /// Places for snapshots, and how many of them have one.
+    pub fn snapshot_places(&self) -> (u32, u32) {
+        self.snapshots.as_ref().map_or((0, 0), |snapshots| (snapshots.total(), snapshots.used()))
+    }
+
+    /// The plan that was being built is finished: what it saves can be begun with.
+    pub fn plan_finished(&mut self) {
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.plan_finished();
+        }
+    }
+
+    /// Whether a row can begin behind the first `blocks` of a table.
+    pub fn may_begin(&self, table: &Table, blocks: u32) -> bool {
+        self.usable(table, blocks).is_some()
+    }
+
+    /// The snapshot with which a row begins behind the first `blocks` of a table, at least 1.
+    pub fn begin(&mut self, table: &Table, blocks: u32) -> Option<Snapshot> {
+        let place = self.usable(table, blocks)?;
+        self.snapshots.as_mut().map(|snapshots| snapshots.begin(place))
+    }
+
+    fn usable(&self, table: &Table, blocks: u32) -> Option<u32> {
+        let last = *table.blocks.get(blocks.checked_sub(1)? as usize)?;
+        let place = self.blocks[index(last)].node.and_then(|node| self.cache.snapshot(node))?;
+        self.snapshots.as_ref().is_some_and(|snapshots| !snapshots.is_fresh(place)).then_some(place)
+    }
+
+    /// A place for the state behind the first `blocks` of `tokens`, which the plan being built saves. `table` is the
+    /// writer's. `None` when that prefix is not in the cache, or has a snapshot, or when no place is worth less.
+    pub fn save(
+        &mut self,
+        namespace: u64,
+        tokens: &[TokenId],
+        table: &Table,
+        blocks: u32,
+        worth: Worth,
+        writer: SequenceId,
+    ) -> Option<Snapshot> {
+        let node = self.node_behind(namespace, tokens, table, blocks)?;
+        if self.cache.snapshot(node).is_some() {
+            return None;
+        }
+        let snapshot = self.take_place(worth, writer)?;
+        self.attach(snapshot, node);
+        Some(snapshot)
+    }
+
+    /// A place for the state behind the first `blocks` of a sequence that decodes, whose last tokens are not known yet;
+    /// it is the sequence's until they are. `None` when it is off the tree, or when there is no place.
+    pub fn reserve(&mut self, table: &Table, blocks: u32, writer: SequenceId) -> Option<Snapshot> {
+        let before = blocks.checked_sub(2).map(|at| table.blocks[at as usize]);
+        if before.is_some_and(|block| self.blocks[index(block)].node.is_none()) {
+            return None;
+        }
+        self.take_place(Worth::Decoding, writer)
+    }
+
+    /// The tokens of a reserved snapshot are known and registered. Returns whether it has a node now; if not it is gone.
+    pub fn settle(
+        &mut self,
+        namespace: u64,
+        tokens: &[TokenId],
+        table: &Table,
+        blocks: u32,
+        snapshot: Snapshot,
+    ) -> bool {
+        let node = self.node_behind(namespace, tokens, table, blocks);
+        match node.filter(|&node| self.cache.snapshot(node).is_none()) {
+            Some(node) => {
+                self.attach(snapshot, node);
+                true
+            }
+            None => {
+                self.cancel(snapshot);
+                false
+            }
+        }
+    }
+
+    /// Gives up what is reserved.
+    pub fn cancel(&mut self, snapshot: Snapshot) {
+        if let Some(snapshots) = &mut self.snapshots
+            && snapshots.is_of_sequence(snapshot)
+        {
+            snapshots.release(snapshot.place);
+        }
+    }
+
+    /// Gives up what a sequence saved while it decoded, unless somebody began with it.
+    pub fn replace(&mut self, snapshot: Snapshot) {
+        if let Some(node) = self.snapshots.as_ref().and_then(|snapshots| snapshots.replaceable(snapshot)) {
+            self.drop_snapshot(node);
+        }
+    }
+
+    /// A row whose state went through a snapshot has sampled.
+    pub fn vouch_for_state(&mut self, snapshot: Snapshot) {
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.vouch(snapshot);
+        }
+    }
+
+    fn take_place(&mut self, worth: Worth, writer: SequenceId) -> Option<Snapshot> {
+        let (snapshot, lost) = self.snapshots.as_mut()?.take(worth, writer)?;
+        if let Some(node) = lost {
+            self.cache.set_snapshot(node, None);
+        }
+        Some(snapshot)
+    }
+
+    fn attach(&mut self, snapshot: Snapshot, node: NodeId) {
+        self.cache.set_snapshot(node, Some(snapshot.place));
+        if let Some(snapshots) = &mut self.snapshots {
+            snapshots.attach(snapshot, node);
+        }
+    }
+
+    fn drop_snapshot(&mut self, node: NodeId) {
+        let snapshot = self.cache.snapshot(node);
+        self.cache.set_snapshot(node, None);
+        self.free_snapshot(snapshot);
+    }
+
+    fn free_snapshot(&mut self, place: Option<u32>) {
+        if let (Some(snapshots), Some(place)) = (&mut self.snapshots, place) {
+            snapshots.release(place);
+        }
+    }
+
+    /// How many of the first `blocks` of a table, as far as it has them, are registered: none behind one that is not.
+    fn registered(&self, table: &Table, blocks: usize) -> usize {
+        let is_registered = |block: &BlockId| self.blocks[index(*block)].node.is_some();
+        table.blocks[..blocks.min(table.blocks.len())].iter().rposition(is_registered).map_or(0, |at| at + 1)
+    }
+
+    /// The node behind the first `blocks` of `tokens`, at least 1. `table` has blocks of theirs, which need not be those
+    /// that are registered.
+    fn node_behind(&self, namespace: u64, tokens: &[TokenId], table: &Table, blocks: u32) -> Option<NodeId> {
+        let size = self.block_size() as usize;
+        let held = self.registered(table, blocks as usize);
+        let mut parent = self.parent(namespace, table, held)?;
+        for at in held..blocks as usize {
+            parent = Parent::Node(self.cache.find(parent, &tokens[at * size..(at + 1) * size])?);
+        }
+        match parent {
+            Parent::Node(node) => Some(node),
+            Parent::Root { .. } => None,
         }
     }
 
@@ -345,7 +597,8 @@ impl BlockPool {
     fn evict_leaf(&mut self) {
         let Some((_, leaf)) = self.cache.oldest_leaf() else { return };
         let block = self.cache.block(leaf);
-        self.cache.remove_leaf(leaf);
+        let snapshot = self.cache.remove_leaf(leaf);
+        self.free_snapshot(snapshot);
         self.idle -= self.free_block(block);
     }
 
@@ -400,15 +653,33 @@ impl BlockPool {
         self.blocks[index(block)].sound
     }
 
+    #[cfg(test)]
+    pub fn is_state_sound(&self, place: u32) -> bool {
+        self.snapshots.as_ref().is_some_and(|snapshots| snapshots.is_sound(place))
+    }
+
     /// Tables that hold a block.
     #[cfg(test)]
     pub fn references(&self, block: BlockId) -> u32 {
         self.blocks[index(block)].references
     }
 
-    /// Checks the invariants in the head of this file against the tables that are held.
+    /// All known places with a snapshot that a row of these tokens could begin with, and how many tokens before each.
     #[cfg(test)]
-    pub fn check(&self, tables: &[&Table]) {
+    pub fn snapshots_along(&self, namespace: u64, tokens: &[TokenId]) -> Vec<(u32, u32)> {
+        let blocks = 1..=tokens.len() as u32 / self.block_size();
+        let nodes = blocks.map_while(|blocks| {
+            Some((blocks, self.node_behind(namespace, tokens, &Table::default(), blocks)?))
+        });
+        nodes
+            .filter_map(|(blocks, node)| Some((blocks * self.block_size(), self.cache.snapshot(node)?)))
+            .collect()
+    }
+
+    /// Checks the invariants in the head of this file against the tables that are held, and the snapshots that sequences
+    /// have.
+    #[cfg(test)]
+    pub fn check(&self, tables: &[&Table], reserved: &[Snapshot]) {
         let (mut held, mut windowed) = (vec![0u32; self.blocks.len()], vec![0u32; self.blocks.len()]);
         for table in tables {
             for (at, &block) in table.blocks.iter().enumerate() {
@@ -445,6 +716,20 @@ impl BlockPool {
             }
         }
         assert_eq!(idle, self.idle);
+        let nodes: Vec<NodeId> = self.blocks.iter().filter_map(|block| block.node).collect();
+        let of_nodes = nodes.iter().filter_map(|&node| Some((self.cache.snapshot(node)?, node))).collect();
+        match &self.snapshots {
+            Some(snapshots) => snapshots.check(of_nodes, reserved),
+            None => assert!(of_nodes.is_empty() && reserved.is_empty()),
+        }
+        for table in tables {
+            let registered = self.registered(table, table.blocks.len());
+            let mut before = table.blocks[..registered].iter();
+            assert!(
+                before.all(|&block| self.blocks[index(block)].node.is_some()),
+                "none behind one that is not"
+            );
+        }
         assert_eq!(registered, self.cache.len());
         pages.sort_unstable();
         assert_eq!(pages, (0..self.total).collect::<Vec<_>>(), "every page is at one place");

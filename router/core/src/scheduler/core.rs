@@ -22,6 +22,7 @@ use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
 use super::prompt_lookup::PromptLookup;
 use super::sequence::{PromptLogprobs, Sequence};
 use super::speculation::Drafting;
+use super::states::SnapshotDistances;
 use super::submission::{Release, SequenceEvent, SequenceFailure};
 use super::throttle::Throttle;
 
@@ -38,13 +39,24 @@ pub(super) struct Capacity {
     pub stages: u32,
     pub vocab_size: u32,
     pub cost: CostModel,
+    /// Places for copies of recurrent states; `None`: the model has none.
+    pub snapshots: Option<u32>,
 }
+
+/// Most blocks without pages that are kept for the prefix cache alone: some 200 bytes each.
+const MOST_ADDRESSES: u32 = 1 << 18;
 
 impl Capacity {
     fn pool(&self) -> BlockPool {
         let longest = self.max_sequence_tokens.div_ceil(self.tables.block_size) + 1;
         // Those that run, and one that waits and is looked up.
-        BlockPool::new(self.pages, self.tables, longest.saturating_mul(self.max_slots + 1))
+        let held = longest.saturating_mul(self.max_slots + 1);
+        // Without pages a block is kept only if it leads to a snapshot.
+        let kept = match self.tables.count() {
+            0 => longest.saturating_mul(self.snapshots.unwrap_or(0)).min(MOST_ADDRESSES),
+            _ => 0,
+        };
+        BlockPool::new(self.pages, self.tables, held.saturating_add(kept), self.snapshots)
     }
 }
 
@@ -55,6 +67,7 @@ pub(super) struct Rules {
     pub target_itl: Option<Duration>,
     pub step_timeout: Duration,
     pub drafting: Drafting,
+    pub snapshots: SnapshotDistances,
 }
 
 pub(super) struct Core {
@@ -145,6 +158,10 @@ pub(super) struct Counters {
     pub accepted_drafts: u64,
     /// Tokens that a grammar left no choice of.
     pub forced_tokens: u64,
+    /// Copies of recurrent states that were kept.
+    pub state_saves: u64,
+    /// Prompt tokens that are known to the prefix cache, and computed again since no copy of a state is behind them.
+    pub recomputed_tokens: u64,
 }
 
 impl Core {
@@ -205,9 +222,12 @@ impl Core {
             // encoders read the same, all of it.
             let read = &sequence.tokens[..sequence.encoder.tokens as usize];
             sequence.namespace = self.hashes.hash_one((sequence.namespace, read));
-        } else if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
-            // A constrained row needs the mask behind each draft before it is verified, and an encoder-decoder has no
-            // verify rows.
+        } else if self.rules.drafting != Drafting::Off
+            && sequence.constraint.is_none()
+            && !self.pool.has_states()
+        {
+            // A constrained row needs the mask behind each draft before it is verified, an encoder-decoder has no verify
+            // rows, and a recurrent state cannot be rewound to before a draft.
             sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
         }
         if let Some(why) = self.refusal(&sequence, now) {
@@ -328,6 +348,7 @@ impl Core {
         let id = self.sequences[key].id;
         let at = self.running_index(id).expect("a sequence with a slot is running");
         self.running.remove(at);
+        self.cancel_state(key);
         let sequence = &mut self.sequences[key];
         self.pool.release(&mut sequence.table);
         if let Some(slot) = sequence.slot {
@@ -440,6 +461,7 @@ impl Core {
         let tables = self.capacity.tables.count().max(1);
         let [blocks, blocks_free, blocks_cached] =
             [self.pool.total(), self.pool.free(), self.pool.cached()].map(|pages| pages / tables);
+        let (snapshots, snapshots_used) = self.pool.snapshot_places();
         Stats {
             live: self.sequences.len() as u32,
             waiting: self.waiting.len() as u32,
@@ -450,6 +472,8 @@ impl Core {
             blocks_cached,
             blocks_free,
             block_size: self.pool.block_size(),
+            snapshots,
+            snapshots_used,
             steps: self.counters.steps,
             generated_tokens: self.counters.generated_tokens,
             worker_restarts: 0,
@@ -466,7 +490,8 @@ impl Core {
     pub fn check(&self) {
         let tables: Vec<&penstock_proto::tables::Table> =
             self.sequences.iter().map(|(_, sequence)| &sequence.table).collect();
-        self.pool.check(&tables);
+        let reserved = self.sequences.iter().filter_map(|(_, sequence)| sequence.states.reserved());
+        self.pool.check(&tables, &reserved.collect::<Vec<_>>());
         assert_eq!(self.sequences.len(), self.by_id.len());
         assert_eq!(self.sequences.len(), self.waiting.len() + self.running.len());
         assert!(self.running.is_sorted_by_key(|&key| self.sequences[key].id));

@@ -43,6 +43,9 @@ pub struct Stats {
     pub blocks_cached: u32,
     pub blocks_free: u32,
     pub block_size: u32,
+    /// Places for copies of recurrent states, and those that hold one.
+    pub snapshots: u32,
+    pub snapshots_used: u32,
     pub steps: u64,
     /// Of all requests, since the start.
     pub generated_tokens: u64,

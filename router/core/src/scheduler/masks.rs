@@ -308,7 +308,9 @@ impl Core {
             self.counters.late_masks += 1;
             let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
             rows.filter(|row| row.id == id && row.masked).for_each(|row| row.is_skipped = true);
-            if let Some(constraint) = self.sequences.get_mut(key).and_then(|found| found.constraint.as_mut())
+            // Who waits in the queue starts again anyhow.
+            if let Some(sequence) = self.sequences.get_mut(key).filter(|sequence| sequence.slot.is_some())
+                && let Some(constraint) = &mut sequence.constraint
             {
                 constraint.is_late = true;
             }

@@ -59,8 +59,12 @@ pub(super) struct Metrics {
     blocks_used: Gauge,
     blocks_cached: Gauge,
     blocks_free: Gauge,
+    snapshots: Gauge,
+    snapshots_used: Gauge,
+    state_saves: Counter,
     preemptions: Counter,
     prefix_hit_tokens: Counter,
+    recomputed_tokens: Counter,
     prompt_tokens: Counter,
     decode_tokens: Counter,
     wasted_rows: Counter,
@@ -105,8 +109,12 @@ impl Metrics {
             blocks_used: gauge!("penstock_kv_blocks_used"),
             blocks_cached: gauge!("penstock_kv_blocks_cached"),
             blocks_free: gauge!("penstock_kv_blocks_free"),
+            snapshots: gauge!("penstock_state_snapshots"),
+            snapshots_used: gauge!("penstock_state_snapshots_used"),
+            state_saves: counter!("penstock_state_saves"),
             preemptions: counter!("penstock_preemptions"),
             prefix_hit_tokens: counter!("penstock_prefix_hit_tokens"),
+            recomputed_tokens: counter!("penstock_prefix_recomputed_tokens"),
             prompt_tokens: counter!("penstock_computed_prompt_tokens"),
             decode_tokens: counter!("penstock_computed_decode_tokens"),
             wasted_rows: counter!("penstock_wasted_rows"),
@@ -170,8 +178,12 @@ impl Metrics {
         self.blocks_used.set(stats.blocks_used);
         self.blocks_cached.set(stats.blocks_cached);
         self.blocks_free.set(stats.blocks_free);
+        self.snapshots.set(stats.snapshots);
+        self.snapshots_used.set(stats.snapshots_used);
+        self.state_saves.absolute(counters.state_saves);
         self.preemptions.absolute(counters.preemptions);
         self.prefix_hit_tokens.absolute(counters.prefix_hit_tokens);
+        self.recomputed_tokens.absolute(counters.recomputed_tokens);
         self.prompt_tokens.absolute(counters.prompt_tokens);
         self.decode_tokens.absolute(counters.decode_tokens);
         self.wasted_rows.absolute(counters.wasted_rows);

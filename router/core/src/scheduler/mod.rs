@@ -2,10 +2,10 @@
 //!
 //! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out. `task` drives
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
-//! queue of `fairness`, `blocks` with the `prefix_cache`, `policy`, `cost` and `throttle`; `plan` writes the wire's
+//! queue of `fairness`, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, from `prompt_lookup`. `recovery`
-//! replaces lost workers.
+//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, from `prompt_lookup`;
+//! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
 
 mod blocks;
 mod concurrency;
@@ -28,7 +28,9 @@ mod quarantine;
 mod recovery;
 mod results;
 mod sequence;
+mod snapshots;
 mod speculation;
+mod states;
 mod submission;
 mod task;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
+use super::policy::SNAPSHOT_DISTANCES;
 use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceSpec};
 use crate::worker::{Loss, PrepareLimits};
@@ -32,6 +33,7 @@ impl Offline {
             target_itl: settings.target_itl,
             step_timeout: settings.step_timeout,
             drafting: Drafting::up_to(settings.speculate),
+            snapshots: SNAPSHOT_DISTANCES,
         };
         let capacity = Capacity {
             pages: prepared.pages,
@@ -43,6 +45,7 @@ impl Offline {
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
+            snapshots: model.has_state().then_some(prepared.snapshots),
         };
         Self { core: Core::new(rules, capacity), next_id: 1 }
     }

@@ -50,6 +50,8 @@ pub(super) struct Start<'a> {
     pub tokens: &'a [TokenId],
     pub prompt_len: u32,
     pub encoder: Encoder,
+    /// The snapshot with which its recurrent state begins; `None`: the model has none.
+    pub state_source: Option<u32>,
     /// What ends a sequence, of this server and of this one.
     pub ends: [&'a [TokenId]; 2],
 }
@@ -77,6 +79,8 @@ pub(super) struct PlanBuilder {
     starts: StartColumns,
     traces: Vec<u8>,
     drafts: Vec<u32>,
+    /// (row, tokens, snapshot) of each.
+    saves: Vec<u32>,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -142,6 +146,12 @@ impl PlanBuilder {
         columns.new_pages.extend_from_slice(row.new_pages);
     }
 
+    /// When the latest row has fed so many tokens, more than at its last save, its slot's recurrent state is copied.
+    pub fn save(&mut self, tokens: u32, snapshot: u32) {
+        let row = self.columns.slots.len() as u32 - 1;
+        self.saves.extend([row, tokens, snapshot]);
+    }
+
     /// The number of the plan that is being built.
     pub fn number(&self) -> u64 {
         self.number + 1
@@ -172,6 +182,7 @@ impl PlanBuilder {
             starts: self.starts.finish(|column| digest.update(column)),
             traces: column(digest, &mut self.traces),
             drafts: column(digest, &mut self.drafts),
+            saves: column(digest, &mut self.saves),
         };
         plan.digest = digest.clone().finalize();
         plan
@@ -180,7 +191,7 @@ impl PlanBuilder {
 
 /// Adds an entry to each column.
 fn push_start(columns: &mut StartColumns, start: &Start<'_>) {
-    let Start { sampling, top_tokens, tokens, prompt_len, encoder, ends } = *start;
+    let Start { sampling, top_tokens, tokens, prompt_len, encoder, state_source, ends } = *start;
     columns.seeds.push(sampling.seed);
     columns.temperatures.push(sampling.temperature);
     columns.top_ks.push(sampling.top_k);
@@ -221,6 +232,7 @@ fn push_start(columns: &mut StartColumns, start: &Start<'_>) {
     if encoder.tokens > 0 {
         columns.encoder_counts.push(encoder.tokens);
     }
+    columns.state_sources.extend(state_source);
 }
 
 /// Digests, copies and empties a column.
@@ -274,6 +286,7 @@ mod tests {
                 tokens: &all,
                 prompt_len: 2,
                 encoder: Encoder::default(),
+                state_source: None,
                 ends: [&eos, &stop],
             }),
             trace: Some(SpanRef { trace: [7; 16], span: [9; 8] }),
@@ -336,6 +349,7 @@ mod tests {
                 tokens: &all,
                 prompt_len: 5,
                 encoder: Encoder::new(3, 4),
+                state_source: None,
                 ends: [&tokens(&[2]), &[]],
             }),
             trace: None,
@@ -368,6 +382,7 @@ mod tests {
                     tokens: &all,
                     prompt_len: 3,
                     encoder: Encoder::default(),
+                    state_source: None,
                     ends: [&eos, &[]],
                 }),
                 trace: None,
@@ -377,6 +392,43 @@ mod tests {
             assert_eq!(u32s(&starts.first_ends), [first_end], "{case}");
             assert_eq!(u32s(&starts.end_counts), [u32::from(first_end > 0)], "{case}");
         }
+    }
+
+    #[test]
+    fn saves_name_their_row_and_starts_the_snapshot_that_they_begin_with() {
+        let mut builder = PlanBuilder::default();
+        let all = tokens(&[10, 11, 12, 13]);
+        for (slot, state_source) in [(0, None), (1, Some(7)), (2, Some(u32::MAX))] {
+            builder.row(Row {
+                slot: SlotId(slot),
+                position: 4,
+                feed: Feed::Tokens(&all),
+                new_blocks: 0,
+                new_pages: &[],
+                sample: false,
+                masked: false,
+                prompt_targets: None,
+                start: state_source.is_some().then_some(Start {
+                    sampling: &Sampling::default(),
+                    top_tokens: 0,
+                    tokens: &all,
+                    prompt_len: 4,
+                    encoder: Encoder::default(),
+                    state_source,
+                    ends: [&[], &[]],
+                }),
+                trace: None,
+            });
+            if slot != 1 {
+                builder.save(2, slot);
+                builder.save(4, 10 + slot);
+            }
+        }
+        let plan = builder.finish();
+        assert_eq!(u32s(&plan.starts.expect("there are START rows").state_sources), [7, u32::MAX]);
+        assert_eq!(u32s(&plan.saves), [0, 2, 0, 0, 4, 10, 2, 2, 2, 2, 4, 12]);
+        builder.release(SlotId(0));
+        assert!(builder.finish().saves.is_empty());
     }
 
     #[test]
@@ -419,6 +471,7 @@ mod tests {
                 start: None,
                 trace: Some(SpanRef { trace: [number as u8; 16], span: [1; 8] }),
             });
+            builder.save(1, number as u32);
             let plan = builder.finish();
             expected.update(&number.to_le_bytes());
             for column in [&plan.released, &plan.slots, &plan.flags, &plan.positions, &plan.counts] {
@@ -428,6 +481,7 @@ mod tests {
                 expected.update(column);
             }
             expected.update(&plan.traces);
+            expected.update(&plan.saves);
             assert!(plan.drafts.is_empty(), "no row has any");
             assert_eq!(plan.digest, expected.clone().finalize());
         }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use penstock_proto::StepPlan;
 use penstock_proto::ids::SequenceId;
 
+use super::blocks::Reuse;
 use super::core::{Blocked, Core};
 use super::cost::Work;
 use super::fairness::cost;
@@ -18,6 +19,7 @@ use super::in_flight::{InFlight, RowRecord};
 use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
 use super::sequence::{PromptLogprobs, Sequence};
+use super::states::StateRecord;
 use super::submission::{SequenceEvent, SequenceFailure};
 
 /// A plan being built.
@@ -67,6 +69,7 @@ impl Core {
             return None;
         }
         let plan = self.builder.finish();
+        self.pool.plan_finished();
         let mut step = InFlight {
             number: plan.number,
             rows: draft.rows,
@@ -185,8 +188,8 @@ impl Core {
         if !self.has_slot() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
             return;
         }
-        self.reuse_cached(key);
-        if self.chunk(key, draft) == 0 {
+        let reuse = self.reuse_cached(key);
+        if self.waits_for_state(key, &reuse) || self.chunk(key, draft) == 0 {
             self.forget_cached(key);
             return;
         }
@@ -207,6 +210,8 @@ impl Core {
         room.is_there = true;
         let cached_tokens = sequence.cached_tokens();
         let first_time = sequence.preemptions == 0;
+        let again = (reuse.known * block_size).saturating_sub(sequence.num_scheduled_tokens);
+        self.counters.recomputed_tokens += u64::from(again);
         self.assign_slot(key);
         self.count_hits(key, 0);
         let sequence = &mut self.sequences[key];
@@ -277,15 +282,16 @@ impl Core {
         let mut count = if continues {
             1
         } else {
+            self.ensure_source(key);
             if self.chunk(key, draft) == 0 {
                 return;
             }
             let before = self.sequences[key].num_scheduled_tokens;
             // Someone with the same prompt may have come further meanwhile.
-            self.reuse_cached(key);
+            let reuse = self.reuse_cached(key);
             self.count_hits(key, before);
             let sequence = &mut self.sequences[key];
-            if sequence.num_scheduled_tokens > before {
+            if reuse.changed {
                 // A slot feeds its positions without a gap. Beyond one it is started anew, with its whole table.
                 sequence.start_due = true;
                 sequence.sent_blocks = 0;
@@ -309,6 +315,7 @@ impl Core {
         self.charge(key, count);
 
         let drafts = self.guesses.len() as u32;
+        let state_source = if self.sequences[key].start_due { self.state_source(key) } else { None };
         let sequence = &mut self.sequences[key];
         sequence.look_up();
         let position = sequence.num_scheduled_tokens;
@@ -345,6 +352,7 @@ impl Core {
             tokens,
             prompt_len: sequence.prompt_len,
             encoder: sequence.encoder,
+            state_source,
             ends: [&self.rules.eos, &sequence.stop_token_ids],
         });
         self.builder.row(Row {
@@ -389,6 +397,7 @@ impl Core {
             sequence.slot_sampled = Some(end);
         }
         self.register(key);
+        self.save_states(key, position, continues);
     }
 
     /// Charges a sequence's tenant for its next `count` positions, as far as they are new.
@@ -430,27 +439,33 @@ impl Core {
             }
             most = whole;
         }
-        align(sequence.num_scheduled_tokens, most, remaining, block_size, draft.budget.work.prompts)
+        let position = sequence.num_scheduled_tokens;
+        let count = align(position, most, remaining, block_size, draft.budget.work.prompts);
+        sequence.states.cut(position, count)
     }
 
     /// Continues a block table with what the prefix cache knows of its next tokens. The last token is
     /// always left to compute, for its logits, and with it its whole block: a shared block is never
     /// written. Of what an encoder read all is there or nothing counts.
-    fn reuse_cached(&mut self, key: usize) {
+    fn reuse_cached(&mut self, key: usize) -> Reuse {
         let block_size = self.pool.block_size();
         let sequence = &mut self.sequences[key];
         if !sequence.reads_cache()
             || sequence.num_scheduled_tokens != sequence.table.blocks.len() as u32 * block_size
         {
-            return;
+            return Reuse::default();
         }
         let limit = (sequence.tokens.len() as u32 - 1) / block_size;
-        self.pool.extend_from_cache(sequence.namespace, &sequence.tokens, limit, &mut sequence.table);
+        let namespace = sequence.namespace;
+        let reuse = self.pool.extend_from_cache(namespace, &sequence.tokens, limit, &mut sequence.table);
         if (sequence.table.blocks.len() as u32 * block_size) < sequence.encoder.positions {
             self.pool.release(&mut sequence.table);
         }
         sequence.num_scheduled_tokens = sequence.table.blocks.len() as u32 * block_size;
         sequence.registered = sequence.registered.max(sequence.table.blocks.len());
+        sequence.vouched = sequence.vouched.min(sequence.table.blocks.len());
+        self.note_reuse(key, &reuse);
+        reuse
     }
 
     /// Undoes `reuse_cached` of a sequence that stays in the queue.
@@ -459,6 +474,7 @@ impl Core {
         self.pool.release(&mut sequence.table);
         sequence.num_scheduled_tokens = 0;
         sequence.registered = 0;
+        sequence.states = StateRecord::default();
     }
 
     /// Offers the blocks that are full by now, and whose tokens are known, to the prefix cache.
@@ -472,6 +488,7 @@ impl Core {
             self.pool.register(sequence.namespace, tokens, &sequence.table, at, sequence.id);
             sequence.registered += 1;
         }
+        self.settle_state(key);
     }
 
     /// Gets the blocks for the next `count` tokens, from younger sequences if need be, and gives back what is behind

@@ -7,6 +7,7 @@ use penstock_proto::tables::Tables;
 
 use super::cost::{StepCost, Work};
 use super::sequence::Sequence;
+use super::states::SnapshotDistances;
 
 /// Plans sent and not answered: one for each stage of the pipeline, and one more, so that the work of router and
 /// wire hides behind the workers' own. Yet another would only delay admissions and waste more rows at a
@@ -83,6 +84,12 @@ pub(super) fn growth(sequence: &Sequence, lookahead: u32, tables: &Tables, chunk
     let remaining = sequence.len().saturating_sub(sequence.num_scheduled_tokens).max(1);
     tables.growth(&sequence.table, tokens, remaining.min(chunk))
 }
+
+/// How often the recurrent state of a sequence is copied. In a prompt, so that one that parts from it somewhere computes
+/// 512 tokens again at most, a part of a step; more often, and a long prompt would take the places of many others. In an
+/// output, so that the next turn of a chat computes 64 at most, which costs little more than the step that it needs anyhow,
+/// while a copy for every 64 tokens of a sequence costs its decoding nothing that can be measured.
+pub(super) const SNAPSHOT_DISTANCES: SnapshotDistances = SnapshotDistances { prompt: 512, output: 64 };
 
 /// What prompts may still take of a step that is being planned.
 pub(super) struct PromptBudget {

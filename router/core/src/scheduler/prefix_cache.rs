@@ -1,5 +1,6 @@
 //! Which full blocks hold which tokens: a tree whose edges are one block of tokens, with a root for each
 //! namespace. Used by `blocks` alone, which owns the blocks; this knows contents and ages, no references and no pages.
+//! A node may have a snapshot: the place with the recurrent state behind its prefix.
 //!
 //! A node is found by its parent and its exact tokens, which are compared and not only hashed: two
 //! requests can never share a block by an accident of hashing.
@@ -13,6 +14,14 @@ use penstock_proto::ids::{BlockId, TokenId};
 /// A node of the tree. Valid while its block is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u32);
+
+#[cfg(test)]
+impl NodeId {
+    /// Of no tree.
+    pub fn test(id: u32) -> Self {
+        Self(id)
+    }
+}
 
 /// What a node hangs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +40,8 @@ struct Node {
     idle: bool,
     /// When its block's windowed pages were last released.
     window_used: u64,
+    /// The place with the state behind its prefix.
+    snapshot: Option<u32>,
     first_child: Option<NodeId>,
     next_sibling: Option<NodeId>,
     prev_sibling: Option<NodeId>,
@@ -87,6 +98,7 @@ impl PrefixCache {
             last_used: 0,
             idle: false,
             window_used: 0,
+            snapshot: None,
             first_child: None,
             next_sibling,
             prev_sibling: None,
@@ -125,6 +137,18 @@ impl PrefixCache {
     /// From now on `block` holds this node's tokens.
     pub fn replace_block(&mut self, id: NodeId, block: BlockId) {
         self.node_mut(id).block = block;
+    }
+
+    pub fn snapshot(&self, id: NodeId) -> Option<u32> {
+        self.node(id).snapshot
+    }
+
+    pub fn set_snapshot(&mut self, id: NodeId, snapshot: Option<u32>) {
+        self.node_mut(id).snapshot = snapshot;
+    }
+
+    pub fn has_children(&self, id: NodeId) -> bool {
+        self.node(id).first_child.is_some()
     }
 
     /// Nobody holds the node's block any more.
@@ -171,16 +195,16 @@ impl PrefixCache {
         self.idle_windows.first().copied()
     }
 
-    /// Forgets a node and all below it; `each` is told their blocks.
-    pub fn remove_subtree(&mut self, root: NodeId, mut each: impl FnMut(BlockId)) {
+    /// Forgets a node and all below it; `each` is told their blocks and snapshots.
+    pub fn remove_subtree(&mut self, root: NodeId, mut each: impl FnMut(BlockId, Option<u32>)) {
         let mut at = root;
         loop {
             while let Some(child) = self.node(at).first_child {
                 at = child;
             }
             let Node { block, parent, .. } = *self.node(at);
-            self.remove_leaf(at);
-            each(block);
+            let snapshot = self.remove_leaf(at);
+            each(block, snapshot);
             match parent {
                 Parent::Node(parent) if at != root => at = parent,
                 _ => return,
@@ -193,9 +217,10 @@ impl PrefixCache {
         self.table.len()
     }
 
-    /// Forgets a node without children.
-    pub fn remove_leaf(&mut self, id: NodeId) {
-        let Node { parent, hash, next_sibling, prev_sibling, last_used, window_used, .. } = *self.node(id);
+    /// Forgets a node without children. Returns its snapshot, which nobody knows any more.
+    pub fn remove_leaf(&mut self, id: NodeId) -> Option<u32> {
+        let Node { parent, hash, next_sibling, prev_sibling, last_used, window_used, snapshot, .. } =
+            *self.node(id);
         self.idle_leaves.remove(&(last_used, id));
         self.idle_windows.remove(&(window_used, id));
         if let Some(next) = next_sibling {
@@ -217,6 +242,7 @@ impl PrefixCache {
             entry.remove();
         }
         self.unused.push(id);
+        snapshot
     }
 
     fn hash(&self, parent: Parent, tokens: &[TokenId]) -> u64 {

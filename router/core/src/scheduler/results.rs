@@ -160,6 +160,7 @@ impl Core {
                     self.pool.vouch(&sequence.table, sequence.vouched..read);
                     sequence.vouched = read;
                 }
+                self.vouch_for_states(row.key, end);
             }
             for sampled in answer.samples.tokens() {
                 // It may have ended with the one before.

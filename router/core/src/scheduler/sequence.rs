@@ -13,6 +13,7 @@ use super::handle::{Arrival, Permit};
 use super::masks::Constraint;
 use super::plan::Encoder;
 use super::prompt_lookup::PromptLookup;
+use super::states::StateRecord;
 use super::submission::{PromptLogprob, Sampling, SequenceEvent};
 
 pub(super) struct Sequence {
@@ -59,6 +60,8 @@ pub(super) struct Sequence {
     pub registered: usize,
     /// How many of them a sample of this sequence has vouched for.
     pub vouched: usize,
+    /// Of a model with recurrent layers.
+    pub states: StateRecord,
     /// Positions whose keys and values are in its blocks once all plans built so far have run, if all drafts in flight are
     /// accepted: an upper bound, and `confirmed` the lower one.
     pub num_scheduled_tokens: u32,
@@ -138,6 +141,7 @@ impl Sequence {
             sent_blocks: 0,
             registered: 0,
             vouched: 0,
+            states: StateRecord::default(),
             num_scheduled_tokens: 0,
             last_plan: 0,
             slot_sampled: None,
@@ -211,6 +215,7 @@ impl Sequence {
     /// Leaves its slot; its blocks are let go by the caller before.
     pub fn reset(&mut self) {
         debug_assert!(self.table.blocks.is_empty());
+        self.states = StateRecord::default();
         self.table.first_windowed = 0;
         self.slot = None;
         self.started = false;

@@ -16,6 +16,7 @@ use super::core::{Capacity, Core, Rules};
 use super::handle::{Message, STOPPING, Settings, Shared};
 use super::mask_threads::MaskThreads;
 use super::metrics::Metrics;
+use super::policy::SNAPSHOT_DISTANCES;
 use super::recovery::{Fruitless, Outcome, Recovered};
 use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceFailure};
@@ -78,6 +79,7 @@ impl Task {
             target_itl: settings.target_itl,
             step_timeout: settings.step_timeout,
             drafting: Drafting::up_to(settings.speculate),
+            snapshots: SNAPSHOT_DISTANCES,
         };
         Self {
             core: Core::new(rules, Capacity::of(group)),
@@ -332,6 +334,7 @@ impl Capacity {
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
+            snapshots: model.has_state().then_some(prepared.snapshots),
         }
     }
 }

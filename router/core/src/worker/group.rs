@@ -95,14 +95,14 @@ impl Group {
             let result = async {
                 let mut ranks = connect(&sockets).await?;
                 let begun = Instant::now();
-                let description = in_time("Describe", SLACK, describe(&mut ranks)).await?;
+                let (description, states) = in_time("Describe", SLACK, describe(&mut ranks)).await?;
                 startup_timings.load = begun.elapsed();
                 if let Some(choose) = choose.take() {
                     chosen = Some(choose(&description).map_err(StartError::Limits)?);
                 }
                 let limits = chosen.clone().expect("chosen when the first group was described");
                 let begun = Instant::now();
-                let preparing = prepare(&mut ranks, &limits, output_rank(&description));
+                let preparing = prepare(&mut ranks, &limits, output_rank(&description), &states);
                 let prepared = in_time("Prepare", FIRST_PREPARE, preparing).await?;
                 startup_timings.prepare = begun.elapsed();
                 Ok(Self { sockets, limits, description, prepared, startup_timings })
@@ -142,14 +142,14 @@ impl Group {
         let mut ranks = connect(&sockets).await?;
         let begun = Instant::now();
         let limit = again(self.startup_timings.load);
-        let description = in_time("Describe", limit, describe(&mut ranks)).await?;
+        let (description, states) = in_time("Describe", limit, describe(&mut ranks)).await?;
         let load = begun.elapsed();
         if identity(&description) != identity(&self.description) {
             let why = format!("after a restart it serves another model: {description:?}");
             return Err(Unready::Final(StartError::Refused(why)));
         }
         let begun = Instant::now();
-        let preparing = prepare(&mut ranks, &self.limits, self.output_rank());
+        let preparing = prepare(&mut ranks, &self.limits, self.output_rank(), &states);
         let prepared = in_time("Prepare", again(self.startup_timings.prepare), preparing).await?;
         let startup_timings = StartupTimings { process, load, prepare: begun.elapsed() };
         Ok(Self { sockets, limits: self.limits.clone(), description, prepared, startup_timings })
@@ -165,7 +165,7 @@ impl Group {
         output_rank(&self.description)
     }
 
-    /// The fewest pages of any rank, and otherwise what the one that answers plans says, which measures whole
+    /// The fewest pages and snapshots of any rank that has some, and otherwise what the one that answers plans says, which measures whole
     /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
@@ -188,9 +188,13 @@ impl Group {
         Tables::of(&self.prepared, self.description.block_size)
     }
 
-    /// Tokens that the KV cache holds where nothing is behind a window.
+    /// Tokens that the KV cache holds where nothing is behind a window. Where no layer has keys and values nothing but
+    /// the slots limits what all sequences may have together.
     pub fn cache_tokens(&self) -> u64 {
-        self.tables().tokens(self.prepared.pages)
+        match self.tables().count() {
+            0 => u64::from(self.limits.max_slots) * u64::from(self.max_sequence_tokens()),
+            _ => self.tables().tokens(self.prepared.pages),
+        }
     }
 
     /// Tokens of the longest sequence that the KV cache has room for.
@@ -245,13 +249,17 @@ impl Unready {
     }
 }
 
-async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescription, Unready> {
+/// The model as rank 0 describes it, with the state of a sequence on all ranks together; and which ranks have a part of it:
+/// a stage of a pipeline may have no recurrent layer.
+async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<(ModelDescription, Vec<bool>), Unready> {
     let world_size = ranks.len() as u32;
     let descriptions = every(ranks.iter_mut().map(|rank| rank.describe(DescribeRequest {}))).await?;
     if descriptions.iter().any(|description| description.contract != CONTRACT) {
         let why = "it is of another version than this router: install binary and Python package together";
         return Err(refused(why.into()));
     }
+    let states = descriptions.iter().map(ModelDescription::has_state).collect();
+    let state_bytes = descriptions.iter().map(|description| description.state_bytes).sum();
     let mut descriptions = descriptions.into_iter();
     let first = descriptions.next().ok_or_else(|| refused("there are no workers".into()))?;
     let in_place = |description: &ModelDescription, rank| {
@@ -272,13 +280,14 @@ async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<ModelDescriptio
             return Err(refused(format!("rank {rank} and rank 0 do not hold the same model")));
         }
     }
-    Ok(first)
+    Ok((ModelDescription { state_bytes, ..first }, states))
 }
 
 async fn prepare(
     ranks: &mut [WorkerClient<Channel>],
     limits: &PrepareLimits,
     output_rank: u32,
+    states: &[bool],
 ) -> Result<Prepared, Unready> {
     let request = PrepareRequest {
         max_slots: limits.max_slots,
@@ -290,16 +299,19 @@ async fn prepare(
     };
     let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
     let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);
-    if pages == 0 {
-        return Err(refused("no memory is left for the KV cache".into()));
-    }
-    let prepared = Prepared { pages, ..answers[output_rank as usize] };
+    let with_state = answers.iter().zip(states).filter(|(_, has_state)| **has_state);
+    let snapshots = with_state.map(|(prepared, _)| prepared.snapshots).min().unwrap_or(0);
+    let prepared = Prepared { pages, snapshots, ..answers[output_rank as usize] };
     let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
     if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(other) != shape(&prepared)) {
         return Err(refused(format!("rank {rank} and rank {output_rank} divide the KV cache differently")));
     }
-    if prepared.full_tables + prepared.windowed_tables == 0 {
+    let has_tables = prepared.full_tables + prepared.windowed_tables > 0;
+    if !has_tables && !states.contains(&true) {
         return Err(refused("its KV cache has no tables".into()));
+    }
+    if has_tables && pages == 0 {
+        return Err(refused("no memory is left for the KV cache".into()));
     }
     if prepared.windowed_tables > 0 && prepared.window == 0 {
         return Err(refused("its KV cache has windowed tables, and their window is 0".into()));

@@ -7,6 +7,7 @@ use penstock_proto::tables::{Table, Tables};
 use proptest::prelude::*;
 
 use crate::scheduler::blocks::BlockPool;
+use crate::scheduler::snapshots::Worth;
 
 const BLOCK_SIZE: u32 = 2;
 const PLAIN: Tables = Tables { block_size: BLOCK_SIZE, full: 1, windowed: 0, window: 0, chunked: false };
@@ -23,6 +24,12 @@ enum Op {
     Sample(prop::sample::Index),
     /// What one computed, or read, may be NaN.
     Purge(prop::sample::Index),
+    /// One's state behind some of its blocks is copied, if that prefix is known.
+    Save(prop::sample::Index, prop::sample::Index, Worth),
+    /// A place is given to one that decodes. Its tokens are known at once, or never.
+    Reserve(prop::sample::Index, bool),
+    /// The plan that was being built is finished.
+    Finish,
 }
 
 #[derive(Debug)]
@@ -41,8 +48,16 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (any::<prop::sample::Index>(), 0u32..2).prop_map(|(at, token)| Op::Grow(at, token)),
         1 => any::<prop::sample::Index>().prop_map(Op::Sample),
         1 => any::<prop::sample::Index>().prop_map(Op::Purge),
+        4 => (any::<prop::sample::Index>(), any::<prop::sample::Index>(), worths())
+            .prop_map(|(at, blocks, worth)| Op::Save(at, blocks, worth)),
+        1 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, known)| Op::Reserve(at, known)),
+        3 => Just(Op::Finish),
     ];
     prop::collection::vec(op, 1..120)
+}
+
+fn worths() -> impl Strategy<Value = Worth> {
+    prop_oneof![Just(Worth::Kept), Just(Worth::Passing)]
 }
 
 fn shapes() -> impl Strategy<Value = Tables> {
@@ -57,8 +72,27 @@ fn shapes() -> impl Strategy<Value = Tables> {
     prop_oneof![1 => Just(PLAIN), 2 => windowed]
 }
 
+/// With a recurrent state, and perhaps nothing else.
+fn shapes_and_snapshots() -> impl Strategy<Value = (Tables, Option<u32>)> {
+    let stateless = shapes().prop_map(|tables| (tables, None));
+    let none = Tables { full: 0, ..PLAIN };
+    let with_state = (prop_oneof![2 => shapes(), 1 => Just(none)], 0u32..8);
+    prop_oneof![stateless, with_state.prop_map(|(tables, places)| (tables, Some(places)))]
+}
+
 /// What each page holds: its namespace, and all tokens up to its end, on which keys and values depend.
 type Contents = HashMap<u32, (u64, Vec<TokenId>)>;
+
+/// What a sequence that was just looked up begins with is the state behind exactly its tokens.
+fn check_begins(pool: &mut BlockPool, saved: &Contents, holder: &Holder) -> Result<(), TestCaseError> {
+    let blocks = holder.table.blocks.len();
+    if pool.has_states() && blocks > 0 {
+        let source = pool.begin(&holder.table, blocks as u32).expect("it is put behind a snapshot only");
+        let expected = (holder.namespace, holder.tokens[..blocks * BLOCK_SIZE as usize].to_vec());
+        prop_assert_eq!(&saved[&source.place], &expected, "a state of other tokens");
+    }
+    Ok(())
+}
 
 fn names(pool: &BlockPool, table: &Table) -> Vec<u32> {
     let mut pages = Vec::new();
@@ -118,8 +152,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_pool_agrees_with_a_naive_model(ops in ops(), tables in shapes(), pages in 1u32..30) {
-        let mut pool = BlockPool::new(pages, tables, 200);
+    fn the_pool_agrees_with_a_naive_model(
+        ops in ops(),
+        (tables, places) in shapes_and_snapshots(),
+        pages in 1u32..30,
+    ) {
+        let mut pool = BlockPool::new(pages, tables, 1000, places);
+        // What each place holds, and which were written since the last plan was finished.
+        let (mut saved, mut written) = (Contents::new(), Vec::new());
         let mut holders: Vec<Holder> = Vec::new();
         let mut ended: Vec<(SequenceId, u64, Vec<TokenId>)> = Vec::new();
         let mut contents = Contents::new();
@@ -132,6 +172,7 @@ proptest! {
                     let mut holder = Holder { id, namespace, tokens, table: Table::default() };
                     pool.extend_from_cache(namespace, &holder.tokens, full, &mut holder.table);
                     check_readable(&pool, &contents, &holder)?;
+                    check_begins(&mut pool, &saved, &holder)?;
                     while (holder.table.blocks.len() as u32) < full {
                         if !grow(&mut pool, &mut contents, &mut holder) {
                             break;
@@ -155,7 +196,11 @@ proptest! {
                     holder.tokens.extend([TokenId(token), TokenId(1 - token)]);
                     // Another may have come further with the same tokens.
                     let limit = holder.table.blocks.len() as u32 + token;
-                    pool.extend_from_cache(holder.namespace, &holder.tokens, limit, &mut holder.table);
+                    let reuse =
+                        pool.extend_from_cache(holder.namespace, &holder.tokens, limit, &mut holder.table);
+                    if reuse.changed {
+                        check_begins(&mut pool, &saved, holder)?;
+                    }
                     if (holder.table.blocks.len() * BLOCK_SIZE as usize) < holder.tokens.len() {
                         grow(&mut pool, &mut contents, holder);
                     }
@@ -170,7 +215,48 @@ proptest! {
                     prop_assert!(after.iter().all(|block| !doubtful.contains(block)), "a purged block was found");
                     let kept = before.iter().take_while(|block| holder.table.blocks[..sound].contains(block)).count();
                     // Behind a window, a shorter match may need what a longer one does not.
-                    prop_assert!(tables.windowed > 0 || after.len() >= kept, "what somebody vouched for was forgotten");
+                    let whole = tables.windowed > 0 || places.is_some();
+                    prop_assert!(whole || after.len() >= kept, "what somebody vouched for was forgotten");
+                    for (tokens, place) in pool.snapshots_along(holder.namespace, &holder.tokens) {
+                        let is_own = pool.may_begin(&holder.table, tokens / BLOCK_SIZE);
+                        prop_assert!(!is_own || pool.is_state_sound(place), "a doubtful state was kept");
+                    }
+                }
+                Op::Save(at, blocks, worth) if !holders.is_empty() => {
+                    let holder = &holders[at.index(holders.len())];
+                    if holder.table.blocks.is_empty() {
+                        continue;
+                    }
+                    let blocks = 1 + blocks.index(holder.table.blocks.len());
+                    let (namespace, tokens) = (holder.namespace, &holder.tokens);
+                    let snapshot = pool.save(namespace, tokens, &holder.table, blocks as u32, worth, holder.id);
+                    if let Some(snapshot) = snapshot {
+                        let of = tokens[..blocks * BLOCK_SIZE as usize].to_vec();
+                        saved.insert(snapshot.place, (namespace, of));
+                        prop_assert!(!written.contains(&snapshot.place), "written twice in a plan");
+                        written.push(snapshot.place);
+                    }
+                }
+                Op::Reserve(at, known) if !holders.is_empty() => {
+                    let Holder { id, namespace, tokens, table } = &holders[at.index(holders.len())];
+                    let blocks = table.blocks.len() as u32;
+                    if blocks == 0 {
+                        continue;
+                    }
+                    if let Some(snapshot) = pool.reserve(table, blocks, *id) {
+                        prop_assert!(!written.contains(&snapshot.place), "written twice in a plan");
+                        written.push(snapshot.place);
+                        let of = tokens[..(blocks * BLOCK_SIZE) as usize].to_vec();
+                        saved.insert(snapshot.place, (*namespace, of));
+                        match known {
+                            true => drop(pool.settle(*namespace, tokens, table, blocks, snapshot)),
+                            false => pool.cancel(snapshot),
+                        }
+                    }
+                }
+                Op::Finish => {
+                    pool.plan_finished();
+                    written.clear();
                 }
                 Op::Purge(at) if !ended.is_empty() => {
                     let (id, namespace, tokens) = &ended[at.index(ended.len())];
@@ -181,9 +267,13 @@ proptest! {
                 _ => {}
             }
             let tables: Vec<&Table> = holders.iter().map(|holder| &holder.table).collect();
-            pool.check(&tables);
+            pool.check(&tables, &[]);
             for holder in &holders {
                 check_readable(&pool, &contents, holder)?;
+                for (tokens, place) in pool.snapshots_along(holder.namespace, &holder.tokens) {
+                    let expected = (holder.namespace, holder.tokens[..tokens as usize].to_vec());
+                    prop_assert_eq!(&saved[&place], &expected, "a state of other tokens");
+                }
             }
         }
         for holder in &mut holders {
@@ -191,10 +281,10 @@ proptest! {
         }
         prop_assert_eq!(pool.available(), pages, "every page can be taken again");
         let mut table = Table::default();
-        for taken in 0..pages / tables.count() {
+        for taken in 0..pages.checked_div(tables.count()).unwrap_or(0) {
             prop_assert!(pool.grow(&mut table), "only {} of {} pages could be taken", taken, pages);
         }
-        prop_assert!(!pool.grow(&mut table));
+        prop_assert!(tables.count() == 0 || !pool.grow(&mut table));
     }
 }
 
@@ -226,7 +316,7 @@ fn found(pool: &mut BlockPool, ids: &[u32]) -> usize {
 
 #[test]
 fn the_least_recently_used_leaf_is_evicted_first() {
-    let mut pool = BlockPool::new(4, PLAIN, 8);
+    let mut pool = BlockPool::new(4, PLAIN, 8, None);
     let mut old = hold(&mut pool, &[1, 1, 2, 2]);
     let mut young = hold(&mut pool, &[3, 3, 4, 4]);
     pool.release(&mut old);
@@ -242,7 +332,7 @@ fn the_least_recently_used_leaf_is_evicted_first() {
 
 #[test]
 fn a_block_in_use_is_never_evicted() {
-    let mut pool = BlockPool::new(3, PLAIN, 8);
+    let mut pool = BlockPool::new(3, PLAIN, 8, None);
     let held = hold(&mut pool, &[1, 1, 2, 2]);
     let mut other = Table::default();
     assert!(pool.grow(&mut other));
@@ -255,7 +345,7 @@ const LONG: [u32; 20] = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 1
 #[test]
 fn a_sequence_of_any_length_needs_the_pages_of_its_window_only() {
     let window = Tables { full: 0, windowed: 1, window: 4, ..PLAIN };
-    let mut pool = BlockPool::new(3, window, 40);
+    let mut pool = BlockPool::new(3, window, 40, None);
     let mut table = hold(&mut pool, &LONG);
     assert_eq!(table.blocks.len(), 10);
     // The cache knows its end, and what it needs to go on from there.
@@ -267,7 +357,7 @@ fn a_sequence_of_any_length_needs_the_pages_of_its_window_only() {
 #[test]
 fn what_is_behind_a_window_serves_the_prefix_cache_until_it_is_needed() {
     let mixed = Tables { full: 1, windowed: 1, window: 4, ..PLAIN };
-    let mut pool = BlockPool::new(20, mixed, 40);
+    let mut pool = BlockPool::new(20, mixed, 40, None);
     let mut table = hold(&mut pool, &LONG);
     assert_eq!(pool.free(), 0);
     // Blocks 0 to 6 are behind the window of the last block's tokens.

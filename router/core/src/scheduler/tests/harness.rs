@@ -16,6 +16,7 @@ use crate::scheduler::handle::Arrival;
 use crate::scheduler::masks::MaskJob;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::speculation::Drafting;
+use crate::scheduler::states::SnapshotDistances;
 use crate::scheduler::submission::{
     Finish, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
     Tenant,
@@ -38,13 +39,20 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         tables: config.tables(),
         max_slots,
         max_step_tokens,
-        max_step_drafts: if config.decoder_start_ids.is_empty() { MAX_STEP_DRAFTS } else { 0 },
+        max_step_drafts: match config.state_bytes > 0 || !config.decoder_start_ids.is_empty() {
+            true => 0,
+            false => MAX_STEP_DRAFTS,
+        },
         max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,
         cost: config.cost,
+        snapshots: (config.state_bytes > 0).then_some(config.snapshots),
     }
 }
+
+/// Small enough for `tiny`.
+pub const SNAPSHOT_DISTANCES: SnapshotDistances = SnapshotDistances { prompt: 16, output: 8 };
 
 pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
     SequenceSpec {
@@ -174,7 +182,7 @@ pub struct Harness {
     pub core: Core,
     pub model: MockModel,
     pub plans: VecDeque<StepPlan>,
-    /// What each page holds, where all layers have one table.
+    /// What each page and each state holds, where all layers have one table, or none.
     pages: Option<Pages>,
     /// The row of the next plan whose logits are not numbers.
     pub overflows: Option<usize>,
@@ -211,10 +219,11 @@ impl Harness {
             target_itl,
             step_timeout: Duration::from_secs(10),
             drafting: Drafting::Off,
+            snapshots: SNAPSHOT_DISTANCES,
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));
         let model = MockModel::new(config.clone(), max_slots, max_step_tokens).with_drafts(MAX_STEP_DRAFTS);
-        let pages = ((config.full_tables, config.windowed_tables) == (1, 0)).then(Pages::default);
+        let pages = (config.full_tables <= 1 && config.windowed_tables == 0).then(Pages::default);
         Self {
             config,
             core,

@@ -11,3 +11,4 @@ mod pages;
 mod random;
 mod served;
 mod speculation;
+mod states;

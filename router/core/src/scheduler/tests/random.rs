@@ -274,6 +274,30 @@ proptest! {
     }
 
     #[test]
+    fn every_client_of_a_model_with_recurrent_layers_gets_what_it_would_have_got_alone(
+        ops in ops(false),
+        stages in prop_oneof![3 => Just(1u32), 1 => Just(2)],
+        (full_tables, windowed_tables) in
+            prop_oneof![4 => Just((1u32, 0u32)), 3 => Just((0, 0)), 1 => Just((1, 1)), 1 => Just((0, 1)), 1 => Just((2, 1))],
+        snapshots in prop_oneof![1 => Just(0u32), 1 => Just(1), 4 => 2u32..12, 2 => Just(100)],
+        window in 2u32..40,
+        scarce in 0u32..40,
+        slots in 1u32..7,
+        budget in 1u32..80,
+        eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+        surprise_one_in in prop_oneof![Just(0u64), Just(10)],
+        drafting in prop_oneof![3 => Just(Drafting::Off), 1 => drafting()],
+    ) {
+        let budget = budget.max(slots);
+        let recurrent = MockConfig { state_bytes: 8, snapshots, eos_one_in, surprise_one_in, stages, ..tiny() };
+        let mut config = MockConfig { full_tables, windowed_tables, window, ..recurrent };
+        let tables = config.tables();
+        let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;
+        config.pages = (0..).find(fits).expect("some number is enough") + scarce;
+        run(ops, config, slots, budget, drafting);
+    }
+
+    #[test]
     fn every_client_of_an_encoder_decoder_gets_what_it_would_have_got_alone(
         ops in ops(true),
         pages in 24u32..60,

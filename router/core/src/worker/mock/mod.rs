@@ -32,6 +32,10 @@ pub struct MockConfig {
     pub windowed_tables: u32,
     pub window: u32,
     pub chunked: bool,
+    /// Of a model with recurrent layers, and places for copies of it; 0: it has no state. Without tables the state is all
+    /// that a model remembers.
+    pub state_bytes: u64,
+    pub snapshots: u32,
     pub max_positions: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
@@ -65,6 +69,7 @@ impl MockConfig {
             windowed_tables: self.windowed_tables,
             window: self.window,
             chunked: self.chunked,
+            snapshots: self.snapshots,
         }
     }
 
@@ -91,6 +96,8 @@ impl Default for MockConfig {
             windowed_tables: 0,
             window: 0,
             chunked: false,
+            state_bytes: 0,
+            snapshots: 0,
             max_positions: 4096,
             decoder_start_ids: Vec::new(),
             world_size: 1,

@@ -3,6 +3,10 @@
 //! tables. What is sampled depends on what is stored for the last position. So a block that is wrong, stale,
 //! shared too early or written twice changes the tokens, and mostly is noticed at once. What is stored for a
 //! token that an encoder reads depends on all that it reads.
+//!
+//! A recurrent state is the same hash, kept for each slot and each snapshot, and advanced by whatever a slot is fed. What is
+//! sampled depends on it too, so a state that is not of exactly the tokens before changes the tokens; where there are
+//! keys and values, it is compared with what is stored for them.
 
 use bytes::Bytes;
 use penstock_proto::ids::TokenId;
@@ -27,6 +31,8 @@ pub struct MockModel {
     /// In how many slots' tables each page is.
     holders: Vec<u32>,
     slots: Vec<Option<Slot>>,
+    /// What each place for a snapshot has.
+    snapshots: Vec<Option<State>>,
     /// All tokens fed in the last plan.
     fed: Vec<u32>,
 }
@@ -39,9 +45,23 @@ struct Stored {
     chain: u64,
 }
 
+/// A recurrent state: of how many tokens, and their hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    len: u32,
+    chain: u64,
+}
+
+const NO_STATE: State = State { len: 0, chain: ROOT };
+
 struct Slot {
     /// Of each block, its page in each table.
     pages: Vec<u32>,
+    blocks: u32,
+    /// Behind each token of its last row, oldest first.
+    states: Vec<State>,
+    /// The last token fed.
+    last: u32,
     encoder: Encoder,
     /// Positions that it has, fed or found in filled blocks.
     len: u32,
@@ -84,6 +104,9 @@ struct Encoder {
 /// In the place of a page behind the window.
 const NO_PAGE: u32 = u32::MAX;
 
+/// In the place of a snapshot, at position 0.
+const NO_SNAPSHOT: u32 = u32::MAX;
+
 const ROOT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// splitmix64's finalizer (Steele, Lea, Flood 2014), over a running value.
@@ -116,6 +139,7 @@ impl MockModel {
             kv: vec![None; config.pages as usize * config.block_size as usize],
             holders: vec![0; config.pages as usize],
             slots: (0..max_slots).map(|_| None).collect(),
+            snapshots: vec![None; config.snapshots as usize],
             config,
             max_slots,
             max_step_tokens,
@@ -165,7 +189,8 @@ impl MockModel {
                     .collect::<Vec<_>>()
             });
             let last = output.last().copied().or(spec.prompt.last().map(|token| token.0)).unwrap_or(0);
-            let sampled = key.sample(config, chain, position, last, 0, allowed.as_deref());
+            let seen = if config.state_bytes > 0 { mix(chain, chain) } else { chain };
+            let sampled = key.sample(config, seen, position, last, 0, allowed.as_deref());
             let sampled = sampled.expect("a grammar allows a token").token;
             output.push(sampled);
             let goes_on = spec.ignore_eos && spec.constraint.is_none();
@@ -230,6 +255,10 @@ impl MockModel {
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
         let drafts: u64 = rows.drafts.iter().map(|&n| u64::from(n)).sum();
         require!(drafts <= u64::from(self.max_step_drafts), "{drafts} drafts in one step");
+        require!(
+            drafts == 0 || self.config.state_bytes == 0,
+            "{drafts} drafts, and a state cannot be rewound"
+        );
         let mut seen = std::collections::HashSet::new();
         for &slot in &rows.slots {
             require!(slot < self.max_slots, "slot {slot} of {}", self.max_slots);
@@ -237,11 +266,12 @@ impl MockModel {
         }
         // Within a layer every row's keys and values are written before any is read. So all rows write
         // first, and what they then attend to is checked afterwards.
-        let mut cursor = Cursor::default();
+        let mut cursor = Cursor { sources: self.read_sources(&rows)?, ..Cursor::default() };
         for at in 0..rows.slots.len() {
             self.write(&rows, at, &mut cursor)?;
         }
         cursor.check_all_read(&rows)?;
+        self.save(&rows)?;
         let mut result = StepResult { number: plan.number, ..StepResult::default() };
         let mut columns = ResultColumns::default();
         for at in 0..rows.slots.len() {
@@ -299,6 +329,7 @@ impl MockModel {
         let mut state = self.slots[slot as usize]
             .take()
             .ok_or_else(|| format!("row {at}: slot {slot} was not started"))?;
+        state.blocks += rows.new_block_counts[at];
 
         if flag(RowFlag::Continue)
             && let Some((sampled_at, _)) = state.sampled
@@ -334,8 +365,7 @@ impl MockModel {
         let end = position + count;
         require!(end <= self.config.max_positions, "row {at} reaches position {end}");
         let size = self.config.block_size;
-        let blocks = state.pages.len() as u32 / self.tables.count();
-        require!(blocks * size >= end, "row {at}: its tables do not reach {end}");
+        require!(state.blocks * size >= end, "row {at}: its tables do not reach {end}");
         if flag(RowFlag::Start) {
             let mut read = self.each_table().flat_map(|table| {
                 (self.first_visible(table, position)..position).map(move |before| (table, before))
@@ -359,11 +389,22 @@ impl MockModel {
         }
         let mut chain = match position.checked_sub(1) {
             None => ROOT,
+            Some(_) if self.tables.count() == 0 => state.state().chain,
             Some(before) => match self.stored(&state.pages, 0, before) {
                 Some(stored) => stored.chain,
                 None => return Err(format!("row {at}: position {before} is empty")),
             },
         };
+        let mut recurrent = state.state();
+        if self.config.state_bytes > 0 {
+            let of = recurrent.len;
+            require!(of == position, "row {at} feeds {position}, and its state is of {of} tokens");
+            require!(
+                recurrent.chain == chain,
+                "row {at} feeds {position}, and its state is another sequence's"
+            );
+        }
+        state.states.clear();
         let read = read(fed.iter().copied().take(encoder.tokens as usize));
         for (&token, position) in fed.iter().zip(position..) {
             require!(token < self.config.vocab_size, "row {at} feeds token {token}");
@@ -371,6 +412,10 @@ impl MockModel {
                 true => mix(read, u64::from(position)),
                 false => extend(chain, token, position),
             };
+            if self.config.state_bytes > 0 {
+                recurrent = State { len: position + 1, chain: extend(recurrent.chain, token, position) };
+                state.states.push(recurrent);
+            }
             let from = (position / size * self.tables.count()) as usize;
             for &page in &state.pages[from..][..self.tables.count() as usize] {
                 require!(page != NO_PAGE, "row {at} writes {position}, which has no page");
@@ -381,8 +426,58 @@ impl MockModel {
         }
         self.fed.extend_from_slice(&fed);
         (state.len, state.most) = (end, rows.positions[at] + count);
+        state.last = fed.last().copied().unwrap_or(0);
         state.sampled = None;
         self.slots[slot as usize] = Some(state);
+        Ok(())
+    }
+
+    /// What each START row's state begins with, read before any row runs.
+    fn read_sources(&self, rows: &Rows) -> Result<Vec<State>, String> {
+        let starts = rows.flags.iter().zip(&rows.positions);
+        let starts = starts.filter(|(flags, _)| **flags & RowFlag::Start as u8 != 0);
+        let named = &rows.starts.state_sources;
+        if self.config.state_bytes == 0 {
+            require!(named.is_empty(), "a model without a state begins with snapshots");
+            return Ok(vec![NO_STATE; rows.starts.seeds.len()]);
+        }
+        let mut sources = Vec::new();
+        for ((_, &position), &place) in starts.zip(named) {
+            sources.push(match place {
+                NO_SNAPSHOT => NO_STATE,
+                place => {
+                    let saved = self.snapshots.get(place as usize).copied().flatten();
+                    saved.ok_or_else(|| format!("snapshot {place} was not saved"))?
+                }
+            });
+            let of = sources.last().map_or(0, |source| source.len);
+            require!(
+                of == position,
+                "a row starts at {position} with a state of {of} tokens, snapshot {place}"
+            );
+        }
+        let (has, needs) = (sources.len(), rows.starts.seeds.len());
+        require!(has == needs, "{has} rows begin with a state, and {needs} start");
+        Ok(sources)
+    }
+
+    /// Copies states to their places.
+    fn save(&mut self, rows: &Rows) -> Result<(), String> {
+        let mut before = None;
+        let mut written = std::collections::HashSet::new();
+        for save in rows.saves.chunks(3) {
+            let &[row, tokens, place] = save else { return Err(format!("saves end with {save:?}")) };
+            require!(before < Some((row, tokens)), "save {save:?} comes after {before:?}");
+            before = Some((row, tokens));
+            require!((row as usize) < rows.slots.len(), "save {save:?} is of no row");
+            let count = rows.counts[row as usize];
+            require!((1..=count).contains(&tokens), "save {save:?} in a row of {count} tokens");
+            require!(place < self.config.snapshots, "save {save:?} into {} places", self.config.snapshots);
+            require!(written.insert(place), "snapshot {place} is written twice in a plan");
+            let slot = self.slots[rows.slots[row as usize] as usize].as_ref();
+            let state = slot.and_then(|slot| slot.states.get(tokens as usize - 1)).copied();
+            self.snapshots[place as usize] = state;
+        }
         Ok(())
     }
 
@@ -408,7 +503,10 @@ impl MockModel {
             let targets = targets.ok_or("prompt_targets is too short")?;
             *targets_read += count;
             for (&target, position) in targets.iter().zip(from..) {
-                let chain = self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain);
+                let chain = match self.tables.count() {
+                    0 => state.states[(position - from) as usize].chain,
+                    _ => self.stored(&state.pages, 0, position).map_or(0, |stored| stored.chain),
+                };
                 let known = target != u32::MAX;
                 columns.prompt_logprobs.push(if known { prompt_logprob(chain, target) } else { f32::NAN });
                 for (token, logprob) in (0..state.top_tokens).map(|n| alternative(&self.config, chain, n)) {
@@ -446,7 +544,13 @@ impl MockModel {
             let forced = mask.is_some() && len < fed_to && !is_skipped;
             let only = forced.then(|| stored(len).map(|draft| vec![draft.token])).flatten();
             let mask = only.as_deref().or(mask.as_deref());
-            let (chain, last) = stored(len - 1).map_or((0, 0), |stored| (stored.chain, stored.token));
+            let (mut chain, last) = match self.tables.count() {
+                0 => (state.state().chain, state.last),
+                _ => stored(len - 1).map_or((0, 0), |stored| (stored.chain, stored.token)),
+            };
+            if self.config.state_bytes > 0 {
+                chain = mix(chain, state.state().chain);
+            }
             let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask);
             state.skipped = sampled.is_none();
             let sampled = sampled.unwrap_or(Sampled {
@@ -582,6 +686,7 @@ fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
     }
     digest.update(&plan.traces);
     digest.update(&plan.drafts);
+    digest.update(&plan.saves);
 }
 
 impl Encoder {
@@ -601,6 +706,13 @@ fn alternative(config: &MockConfig, chain: u64, n: u32) -> (u32, f32) {
 
 fn prompt_logprob(chain: u64, target: u32) -> f32 {
     -((mix(chain, u64::from(target)) % 1000) as f32) / 100.0
+}
+
+impl Slot {
+    /// Behind the last token fed.
+    fn state(&self) -> State {
+        self.states.last().copied().unwrap_or(NO_STATE)
+    }
 }
 
 impl SamplingKey {
@@ -675,6 +787,7 @@ struct Rows {
     new_pages: Vec<u32>,
     prompt_targets: Vec<u32>,
     drafts: Vec<u32>,
+    saves: Vec<u32>,
     starts: StartColumns,
 }
 
@@ -690,6 +803,7 @@ impl Rows {
             new_pages: u32s(&plan.new_pages),
             prompt_targets: u32s(&plan.prompt_targets),
             drafts: u32s(&plan.drafts),
+            saves: u32s(&plan.saves),
             starts: plan.starts.as_ref().map_or(Ok(StartColumns::default()), StartColumns::read)?,
         };
         let n = rows.slots.len();
@@ -718,6 +832,8 @@ struct Cursor {
     biases_read: usize,
     ends_read: usize,
     targets_read: usize,
+    /// The state with which each START row begins.
+    sources: Vec<State>,
 }
 
 impl Cursor {
@@ -754,6 +870,9 @@ impl Cursor {
         require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
         Ok(Slot {
             pages: Vec::new(),
+            blocks: 0,
+            states: vec![self.sources[m]],
+            last: 0,
             encoder: Encoder::new(encoder, config.block_size),
             len: 0,
             sampled: None,

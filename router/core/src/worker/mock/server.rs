@@ -142,6 +142,7 @@ impl Worker for Calls {
             decoder_start_ids: config.decoder_start_ids.clone(),
             max_side_positions: 0,
             positions_go_on: false,
+            state_bytes: config.state_bytes,
         }))
     }
 
