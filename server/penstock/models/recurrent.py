@@ -1,0 +1,200 @@
+"""Recurrent layers: what mixes tokens through a state of one size, in place of attention.
+
+Made by `penstock.models.recurrent_loader`, called by the decoder as attention is. What reads the same input is one matrix. States
+and what is computed with them are fp32, as in the implementations that the families were trained with. Letters beside those
+of `decoder`: C channels of a convolution, W its width, I channels of a state space, M numbers of its state, G groups of heads,
+V size of a value (not the vocabulary). Of a model that is divided over ranks all are this rank's.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.layers.linear import Linear
+from penstock.layers.module import Module
+from penstock.layers.norm import RmsNorm
+from penstock.models.recurrent_config import DeltaConfig, Mamba1Config, Mamba2Config
+from penstock.models.step import LayerCache, Step
+from penstock.parallel.group import TensorGroup
+
+
+class Convolution(Module):
+    """A causal convolution of each channel, whose state is the first of a layer."""
+
+    def __init__(self, weight_WC: Tensor, bias_C: Tensor | None) -> None:
+        self.weight_WC, self.bias_C = weight_WC, bias_C  # fp32
+
+    def __call__(self, x_TC: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """(T, C) to (T, C) in fp32."""
+        assert step.states is not None, "made for models with recurrent layers"
+        return ops.causal_conv(x_TC, self.weight_WC, self.bias_C, cache.states[0], step.states)
+
+
+class ShortConv(Module):
+    """A convolution between two gates that are products. The rows of `gates` are the inner gate, the outer one, and x."""
+
+    def __init__(self, gates: Linear, convolution: Convolution, out: Linear) -> None:
+        self.gates, self.convolution, self.out = gates, convolution, out
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, C)."""
+        inner_TC, outer_TC, x_TC = self.gates(x_TE).chunk(3, -1)
+        mixed_TC = self.convolution(inner_TC * x_TC, step, cache)
+        return (outer_TC * mixed_TC).to(x_TE.dtype)
+
+
+class GatedDeltaNet(Module):
+    """Gated delta rule. The rows of `parts` are queries, keys and values, gates z, and for each value head b and a."""
+
+    def __init__(
+        self,
+        config: DeltaConfig,
+        key_heads: int,
+        parts: Linear,
+        convolution: Convolution,
+        log_decay_H: Tensor,
+        rate_bias_H: Tensor,
+        norm_V: Tensor,
+        out: Linear,
+    ) -> None:
+        self.config, self.key_heads = config, key_heads
+        self.parts, self.convolution, self.out = parts, convolution, out
+        self.log_decay_H, self.rate_bias_H, self.norm_V = log_decay_H, rate_bias_H, norm_V  # fp32
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, H V)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        config, tokens = self.config, len(x_TE)
+        shared = config.value_heads // config.key_heads
+        keys, heads = self.key_heads * config.key_dim, self.key_heads * shared
+        values = heads * config.value_dim
+        mixed_TC, z_TC, b_TH, a_TH = self.parts(x_TE).split((2 * keys + values, values, heads, heads), -1)
+        mixed_TC = F.silu(self.convolution(mixed_TC, step, cache))
+        q_TC, k_TC, v_TC = mixed_TC.split((keys, keys, values), -1)
+        q_THD, k_THD = (
+            ops.unit_norm(x.unflatten(-1, (self.key_heads, config.key_dim))).repeat_interleave(shared, 1)
+            for x in (q_TC, k_TC)
+        )
+        # In float64, whose roundings do not show: libraries compute a few numbers otherwise than many.
+        rate_TH = F.softplus(a_TH.double() + self.rate_bias_H)
+        mixed_THV = ops.gated_delta_rule(
+            q_THD.mul_(config.key_dim**-0.5),
+            k_THD,
+            v_TC.unflatten(-1, (heads, config.value_dim)),
+            (rate_TH * -self.log_decay_H.double().exp()).float(),
+            b_TH.double().sigmoid().float(),
+            cache.states[1],
+            step.states,
+        )
+        z_THV = z_TC.float().unflatten(-1, (heads, config.value_dim))
+        normed_THV = ops.gated_rms_norm(mixed_THV, z_THV, self.norm_V, config.eps, gate_first=False)
+        return normed_THV.to(x_TE.dtype).view(tokens, values)
+
+
+class Mamba2(Module):
+    """Mamba 2's state space. The rows of `parts` are gates z, then x, B and C, then a rate for each head."""
+
+    def __init__(
+        self,
+        config: Mamba2Config,
+        heads: int,
+        groups: int,
+        parts: Linear,
+        convolution: Convolution,
+        log_decay_H: Tensor,
+        rate_bias_H: Tensor,
+        skip_H: Tensor,
+        norm_GC: Tensor | None,
+        group: TensorGroup,
+        out: Linear,
+    ) -> None:
+        """`norm_GC`: weights of the norm, for each part of the channels that is normalised by itself."""
+        self.config, self.heads, self.groups, self.group = config, heads, groups, group
+        self.parts, self.convolution, self.out = parts, convolution, out
+        self.log_decay_H, self.rate_bias_H, self.skip_H = log_decay_H, rate_bias_H, skip_H  # fp32
+        self.norm_GC = norm_GC  # fp32
+        self.activation = ops.ACTIVATIONS[config.activation]
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, H D)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        config, heads = self.config, self.heads
+        channels, inner = heads * config.head_dim, self.groups * config.state
+        z_TC, mixed_TC, rate_TH = self.parts(x_TE).split((channels, channels + 2 * inner, heads), -1)
+        mixed_TC = self.activation(self.convolution(mixed_TC, step, cache))
+        x_TC, b_TC, c_TC = mixed_TC.split((channels, inner, inner), -1)
+        x_THD = x_TC.unflatten(-1, (heads, config.head_dim))
+        b_TGM, c_TGM = (part.unflatten(-1, (self.groups, config.state)) for part in (b_TC, c_TC))
+        # In float64, whose roundings do not show: libraries compute a few numbers otherwise than many.
+        rate_TH = F.softplus(rate_TH.double() + self.rate_bias_H).clamp(*config.rate_limits)
+        decay_TH = (rate_TH * -self.log_decay_H.double().exp()).float()
+        scaled_THD = x_THD * rate_TH.float().unsqueeze(-1)
+        made_THD = ops.decayed_attention(c_TGM, b_TGM, scaled_THD, decay_TH, cache.states[1], step.states)
+        made_TC = (made_THD + x_THD * self.skip_H.unsqueeze(-1)).flatten(1)
+        return self._normed(made_TC, z_TC.float()).to(x_TE.dtype)
+
+    def _normed(self, x_TC: Tensor, z_TC: Tensor) -> Tensor:
+        config, norm_GC = self.config, self.norm_GC
+        if norm_GC is None:
+            return x_TC * F.silu(z_TC)
+        first = config.norm == "gate first"
+        if config.norm_groups % self.group.size == 0:
+            x_TGC, z_TGC = (part.unflatten(-1, norm_GC.shape) for part in (x_TC, z_TC))
+            return ops.gated_rms_norm(x_TGC, z_TGC, norm_GC, config.eps, gate_first=first).flatten(1)
+        # The ranks hold parts of what is normalised at once.
+        opened_TC = F.silu(z_TC)
+        if first:
+            x_TC = x_TC * opened_TC
+        squares_T1 = self.group.all_reduce(x_TC.square().sum(-1, keepdim=True))
+        width = config.channels // config.norm_groups
+        x_TC = x_TC * torch.rsqrt(squares_T1 / width + config.eps) * norm_GC.flatten()
+        return x_TC if first else x_TC * opened_TC
+
+
+class Mamba1(Module):
+    """Mamba's state space. The rows of `parts` are x, then gates z. `inner` makes of x what rates are made of, B and C: each
+    rank from its channels, and all add up.
+    """
+
+    def __init__(
+        self,
+        config: Mamba1Config,
+        parts: Linear,
+        convolution: Convolution,
+        inner: Linear,
+        norms: list[RmsNorm],
+        rates: Linear,
+        rate_bias_I: Tensor,
+        log_decay_IM: Tensor,
+        skip_I: Tensor,
+        group: TensorGroup,
+        out: Linear,
+    ) -> None:
+        """`norms`: of the numbers that rates are made of, of B and of C, or none."""
+        self.config, self.group = config, group
+        self.parts, self.convolution, self.inner, self.norms = parts, convolution, inner, norms
+        self.rates, self.out = rates, out
+        self.rate_bias_I, self.skip_I = rate_bias_I, skip_I  # fp32
+        self.decay_IM = log_decay_IM.exp_().neg_()
+        self.activation = ops.ACTIVATIONS[config.activation]
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, I)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        config = self.config
+        x_TI, z_TI = self.parts(x_TE).chunk(2, -1)
+        x_TI = self.activation(self.convolution(x_TI, step, cache))
+        made_TR = self.group.all_reduce(self.inner(x_TI.to(x_TE.dtype)))
+        split = made_TR.split((config.rate_rank, config.state, config.state), -1)
+        low_TR, b_TM, c_TM = (
+            (norm(part) for norm, part in zip(self.norms, split, strict=True)) if self.norms else split
+        )
+        rate_TI = F.softplus(self.rates(low_TR.contiguous()).float() + self.rate_bias_I)
+        made_TI = ops.selective_scan(
+            x_TI, rate_TI, self.decay_IM, b_TM.float(), c_TM.float(), cache.states[1], step.states
+        )
+        return (made_TI + x_TI * self.skip_I).mul_(F.silu(z_TI.float())).to(x_TE.dtype)
+
+
+Recurrent = ShortConv | GatedDeltaNet | Mamba2 | Mamba1
