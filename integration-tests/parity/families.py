@@ -352,6 +352,7 @@ DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+QWEN_3_5_IMAGES: dict[str, Any] = {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 MAMBA_2: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["mamba", "mamba", "attention", "mamba"],
@@ -411,6 +412,16 @@ FAMILIES |= {
         rope_theta=10000000,
     ),
     "Qwen 3.5": shaped("Qwen3_5ForCausalLM", "qwen3_5_text", **DELTA),
+    "Qwen 3.5 (experts)": shaped(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        **DELTA,
+        intermediate_size=None,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=48,
+    ),
     "LFM2": shaped(
         "Lfm2ForCausalLM",
         "lfm2",
@@ -602,5 +613,11 @@ FAMILIES |= {
         "mistral3",
         FAMILIES["Mistral"],
         {"model_type": "pixtral", "head_dim": 16},
+    ),
+    "Qwen 3.5 with images": with_images(
+        "Qwen3_5ForConditionalGeneration", "qwen3_5", FAMILIES["Qwen 3.5"], QWEN_3_5_IMAGES
+    ),
+    "Qwen 3.5 (experts) with images": with_images(
+        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", FAMILIES["Qwen 3.5 (experts)"], QWEN_3_5_IMAGES
     ),
 } | OLDER

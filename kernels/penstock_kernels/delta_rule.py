@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock_kernels.recurrence import StateMetadata, advance, causal
+from penstock_kernels.recurrence import StateMetadata, advance, causal, decays
 
 CHUNK = 64
 # Decays of channels are multiplied out for every pair of tokens of a chunk.
@@ -45,15 +45,11 @@ def gated_delta_rule(
         decay_HNC, beta_HNC = (
             _in_chunks(x[tokens].unsqueeze(-1), size).squeeze(-1) for x in (decay_TH, beta_TH)
         )
-        total_HNC = decay_HNC.cumsum(-1)
-        below = causal(size, q_HNCD.device)
-        between_HNCC = total_HNC.unsqueeze(-1) - total_HNC.unsqueeze(-2)
-        between_HNCC = between_HNCC.masked_fill_(~below, -torch.inf).exp_()
+        total_HNC, between_HNCC, until_HNC1 = decays(decay_HNC)
         seen_HNCC = (q_HNCD @ k_HNCD.transpose(-1, -2)).mul_(between_HNCC)
         asked_HNCD = k_HNCD * beta_HNC.unsqueeze(-1)
         learnt_HNCC = (asked_HNCD @ k_HNCD.transpose(-1, -2)).mul_(between_HNCC)
         since_HNC1 = total_HNC.exp().unsqueeze(-1)
-        until_HNC1 = (total_HNC[..., -1:] - total_HNC).exp_().unsqueeze(-1)
         return _over_chunks(
             state_HDV,
             seen_HNCC,

@@ -74,3 +74,17 @@ def chunks(tokens: slice, size: int) -> Iterator[slice]:
 def causal(size: int, device: torch.device, diagonal: int = 0) -> Tensor:
     """Which of (size, size) pairs are not above the diagonal."""
     return torch.ones((size, size), dtype=torch.bool, device=device).tril(diagonal)
+
+
+def decays(decay_HNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From logarithms (H, N, C) of the decays of a chunk's tokens: their sums up to each token (H, N, C), what is left of one
+    token's part at another one behind it (H, N, C, C), and at the chunk's end (H, N, C, 1); all in fp32.
+
+    Sums are large and their differences small, so they are float64 on the way.
+    """
+    total_HNC = decay_HNC.double().cumsum(-1)
+    between_HNCC = total_HNC.unsqueeze(-1) - total_HNC.unsqueeze(-2)
+    below = causal(decay_HNC.shape[-1], decay_HNC.device)
+    left_HNCC = between_HNCC.masked_fill_(~below, -torch.inf).float().exp_()
+    until_HNC1 = (total_HNC[..., -1:] - total_HNC).float().exp_().unsqueeze(-1)
+    return total_HNC.float(), left_HNCC, until_HNC1

@@ -285,7 +285,7 @@ class _Maker:
         self.heads = geometry.heads
         self.dtype = geometry.dtype
         self.device = geometry.device
-        self.head_keys = ops.gathered_at_once(geometry.device) // geometry.head_dim
+        self.head_keys = ops.gathered_at_once(geometry.device) // max(geometry.head_dim, 1)
         self.window: Window | None = None
         # Of the window's groups, by their first token: the same in every table.
         self.masks: dict[int, Tensor | None] = {}
