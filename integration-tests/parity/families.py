@@ -352,7 +352,12 @@ DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-QWEN_3_5_IMAGES: dict[str, Any] = {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
+QWEN_3_5_IMAGES: dict[str, Any] = {
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
 MAMBA_2: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["mamba", "mamba", "attention", "mamba"],

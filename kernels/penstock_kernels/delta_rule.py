@@ -142,7 +142,7 @@ def _over_chunks(
     """What is new in a chunk follows from itself and from the state before it by one triangular system for both."""
     both = torch.cat((value_HNCV, asked_HNCD), -1)
     solved = torch.linalg.solve_triangular(learnt_HNCC, both, upper=False, unitriangular=True)
-    value_HNCV, asked_HNCD = solved.split((value_HNCV.shape[-1], asked_HNCD.shape[-1]), -1)
+    value_HNCV, asked_HNCD = torch.split(solved, [value_HNCV.shape[-1], asked_HNCD.shape[-1]], -1)
     out_HNCV = torch.empty_like(value_HNCV)
     for at in range(value_HNCV.shape[1]):
         new_HCV = value_HNCV[:, at] - asked_HNCD[:, at] @ state_HDV

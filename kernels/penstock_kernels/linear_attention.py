@@ -36,12 +36,12 @@ def decayed_attention(
         q_GNCD, k_GNCD, v_HNCV = (_in_chunks(x[tokens], size) for x in (q_TGD, k_TGD, v_THV))
         decay_HNC = _in_chunks(decay_TH[tokens].unsqueeze(-1), size).squeeze(-1)
         total_HNC, between_HNCC, until_HNC1 = decays(decay_HNC)
-        weights_HNCC = between_HNCC.unflatten(0, (groups, shared))
+        weights_HNCC = torch.unflatten(between_HNCC, 0, (groups, shared))
         weights_HNCC *= (q_GNCD @ k_GNCD.transpose(-1, -2)).unsqueeze(1)
         out_HNCV = weights_HNCC.flatten(0, 1) @ v_HNCV
-        q_HNCD = (q_GNCD.unsqueeze(1) * total_HNC.exp().unflatten(0, (groups, shared)).unsqueeze(-1)).flatten(
-            0, 1
-        )
+        q_HNCD = (
+            q_GNCD.unsqueeze(1) * torch.unflatten(total_HNC.exp(), 0, (groups, shared)).unsqueeze(-1)
+        ).flatten(0, 1)
         added_HNDV = k_GNCD.repeat_interleave(shared, 0).transpose(-1, -2) @ (v_HNCV * until_HNC1)
         kept_HN = total_HNC[..., -1].exp()[..., None, None]
         for at in range(out_HNCV.shape[1]):

@@ -24,7 +24,9 @@ def layer_norm(x_TE: Tensor, weight_E: Tensor | None, bias_E: Tensor | None, eps
     return F.layer_norm(x_TE, (x_TE.shape[-1],), weight_E, bias_E, eps)
 
 
-def gated_rms_norm(x_TE: Tensor, gate_TE: Tensor, weight_E: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+def gated_rms_norm(
+    x_TE: Tensor, gate_TE: Tensor, weight_E: Tensor, eps: float, *, gate_first: bool
+) -> Tensor:
     """RMS normalisation over the last dimension and a gate, silu(gate), before it or behind it; all in fp32.
 
     x, gate (..., E) and weight, whose shape spreads over them, in fp32. In front as in Mamba 2, behind as in Gated Delta

@@ -44,7 +44,7 @@ def column(name: str) -> st.SearchStrategy[bytes]:
 @st.composite
 def good_starts(draw: st.DrawFn, rows: int) -> dict[str, bytes]:
     ones = ("top_ps", "typical_ps", "repetition_penalties")
-    ragged = ("history", "bias_tokens", "biases", "end_tokens", "encoder_counts")
+    ragged = ("history", "bias_tokens", "biases", "end_tokens", "encoder_counts", "state_sources")
     values = {
         name: packed("<u8" if name == "seeds" else "<f4", [1.0 if name in ones else 0] * rows)
         for name in STARTS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.attention_metadata import to_device
-from penstock.engine.plan import I64, NO_SNAPSHOT, START, Plan
+from penstock.engine.plan import I64, NO_SNAPSHOT, START, U32, Plan
 from penstock.models.recurrent_config import StateShape
 
 
@@ -36,7 +36,7 @@ class StateCache:
             for layer in shapes
         ]
 
-    def start(self, slots: I64, sources: I64) -> None:
+    def start(self, slots: I64, sources: U32) -> None:
         """Puts zeros, or a snapshot, where these slots' states begin."""
         empty = sources == NO_SNAPSHOT
         emptied = to_device(slots[empty], self.device)
@@ -55,7 +55,7 @@ def state_bytes(shapes: list[tuple[StateShape, ...]], dtype: torch.dtype) -> int
     return sum(state.bytes(dtype) for layer in shapes for state in layer)
 
 
-def starting(plan: Plan) -> tuple[I64, I64]:
+def starting(plan: Plan) -> tuple[I64, U32]:
     """The slots whose sequences begin in a plan of a model with states, and with which snapshots."""
     assert plan.starts is not None, "SlotTable.apply has seen to it"
     return plan.slots[(plan.flags & START) != 0], plan.starts.state_sources

@@ -26,7 +26,9 @@ class Tables:
     full: int  # tables of layers without a window; they come first
     windowed: int
     window: "Window | None"  # of the windowed tables, the widest of their layers
-    of: tuple[tuple[int, int], ...]  # of each layer with a cache: its table, and its place in the pages of that
+    of: tuple[
+        tuple[int, int], ...
+    ]  # of each layer with a cache: its table, and its place in the pages of that
 
     @property
     def count(self) -> int:

@@ -69,11 +69,15 @@ class GatedDeltaNet(Module):
         shared = config.value_heads // config.key_heads
         keys, heads = self.key_heads * config.key_dim, self.key_heads * shared
         values = heads * config.value_dim
-        mixed_TC, z_TC, b_TH, a_TH = self.parts(x_TE).split((2 * keys + values, values, heads, heads), -1)
+        mixed_TC, z_TC, b_TH, a_TH = torch.split(
+            self.parts(x_TE), [2 * keys + values, values, heads, heads], -1
+        )
         mixed_TC = F.silu(self.convolution(mixed_TC, step, cache))
-        q_TC, k_TC, v_TC = mixed_TC.split((keys, keys, values), -1)
+        q_TC, k_TC, v_TC = torch.split(mixed_TC, [keys, keys, values], -1)
         q_THD, k_THD = (
-            ops.unit_norm(x.unflatten(-1, (self.key_heads, config.key_dim))).repeat_interleave(shared, 1)
+            ops.unit_norm(torch.unflatten(x, -1, (self.key_heads, config.key_dim))).repeat_interleave(
+                shared, 1
+            )
             for x in (q_TC, k_TC)
         )
         # In float64, whose roundings do not show: libraries compute a few numbers otherwise than many.
@@ -81,13 +85,13 @@ class GatedDeltaNet(Module):
         mixed_THV = ops.gated_delta_rule(
             q_THD.mul_(config.key_dim**-0.5),
             k_THD,
-            v_TC.unflatten(-1, (heads, config.value_dim)),
+            torch.unflatten(v_TC, -1, (heads, config.value_dim)),
             (rate_TH * -self.log_decay_H.double().exp()).float(),
             b_TH.double().sigmoid().float(),
             cache.states[1],
             step.states,
         )
-        z_THV = z_TC.float().unflatten(-1, (heads, config.value_dim))
+        z_THV = torch.unflatten(z_TC.float(), -1, (heads, config.value_dim))
         normed_THV = ops.gated_rms_norm(mixed_THV, z_THV, self.norm_V, config.eps, gate_first=False)
         return normed_THV.to(x_TE.dtype).view(tokens, values)
 
@@ -121,11 +125,11 @@ class Mamba2(Module):
         assert step.states is not None, "made for models with recurrent layers"
         config, heads = self.config, self.heads
         channels, inner = heads * config.head_dim, self.groups * config.state
-        z_TC, mixed_TC, rate_TH = self.parts(x_TE).split((channels, channels + 2 * inner, heads), -1)
+        z_TC, mixed_TC, rate_TH = torch.split(self.parts(x_TE), [channels, channels + 2 * inner, heads], -1)
         mixed_TC = self.activation(self.convolution(mixed_TC, step, cache))
-        x_TC, b_TC, c_TC = mixed_TC.split((channels, inner, inner), -1)
-        x_THD = x_TC.unflatten(-1, (heads, config.head_dim))
-        b_TGM, c_TGM = (part.unflatten(-1, (self.groups, config.state)) for part in (b_TC, c_TC))
+        x_TC, b_TC, c_TC = torch.split(mixed_TC, [channels, inner, inner], -1)
+        x_THD = torch.unflatten(x_TC, -1, (heads, config.head_dim))
+        b_TGM, c_TGM = (torch.unflatten(part, -1, (self.groups, config.state)) for part in (b_TC, c_TC))
         # In float64, whose roundings do not show: libraries compute a few numbers otherwise than many.
         rate_TH = F.softplus(rate_TH.double() + self.rate_bias_H).clamp(*config.rate_limits)
         decay_TH = (rate_TH * -self.log_decay_H.double().exp()).float()
@@ -140,7 +144,7 @@ class Mamba2(Module):
             return x_TC * F.silu(z_TC)
         first = config.norm == "gate first"
         if config.norm_groups % self.group.size == 0:
-            x_TGC, z_TGC = (part.unflatten(-1, norm_GC.shape) for part in (x_TC, z_TC))
+            x_TGC, z_TGC = (torch.unflatten(part, -1, norm_GC.shape) for part in (x_TC, z_TC))
             return ops.gated_rms_norm(x_TGC, z_TGC, norm_GC, config.eps, gate_first=first).flatten(1)
         # The ranks hold parts of what is normalised at once.
         opened_TC = F.silu(z_TC)
@@ -186,7 +190,7 @@ class Mamba1(Module):
         x_TI, z_TI = self.parts(x_TE).chunk(2, -1)
         x_TI = self.activation(self.convolution(x_TI, step, cache))
         made_TR = self.group.all_reduce(self.inner(x_TI.to(x_TE.dtype)))
-        split = made_TR.split((config.rate_rank, config.state, config.state), -1)
+        split = torch.split(made_TR, [config.rate_rank, config.state, config.state], -1)
         low_TR, b_TM, c_TM = (
             (norm(part) for norm, part in zip(self.norms, split, strict=True)) if self.norms else split
         )

@@ -73,7 +73,9 @@ class DeltaConfig:
 
     def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
         """See RecurrentConfig."""
-        keys = len(group.even_share(self.key_heads, "the key heads of linear attention (linear_num_key_heads)"))
+        keys = len(
+            group.even_share(self.key_heads, "the key heads of linear attention (linear_num_key_heads)")
+        )
         values = keys * (self.value_heads // self.key_heads)
         channels = 2 * keys * self.key_dim + values * self.value_dim
         return (

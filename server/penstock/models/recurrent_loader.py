@@ -70,17 +70,13 @@ def mamba2(loader: Loader, at: str, mixer: Mamba2Config) -> Mamba2:
         norm = numbers(loader, at + "norm.weight", (channels,), x)
         norm = norm.view(max(mixer.norm_groups // group.size, 1), -1)
     width = loader.config.width
-    out = loader.row_parallel(
-        at + "out_proj", mixer.head_dim, heads, mixer.heads, width, mixer.out_bias
-    )
+    out = loader.row_parallel(at + "out_proj", mixer.head_dim, heads, mixer.heads, width, mixer.out_bias)
     return Mamba2(
         mixer,
         len(heads),
         len(groups),
         parts,
-        convolution(
-            loader, [(at + "conv1d", channels + 2 * inner, mixed)], mixer.kernel, mixer.conv_bias
-        ),
+        convolution(loader, [(at + "conv1d", channels + 2 * inner, mixed)], mixer.kernel, mixer.conv_bias),
         numbers(loader, at + "A_log", (mixer.heads,), [heads]),
         numbers(loader, at + "dt_bias", (mixer.heads,), [heads]),
         numbers(loader, at + "D", (mixer.heads,), [heads]),
@@ -123,9 +119,9 @@ def moved(ranges_: Sequence[range], by: int) -> list[range]:
 
 def scale_rows(parts: Linear, counts: list[int], scales: Sequence[float]) -> None:
     """Multiplies parts of a matrix's rows, so that what it gives is multiplied."""
-    for weight_OI, scale in zip(parts.weight_OI.split(counts), scales, strict=True):
+    for weight_OI, scale in zip(torch.split(parts.weight_OI, counts), scales, strict=True):
         if scale != 1.0:
             weight_OI.mul_(scale)
     if parts.bias_O is not None:
-        for bias_O, scale in zip(parts.bias_O.split(counts), scales, strict=True):
+        for bias_O, scale in zip(torch.split(parts.bias_O, counts), scales, strict=True):
             bias_O.mul_(scale)

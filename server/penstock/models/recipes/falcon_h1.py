@@ -68,7 +68,11 @@ def factors(config: dict[str, Any], name: str, count: int) -> list[float]:
     given = config.get(name)
     if given is None:
         return [1.0] * count
-    if not isinstance(given, list) or len(given) != count or not all(isinstance(x, (int, float)) for x in given):
+    if (
+        not isinstance(given, list)
+        or len(given) != count
+        or not all(isinstance(x, (int, float)) for x in given)
+    ):
         raise UnusableModel(f"config.json: {name} is not a list of {count} numbers")
     return [float(x) for x in given]
 

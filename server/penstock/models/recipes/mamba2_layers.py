@@ -58,7 +58,9 @@ def with_kinds(read: DecoderConfig, kinds: list[str], mixer: Mamba2Config) -> De
     """With this mixer in the recurrent layers. Raises UnusableModel for a kind of layer that is unknown."""
     unknown = next((kind for kind in kinds if kind not in (*RECURRENT, *ATTENTION)), None)
     if unknown is not None:
-        raise UnusableModel(f"config.json: a layer is a {unknown!r}; supported: {', '.join(RECURRENT + ATTENTION)}")
+        raise UnusableModel(
+            f"config.json: a layer is a {unknown!r}; supported: {', '.join(RECURRENT + ATTENTION)}"
+        )
     return read.with_layers(
         attends=[kind in ATTENTION for kind in kinds],
         recurrent=[mixer if kind in RECURRENT else None for kind in kinds],

@@ -31,10 +31,14 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 def hybrid(config: dict[str, Any]) -> DecoderConfig:
     """The decoder without its experts: its layers of both kinds, norms and gates."""
     fields = Fields(config)
-    read = llama.read_config({"head_dim": 256, "intermediate_size": 1, "partial_rotary_factor": 0.25, **config})
+    read = llama.read_config(
+        {"head_dim": 256, "intermediate_size": 1, "partial_rotary_factor": 0.25, **config}
+    )
     norm = fields.norm("rms_norm_eps", 1e-6, offset=1.0)
     every = fields.count("full_attention_interval", default=4)
-    default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(read.num_layers)]
+    default = [
+        "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(read.num_layers)
+    ]
     kinds = fields.layer_kinds(read.num_layers, default)
     unknown = next((kind for kind in kinds if kind not in ("full_attention", "linear_attention")), None)
     if unknown is not None:
@@ -81,7 +85,7 @@ class DeltaLoader(Loader):
             mixer.key_heads, "the key heads of linear attention (linear_num_key_heads)"
         )
         shared = mixer.value_heads // mixer.key_heads
-        keys, values = scaled([mine], mixer.key_dim), scaled([mine], shared * mixer.value_dim)
+        keys = scaled([mine], mixer.key_dim)
         heads = scaled([mine], shared)
         all_keys, all_values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
         channels = [
