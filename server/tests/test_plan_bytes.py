@@ -181,7 +181,7 @@ def test_the_table_of_start_columns_is_that_of_the_contract() -> None:
     message = contract.partition("message Starts {")[2].partition("\n}")[0]
     # The comment that says a column's type is behind it or, where it is long, before it.
     found = re.findall(
-        r"^  (?://\s*\[(\w+)\][^\n]*\n(?:  //[^\n]*\n)*  )?bytes (\w+) = \d+;(?:\s*// \[(\w+)\](?: ragged by (\w+))?)?",
+        r"^  (?://\s*\[(\w+)\][^\n]*\n(?:  //[^\n]*\n)*  )?bytes (\w+) = \d+;(?: *// \[(\w+)\](?: ragged by (\w+))?)?",
         message,
         re.M,
     )
