@@ -25,14 +25,13 @@ def layer_norm(x_TE: Tensor, weight_E: Tensor | None, bias_E: Tensor | None, eps
 
 
 def gated_rms_norm(
-    x_TE: Tensor, gate_TE: Tensor, weight_E: Tensor, eps: float, *, gate_first: bool
+    x_TE: Tensor, opened_TE: Tensor, weight_E: Tensor, eps: float, *, gate_first: bool
 ) -> Tensor:
-    """RMS normalisation over the last dimension and a gate, silu(gate), before it or behind it; all in fp32.
+    """RMS normalisation over the last dimension and a product with an opened gate, before it or behind it.
 
-    x, gate (..., E) and weight, whose shape spreads over them, in fp32. In front as in Mamba 2, behind as in Gated Delta
+    x, opened (..., E) and weight, whose shape spreads over them, in fp32. In front as in Mamba 2, behind as in Gated Delta
     Networks.
     """
-    opened_TE = F.silu(gate_TE)
     if gate_first:
         return F.rms_norm(x_TE * opened_TE, (x_TE.shape[-1],), None, eps).mul_(weight_E)
     return F.rms_norm(x_TE, (x_TE.shape[-1],), None, eps).mul_(weight_E).mul_(opened_TE)

@@ -118,6 +118,8 @@ class DecoderConfig:
     sum_norm: bool = False  # the sum with what a branch gives is normalised
     residual_normed: bool = False  # what a branch gives is added to what it read
     residual_scale: float = 1.0  # of what a branch gives
+    # MiniMax: (of the residual, of what a branch gives) of attention, recurrent layers and feed-forward.
+    residual_factors: tuple[tuple[float, float], ...] = ()
 
     # Ends.
     embedding_scale: float = 1.0

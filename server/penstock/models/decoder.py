@@ -234,6 +234,9 @@ class Layer(Module):
     feed_forward_norm: Norm | None  # of a parallel layer with one norm: None
     attention_out_norm: Norm | None = None  # of what the branch gives, or of the sum with it
     feed_forward_out_norm: Norm | None = None
+    # What the residual is multiplied with where the branch is added to it.
+    attention_residual: float = 1.0
+    feed_forward_residual: float = 1.0
 
 
 @dataclass(slots=True)
@@ -356,17 +359,17 @@ class Decoder(Module):
             read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
             given = layer.attention(read_TE, step, cache)
             residual_TE = read_TE if self.config.residual_normed else x_TE
+            if layer.attention_residual != 1.0:
+                residual_TE = residual_TE * layer.attention_residual
             x_TE = self._add(residual_TE, given, layer.attention, layer.attention_out_norm)
         if layer.feed_forward is None:
             return x_TE
         read_TE = x_TE if layer.feed_forward_norm is None else layer.feed_forward_norm(x_TE)
         given = layer.feed_forward(read_TE)
-        return self._add(
-            read_TE if self.config.residual_normed else x_TE,
-            given,
-            layer.feed_forward,
-            layer.feed_forward_out_norm,
-        )
+        residual_TE = read_TE if self.config.residual_normed else x_TE
+        if layer.feed_forward_residual != 1.0:
+            residual_TE = residual_TE * layer.feed_forward_residual
+        return self._add(residual_TE, given, layer.feed_forward, layer.feed_forward_out_norm)
 
     def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """Both branches of a rank are added before the ranks are: one exchange for a layer."""

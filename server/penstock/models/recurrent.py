@@ -12,9 +12,16 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
-from penstock.layers.module import Module
+from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import RmsNorm
-from penstock.models.recurrent_config import DeltaConfig, Mamba1Config, Mamba2Config
+from penstock.models.recurrent_config import (
+    ChannelDeltaConfig,
+    DeltaConfig,
+    GriffinConfig,
+    LightningConfig,
+    Mamba1Config,
+    Mamba2Config,
+)
 from penstock.models.step import LayerCache, Step
 from penstock.parallel.group import TensorGroup
 
@@ -87,13 +94,126 @@ class GatedDeltaNet(Module):
             k_THD,
             torch.unflatten(v_TC, -1, (heads, config.value_dim)),
             (rate_TH * -self.log_decay_H.double().exp()).float(),
+            (b_TH.double().sigmoid() * config.beta_scale).float(),
+            cache.states[1],
+            step.states,
+        )
+        opened_THV = torch.unflatten(F.silu(z_TC.float()), -1, (heads, config.value_dim))
+        normed_THV = ops.gated_rms_norm(mixed_THV, opened_THV, self.norm_V, config.eps, gate_first=False)
+        return normed_THV.to(x_TE.dtype).view(tokens, values)
+
+
+class ChannelDelta(Module):
+    """Kimi delta attention. The rows of `parts` are queries, keys and values, what decays and gates are made of, and b."""
+
+    def __init__(
+        self,
+        config: ChannelDeltaConfig,
+        heads: int,
+        parts: Linear,
+        convolution: Convolution,
+        decays: Linear,
+        gates: Linear,
+        log_decay_H: Tensor,
+        rate_bias_HD: Tensor,
+        norm_D: Tensor,
+        out: Linear,
+    ) -> None:
+        self.config, self.heads = config, heads
+        self.parts, self.convolution, self.out = parts, convolution, out
+        self.decays, self.gates = decays, gates
+        self.log_decay_H, self.rate_bias_HD, self.norm_D = log_decay_H, rate_bias_HD, norm_D  # fp32
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, H D)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        heads, size = self.heads, self.config.head_dim
+        mixed_TC, decay_TR, gate_TR, b_TH = torch.split(
+            self.parts(x_TE), [3 * heads * size, size, size, heads], -1
+        )
+        mixed_TC = F.silu(self.convolution(mixed_TC, step, cache))
+        q_THD, k_THD, v_THD = torch.unflatten(mixed_TC, -1, (3, heads, size)).unbind(1)
+        rate_THD = torch.unflatten(self.decays(decay_TR.contiguous()).float(), -1, (heads, size))
+        rate_THD = F.softplus(rate_THD + self.rate_bias_HD)
+        mixed_THD = ops.channel_delta_rule(
+            ops.unit_norm(q_THD).mul_(size**-0.5),
+            ops.unit_norm(k_THD),
+            v_THD.contiguous(),
+            rate_THD.mul_(-self.log_decay_H.exp().unsqueeze(-1)),
             b_TH.double().sigmoid().float(),
             cache.states[1],
             step.states,
         )
-        z_THV = torch.unflatten(z_TC.float(), -1, (heads, config.value_dim))
-        normed_THV = ops.gated_rms_norm(mixed_THV, z_THV, self.norm_V, config.eps, gate_first=False)
-        return normed_THV.to(x_TE.dtype).view(tokens, values)
+        opened_THD = torch.unflatten(self.gates(gate_TR.contiguous()).float().sigmoid(), -1, (heads, size))
+        normed_THD = ops.gated_rms_norm(mixed_THD, opened_THD, self.norm_D, self.config.eps, gate_first=False)
+        return normed_THD.to(x_TE.dtype).flatten(1)
+
+
+class LightningAttention(Module):
+    """Linear attention with a decay for each head. The rows of `parts` are queries, keys, values and gates."""
+
+    def __init__(
+        self, config: LightningConfig, heads: range, parts: Linear, norm: RmsNorm, out: Linear
+    ) -> None:
+        self.config, self.heads, self.parts, self.norm, self.out = config, len(heads), parts, norm, out
+        self.activation = ops.ACTIVATIONS[config.activation]
+        # fp32
+        self.decay_H = -torch.tensor(config.slopes, device=parts.weight_OI.device)[heads.start : heads.stop]
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, H D)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        heads, size = self.heads, self.config.head_dim
+        qkv_TC, gate_TC = torch.split(self.parts(x_TE), [3 * heads * size, heads * size], -1)
+        qkv_TC = self.activation(qkv_TC.float())
+        q_THD, k_THD, v_THD = torch.unflatten(qkv_TC, -1, (3, heads, size)).unbind(1)
+        decay_TH = self.decay_H.expand(len(x_TE), heads)
+        mixed_THD = ops.decayed_attention(
+            q_THD, k_THD, v_THD.contiguous(), decay_TH, cache.states[0], step.states
+        )
+        normed_TC: Tensor = self.norm(mixed_THD.flatten(1).to(x_TE.dtype))
+        return normed_TC * gate_TC.sigmoid()
+
+
+class GatedRecurrence(TiledModule):
+    """Griffin's recurrent block. The rows of `parts` are x, then y; each head's gates are matrices of its own."""
+
+    def __init__(
+        self,
+        config: GriffinConfig,
+        parts: Linear,
+        convolution: Convolution,
+        gates_HIO: Tensor,
+        gate_biases_HO: Tensor,
+        rate_I: Tensor,
+        out: Linear,
+    ) -> None:
+        """`gates_HIO`: of each head, columns of the input's gate and then of the recurrence's."""
+        super().__init__()
+        self.parts, self.convolution, self.out = parts, convolution, out
+        self.gates_HIO, self.gate_biases_HO = gates_HIO, gate_biases_HO
+        self.rate_I = rate_I  # fp32
+        self.activation = ops.ACTIVATIONS[config.activation]
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, I)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        heads, size = self.gates_HIO.shape[:2]
+        x_TI, y_TI = self.parts(x_TE).chunk(2, -1)
+        x_TI = self.convolution(x_TI, step, cache)
+        gates_THO = x_TE.new_empty(len(x_TE), heads, 2 * size)
+        x_THI = torch.unflatten(x_TI.to(x_TE.dtype), -1, (heads, size))
+        ops.heads_linear(x_THI, self.gates_HIO, gates_THO, self.tile)
+        gates_THO = (gates_THO.float() + self.gate_biases_HO).sigmoid_()
+        input_TI, recurrence_TI = (gate_THI.flatten(1) for gate_THI in gates_THO.chunk(2, -1))
+        log_kept_TI = recurrence_TI * (-8.0 * F.softplus(self.rate_I))
+        # What goes in is scaled so that the state keeps its size; a sequence's first token is its state.
+        scale_TI = (1 - (2 * log_kept_TI).exp()).sqrt_()
+        scale_TI = torch.where(step.positions_T.unsqueeze(1) == 0, 1.0, scale_TI)
+        mixed_TI = ops.linear_recurrence(
+            log_kept_TI.exp(), x_TI * input_TI * scale_TI, cache.states[1], step.states
+        )
+        return (mixed_TI * self.activation(y_TI).float()).to(x_TE.dtype)
 
 
 class Mamba2(Module):
@@ -139,15 +259,14 @@ class Mamba2(Module):
         return self._normed(made_TC, z_TC.float()).to(x_TE.dtype)
 
     def _normed(self, x_TC: Tensor, z_TC: Tensor) -> Tensor:
-        config, norm_GC = self.config, self.norm_GC
+        config, norm_GC, opened_TC = self.config, self.norm_GC, F.silu(z_TC)
         if norm_GC is None:
-            return x_TC * F.silu(z_TC)
+            return x_TC * opened_TC
         first = config.norm == "gate first"
         if config.norm_groups % self.group.size == 0:
-            x_TGC, z_TGC = (torch.unflatten(part, -1, norm_GC.shape) for part in (x_TC, z_TC))
-            return ops.gated_rms_norm(x_TGC, z_TGC, norm_GC, config.eps, gate_first=first).flatten(1)
+            x_TGC, opened_TGC = (torch.unflatten(part, -1, norm_GC.shape) for part in (x_TC, opened_TC))
+            return ops.gated_rms_norm(x_TGC, opened_TGC, norm_GC, config.eps, gate_first=first).flatten(1)
         # The ranks hold parts of what is normalised at once.
-        opened_TC = F.silu(z_TC)
         if first:
             x_TC = x_TC * opened_TC
         squares_T1 = self.group.all_reduce(x_TC.square().sum(-1, keepdim=True))
@@ -201,4 +320,4 @@ class Mamba1(Module):
         return (made_TI + x_TI * self.skip_I).mul_(F.silu(z_TI.float())).to(x_TE.dtype)
 
 
-Recurrent = ShortConv | GatedDeltaNet | Mamba2 | Mamba1
+Recurrent = ShortConv | GatedDeltaNet | ChannelDelta | LightningAttention | GatedRecurrence | Mamba2 | Mamba1

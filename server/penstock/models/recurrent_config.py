@@ -65,6 +65,7 @@ class DeltaConfig:
     value_dim: int
     kernel: int
     eps: float  # of the norm behind it
+    beta_scale: float = 1.0  # over 1, a state may turn around what it held
 
     @property
     def width(self) -> int:
@@ -82,6 +83,71 @@ class DeltaConfig:
             StateShape((self.kernel - 1, channels), None),
             StateShape((values, self.key_dim, self.value_dim)),
         )
+
+
+@dataclass(frozen=True)
+class ChannelDeltaConfig:
+    """Kimi delta attention: a gated delta rule in which each channel of a key decays by itself."""
+
+    heads: int
+    head_dim: int
+    kernel: int
+    eps: float  # of the norm behind it
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * self.heads * self.head_dim
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(
+            group.even_share(self.heads, "the heads of linear attention (linear_attn_config.num_heads)")
+        )
+        return (
+            StateShape((self.kernel - 1, 3 * heads * self.head_dim), None),
+            StateShape((heads, self.head_dim, self.head_dim)),
+        )
+
+
+@dataclass(frozen=True)
+class LightningConfig:
+    """Lightning attention (MiniMax): what a head keeps decays by its slope, whatever it reads."""
+
+    slopes: tuple[float, ...]  # of each head
+    head_dim: int
+    activation: str
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * len(self.slopes) * self.head_dim
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(group.even_share(len(self.slopes), "the attention heads (num_attention_heads)"))
+        return (StateShape((heads, self.head_dim, self.head_dim)),)
+
+
+@dataclass(frozen=True)
+class GriffinConfig:
+    """Griffin's recurrent block (RecurrentGemma): channels whose gates are made by heads."""
+
+    channels: int
+    heads: int
+    kernel: int
+    activation: str
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * self.channels
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(group.even_share(self.heads, "the heads of the recurrence (num_attention_heads)"))
+        mine = heads * (self.channels // self.heads)
+        return (StateShape((self.kernel - 1, mine), None), StateShape((mine,)))
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,11 @@ def moved(ranges_: Sequence[range], by: int) -> list[range]:
     return [range(some.start + by, some.stop + by) for some in ranges_]
 
 
+def scale(matrix: Linear, factor: float) -> None:
+    """What it gives is multiplied."""
+    scale_rows(matrix, [len(matrix.weight_OI)], (factor,))
+
+
 def scale_rows(parts: Linear, counts: list[int], scales: Sequence[float]) -> None:
     """Multiplies parts of a matrix's rows, so that what it gives is multiplied."""
     for weight_OI, scale in zip(torch.split(parts.weight_OI, counts), scales, strict=True):

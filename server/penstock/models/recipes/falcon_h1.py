@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.layers.linear import Linear
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Attention, FeedForward
 from penstock.models.decoder_loader import Loader
@@ -16,7 +15,7 @@ from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.mamba2_layers import read_mamba2
 from penstock.models.recurrent import Mamba2
 from penstock.models.recurrent_config import Factors, Mamba2Config
-from penstock.models.recurrent_loader import mamba2, scale_rows
+from penstock.models.recurrent_loader import mamba2, scale, scale_rows
 
 KEYS = replace(
     llama.KEYS,
@@ -110,11 +109,6 @@ class FalconH1Loader(Loader):
         scale_rows(found.up, [half, half], (has.gate, 1.0))
         scale(found.out, has.down)
         return found
-
-
-def scale(linear: Linear, factor: float) -> None:
-    """What it gives is multiplied."""
-    scale_rows(linear, [len(linear.weight_OI)], (factor,))
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, FalconH1Loader)

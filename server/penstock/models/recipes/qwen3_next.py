@@ -1,6 +1,6 @@
 """Qwen3-Next: three layers of four are gated delta rules, and attention has a gate; experts in every layer, norms around 1."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import UnusableModel
@@ -9,7 +9,7 @@ from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama, qwen2_moe, qwen3
 from penstock.models.recipes.fields import Fields
-from penstock.models.recurrent import GatedDeltaNet
+from penstock.models.recurrent import Convolution, GatedDeltaNet
 from penstock.models.recurrent_config import DeltaConfig
 from penstock.models.recurrent_loader import Part, convolution, linear, numbers, scaled
 
@@ -73,8 +73,18 @@ def delta_rule(fields: Fields, norm: NormConfig) -> DeltaConfig:
     )
 
 
+@dataclass(frozen=True)
+class DeltaNames:
+    """Modules of a layer's delta rule."""
+
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
 class DeltaLoader(Loader):
     """Reads gated delta rules. Of the matrices, rows are in the order of key heads."""
+
+    names = DeltaNames()
 
     def recurrent(self, at: str, index: int) -> GatedDeltaNet:
         """One rank's key heads, and the value heads that they serve."""
@@ -85,24 +95,17 @@ class DeltaLoader(Loader):
             mixer.key_heads, "the key heads of linear attention (linear_num_key_heads)"
         )
         shared = mixer.value_heads // mixer.key_heads
-        keys = scaled([mine], mixer.key_dim)
         heads = scaled([mine], shared)
-        all_keys, all_values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
-        channels = [
-            *keys,
-            *scaled([mine], mixer.key_dim, all_keys),
-            *scaled([mine], shared * mixer.value_dim, 2 * all_keys),
-        ]
         return GatedDeltaNet(
             mixer,
             len(mine),
             linear(self, self.delta_parts(at, mixer, mine)),
-            convolution(self, [(at + "conv1d", 2 * all_keys + all_values, channels)], mixer.kernel),
+            self.delta_convolution(at, mixer, mine),
             numbers(self, at + "A_log", (mixer.value_heads,), heads),
             numbers(self, at + "dt_bias", (mixer.value_heads,), heads),
-            numbers(self, at + "norm.weight", (mixer.value_dim,)),
+            numbers(self, f"{at}{self.names.norm}.weight", (mixer.value_dim,)),
             self.row_parallel(
-                at + "out_proj",
+                at + self.names.out,
                 mixer.value_dim,
                 range(mine.start * shared, mine.stop * shared),
                 mixer.value_heads,
@@ -110,6 +113,17 @@ class DeltaLoader(Loader):
                 False,
             ),
         )
+
+    def delta_convolution(self, at: str, mixer: DeltaConfig, mine: range) -> Convolution:
+        """Of queries, keys and values."""
+        shared = mixer.value_heads // mixer.key_heads
+        keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
+        channels = [
+            *scaled([mine], mixer.key_dim),
+            *scaled([mine], mixer.key_dim, keys),
+            *scaled([mine], shared * mixer.value_dim, 2 * keys),
+        ]
+        return convolution(self, [(at + "conv1d", 2 * keys + values, channels)], mixer.kernel)
 
     def delta_parts(self, at: str, mixer: DeltaConfig, mine: range) -> list[Part]:
         """Queries, keys, values, gates z, b and a: for each key head all of its own, one after the other."""
