@@ -617,6 +617,7 @@ FAMILIES |= {
         num_key_value_heads=4,
         pad_token_id=0,
         rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
     ),
     "RecurrentGemma": shaped(
         "RecurrentGemmaForCausalLM",

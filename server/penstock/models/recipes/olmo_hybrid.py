@@ -51,7 +51,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         attends=[kind == "full_attention" for kind in kinds],
         recurrent=[mixer if kind == "linear_attention" else None for kind in kinds],
     )
-    rotates = config.get("rope_parameters") or config.get("rope_theta")
+    rope = fields.part("rope_parameters").config
+    # A base of null says that nothing is rotated; none at all, that the usual one is meant.
+    rotates = not rope or rope.get("rope_theta") is not None
     return read if rotates else read.with_layers(rope=[None for _ in layers])
 
 
