@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks  # noqa: F401 - the driver is one of the worker's own tests
 import torch
 from families import FAMILIES, vocabulary_of
 from models import ids, logits_of, make
