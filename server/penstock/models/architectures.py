@@ -5,6 +5,7 @@ Imports nothing: to ask whether a model is served must not load torch.
 
 # Architecture to module of `penstock.models.recipes`.
 RECIPES = {
+    "BailingHybridForCausalLM": "bailing_hybrid",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
     "BloomForCausalLM": "bloom",

@@ -103,7 +103,9 @@ class DecoderConfig:
     qk_norm: NormConfig | None = None
     qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
     clip_qkv: float = 0.0
-    attention_gate: bool = False  # what attention gives is multiplied with a sigmoid of what it read
+    # What attention gives is multiplied with sigmoids of what it read: "": not; "channels": the gates of each head are rows
+    # behind its query; "heads": a matrix of their own gives one for each head.
+    attention_gate: str = ""
     latent: LatentConfig | None = None
 
     # Feed-forward.

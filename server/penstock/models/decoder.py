@@ -39,6 +39,7 @@ class Attention(Module):
         q_norm: Norm | None,
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
+        head_gates: Linear | None = None,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
@@ -47,7 +48,8 @@ class Attention(Module):
         self.rope_dim = 0 if rope is None else rope.head_dim
         self.window = config.windows.index(window)
         self.clip = config.clip_qkv
-        self.gated = config.attention_gate
+        self.gated = config.attention_gate == "channels"
+        self.head_gates = head_gates  # one number for each head
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -81,6 +83,8 @@ class Attention(Module):
         ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
         if self.gated:
             attended_THD *= heads_TD[:, heads + 2 * kv_heads :].sigmoid()
+        if self.head_gates is not None:
+            attended_THD *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return attended_THD.view(tokens, heads * self.head_dim)
 
 
@@ -105,9 +109,11 @@ class LatentAttention(TiledModule):
         values_HVR: Tensor,
         out: Linear,
         score_modifiers: ops.ScoreModifiers,
+        head_gates: Linear | None = None,
     ) -> None:
         super().__init__()
         assert config.latent is not None
+        self.head_gates = head_gates  # one number for each head
         self.heads, self.sizes = heads, config.latent
         size = self.sizes.plain_dim + self.sizes.rope_dim
         self.scale = size**-0.5 if config.scale is None else config.scale
@@ -146,6 +152,8 @@ class LatentAttention(TiledModule):
         )
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
+        if self.head_gates is not None:
+            values_THV *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return values_THV.view(tokens, heads * sizes.value_dim)
 
 

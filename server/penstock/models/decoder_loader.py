@@ -164,7 +164,15 @@ class Loader:
             q_norm=q_norm,
             k_norm=k_norm,
             score_modifiers=self.score_modifiers(at),
+            head_gates=self.head_gates(at),
         )
+
+    def head_gates(self, at: str) -> Linear | None:
+        """What one number for each of this rank's heads is made with, in families that have such gates."""
+        config = self.config
+        if config.attention_gate != "heads":
+            return None
+        return Linear(self.read(at + self.keys.head_gates, (config.heads, config.width), rows=[self.heads]))
 
     def qkv(self, at: str, index: int) -> Linear:
         """Queries, keys and values of this rank's heads, from three matrices or one in the family's order."""
@@ -205,7 +213,7 @@ class Loader:
                 (at + keys.k, kv_heads * size, kv),
                 (at + keys.v, kv_heads * size, kv),
             ]
-            if config.attention_gate:  # behind the query of each head
+            if config.attention_gate == "channels":  # behind the query of each head
                 gates = [(2 * head + 1) * size for head in self.heads]
                 found[0] = (at + keys.q, 2 * heads * size, [gate - size for gate in gates])
                 found.append((at + keys.q, 2 * heads * size, gates))

@@ -60,7 +60,7 @@ def unknown_choice(decoder: Decoder) -> str | None:
     config = decoder.config
     checks = (
         (config.has_state, "recurrent layers"),
-        (config.attention_gate, "gated attention"),
+        (bool(config.attention_gate), "gated attention"),
         (config.latent is not None, "latent attention"),
         (any(layer.experts is not None for layer in config.layers), "experts"),
         (bool(config.slopes), "linear biases (ALiBi)"),

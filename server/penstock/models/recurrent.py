@@ -104,7 +104,9 @@ class GatedDeltaNet(Module):
 
 
 class ChannelDelta(Module):
-    """Kimi delta attention. The rows of `parts` are queries, keys and values, what decays and gates are made of, and b."""
+    """Kimi delta attention. The rows of `parts` are queries, keys and values, decays and gates or what `decays` and `gates` make
+    them of, and b.
+    """
 
     def __init__(
         self,
@@ -112,8 +114,8 @@ class ChannelDelta(Module):
         heads: int,
         parts: Linear,
         convolution: Convolution,
-        decays: Linear,
-        gates: Linear,
+        decays: Linear | None,
+        gates: Linear | None,
         log_decay_H: Tensor,
         rate_bias_HD: Tensor,
         norm_D: Tensor,
@@ -127,24 +129,31 @@ class ChannelDelta(Module):
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D)."""
         assert step.states is not None, "made for models with recurrent layers"
-        heads, size = self.heads, self.config.head_dim
-        mixed_TC, decay_TR, gate_TR, b_TH = torch.split(
-            self.parts(x_TE), [3 * heads * size, size, size, heads], -1
+        heads, size, bound = self.heads, self.config.head_dim, self.config.lower_bound
+        low = size if self.config.low_rank else heads * size
+        mixed_TC, decay_TC, gate_TC, b_TH = torch.split(
+            self.parts(x_TE), [3 * heads * size, low, low, heads], -1
         )
+        if self.decays is not None and self.gates is not None:
+            decay_TC, gate_TC = self.decays(decay_TC.contiguous()), self.gates(gate_TC.contiguous())
         mixed_TC = F.silu(self.convolution(mixed_TC, step, cache))
         q_THD, k_THD, v_THD = torch.unflatten(mixed_TC, -1, (3, heads, size)).unbind(1)
-        rate_THD = torch.unflatten(self.decays(decay_TR.contiguous()).float(), -1, (heads, size))
-        rate_THD = F.softplus(rate_THD + self.rate_bias_HD)
+        rate_THD = torch.unflatten(decay_TC.float(), -1, (heads, size)) + self.rate_bias_HD
+        scale_H1 = self.log_decay_H.exp().unsqueeze(-1)
+        if bound is None:
+            decay_THD = F.softplus(rate_THD).mul_(-scale_H1)
+        else:
+            decay_THD = rate_THD.mul_(scale_H1).sigmoid_().mul_(bound)
         mixed_THD = ops.channel_delta_rule(
             ops.unit_norm(q_THD).mul_(size**-0.5),
             ops.unit_norm(k_THD),
             v_THD.contiguous(),
-            rate_THD.mul_(-self.log_decay_H.exp().unsqueeze(-1)),
+            decay_THD,
             b_TH.double().sigmoid().float(),
             cache.states[1],
             step.states,
         )
-        opened_THD = torch.unflatten(self.gates(gate_TR.contiguous()).float().sigmoid(), -1, (heads, size))
+        opened_THD = torch.unflatten(gate_TC.float().sigmoid(), -1, (heads, size))
         normed_THD = ops.gated_rms_norm(mixed_THD, opened_THD, self.norm_D, self.config.eps, gate_first=False)
         return normed_THD.to(x_TE.dtype).flatten(1)
 

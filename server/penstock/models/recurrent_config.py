@@ -93,6 +93,8 @@ class ChannelDeltaConfig:
     head_dim: int
     kernel: int
     eps: float  # of the norm behind it
+    low_rank: bool = True  # decays and gates are made of D numbers for all heads
+    lower_bound: float | None = None  # the logarithm of a decay is this times a sigmoid, not a softplus
 
     @property
     def width(self) -> int:

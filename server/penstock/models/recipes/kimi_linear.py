@@ -96,17 +96,23 @@ class KimiLoader(deepseek.DeepseekLoader):
         """One rank's heads."""
         mixer = self.config.layers[index].recurrent
         assert isinstance(mixer, ChannelDeltaConfig)
-        at, size, total = f"{at}self_attn.", mixer.head_dim, mixer.heads * mixer.head_dim
+        at, size, total = f"{at}{self.below}", mixer.head_dim, mixer.heads * mixer.head_dim
         mine = self.group.even_share(
             mixer.heads, "the heads of linear attention (linear_attn_config.num_heads)"
         )
         rows, low = scaled([mine], size), [range(size)]
         parts = [(at + f"{name}_proj", total, rows) for name in "qkv"]
-        parts += [(at + f"{name}_a_proj", size, low) for name in "fg"]
+        if mixer.low_rank:
+            parts += [(at + f"{name}_a_proj", size, low) for name in "fg"]
+            behind = [self.read(at + f"{name}_b_proj", (total, size), rows=rows) for name in "fg"]
+            decays, gates = map(Linear, behind)
+        else:
+            parts += [(at + f"{name}_proj", total, rows) for name in "fg"]
+            decays = gates = None
         parts.append((at + "b_proj", mixer.heads, [mine]))
-        decays, gates = (Linear(self.read(at + f"{name}_b_proj", (total, size), rows=rows)) for name in "fg")
         rate_bias = numbers(self, at + "dt_bias", (total,), rows)
-        log_decay = numbers(self, at + "A_log", (1, 1, mixer.heads, 1)).flatten()[mine.start : mine.stop]
+        shape = (1, 1, mixer.heads, 1) if mixer.low_rank else (mixer.heads,)
+        log_decay = numbers(self, at + "A_log", shape).flatten()[mine.start : mine.stop]
         return ChannelDelta(
             mixer,
             len(mine),
@@ -117,7 +123,7 @@ class KimiLoader(deepseek.DeepseekLoader):
             log_decay.clone(),
             rate_bias.view(len(mine), size),
             numbers(self, at + "o_norm.weight", (size,)),
-            self.row_parallel(at + "o_proj", size, mine, mixer.heads, self.config.width, False),
+            self.row_parallel(at + self.last, size, mine, mixer.heads, self.config.width, False),
         )
 
 

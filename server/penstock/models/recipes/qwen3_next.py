@@ -47,7 +47,7 @@ def hybrid(config: dict[str, Any]) -> DecoderConfig:
         )
     recurrent = [kind == "linear_attention" for kind in kinds]
     mixer = delta_rule(fields, norm)
-    read = replace(read, norm=norm, qk_norm=norm, attention_gate=True)
+    read = replace(read, norm=norm, qk_norm=norm, attention_gate="channels")
     return read.with_layers(
         attends=[not is_recurrent for is_recurrent in recurrent],
         recurrent=[mixer if is_recurrent else None for is_recurrent in recurrent],
