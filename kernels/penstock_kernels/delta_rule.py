@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock_kernels.recurrence import StateMetadata, advance, causal, decays
+from penstock_kernels.recurrence import StateMetadata, add_products, advance, causal, decays
 
 CHUNK = 64
 # Decays of channels are multiplied out for every pair of tokens of a chunk.
@@ -34,7 +34,7 @@ def gated_delta_rule(
             q_THD[tokens],
             k_THD[tokens],
             v_THV[tokens],
-            decay_TH[tokens].exp()[..., None, None],
+            decay_TH[tokens].exp().unsqueeze(-1),
             beta_TH[tokens],
             state_SHDV,
         )
@@ -81,7 +81,7 @@ def channel_delta_rule(
             q_THD[tokens],
             k_THD[tokens],
             v_THV[tokens],
-            decay_THD[tokens].exp().unsqueeze(-1),
+            decay_THD[tokens].exp(),
             beta_TH[tokens],
             state_SHDV,
         )
@@ -118,14 +118,19 @@ def channel_delta_rule(
 
 
 def _step(
-    q_SHD: Tensor, k_SHD: Tensor, v_SHV: Tensor, kept: Tensor, beta_SH: Tensor, state_SHDV: Tensor
+    q_SHD: Tensor, k_SHD: Tensor, v_SHV: Tensor, kept_SHD: Tensor, beta_SH: Tensor, state_SHDV: Tensor
 ) -> Tensor:
-    """A token of each of S sequences. `kept`: what is left of the state, of a shape that spreads over it."""
-    state_SHDV.mul_(kept)
-    known_SHV = (k_SHD.unsqueeze(-2) @ state_SHDV).squeeze(-2)
-    new_SHV = (v_SHV - known_SHV).mul_(beta_SH.unsqueeze(-1))
-    state_SHDV.add_(k_SHD.unsqueeze(-1) * new_SHV.unsqueeze(-2))
-    return (q_SHD.unsqueeze(-2) @ state_SHDV).squeeze(-2)
+    """A token of each of S sequences. `kept`: what is left of each channel of the state, or of all of a head's (D = 1).
+
+    What the key and the query find in the decayed state is read in one pass before anything is written; what the query finds
+    of the token itself is added.
+    """
+    asked_SH2D = torch.stack((k_SHD, q_SHD), 2).mul_(kept_SHD.unsqueeze(2))
+    known_SHV, old_SHV = (asked_SH2D @ state_SHDV).unbind(2)
+    new_SHV = (v_SHV - known_SHV) * beta_SH.unsqueeze(-1)
+    state_SHDV.mul_(kept_SHD.unsqueeze(-1))
+    add_products(state_SHDV, k_SHD, new_SHV)
+    return old_SHV + (q_SHD * k_SHD).sum(-1, keepdim=True) * new_SHV
 
 
 def _over_chunks(

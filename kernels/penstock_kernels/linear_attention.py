@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock_kernels.recurrence import StateMetadata, advance, decays
+from penstock_kernels.recurrence import StateMetadata, add_products, advance, decays
 
 CHUNK = 64
 
@@ -26,9 +26,12 @@ def decayed_attention(
 
     def step_form(tokens: slice, state_SHDV: Tensor) -> Tensor:
         q_SHD, k_SHD = (x[tokens].repeat_interleave(shared, 1) for x in (q_TGD, k_TGD))
-        state_SHDV.mul_(decay_TH[tokens].exp()[..., None, None])
-        state_SHDV.add_(k_SHD.unsqueeze(-1) * v_THV[tokens].unsqueeze(-2))
-        return (q_SHD.unsqueeze(-2) @ state_SHDV).squeeze(-2)
+        kept_SH1 = decay_TH[tokens].exp().unsqueeze(-1)
+        # What the state holds is read before the token is added, which the query finds, too.
+        old_SHV = (q_SHD.unsqueeze(-2) @ state_SHDV).squeeze(-2) * kept_SH1
+        state_SHDV.mul_(kept_SH1.unsqueeze(-1))
+        add_products(state_SHDV, k_SHD, v_THV[tokens])
+        return old_SHV + (q_SHD * k_SHD).sum(-1, keepdim=True) * v_THV[tokens]
 
     def run_form(tokens: slice, state_HDV: Tensor) -> Tensor:
         count = tokens.stop - tokens.start

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Numbers of states that a processor's second cache holds beside what is made of them.
+NUMBERS_AT_ONCE = 1 << 17
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -48,9 +51,15 @@ def advance(
     """
     singles = len(states.places_S)
     if singles:
-        state_S = state_P.index_select(0, states.places_S)
-        out_T[:singles] = step_form(slice(0, singles), state_S)
-        state_P.index_copy_(0, states.places_S, state_S)
+        for tokens in chunks(slice(0, singles), _at_once(state_P, singles)):
+            places = states.places_S[tokens]
+            if len(places) == 1 and state_P.device.type == "cpu":
+                place = int(places)
+                out_T[tokens] = step_form(tokens, state_P[place : place + 1])
+                continue
+            state_S = state_P.index_select(0, places)
+            out_T[tokens] = step_form(tokens, state_S)
+            state_P.index_copy_(0, places, state_S)
         if states.saved_C is not None and states.saves_C is not None:
             state_P.index_copy_(0, states.saves_C, state_P.index_select(0, states.saved_C))
     for run in states.runs:
@@ -63,6 +72,18 @@ def advance(
         if run.save is not None:
             state_P[run.save] = state_P[run.place]
     return out_T
+
+
+def _at_once(state_P: Tensor, singles: int) -> int:
+    """Single tokens that are advanced in one call: all, or on a CPU as many as have their states in its cache together."""
+    if state_P.device.type != "cpu":
+        return singles
+    return min(max(NUMBERS_AT_ONCE // max(state_P[0].numel(), 1), 1), singles)
+
+
+def add_products(state_SHDV: Tensor, k_SHD: Tensor, v_SHV: Tensor) -> None:
+    """Adds each head's key times value to its state, in place."""
+    state_SHDV.flatten(0, 1).baddbmm_(k_SHD.flatten(0, 1).unsqueeze(-1), v_SHV.flatten(0, 1).unsqueeze(-2))
 
 
 def chunks(tokens: slice, size: int) -> Iterator[slice]:
