@@ -101,7 +101,8 @@ class RanksDriver:
         """Executes one plan on all ranks."""
         from client import make_plan
 
-        plan = self.driver.numbering.stamp(make_plan(rows, released, self.driver.tables))
+        driver = self.driver
+        plan = driver.numbering.stamp(make_plan(rows, released, driver.tables, driver.has_state))
         self.ranks.tell(plan=base64.b64encode(plan.SerializeToString()).decode())
         result = self.driver.execute(plan)
         self.ranks.heard()

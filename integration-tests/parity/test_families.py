@@ -95,12 +95,13 @@ def in_pieces(driver: Steps, reference: Reference, sequences: list[list[int]], d
 
 
 def prefix_hit(driver: Steps, reference: Reference, sequences: list[list[int]], dtype: torch.dtype) -> None:
-    """A sequence that starts with blocks that another one filled."""
+    """A sequence that starts with blocks that another one filled, and with a copy of its state."""
     from client import row
 
-    driver.step([row(2, sequences[0][:64], 0, blocks(64, 40), start={})])
+    driver.step([row(2, sequences[0][:64], 0, blocks(64, 40), start={}, saves=[(32, 1), (48, 0)])])
     driver.step([], released=[2])
-    driver.step([row(3, sequences[0][48:], 48, [40, 41, 42, *blocks(LENGTH - 48, 50)], start={})])
+    shared = [40, 41, 42, *blocks(LENGTH - 48, 50)]
+    driver.step([row(3, sequences[0][48:], 48, shared, start={"state_source": 0})])
     reference.check(driver.last_logits()[0], 0, LENGTH - 1, dtype)
 
 
@@ -145,7 +146,14 @@ def greedy(driver: Any, vocabulary: int) -> None:
     def generate(slots: list[int], cached: int = 0) -> list[list[int]]:
         """Starts the prompts of these slots together and decodes them; `cached` tokens are in the blocks."""
         rows = [
-            row(slot, prompts[slot][cached:], cached, blocks(len(prompts[slot]) + 32, 8 * slot), start={})
+            row(
+                slot,
+                prompts[slot][cached:],
+                cached,
+                blocks(len(prompts[slot]) + 32, 8 * slot),
+                start={"state_source": 0} if cached else {},
+                saves=[(48, 0)] if slot == 7 and not cached else [],
+            )
             for slot in slots
         ]
         texts: list[list[int]] = [[] for _ in slots]

@@ -108,7 +108,7 @@ def test_stages_compute_what_one_computes(
         divided = two_stages.driver(folder, dtype, **LIMITS)
         layers = divided.driver.engine.model.config.num_layers
         held = len(two_stages.group.layers(layers))
-        assert len(divided.driver.engine.cache.layers) == held < layers
+        assert len(divided.driver.engine.layer_caches) == held < layers
         # The sums of two shards are added in another order.
         driver: Any = divided if shards > 1 else Beside(divided, Driver(folder, dtype, **LIMITS))
         in_pieces(driver, reference, sequences, dtype)

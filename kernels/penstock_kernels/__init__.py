@@ -23,6 +23,8 @@ from penstock_kernels.attention import (
     workspace_bytes,
 )
 from penstock_kernels.cache import write_kv
+from penstock_kernels.causal_conv import causal_conv
+from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.encoder_decoder_attention import (
     Rectangle,
     bidirectional_attention,
@@ -30,8 +32,10 @@ from penstock_kernels.encoder_decoder_attention import (
     score_mask,
 )
 from penstock_kernels.experts import Routing, mix_experts, route
+from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
-from penstock_kernels.norm import layer_norm, rms_norm
+from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
+from penstock_kernels.recurrence import Run, StateMetadata
 from penstock_kernels.rope import rope
 from penstock_kernels.sampling import (
     accept_drafts,
@@ -48,6 +52,7 @@ from penstock_kernels.sampling import (
     penalize,
     uniform,
 )
+from penstock_kernels.scan import linear_recurrence, selective_scan
 
 __all__ = [
     "ACTIVATIONS",
@@ -58,17 +63,24 @@ __all__ = [
     "FewGroup",
     "Rectangle",
     "Routing",
+    "Run",
     "ScoreModifiers",
+    "StateMetadata",
     "accept_drafts",
     "add_bias",
     "add_watermark",
     "argmax",
     "bidirectional_attention",
+    "causal_conv",
+    "channel_delta_rule",
     "choose",
     "count_tokens",
+    "decayed_attention",
     "embedding",
     "gated",
     "gated_clamped",
+    "gated_delta_rule",
+    "gated_rms_norm",
     "gathered_at_once",
     "green_tokens",
     "heads_linear",
@@ -76,6 +88,7 @@ __all__ = [
     "keep_typical",
     "layer_norm",
     "linear",
+    "linear_recurrence",
     "log_softmax",
     "mask_tokens",
     "mix_experts",
@@ -86,7 +99,9 @@ __all__ = [
     "rope",
     "route",
     "score_mask",
+    "selective_scan",
     "uniform",
+    "unit_norm",
     "workspace_bytes",
     "write_kv",
 ]

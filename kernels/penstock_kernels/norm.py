@@ -22,3 +22,22 @@ def layer_norm(x_TE: Tensor, weight_E: Tensor | None, bias_E: Tensor | None, eps
     Normalization", 2016.
     """
     return F.layer_norm(x_TE, (x_TE.shape[-1],), weight_E, bias_E, eps)
+
+
+def gated_rms_norm(
+    x_TE: Tensor, opened_TE: Tensor, weight_E: Tensor, eps: float, *, gate_first: bool
+) -> Tensor:
+    """RMS normalisation over the last dimension and a product with an opened gate, before it or behind it.
+
+    x, opened (..., E) and weight, whose shape spreads over them, in fp32. In front as in Mamba 2, behind as in Gated Delta
+    Networks.
+    """
+    if gate_first:
+        return F.rms_norm(x_TE * opened_TE, (x_TE.shape[-1],), None, eps).mul_(weight_E)
+    return F.rms_norm(x_TE, (x_TE.shape[-1],), None, eps).mul_(weight_E).mul_(opened_TE)
+
+
+def unit_norm(x_THD: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last dimension: (..., D) in fp32."""
+    size = x_THD.shape[-1]
+    return F.rms_norm(x_THD, (size,), None, eps / size).mul_(size**-0.5)

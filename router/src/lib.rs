@@ -352,7 +352,7 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
-        max_step_drafts: match model.is_encoder_decoder() || model.state_bytes > 0 {
+        max_step_drafts: match model.is_encoder_decoder() || model.has_state() {
             true => 0,
             // What a grammar forces is fed as drafts, too.
             false if !args.disable_grammar_support => STEP_DRAFTS,

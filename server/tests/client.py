@@ -14,7 +14,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from penstock.engine.plan import NO_PAGE, START_COLUMNS
+from penstock.engine.plan import NO_PAGE, NO_SNAPSHOT, START_COLUMNS
 from penstock.engine.tables import BLOCK_SIZE, ONE_TABLE, Tables
 from penstock.proto import penstock_pb2 as pb
 
@@ -41,8 +41,12 @@ def row(
     targets: list[int] | None = None,
     masked: bool = False,
     drafts: list[int] | None = None,
+    saves: list[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them. `start`: what its entry of Starts has other than defaults."""
+    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them. `start`: what its entry of Starts has other than defaults.
+
+    Of models with a recurrent state: `saves` are (tokens, snapshot), and `state_source` in `start` is a snapshot.
+    """
     return {
         "slot": slot,
         "tokens": tokens,
@@ -53,6 +57,7 @@ def row(
         "targets": targets,
         "masked": masked,
         "drafts": drafts or [],
+        "saves": saves or [],
     }
 
 
@@ -69,9 +74,13 @@ def u32(values: list[int]) -> bytes:
 
 
 def make_plan(
-    rows: list[dict[str, Any]], released: list[int] | None = None, tables: Tables = ONE_TABLE
+    rows: list[dict[str, Any]],
+    released: list[int] | None = None,
+    tables: Tables = ONE_TABLE,
+    has_state: bool = False,
 ) -> pb.StepPlan:
-    """Packs rows into columns; number and digest are set when it is sent.
+    """Packs rows into columns; number and digest are set when it is sent. Saves and sources of states are left out where the
+    model has no state.
 
     Blocks have the pages of their number, those of one block side by side; but none behind the window of a row that
     starts.
@@ -123,6 +132,11 @@ def make_plan(
         plan.starts.end_tokens = u32([t for e in ends for t in e])
         if any("encoder" in s for s in starting):
             plan.starts.encoder_counts = u32([s["encoder"] for s in starting])
+        if has_state:
+            plan.starts.state_sources = u32([s.get("state_source", NO_SNAPSHOT) for s in starting])
+    if has_state:
+        saves = [(at, *save) for at, r in enumerate(rows) for save in r["saves"]]
+        plan.saves = u32([number for save in saves for number in save])
     return plan
 
 

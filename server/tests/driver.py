@@ -34,6 +34,7 @@ class Driver:
         max_sequence_tokens: int = 256,
         blocks: int = 64,
         max_step_drafts: int = 32,
+        snapshots: int = 4,
         group: TensorGroup = ALONE,
         deterministic: bool = False,
         implementation: str = "auto",
@@ -49,6 +50,7 @@ class Driver:
             implementation=implementation,
         )
         self.tables = self.engine.tables(max_sequence_tokens)
+        self.has_state = self.engine.model.config.has_state
         self.engine.allocate(
             Limits(
                 max_slots=max_slots,
@@ -60,6 +62,8 @@ class Driver:
                 vocab_size=self.engine.model.config.vocab_size,
                 has_encoder=self.engine.has_encoder,
                 max_step_drafts=0 if self.engine.has_encoder else max_step_drafts,
+                has_state=self.has_state,
+                snapshots=snapshots if self.has_state else 0,
             )
         )
         self.forgets = False
@@ -85,7 +89,9 @@ class Driver:
         masks: list[list[int]] | None = None,
     ) -> pb.StepResult:
         """Executes one plan; `logits` then holds what this step computed. `masks`: what each masked row may sample."""
-        return self.execute(self.numbering.stamp(make_plan(rows, released, self.tables)), masks)
+        return self.execute(
+            self.numbering.stamp(make_plan(rows, released, self.tables, self.has_state)), masks
+        )
 
     def execute(self, plan: pb.StepPlan, masks: list[list[int]] | None = None) -> pb.StepResult:
         """Executes a plan that was made elsewhere."""

@@ -54,7 +54,8 @@ def test_pickled_weights_are_loaded_with_consent(shards: int, older: bool, tmp_p
     head = decoder.ends.head
     assert head is not None and torch.equal(head.weight_OI, weights["lm_head.weight"])
     down = weights["model.layers.2.mlp.down_proj.weight"]
-    assert any(torch.equal(tensor, down) for tensor in decoder.layers[2].feed_forward.weights())
+    feed_forward = decoder.layers[2].feed_forward
+    assert feed_forward is not None and any(torch.equal(tensor, down) for tensor in feed_forward.weights())
 
 
 def test_safetensors_files_go_first(tmp_path: Path) -> None:

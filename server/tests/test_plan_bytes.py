@@ -44,7 +44,7 @@ def column(name: str) -> st.SearchStrategy[bytes]:
 @st.composite
 def good_starts(draw: st.DrawFn, rows: int) -> dict[str, bytes]:
     ones = ("top_ps", "typical_ps", "repetition_penalties")
-    ragged = ("history", "bias_tokens", "biases", "end_tokens", "encoder_counts")
+    ragged = ("history", "bias_tokens", "biases", "end_tokens", "encoder_counts", "state_sources")
     values = {
         name: packed("<u8" if name == "seeds" else "<f4", [1.0 if name in ones else 0] * rows)
         for name in STARTS
@@ -181,7 +181,7 @@ def test_the_table_of_start_columns_is_that_of_the_contract() -> None:
     message = contract.partition("message Starts {")[2].partition("\n}")[0]
     # The comment that says a column's type is behind it or, where it is long, before it.
     found = re.findall(
-        r"^  (?://\s*\[(\w+)\][^\n]*\n(?:  //[^\n]*\n)*  )?bytes (\w+) = \d+;(?:\s*// \[(\w+)\](?: ragged by (\w+))?)?",
+        r"^  (?://\s*\[(\w+)\][^\n]*\n(?:  //[^\n]*\n)*  )?bytes (\w+) = \d+;(?: *// \[(\w+)\](?: ragged by (\w+))?)?",
         message,
         re.M,
     )

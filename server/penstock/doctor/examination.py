@@ -16,7 +16,9 @@ import torch
 from penstock import quantization
 from penstock.doctor.report import Fit, Report
 from penstock.engine.cache_size import spare
+from penstock.engine.kv_cache import numbers_of
 from penstock.engine.preparation import working_bytes
+from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import UnusableModel
 from penstock.hub.tokenizer import sources_of
@@ -230,8 +232,10 @@ def shards(
             report.problems.append(str(error))
             return
         rows, size = part.cache_shape
-        layers = len(group.layers(part.config.num_layers))
+        layers = len(numbers_of(part.config.cached_layers(group)))
         report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
+        if part.config.has_state:
+            report.state_bytes.append(state_bytes(part.config.state_shapes(group), dtype))
         report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
     # The shards of a stage ask for the same tensors, each for its part.
     report.parameters = parameters // question.shards
@@ -269,14 +273,18 @@ def memory(
     working = working_bytes(shape, dtype, device, SLOTS, STEP_TOKENS, whole_context)
     report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
     tables = divide(shape.layer_windows, whole_context)
-    page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // shape.num_layers
-    pages = report.cache_bytes_per_shard // page - 1
+    cached = max(len(shape.layer_windows), 1)
+    page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // cached
+    state = max(report.state_bytes, default=0)
+    room_for_all = report.cache_bytes_per_shard - page  # one more page holds zeros
     contexts = {whole_context}
     context = SHORTEST_CONTEXT
     while context < whole_context:
         contexts.add(context)
         context *= 2
-    report.fits = [Fit(size, max(0, pages // tables.pages(size))) for size in sorted(contexts)]
+    report.fits = [
+        Fit(size, max(0, room_for_all // (tables.pages(size) * page + state))) for size in sorted(contexts)
+    ]
     if report.fits[0].sequences == 0:
         report.problems.append(
             f"memory is too small: {gigabytes(report.cache_bytes_per_shard)} are left for the KV cache, not "

@@ -38,6 +38,7 @@ class Report:
     pipeline_parallel: int = 1
     weight_bytes_per_shard: list[int] = field(default_factory=list)
     kv_bytes_per_token: list[int] = field(default_factory=list)
+    state_bytes: list[int] = field(default_factory=list)  # of a model with recurrent layers
     context: int | None = None
     longer_context: bool = False
     memory_bytes: int | None = None
@@ -104,6 +105,9 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if report.kv_bytes_per_token:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "KV cache", f"{shown(report.kv_bytes_per_token, 'bytes')} for a token{each}"
+    if report.state_bytes:
+        each = f" on each of {divided(report)}" if divided(report) else ""
+        yield "state", f"{shown(report.state_bytes, 'bytes')} for a sequence, however long{each}"
     if report.context is not None:
         more = "; more with --max-total-tokens, at a loss of quality" if report.longer_context else ""
         yield "context", f"{report.context} tokens{more}"

@@ -15,6 +15,7 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.engine.plan import CONTINUE, I64, MASKED, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
 from penstock.engine.slots import SlotTable
+from penstock.engine.state_metadata import make_state_metadata
 from penstock.models.config import Window
 
 # A rectangle may hold this many times the score entries that its rows need, and this many more.
@@ -48,6 +49,7 @@ class StepMetadata:
     # By window and table; None where no layer has both.
     attentions: list[list[ops.AttentionMetadata | None]]
     logits_indices: LogitsIndices
+    states: ops.StateMetadata | None = None  # of a model with recurrent layers
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Geometry:
     windows: tuple[Window | None, ...]
     views: tuple[tuple[int, int], ...]  # (window, table) of the model's layers, sorted
     tables: int
+    has_state: bool  # some layers are recurrent
     simple: bool  # DecoderConfig.simple_attention: decodes may be DecodeGroups
     exact: bool  # see `ops.paged_attention`
     head_dim: int
@@ -143,6 +146,10 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     last_pieces = pieces.lasts[sample_rows]
     is_split = pieces.counts[last_pieces] < plan.counts[sample_rows]
     sample_tokens = np.where(is_split, last[last_pieces - behind * is_split], last[last_pieces] - behind)
+    states = None
+    if geometry.has_state:  # its rows have no drafts: each is a piece
+        slots_of = slots.limits.max_slots
+        states = make_state_metadata(plan, order, len(decodes), slots_of, geometry.exact, geometry.device)
     prompt_rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
     prompt_counts = plan.counts[prompt_rows]
     first = last[pieces.lasts[prompt_rows]] - prompt_counts + 1
@@ -160,6 +167,7 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
             sample_positions=plan.positions[sample_rows] + plan.counts[sample_rows] - behind,
             prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
         ),
+        states=states,
     )
 
 
@@ -191,7 +199,8 @@ def sampled_positions(plan: Plan) -> tuple[I64, I64]:
 def is_steady(plan: Plan) -> bool:
     """Whether every row continues and samples, masked or not, and nothing else happens: most steps of a busy server."""
     continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
-    return plan.starts is None and not len(plan.released) and not len(plan.drafts) and bool(continues.all())
+    nothing_else = not (len(plan.released) or len(plan.drafts) or len(plan.saves))
+    return plan.starts is None and nothing_else and bool(continues.all())
 
 
 def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:
@@ -200,8 +209,8 @@ def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable,
     Both plans are steady, and the last step is over: its metadata is changed in place. Returns whether this
     is possible: the same rows in one rectangle that has room for one key more.
     """
-    attention = last.attentions[0][0]
-    if geometry.windows != (None,) or attention is None or len(attention.few) + len(attention.decodes) != 1:
+    attention = last.attentions[0][0] if geometry.windows == (None,) else None
+    if attention is None or len(attention.few) + len(attention.decodes) != 1:
         return False
     group = attention.few[0] if attention.few else attention.decodes[0]
     positions = plan.positions
@@ -276,7 +285,7 @@ class _Maker:
         self.heads = geometry.heads
         self.dtype = geometry.dtype
         self.device = geometry.device
-        self.head_keys = ops.gathered_at_once(geometry.device) // geometry.head_dim
+        self.head_keys = ops.gathered_at_once(geometry.device) // max(geometry.head_dim, 1)
         self.window: Window | None = None
         # Of the window's groups, by their first token: the same in every table.
         self.masks: dict[int, Tensor | None] = {}

@@ -11,6 +11,13 @@ from penstock.loading.memory import Room
 
 GIB = 1 << 30
 
+# Snapshots of recurrent states: at most so many for each slot, and of the memory that the slots leave a part (1 / n). A
+# prefix that is shared needs one, and so does each answer that a chat goes on from; pages are needed by everybody.
+SNAPSHOTS_A_SLOT = 4
+SNAPSHOTS_SHARE = 4
+
+MOST_PAGES = 1 << 32
+
 
 def spare(
     room: Room, device: torch.device, memory_fraction: float, held: int, working: int, neighbours: int = 1
@@ -37,7 +44,8 @@ def count_pages(
     available: int,
 ) -> int:
     """Pages to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
-    fits = available // page_bytes - 1  # one more page holds the zeros that padding reads
+    # One more page holds the zeros that padding reads. A stage of a pipeline may have no layer with a cache.
+    fits = available // page_bytes - 1 if page_bytes else MOST_PAGES
     sequence = tables.pages(max_sequence_tokens, max_step_tokens)
     if fits < sequence:
         raise TooLittleMemory(
@@ -58,6 +66,22 @@ def count_pages(
             f"are free for it, which hold {fits // tables.count * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
         )
     return wanted
+
+
+def count_snapshots(state_bytes: int, max_slots: int, available: int) -> int:
+    """Copies of recurrent states to make room for, beside one state for each slot; at least one, which Prepare's own plans
+    begin with. Raises TooLittleMemory.
+    """
+    most = SNAPSHOTS_A_SLOT * max_slots
+    if state_bytes == 0:  # the recurrent layers are another stage's
+        return most
+    left = available - max_slots * state_bytes
+    if left < state_bytes:
+        raise TooLittleMemory(
+            f"the recurrent states of {max_slots} sequences and one copy need {_mib((max_slots + 1) * state_bytes)}, and "
+            f"{_mib(available)} are free for them; lower --max-batch-size"
+        )
+    return max(min(most, left // SNAPSHOTS_SHARE // state_bytes), 1)
 
 
 def _mib(size: int) -> str:

@@ -51,6 +51,7 @@ class DecoderSteps:
             ),
             views=tuple(sorted({(window, limits.tables.of[layer][0]) for window, layer in model.views()})),
             tables=limits.tables.count,
+            has_state=config.has_state,
             simple=config.simple_attention,
             exact=exact,
             head_dim=size,
@@ -77,6 +78,7 @@ class DecoderSteps:
             [rope.at(positions_T) for rope in self.ropes],
             [to_device(slot_mapping, self.device) for slot_mapping in metadata.slot_mappings],
             metadata.attentions,
+            metadata.states,
         )
         return metadata.logits_indices, step
 

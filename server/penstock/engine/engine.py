@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
-from penstock.engine.kv_cache import KvCache
+from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
     CONTINUE,
@@ -35,12 +35,14 @@ from penstock.engine.plan import (
 )
 from penstock.engine.sampling import Drafts, Masks, Sampled, Sampler, most_likely
 from penstock.engine.slots import Limits, SlotTable
+from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import Tables, divide
 from penstock.engine.threads import Threads
 from penstock.engine.transfers import Event, Transfers
 from penstock.errors import BadPlan, UnusableModel
 from penstock.models import choice
 from penstock.models.native import NativeDecoder
+from penstock.models.step import LayerCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 
@@ -177,9 +179,21 @@ class Engine:
     def allocate(self, limits: Limits) -> None:
         """Makes cache, slots and tables for these limits."""
         self.limits = limits
-        rows, size = self.model.cache_shape
-        layers = self.group.layers(self.model.config.num_layers)
-        self.cache = KvCache(limits.tables, layers, (rows, size), self.dtype, self.device, limits.pages)
+        config, group = self.model.config, self.group
+        self.cache = KvCache(
+            limits.tables,
+            numbers_of(config.cached_layers(group)),
+            self.model.cache_shape,
+            self.dtype,
+            self.device,
+            limits.pages,
+        )
+        self.states: StateCache | None = None
+        self.layer_caches = self.cache.layers
+        if config.has_state:
+            shapes = config.state_shapes(group)
+            self.states = StateCache(shapes, limits.max_slots, limits.snapshots, self.dtype, self.device)
+            self.layer_caches = self._layer_caches(self.states)
         self.slots = SlotTable(limits)
         self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device, limits.max_step_drafts)
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
@@ -194,6 +208,15 @@ class Engine:
         self.step_maker = self._make_step_maker()
         self._prepared = True
 
+    def _layer_caches(self, states: StateCache) -> list[LayerCache]:
+        """Of each layer what it keeps: keys and values, a state, both or neither."""
+        numbers, cached = self.model.config.cached_layers(self.group), iter(self.cache.layers)
+        none = LayerCache(torch.empty(0, *self.model.cache_shape), 0)
+        return [
+            replace(none if number is None else next(cached), states=tensors)
+            for number, tensors in zip(numbers, states.layers, strict=True)
+        ]
+
     def _make_step_maker(self) -> StepMaker:
         if self.native is not None:
             limits = self.limits
@@ -205,7 +228,7 @@ class Engine:
     def release(self) -> None:
         """Gives back what `allocate` made."""
         self.clear()
-        del self.cache, self.slots, self.sampler
+        del self.cache, self.states, self.layer_caches, self.slots, self.sampler
         self._prepared = False
 
     @property
@@ -242,6 +265,8 @@ class Engine:
             self.sampler.release(plan.released.astype(np.int64))
         if plan.starts is not None:
             self.sampler.start(plan.slots[(plan.flags & START) != 0], plan.starts)
+            if self.states is not None:
+                self.states.start(*starting(plan))
         self.steps += 1
         if len(plan.slots) == 0:
             self.step_maker.clear()
@@ -452,12 +477,12 @@ class Engine:
         """This stage's layers, between the stage before and the next one."""
         pipeline = self.group.pipeline
         if pipeline is None:
-            return self.model.forward(step, self.cache.layers)
+            return self.model.forward(step, self.layer_caches)
         given_TE = None
         if not self.group.is_first_stage:
             shape = (len(step.ids_T), self.model.config.width)
             given_TE = pipeline.receive(torch.empty(shape, dtype=self.dtype, device=self.device))
-        hidden_TE = self.model.forward(step, self.cache.layers, given_TE)
+        hidden_TE = self.model.forward(step, self.layer_caches, given_TE)
         if not self.group.is_last_stage:
             pipeline.send_on(hidden_TE)
         return hidden_TE

@@ -1,6 +1,7 @@
 """The KV cache's memory: one tensor for each place of a page. Made by the engine, written and read by the layers."""
 
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,13 +19,13 @@ class KvCache:
     def __init__(
         self,
         tables: Tables,
-        layers: range,
+        layers: Sequence[int],
         shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
         pages: int,
     ) -> None:
-        """`layers`: this rank's. `shape`: (J, D)."""
+        """`layers`: this rank's, by their number among all that have a cache. `shape`: (J, D)."""
         self.zero_row = pages * BLOCK_SIZE
         self.bytes = pages * page_bytes(tables, layers, shape, dtype)
         whole = ((pages + 1) * BLOCK_SIZE, *shape)
@@ -33,12 +34,17 @@ class KvCache:
         self.tensors_NJD: list[Tensor] = list(places.values())
 
 
-def page_bytes(tables: Tables, layers: range, shape: tuple[int, int], dtype: torch.dtype) -> int:
+def numbers_of(cached_layers: Sequence[int | None]) -> list[int]:
+    """Those of `ModelConfig.cached_layers` that have a cache."""
+    return [number for number in cached_layers if number is not None]
+
+
+def page_bytes(tables: Tables, layers: Sequence[int], shape: tuple[int, int], dtype: torch.dtype) -> int:
     """Bytes of a page on a rank that has these layers."""
     return BLOCK_SIZE * len(_places(tables, layers)) * shape[0] * shape[1] * dtype.itemsize
 
 
-def _places(tables: Tables, layers: range) -> list[int]:
+def _places(tables: Tables, layers: Sequence[int]) -> list[int]:
     return sorted({tables.of[at][1] for at in layers})
 
 

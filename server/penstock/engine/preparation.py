@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 import penstock_kernels as ops
-from penstock.engine.cache_size import count_pages, spare
+from penstock.engine.cache_size import count_pages, count_snapshots, spare
 from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
-from penstock.engine.kv_cache import page_bytes
-from penstock.engine.plan import SAMPLE, START, Plan, greedy_starts
+from penstock.engine.kv_cache import numbers_of, page_bytes
+from penstock.engine.plan import NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
+from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.engine.threads import GAIN
 from penstock.errors import TooLittleMemory
@@ -60,19 +61,31 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         neighbours=engine.group.neighbours,
     )
     tables = engine.tables(longest)
-    layers = engine.group.layers(config.num_layers)
-    pages = _agreed_pages(
-        engine.group.everyone,
-        lambda: count_pages(
-            page_bytes(tables, layers, engine.model.cache_shape, engine.dtype),
-            tables,
-            request.max_slots,
-            longest,
-            request.max_step_tokens,
-            request.max_cache_tokens,
-            available,
-        ),
-    )
+    layers = numbers_of(config.cached_layers(engine.group))
+    snapshots, everyone = 0, engine.group.everyone
+    if config.has_state:
+        held = state_bytes(config.state_shapes(engine.group), engine.dtype)
+        snapshots = _agreed(
+            everyone,
+            lambda: count_snapshots(held, request.max_slots, available),
+            "another shard has too little memory for its recurrent states; lower --max-batch-size",
+        )
+        available = max(available - (request.max_slots + snapshots) * held, 0)
+    pages = 0
+    if tables.count:
+        pages = _agreed(
+            everyone,
+            lambda: count_pages(
+                page_bytes(tables, layers, engine.model.cache_shape, engine.dtype),
+                tables,
+                request.max_slots,
+                longest,
+                request.max_step_tokens,
+                request.max_cache_tokens,
+                available,
+            ),
+            "another shard has too little memory for its KV cache; lower --max-total-tokens",
+        )
     engine.allocate(
         Limits(
             max_slots=request.max_slots,
@@ -85,6 +98,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             has_encoder=engine.has_encoder,
             max_side_positions=config.max_side_positions,
             max_step_drafts=request.max_step_drafts,
+            has_state=config.has_state,
+            snapshots=snapshots,
         )
     )
     if engine.threads is not None:
@@ -99,29 +114,32 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     return pb.Prepared(
         pages=pages,
         cost=cost,
-        cache_bytes=engine.cache.bytes,
+        cache_bytes=_cache_bytes(engine),
         free_bytes=_free_bytes(engine),
         full_tables=tables.full,
         windowed_tables=tables.windowed,
         window=0 if tables.window is None else tables.window.size,
         chunked=tables.window is not None and tables.window.chunked,
+        snapshots=snapshots,
     )
 
 
-def _agreed_pages(group: TensorGroup, count: Callable[[], int]) -> int:
-    """The fewest pages that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
+def _agreed(group: TensorGroup, count: Callable[[], int], elsewhere: str) -> int:
+    """The fewest pages or snapshots that any rank has room for. Raises TooLittleMemory on all ranks or on none."""
     try:
-        pages, refusal = count(), None
+        counted, refusal = count(), None
     except TooLittleMemory as error:
-        pages, refusal = 0, error
-    pages = group.least(pages)
+        counted, refusal = 0, error
+    counted = group.least(counted)
     if refusal is not None:
         raise refusal
-    if pages == 0:
-        raise TooLittleMemory(
-            "another shard has too little memory for its KV cache; lower --max-total-tokens"
-        )
-    return pages
+    if counted == 0:
+        raise TooLittleMemory(elsewhere)
+    return counted
+
+
+def _cache_bytes(engine: Engine) -> int:
+    return engine.cache.bytes + (0 if engine.states is None else engine.states.bytes)
 
 
 def weight_bytes(engine: Engine) -> int:
@@ -132,7 +150,19 @@ def weight_bytes(engine: Engine) -> int:
 def kv_bytes_per_token(engine: Engine) -> int:
     """Bytes that this rank's cache holds for one token."""
     rows, size = engine.model.cache_shape
-    return len(engine.group.layers(engine.model.config.num_layers)) * rows * size * engine.dtype.itemsize
+    layers = numbers_of(engine.model.config.cached_layers(engine.group))
+    return len(layers) * rows * size * engine.dtype.itemsize
+
+
+def held_state_bytes(engine: Engine) -> int:
+    """Bytes that this rank holds of a sequence, however long it is; 0: no layer of the model is recurrent.
+
+    At least 1 where one is, though it be another stage's.
+    """
+    config = engine.model.config
+    if not config.has_state:
+        return 0
+    return max(state_bytes(config.state_shapes(engine.group), engine.dtype), 1)
 
 
 def _step_bytes(
@@ -163,6 +193,8 @@ def working_bytes(
         3 * config.width
         + 3 * config.feed_forward
         + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
+        # What recurrent layers make, some of it in fp32.
+        + 3 * config.mixer_width
     )
     # Queries and results of attention as rectangles, in float64 at most.
     attended = 4 * 8 * config.heads * config.head_dim
@@ -176,14 +208,16 @@ def working_bytes(
     if config.has_encoder:  # biases by distance, for every head
         numbers += keys * (8 + 8 * config.heads)
     key_heads, key_size = config.key_shape
-    attention = ops.workspace_bytes(
-        device,
-        config.heads,
-        key_heads,
-        key_size,
-        longest,
-        has_score_modifiers=not config.simple_attention,
-    )
+    attention = 0
+    if config.windows:
+        attention = ops.workspace_bytes(
+            device,
+            config.heads,
+            key_heads,
+            key_size,
+            longest,
+            has_score_modifiers=not config.simple_attention,
+        )
     return tokens * (per_token * dtype.itemsize + attended) + logits + numbers + attention
 
 
@@ -191,7 +225,7 @@ def _free_bytes(engine: Engine) -> int:
     room = device_room(engine.device)
     if engine.device.type == "cpu":
         # Its pages are not taken yet.
-        return max(room.free - engine.cache.bytes, 0)
+        return max(room.free - _cache_bytes(engine), 0)
     return room.free
 
 
@@ -277,11 +311,14 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
     """Times one step of made-up sequences. All share pages: what they hold does not matter."""
     blocks = -(-(fed + cached) // BLOCK_SIZE)
     none = np.zeros(0, np.uint32)
-    shared = np.arange(blocks * engine.limits.tables.count, dtype=np.uint32) % engine.limits.pages
+    shared = np.arange(blocks * engine.limits.tables.count, dtype=np.uint32) % max(engine.limits.pages, 1)
     starts = greedy_starts(rows)
     if engine.has_encoder:
         read = np.full(rows, _encoder_tokens(fed, cached), np.uint32)
         starts = dataclasses.replace(starts, encoder_counts=read)
+    if engine.limits.has_state:
+        source = np.full(rows, 0 if cached else NO_SNAPSHOT, np.uint32)
+        starts = dataclasses.replace(starts, state_sources=source)
     plan = Plan(
         number=1,
         released=none,

@@ -15,6 +15,7 @@ from penstock.engine.plan import (
     KNOWN_FLAGS,
     MASKED,
     NO_PAGE,
+    NO_SNAPSHOT,
     NO_TARGET,
     PROMPT_LOGPROBS,
     SAMPLE,
@@ -44,6 +45,8 @@ class Limits:
     has_encoder: bool = False  # every sequence begins with what an encoder reads
     max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
     max_step_drafts: int = 0
+    has_state: bool = False  # the model has recurrent layers: every slot has a state, which cannot be rewound
+    snapshots: int = 0  # places for copies of states
     tables: Tables = ONE_TABLE
 
 
@@ -114,6 +117,7 @@ class SlotTable:
             self.filled[starts] = self.planned[starts] = positions[starting]
             self.block_counts[starts] = 0
             self._start_encoders(plan, starts)
+            self._check_sources(plan, positions[starting])
         if not self.alive[slots].all():
             slot = slots[~self.alive[slots]][0]
             raise BadPlan(f"slots: slot {slot} holds no sequence, and its row does not start one")
@@ -125,6 +129,8 @@ class SlotTable:
         drafts = plan.drafts[continuing] if len(plan.drafts) else 0
         if (counts[continuing] != 1 + drafts).any():
             raise BadPlan("counts: a CONTINUE row feeds other than one token and its drafts")
+        if len(plan.saves):
+            self._check_saves(plan)
         total = int(counts.sum())
         if total > limits.max_step_tokens:
             raise BadPlan(f"counts: {total} tokens, but max_step_tokens is {limits.max_step_tokens}")
@@ -150,13 +156,19 @@ class SlotTable:
                 f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} "
                 f"is filled to {self.filled[slots[row]]}"
             )
+        if limits.has_state and (positions != self.filled[slots]).any():
+            row = int(np.argmax(positions != self.filled[slots]))
+            raise BadPlan(
+                f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} has fed "
+                f"{self.filled[slots[row]]} tokens, and its recurrent state cannot be rewound"
+            )
         bounds = positions + counts
         if continuing.any():
             positions = plan.positions = np.where(
                 continuing, np.minimum(positions, self.filled[slots]), positions
             )
         ends = positions + counts
-        short = ends > self.block_counts[slots] * limits.block_size
+        short = (ends > self.block_counts[slots] * limits.block_size) & (limits.tables.count > 0)
         if short.any():
             row = int(np.argmax(short))
             raise BadPlan(
@@ -188,6 +200,8 @@ class SlotTable:
             raise BadPlan("drafts: a row with PROMPT_LOGPROBS has some")
         if verifying.any() and self.limits.has_encoder:
             raise BadPlan("drafts: a row of an encoder-decoder has some")
+        if verifying.any() and self.limits.has_state:
+            raise BadPlan("drafts: a row of a model with recurrent state has some")
 
     def _start_encoders(self, plan: Plan, starts: I64) -> None:
         counts = plan.starts.encoder_counts if plan.starts is not None else ()
@@ -200,6 +214,43 @@ class SlotTable:
         self.encoder_counts[starts] = counts if wanted else 0
         if wanted and int(self.encoder_counts[starts].min()) < 1:
             raise BadPlan("starts.encoder_counts: an encoder reads no token")
+
+    def _check_sources(self, plan: Plan, positions: I64) -> None:
+        """With which snapshots the states of starting rows begin, at these positions."""
+        sources = plan.starts.state_sources if plan.starts is not None else np.zeros(0, np.uint32)
+        wanted = len(positions) if self.limits.has_state else 0
+        if len(sources) != wanted:
+            what = "a recurrent state" if self.limits.has_state else "no recurrent state"
+            raise BadPlan(
+                f"starts.state_sources: {len(sources)} entries, but {len(positions)} rows of a model with {what} start"
+            )
+        if not wanted:
+            return
+        given = sources != NO_SNAPSHOT
+        _below("starts.state_sources", sources[given], self.limits.snapshots, "snapshots")
+        if (given != (positions > 0)).any():
+            at = int(positions[given != (positions > 0)][0])
+            why = "without a snapshot" if at else "with a snapshot, which is of a later one"
+            raise BadPlan(f"starts.state_sources: a row starts at position {at} {why}")
+
+    def _check_saves(self, plan: Plan) -> None:
+        """Where copies of states are kept."""
+        if not self.limits.has_state:
+            raise BadPlan(f"saves: {len(plan.saves)} of a model without a recurrent state")
+        rows, tokens, snapshots = plan.saves.T
+        _below("saves", rows, len(plan.slots), "rows")
+        _below("saves", snapshots, self.limits.snapshots, "snapshots")
+        if len(np.unique(snapshots)) != len(snapshots):
+            raise BadPlan("saves: a snapshot is written twice")
+        if int(tokens.min()) < 1 or (tokens > plan.counts[rows]).any():
+            at = int(np.argmax((tokens < 1) | (tokens > plan.counts[rows])))
+            raise BadPlan(
+                f"saves: row {rows[at]} feeds {plan.counts[rows[at]]} tokens, and its state is to be copied behind "
+                f"{tokens[at]}"
+            )
+        falls = (np.diff(rows) < 0) | ((np.diff(rows) == 0) & (np.diff(tokens) <= 0))
+        if falls.any():
+            raise BadPlan("saves: not ascending by row and tokens")
 
     def _check_whole(self, plan: Plan, ends: I64) -> None:
         """What an encoder reads, and its padding, is fed by one row."""
@@ -234,6 +285,9 @@ class SlotTable:
                 f"new_pages: slot {slot} gets more than {self.width} blocks, which hold the longest sequence "
                 f"of {self.limits.max_sequence_tokens} tokens"
             )
+        self.block_counts[slots] = before + added
+        if tables.count == 0:
+            return
         offsets = np.arange(int(added.sum())) - np.repeat(np.cumsum(added) - added, added)
         pages, blocks = plan.new_pages.reshape(-1, tables.count), np.repeat(before, added) + offsets
         absent = pages == NO_PAGE
@@ -242,7 +296,6 @@ class SlotTable:
             pages = np.where(absent, self.limits.pages, pages)
         _below("new_pages", plan.new_pages[~absent.reshape(-1)], self.limits.pages, "pages")
         self.pages[:, np.repeat(slots, added), blocks] = pages.T
-        self.block_counts[slots] = before + added
 
     def _check_absent(self, plan: Plan, absent: Bools, blocks: I64) -> None:
         """`absent` (blocks, tables), and the number of each block in its sequence."""

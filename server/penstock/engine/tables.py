@@ -26,7 +26,9 @@ class Tables:
     full: int  # tables of layers without a window; they come first
     windowed: int
     window: "Window | None"  # of the windowed tables, the widest of their layers
-    of: tuple[tuple[int, int], ...]  # of each layer: its table, and its place in the pages of that
+    of: tuple[
+        tuple[int, int], ...
+    ]  # of each layer with a cache: its table, and its place in the pages of that
 
     @property
     def count(self) -> int:
@@ -36,7 +38,7 @@ class Tables:
     @property
     def places(self) -> int:
         """Layers that a page has room for."""
-        return max(place for _, place in self.of) + 1
+        return max((place for _, place in self.of), default=-1) + 1
 
     def first_read(self, position: int) -> int:
         """The first token that the one at `position`, or any after it, sees through the window."""
@@ -58,7 +60,9 @@ ONE_TABLE = Tables(1, 0, None, ())
 
 
 def divide(windows: Sequence["Window | None"], longest: int) -> Tables:
-    """Tables for layers with these windows, where no sequence has more than `longest` tokens."""
+    """Tables for layers with these windows, where no sequence has more than `longest` tokens. No layer has a cache: no tables."""
+    if not windows:
+        return Tables(0, 0, None, ())
     cut = [window is not None and window.size < longest for window in windows]
     kinds = {window for window, is_cut in zip(windows, cut, strict=True) if window is not None and is_cut}
     windowed, layers = sum(cut), len(windows)

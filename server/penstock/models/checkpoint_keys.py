@@ -19,6 +19,7 @@ class ExpertKeys:
     down: str = ""
     shared_gate_proj: str = ""
     shared_up: str = ""
+    shared_gate_up: str = ""  # one matrix in place of two
     shared_down: str = ""
     shared_gate: str = ""  # of the sigmoid
     correction: str = ""
@@ -49,6 +50,7 @@ class CheckpointKeys:
     k_norm: str = ""
     out: str = ""
     sinks: str = ""
+    head_gates: str = ""
 
     gate: str = ""
     up: str = ""

@@ -3,6 +3,7 @@
 Knows no weights. Used by the decoder, its loader, Prepare and the doctor.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import penstock_kernels as ops
 from penstock.layers.rope import RopeConfig
+from penstock.models.recurrent_config import RecurrentConfig, StateShape
 from penstock.parallel.group import TensorGroup
 
 
@@ -68,6 +70,9 @@ class LayerConfig:
     rope: RopeConfig | None = None  # None: it rotates nothing
     window: Window | None = None  # None: it attends to all earlier tokens
     experts: ExpertsConfig | None = None  # None: its feed-forward layer is dense
+    attends: bool = True  # it has attention, and a place in the KV cache
+    recurrent: RecurrentConfig | None = None  # a mixer with a state, in place of attention or beside it
+    feeds_forward: bool = True  # it has a feed-forward layer, or experts
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,9 @@ class DecoderConfig:
     qk_norm: NormConfig | None = None
     qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
     clip_qkv: float = 0.0
+    # What attention gives is multiplied with sigmoids of what it read: "": not; "channels": the gates of each head are rows
+    # behind its query; "heads": a matrix of their own gives one for each head.
+    attention_gate: str = ""
     latent: LatentConfig | None = None
 
     # Feed-forward.
@@ -112,6 +120,8 @@ class DecoderConfig:
     sum_norm: bool = False  # the sum with what a branch gives is normalised
     residual_normed: bool = False  # what a branch gives is added to what it read
     residual_scale: float = 1.0  # of what a branch gives
+    # MiniMax: (of the residual, of what a branch gives) of attention, recurrent layers and feed-forward.
+    residual_factors: tuple[tuple[float, float], ...] = ()
 
     # Ends.
     embedding_scale: float = 1.0
@@ -136,9 +146,19 @@ class DecoderConfig:
         rope: Sequence[RopeConfig | None] | None = None,
         window: Sequence[Window | None] | None = None,
         experts: Sequence[ExpertsConfig | None] | None = None,
+        attends: Sequence[bool] | None = None,
+        recurrent: Sequence[RecurrentConfig | None] | None = None,
+        feeds_forward: Sequence[bool] | None = None,
     ) -> "DecoderConfig":
         """The same with these choices, one of each kind for each layer; None: as it was."""
-        given: dict[str, Sequence[Any] | None] = {"rope": rope, "window": window, "experts": experts}
+        given: dict[str, Sequence[Any] | None] = {
+            "rope": rope,
+            "window": window,
+            "experts": experts,
+            "attends": attends,
+            "recurrent": recurrent,
+            "feeds_forward": feeds_forward,
+        }
         layers = self.layers
         for name, choices in given.items():
             if choices is not None:
@@ -159,13 +179,35 @@ class DecoderConfig:
 
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
-        """Of all layers, each once."""
+        """Of all layers that attend, each once."""
         return tuple(dict.fromkeys(self.layer_windows))
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """Of each layer."""
-        return tuple(layer.window for layer in self.layers)
+        """Of each layer that attends."""
+        return tuple(layer.window for layer in self.layers if layer.attends)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a layer is recurrent."""
+        return any(layer.recurrent is not None for layer in self.layers)
+
+    @property
+    def mixer_width(self) -> int:
+        """Numbers that a recurrent layer makes of a token, at most."""
+        return max((layer.recurrent.width for layer in self.layers if layer.recurrent is not None), default=0)
+
+    def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
+        """What each of a rank's layers keeps of a sequence beside its KV cache. Raises UnusableModel."""
+        mixers = [self.layers[index].recurrent for index in group.layers(self.num_layers)]
+        return [() if mixer is None else mixer.states(group) for mixer in mixers]
+
+    def cached_layers(self, group: TensorGroup) -> list[int | None]:
+        """Of each of a rank's layers its number among all that have a KV cache; None: it has none."""
+        numbers = itertools.accumulate((layer.attends for layer in self.layers), initial=0)
+        found = [at if layer.attends else None for at, layer in zip(numbers, self.layers, strict=False)]
+        mine = group.layers(self.num_layers)
+        return found[mine.start : mine.stop]
 
     @property
     def usual_positions(self) -> int:
@@ -175,9 +217,10 @@ class DecoderConfig:
     @property
     def positions_go_on(self) -> bool:
         """Whether a sequence may be longer than those the model was made for: linear biases have no end, and are all
-        that tells positions apart.
+        that tells positions apart; and nothing attends in a model whose layers are all recurrent.
         """
-        return bool(self.slopes) and not self.ropes and not self.learned_positions
+        ends = bool(self.ropes) or bool(self.learned_positions)
+        return not ends and (bool(self.slopes) or not self.layer_windows)
 
     @property
     def simple_attention(self) -> bool:
@@ -188,6 +231,8 @@ class DecoderConfig:
         """(J, D) of what a rank's cache holds for a token and a layer."""
         if self.latent is not None:
             return 1, self.latent.rank + self.latent.rope_dim
+        if not self.layer_windows:
+            return 0, 0
         return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
 
     @property

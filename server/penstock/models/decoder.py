@@ -18,12 +18,15 @@ from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm
 from penstock.models.config import DecoderConfig
 from penstock.models.model import Reference
+from penstock.models.recurrent import Recurrent
 from penstock.models.step import LayerCache, Step
 from penstock.parallel.group import ALONE, TensorGroup
 
 
 class Attention(Module):
-    """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads."""
+    """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads, and gates where
+    there are such.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Attention(Module):
         q_norm: Norm | None,
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
+        head_gates: Linear | None = None,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
@@ -44,6 +48,8 @@ class Attention(Module):
         self.rope_dim = 0 if rope is None else rope.head_dim
         self.window = config.windows.index(window)
         self.clip = config.clip_qkv
+        self.gated = config.attention_gate == "channels"
+        self.head_gates = head_gates  # one number for each head
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -55,7 +61,7 @@ class Attention(Module):
         qkv_TO = self.qkv(x_TE)
         if self.clip:
             qkv_TO.clamp_(-self.clip, self.clip)
-        heads_TD = qkv_TO.view(tokens, heads + 2 * kv_heads, self.head_dim)
+        heads_TD = qkv_TO.view(tokens, -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
             if self.norm_over_all:
@@ -71,10 +77,14 @@ class Attention(Module):
             ops.rope(turned_TD, *step.ropes[self.rope])
         # All rows write before any row reads: one row's prefix may be what another row computes now.
         slot_mapping_T, attention = step.view(self.window, cache)
-        ops.write_kv(heads_TD[:, heads:], cache.rows_NJD, slot_mapping_T)
+        ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], cache.rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
         q_THD = heads_TD[:, :heads]
         ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        if self.gated:
+            attended_THD *= heads_TD[:, heads + 2 * kv_heads :].sigmoid()
+        if self.head_gates is not None:
+            attended_THD *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return attended_THD.view(tokens, heads * self.head_dim)
 
 
@@ -99,9 +109,11 @@ class LatentAttention(TiledModule):
         values_HVR: Tensor,
         out: Linear,
         score_modifiers: ops.ScoreModifiers,
+        head_gates: Linear | None = None,
     ) -> None:
         super().__init__()
         assert config.latent is not None
+        self.head_gates = head_gates  # one number for each head
         self.heads, self.sizes = heads, config.latent
         size = self.sizes.plain_dim + self.sizes.rope_dim
         self.scale = size**-0.5 if config.scale is None else config.scale
@@ -140,7 +152,20 @@ class LatentAttention(TiledModule):
         )
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
+        if self.head_gates is not None:
+            values_THV *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return values_THV.view(tokens, heads * sizes.value_dim)
+
+
+class Beside(Module):
+    """Attention and a recurrent mixer that read the same and are added: one matrix, whose columns are those of both."""
+
+    def __init__(self, attention: Attention, recurrent: Recurrent, out: Linear) -> None:
+        self.attention, self.recurrent, self.out = attention, recurrent, out
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, H D and what the mixer gives)."""
+        return torch.cat((self.attention(x_TE, step, cache), self.recurrent(x_TE, step, cache)), -1)
 
 
 class FeedForward(Module):
@@ -204,16 +229,22 @@ class Experts(TiledModule):
         return mixed_TE.add_(shared_TE)
 
 
+Mixer = Attention | LatentAttention | Recurrent | Beside
+
+
 @dataclass(slots=True)
 class Layer(Module):
-    """Attention, then feed-forward, and where they are normalised (None: not there)."""
+    """Attention or what mixes tokens in its place, then feed-forward, and where they are normalised (None: not there)."""
 
-    attention: Attention | LatentAttention
-    feed_forward: FeedForward | Experts
+    attention: Mixer | None
+    feed_forward: FeedForward | Experts | None
     attention_norm: Norm | None
     feed_forward_norm: Norm | None  # of a parallel layer with one norm: None
     attention_out_norm: Norm | None = None  # of what the branch gives, or of the sum with it
     feed_forward_out_norm: Norm | None = None
+    # What the residual is multiplied with where the branch is added to it.
+    attention_residual: float = 1.0
+    feed_forward_residual: float = 1.0
 
 
 @dataclass(slots=True)
@@ -276,7 +307,9 @@ class Decoder(Module):
         device = self.weights()[0].device
         bias_HN = linear_biases(self.config, self.group.share(self.config.heads), longest).to(device)
         for layer in self.layers:
-            layer.attention.score_modifiers = replace(layer.attention.score_modifiers, bias_HN=bias_HN)
+            attention = layer.attention
+            assert isinstance(attention, Attention | LatentAttention)
+            attention.score_modifiers = replace(attention.score_modifiers, bias_HN=bias_HN)
 
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
@@ -289,11 +322,13 @@ class Decoder(Module):
         return x_TE
 
     def views(self) -> list[tuple[int, int]]:
-        """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
+        """See Model."""
         config = self.config
+        windows = config.layer_windows
         return [
-            (config.windows.index(config.layers[layer].window), layer)
-            for layer in self.group.layers(config.num_layers)
+            (config.windows.index(windows[number]), number)
+            for number in config.cached_layers(self.group)
+            if number is not None
         ]
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
@@ -328,22 +363,25 @@ class Decoder(Module):
         return x_TE
 
     def _sequential(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
-        read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
-        given = layer.attention(read_TE, step, cache)
-        x_TE = self._add(
-            read_TE if self.config.residual_normed else x_TE, given, layer.attention, layer.attention_out_norm
-        )
+        if layer.attention is not None:
+            read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
+            given = layer.attention(read_TE, step, cache)
+            residual_TE = read_TE if self.config.residual_normed else x_TE
+            if layer.attention_residual != 1.0:
+                residual_TE = residual_TE * layer.attention_residual
+            x_TE = self._add(residual_TE, given, layer.attention, layer.attention_out_norm)
+        if layer.feed_forward is None:
+            return x_TE
         read_TE = x_TE if layer.feed_forward_norm is None else layer.feed_forward_norm(x_TE)
         given = layer.feed_forward(read_TE)
-        return self._add(
-            read_TE if self.config.residual_normed else x_TE,
-            given,
-            layer.feed_forward,
-            layer.feed_forward_out_norm,
-        )
+        residual_TE = read_TE if self.config.residual_normed else x_TE
+        if layer.feed_forward_residual != 1.0:
+            residual_TE = residual_TE * layer.feed_forward_residual
+        return self._add(residual_TE, given, layer.feed_forward, layer.feed_forward_out_norm)
 
     def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """Both branches of a rank are added before the ranks are: one exchange for a layer."""
+        assert layer.attention is not None and layer.feed_forward is not None
         read_TE = x_TE if layer.attention_norm is None else layer.attention_norm(x_TE)
         given_TE = layer.attention.out(layer.attention(read_TE, step, cache))
         if layer.feed_forward_norm is not None:
@@ -359,7 +397,7 @@ class Decoder(Module):
         self,
         residual_TE: Tensor,
         given: Tensor,
-        branch: Attention | LatentAttention | FeedForward | Experts,
+        branch: Mixer | FeedForward | Experts,
         norm: Norm | None,
     ) -> Tensor:
         """The residual plus the output of a branch, all-reduced over the ranks."""

@@ -19,7 +19,18 @@ from penstock.layers.norm import HeadsLayerNorm, LayerNorm, Norm, RmsNorm, Share
 from penstock.loading.checkpoint import Checkpoint, part_of
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
-from penstock.models.decoder import Attention, Decoder, Ends, Experts, FeedForward, LatentAttention, Layer
+from penstock.models.decoder import (
+    Attention,
+    Beside,
+    Decoder,
+    Ends,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+)
+from penstock.models.recurrent import Recurrent
 from penstock.parallel.group import TensorGroup, ranges
 
 # In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
@@ -37,8 +48,10 @@ class Loader:
             (prefix for prefix in keys.prefixes if checkpoint.has(f"{prefix}{keys.embedding}.weight")),
             keys.prefixes[0],
         )
-        self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
-        self.kv_heads = group.key_heads(config.kv_heads)
+        self.heads = self.kv_heads = range(0)
+        if config.layer_windows:
+            self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
+            self.kv_heads = group.key_heads(config.kv_heads)
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
@@ -108,15 +121,28 @@ class Loader:
         def norm(name: str) -> Norm | None:
             return self.norm(at + name, config.width) if name else None
 
-        experts = config.layers[index].experts
+        choice = config.layers[index]
+        mixers: list[Attention | LatentAttention | Recurrent] = []
+        if choice.attends:
+            mixers.append(self.attention(at, index))
+        if choice.recurrent is not None:
+            mixers.append(self.recurrent(at, index))
+        feed_forward: FeedForward | Experts | None = None
+        if choice.feeds_forward:
+            experts = choice.experts
+            feed_forward = self.feed_forward(at) if experts is None else self.experts(at, experts)
         return Layer(
-            attention=self.attention(at, index),
-            feed_forward=self.feed_forward(at) if experts is None else self.experts(at, experts),
-            attention_norm=norm(keys.attention_norm) if config.pre_norm else None,
-            feed_forward_norm=norm(keys.feed_forward_norm) if config.pre_norm else None,
+            attention=joined(mixers),
+            feed_forward=feed_forward,
+            attention_norm=norm(keys.attention_norm) if config.pre_norm and mixers else None,
+            feed_forward_norm=norm(keys.feed_forward_norm) if config.pre_norm and feed_forward else None,
             attention_out_norm=norm(keys.attention_out_norm),
             feed_forward_out_norm=norm(keys.feed_forward_out_norm),
         )
+
+    def recurrent(self, at: str, index: int) -> Recurrent:
+        """What mixes tokens through a state in a layer: a family that has such layers reads them."""
+        raise NotImplementedError
 
     def attention(self, at: str, index: int) -> Attention | LatentAttention:
         """Attention of a layer."""
@@ -138,7 +164,15 @@ class Loader:
             q_norm=q_norm,
             k_norm=k_norm,
             score_modifiers=self.score_modifiers(at),
+            head_gates=self.head_gates(at),
         )
+
+    def head_gates(self, at: str) -> Linear | None:
+        """What one number for each of this rank's heads is made with, in families that have such gates."""
+        config = self.config
+        if config.attention_gate != "heads":
+            return None
+        return Linear(self.read(at + self.keys.head_gates, (config.heads, config.width), rows=[self.heads]))
 
     def qkv(self, at: str, index: int) -> Linear:
         """Queries, keys and values of this rank's heads, from three matrices or one in the family's order."""
@@ -179,6 +213,10 @@ class Loader:
                 (at + keys.k, kv_heads * size, kv),
                 (at + keys.v, kv_heads * size, kv),
             ]
+            if config.attention_gate == "channels":  # behind the query of each head
+                gates = [(2 * head + 1) * size for head in self.heads]
+                found[0] = (at + keys.q, 2 * heads * size, [gate - size for gate in gates])
+                found.append((at + keys.q, 2 * heads * size, gates))
         parts = [
             (name, total, [range(begin, begin + size) for begin in begins]) for name, total, begins in found
         ]
@@ -324,7 +362,7 @@ class Loader:
                 choice.shared_width,
                 keys.shared_gate_proj,
                 keys.shared_up,
-                "",
+                keys.shared_gate_up,
                 keys.shared_down,
             )
         if choice.shared_gate:
@@ -422,6 +460,19 @@ class Loader:
         if len(part) == rows:
             return part
         return torch.cat((part, part.new_zeros((rows - len(part), *part.shape[1:]))))
+
+
+def joined(mixers: list[Attention | LatentAttention | Recurrent]) -> Mixer | None:
+    """One or none of a layer's mixers, or attention and another one as one."""
+    if len(mixers) < 2:
+        return mixers[0] if mixers else None
+    attention, other = mixers
+    assert isinstance(attention, Attention) and not isinstance(other, Attention | LatentAttention)
+    weights, biases = zip(*((mixer.out.weight_OI, mixer.out.bias_O) for mixer in mixers), strict=True)
+    there = [bias for bias in biases if bias is not None]
+    bias_O = torch.stack(there).sum(0) if there else None
+    attention.out = other.out = out = Linear(torch.cat(weights, 1), bias_O)
+    return Beside(attention, other, out)
 
 
 def halves(rows_HD: Tensor, size: int) -> Tensor:

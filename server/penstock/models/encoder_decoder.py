@@ -10,6 +10,7 @@ feed-forward width, V vocabulary, N cache rows or distances, B buckets.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ from penstock.layers.norm import Norm
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import NormConfig
 from penstock.models.model import Reference
+from penstock.models.recurrent_config import StateShape
 from penstock.models.step import EncoderDecoderStep, LayerCache, Reading
+from penstock.parallel.group import TensorGroup
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class EncoderDecoderConfig:
     embedding_scale: float = 1.0
     hidden_scale: float = 1.0  # of what the head reads
     wide_residual: bool = False  # in fp16, the sum of the branches, and what they add last, are fp32
+
+    has_state: ClassVar[bool] = False
+    mixer_width: ClassVar[int] = 0
 
     @property
     def max_positions(self) -> int:
@@ -105,6 +111,14 @@ class EncoderDecoderConfig:
     def kv_heads(self) -> int:
         """Every head has keys of its own."""
         return self.heads
+
+    def cached_layers(self, group: TensorGroup) -> list[int | None]:
+        """Each has a KV cache."""
+        return list(group.layers(self.num_layers))
+
+    def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
+        """None is recurrent."""
+        return [()] * len(group.layers(self.num_layers))
 
     @property
     def key_shape(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from penstock.models.architectures import architecture_of, architectures
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import Window
 from penstock.models.model import Reference
+from penstock.models.recurrent_config import StateShape
 from penstock.models.step import LayerCache, Step
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.matrix import ROWS
@@ -60,11 +61,21 @@ class FallbackConfig:
     has_encoder: bool = False
     max_side_positions: int = 0
     default_start: int | None = None
+    has_state: ClassVar[bool] = False
+    mixer_width: ClassVar[int] = 0
 
     @property
     def usual_positions(self) -> int:
         """Of a sequence where nothing else is asked for."""
         return self.max_positions
+
+    def cached_layers(self, group: TensorGroup) -> list[int | None]:
+        """Each has a KV cache."""
+        return list(group.layers(self.num_layers))
+
+    def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
+        """None is recurrent."""
+        return [()] * len(group.layers(self.num_layers))
 
     @property
     def key_shape(self) -> tuple[int, int]:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import Window
+from penstock.models.recurrent_config import StateShape
 from penstock.models.step import LayerCache
+from penstock.parallel.group import TensorGroup
 
 
 class ModelConfig(Protocol):
@@ -28,7 +30,21 @@ class ModelConfig(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers with a cache."""
+        """Over all stages."""
+
+    def cached_layers(self, group: TensorGroup) -> list[int | None]:
+        """Of each of a rank's layers its number among all that have a KV cache; None: it has none."""
+
+    def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
+        """What each of a rank's layers keeps of a sequence beside its KV cache; of most kinds of layers, nothing."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a layer is recurrent, on whichever rank: every sequence has a state of one size."""
+
+    @property
+    def mixer_width(self) -> int:
+        """Numbers that a recurrent layer makes of a token, at most."""
 
     @property
     def heads(self) -> int:
@@ -80,7 +96,7 @@ class ModelConfig(Protocol):
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """How far back each layer's cache is read; None: to the beginning."""
+        """How far back each layer's KV cache is read, of those that have one; None: to the beginning."""
 
     @property
     def simple_attention(self) -> bool:
@@ -116,11 +132,13 @@ class Model(Protocol):
         """Sequences will have at most `longest` tokens."""
 
     def views(self) -> list[tuple[int, int]]:
-        """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
+        """(window, number) of each of this rank's layers that attends: an entry of `config.windows`, and its number
+        among all layers with a KV cache.
+        """
 
     def forward(self, step: Any, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes what later steps attend to into
-        the caches. `step` is of the kind that the model reads; `given_TE` is what the stage before gave.
+        the caches, one for each of its layers. `step` is of the kind that the model reads; `given_TE` is what the stage before gave.
         """
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:

@@ -59,6 +59,8 @@ def unknown_choice(decoder: Decoder) -> str | None:
     """A choice of the family that the engine does not know, in words; None: it can be recorded."""
     config = decoder.config
     checks = (
+        (config.has_state, "recurrent layers"),
+        (bool(config.attention_gate), "gated attention"),
         (config.latent is not None, "latent attention"),
         (any(layer.experts is not None for layer in config.layers), "experts"),
         (bool(config.slopes), "linear biases (ALiBi)"),

@@ -12,10 +12,11 @@ import penstock_kernels as ops
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Where a layer's keys and values are: in which rows, the slot's table says."""
+    """What a layer keeps of sequences: keys and values, in rows that the slot's table names, and states."""
 
-    rows_NJD: Tensor
+    rows_NJD: Tensor  # of a layer without attention: none
     table: int
+    states: tuple[Tensor, ...] = ()  # of a recurrent layer: (places, ...) each
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Step:
     ropes: list[tuple[Tensor, Tensor]]  # cos and sin (T, 1, D) of each of the model's tables
     slot_mappings: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
     attentions: list[list[ops.AttentionMetadata | None]]  # by the model's window, and table
+    states: ops.StateMetadata | None = None  # of a model with recurrent layers
 
     def view(self, window: int, cache: LayerCache) -> tuple[Tensor, ops.AttentionMetadata]:
         """Where a layer writes, and how it attends."""

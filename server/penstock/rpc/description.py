@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.engine.engine import Engine
-from penstock.engine.preparation import kv_bytes_per_token, weight_bytes
+from penstock.engine.preparation import held_state_bytes, kv_bytes_per_token, weight_bytes
 from penstock.engine.slots import MAX_TOP_TOKENS
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.proto import penstock_pb2 as pb
@@ -45,4 +45,5 @@ def description_of(
         decoder_start_ids=decoder_start_ids,
         max_side_positions=side,
         positions_go_on=shape.positions_go_on,
+        state_bytes=held_state_bytes(engine),
     )

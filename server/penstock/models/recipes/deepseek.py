@@ -106,9 +106,12 @@ def _experts(fields: Fields, third: bool) -> ExpertsConfig:
 class DeepseekLoader(Loader):
     """Reads latent attention."""
 
+    # What a layer's attention, and its output's matrix, are called.
+    below, last = "self_attn.", "o_proj"
+
     def attention(self, at: str, index: int) -> LatentAttention:
         """One rank's heads; the latent is the same for all ranks."""
-        config, sizes, at = self.config, self.config.latent, f"{at}self_attn."
+        config, sizes, at = self.config, self.config.latent, f"{at}{self.below}"
         assert sizes is not None
         width, heads = config.width, config.heads
         head = sizes.plain_dim + sizes.rope_dim
@@ -157,9 +160,10 @@ class DeepseekLoader(Loader):
             up[:, : sizes.plain_dim].contiguous(),
             up[:, sizes.plain_dim :].contiguous(),
             self.row_parallel(
-                at + "o_proj", sizes.value_dim, self.heads, heads, width, config.attention_out_bias
+                at + self.last, sizes.value_dim, self.heads, heads, width, config.attention_out_bias
             ),
             self.score_modifiers(at),
+            self.head_gates(at),
         )
 
 

@@ -1,0 +1,111 @@
+"""States that tokens advance one after the other, and how a step's tokens do: what the operations of recurrent layers share.
+
+An operation has a tensor of states (P, ...), one place for each slot and each snapshot. A step's first S tokens are rows of
+their own (decodes) and are advanced in one batched call; the others are runs of prompts. A run is computed in chunks, or token
+by token where results may not depend on where a prompt is cut.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Numbers of states that a processor's second cache holds beside what is made of them.
+NUMBERS_AT_ONCE = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens `begin` .. `end` - 1 of the step, which advance the state at `place`."""
+
+    begin: int
+    end: int
+    place: int
+    save: int | None = None  # the place that the state is copied to behind the last of them
+
+
+@dataclass(slots=True)
+class StateMetadata:
+    """Whose state each token of a step advances."""
+
+    places_S: Tensor  # int64: of the first S tokens, each of which is a row
+    runs: list[Run]  # of the tokens after them, in their order
+    saved_C: Tensor | None = None  # int64: places of single tokens that are copied behind them, and to which
+    saves_C: Tensor | None = None
+    exact: bool = False  # a token's result depends on no other token of the step, to the last bit
+
+
+# (the tokens, their states (S, ...), changed in place) to what the tokens give, (S, ...): of S sequences a token each.
+StepForm = Callable[[slice, Tensor], Tensor]
+# (the tokens, their sequence's state (...), changed in place) to what the tokens give, (L, ...).
+RunForm = Callable[[slice, Tensor], Tensor]
+
+
+def advance(
+    states: StateMetadata, state_P: Tensor, out_T: Tensor, step_form: StepForm, run_form: RunForm | None
+) -> Tensor:
+    """Advances the states (P, ...) by all tokens of a step, writes what they give into `out` (T, ...) and returns it.
+
+    `step_form` defines the operation; `run_form` gives the same but for rounding, and None says that there is none.
+    """
+    singles = len(states.places_S)
+    if singles:
+        for tokens in chunks(slice(0, singles), _at_once(state_P, singles)):
+            places = states.places_S[tokens]
+            if len(places) == 1 and state_P.device.type == "cpu":
+                place = int(places)
+                out_T[tokens] = step_form(tokens, state_P[place : place + 1])
+                continue
+            state_S = state_P.index_select(0, places)
+            out_T[tokens] = step_form(tokens, state_S)
+            state_P.index_copy_(0, places, state_S)
+        if states.saved_C is not None and states.saves_C is not None:
+            state_P.index_copy_(0, states.saves_C, state_P.index_select(0, states.saved_C))
+    for run in states.runs:
+        if states.exact or run_form is None or run.end - run.begin == 1:
+            state_1 = state_P[run.place : run.place + 1]
+            for token in range(run.begin, run.end):
+                out_T[token : token + 1] = step_form(slice(token, token + 1), state_1)
+        else:
+            out_T[run.begin : run.end] = run_form(slice(run.begin, run.end), state_P[run.place])
+        if run.save is not None:
+            state_P[run.save] = state_P[run.place]
+    return out_T
+
+
+def _at_once(state_P: Tensor, singles: int) -> int:
+    """Single tokens that are advanced in one call: all, or on a CPU as many as have their states in its cache together."""
+    if state_P.device.type != "cpu":
+        return singles
+    return min(max(NUMBERS_AT_ONCE // max(state_P[0].numel(), 1), 1), singles)
+
+
+def add_products(state_SHDV: Tensor, k_SHD: Tensor, v_SHV: Tensor) -> None:
+    """Adds each head's key times value to its state, in place."""
+    state_SHDV.flatten(0, 1).baddbmm_(k_SHD.flatten(0, 1).unsqueeze(-1), v_SHV.flatten(0, 1).unsqueeze(-2))
+
+
+def chunks(tokens: slice, size: int) -> Iterator[slice]:
+    """The tokens in pieces of at most `size`."""
+    for begin in range(tokens.start, tokens.stop, size):
+        yield slice(begin, min(begin + size, tokens.stop))
+
+
+def causal(size: int, device: torch.device, diagonal: int = 0) -> Tensor:
+    """Which of (size, size) pairs are not above the diagonal."""
+    return torch.ones((size, size), dtype=torch.bool, device=device).tril(diagonal)
+
+
+def decays(decay_HNC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From logarithms (H, N, C) of the decays of a chunk's tokens: their sums up to each token (H, N, C), what is left of one
+    token's part at another one behind it (H, N, C, C), and at the chunk's end (H, N, C, 1); all in fp32.
+
+    Sums are large and their differences small, so they are float64 on the way.
+    """
+    total_HNC = decay_HNC.double().cumsum(-1)
+    between_HNCC = total_HNC.unsqueeze(-1) - total_HNC.unsqueeze(-2)
+    below = causal(decay_HNC.shape[-1], decay_HNC.device)
+    left_HNCC = between_HNCC.masked_fill_(~below, -torch.inf).float().exp_()
+    until_HNC1 = (total_HNC[..., -1:] - total_HNC).float().exp_().unsqueeze(-1)
+    return total_HNC.float(), left_HNCC, until_HNC1

@@ -1,0 +1,235 @@
+"""What a recipe says of a recurrent layer: its shape, the choices its family made, and the state that a sequence has in it.
+
+Knows no weights. Named in `penstock.models.config.LayerConfig`; `penstock.models.recurrent` computes by it. Sizes are of the
+whole layer, over all ranks; states are divided by heads or channels.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.parallel.group import TensorGroup
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """One tensor of a layer's state, of one sequence on one rank."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = torch.float32  # None: that of the activations
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """What it takes where activations have this dtype."""
+        return math.prod(self.shape) * (self.dtype or dtype).itemsize
+
+
+class RecurrentConfig(Protocol):
+    """A kind of recurrent layer."""
+
+    @property
+    def width(self) -> int:
+        """Numbers that it makes of a token before it gives its output."""
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """What a rank keeps of a sequence. Raises UnusableModel where ranks cannot divide it."""
+
+
+@dataclass(frozen=True)
+class ShortConvConfig:
+    """A causal convolution between two gates (LFM2)."""
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 4 * self.channels
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        mine = group.even_share(self.channels, "the channels of the convolution (hidden_size)")
+        return (StateShape((self.kernel - 1, len(mine)), None),)
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """Gated delta rule (Qwen3-Next): each key head serves value_heads / key_heads value heads after one another."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float  # of the norm behind it
+    beta_scale: float = 1.0  # over 1, a state may turn around what it held
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 2 * (2 * self.key_heads * self.key_dim + 2 * self.value_heads * self.value_dim)
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        keys = len(
+            group.even_share(self.key_heads, "the key heads of linear attention (linear_num_key_heads)")
+        )
+        values = keys * (self.value_heads // self.key_heads)
+        channels = 2 * keys * self.key_dim + values * self.value_dim
+        return (
+            StateShape((self.kernel - 1, channels), None),
+            StateShape((values, self.key_dim, self.value_dim)),
+        )
+
+
+@dataclass(frozen=True)
+class ChannelDeltaConfig:
+    """Kimi delta attention: a gated delta rule in which each channel of a key decays by itself."""
+
+    heads: int
+    head_dim: int
+    kernel: int
+    eps: float  # of the norm behind it
+    low_rank: bool = True  # decays and gates are made of D numbers for all heads
+    lower_bound: float | None = None  # the logarithm of a decay is this times a sigmoid, not a softplus
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * self.heads * self.head_dim
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(
+            group.even_share(self.heads, "the heads of linear attention (linear_attn_config.num_heads)")
+        )
+        return (
+            StateShape((self.kernel - 1, 3 * heads * self.head_dim), None),
+            StateShape((heads, self.head_dim, self.head_dim)),
+        )
+
+
+@dataclass(frozen=True)
+class LightningConfig:
+    """Lightning attention (MiniMax): what a head keeps decays by its slope, whatever it reads."""
+
+    slopes: tuple[float, ...]  # of each head
+    head_dim: int
+    activation: str
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * len(self.slopes) * self.head_dim
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(group.even_share(len(self.slopes), "the attention heads (num_attention_heads)"))
+        return (StateShape((heads, self.head_dim, self.head_dim)),)
+
+
+@dataclass(frozen=True)
+class GriffinConfig:
+    """Griffin's recurrent block (RecurrentGemma): channels whose gates are made by heads."""
+
+    channels: int
+    heads: int
+    kernel: int
+    activation: str
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 8 * self.channels
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads = len(group.even_share(self.heads, "the heads of the recurrence (num_attention_heads)"))
+        mine = heads * (self.channels // self.heads)
+        return (StateShape((self.kernel - 1, mine), None), StateShape((mine,)))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Of the parts of a layer that has attention and Mamba 2 beside one another (Falcon-H1)."""
+
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    key: float = 1.0
+    out: float = 1.0
+    gate: float = 1.0
+    down: float = 1.0
+
+
+@dataclass(frozen=True)
+class Mamba2Config:
+    """Mamba 2: heads of `head_dim` channels, whose groups have one B and one C of `state` numbers each."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    eps: float  # of the norm behind it
+    norm: str = "gate first"  # "gate first", "gate last", or "none": only the gate
+    norm_groups: int = 1  # parts of the channels that are normalised each by itself
+    activation: str = "silu"
+    conv_bias: bool = True
+    bias: bool = False
+    out_bias: bool = False
+    rate_limits: tuple[float, float] = (0.0, math.inf)
+    # What parts of the projection are multiplied with: of z, x, B, C and dt.
+    scales: tuple[float, ...] = (1.0,) * 5
+    factors: Factors = Factors()
+
+    @property
+    def channels(self) -> int:
+        """Of x."""
+        return self.heads * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 2 * (2 * self.channels + 2 * self.groups * self.state)
+
+    def share(self, group: TensorGroup) -> tuple[range, range]:
+        """A rank's heads, and the groups they are in. Raises UnusableModel."""
+        heads = group.even_share(self.heads, "the heads of the state space (mamba_n_heads, mamba_num_heads)")
+        return heads, group.key_heads(self.groups)
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        heads, groups = self.share(group)
+        channels = len(heads) * self.head_dim + 2 * len(groups) * self.state
+        return (
+            StateShape((self.kernel - 1, channels), None),
+            StateShape((len(heads), self.state, self.head_dim)),
+        )
+
+
+@dataclass(frozen=True)
+class Mamba1Config:
+    """Mamba: channels with a state of `state` numbers each."""
+
+    channels: int
+    state: int
+    rate_rank: int  # numbers of which the rates are made
+    kernel: int
+    activation: str = "silu"
+    conv_bias: bool = True
+    bias: bool = False
+    norms: tuple[bool, float] = (False, 0.0)  # whether rates, B and C are normalised, and the eps
+    weighted_norms: bool = True  # with weights
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 5 * self.channels
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        mine = len(group.even_share(self.channels, "the channels of the state space"))
+        return (StateShape((self.kernel - 1, mine), None), StateShape((mine, self.state)))
