@@ -10,7 +10,7 @@ feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache ro
 they have.
 """
 
-from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped
+from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, xielu
 from penstock_kernels.attention import (
     PLAIN,
     AttentionMetadata,
@@ -32,7 +32,7 @@ from penstock_kernels.encoder_decoder_attention import (
 from penstock_kernels.experts import Routing, mix_experts, route
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import layer_norm, rms_norm
-from penstock_kernels.rope import rope
+from penstock_kernels.rope import rope, scale_by_position
 from penstock_kernels.sampling import (
     accept_drafts,
     add_bias,
@@ -85,8 +85,10 @@ __all__ = [
     "rms_norm",
     "rope",
     "route",
+    "scale_by_position",
     "score_mask",
     "uniform",
     "workspace_bytes",
     "write_kv",
+    "xielu",
 ]

@@ -5,14 +5,24 @@ Imports nothing: to ask whether a model is served must not load torch.
 
 # Architecture to module of `penstock.models.recipes`.
 RECIPES = {
+    "ApertusForCausalLM": "apertus",
+    "ArceeForCausalLM": "arcee",
+    "AyaVisionForConditionalGeneration": "vision_language",
     "BartForConditionalGeneration": "bart",
     "BloomForCausalLM": "bloom",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
+    "Cohere2MoeForCausalLM": "cohere2_moe",
     "CohereForCausalLM": "cohere",
+    "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
+    "Dots1ForCausalLM": "dots1",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+    "Exaone4ForCausalLM": "exaone4",
+    "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
@@ -22,33 +32,73 @@ RECIPES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3_vision",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "vision_language",
     "GemmaForCausalLM": "gemma",
+    "Glm46VForConditionalGeneration": "vision_language",
     "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "deepseek",
+    "Glm4vForConditionalGeneration": "vision_language",
+    "Glm4vMoeForConditionalGeneration": "vision_language",
     "GlmForCausalLM": "glm",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "HYV3ForCausalLM": "hy_v3",
+    "HeliumForCausalLM": "helium",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1",
+    "InternVLChatModel": "vision_language",
+    "InternVLForConditionalGeneration": "vision_language",
+    "Jais2ForCausalLM": "jais2",
+    "KimiK25ForConditionalGeneration": "vision_language",
+    "KimiVLForConditionalGeneration": "vision_language",
+    "Kimi_K25ForConditionalGeneration": "vision_language",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "vision_language",
     "LlamaForCausalLM": "llama",
+    "LlavaForConditionalGeneration": "vision_language",
+    "LlavaNextForConditionalGeneration": "vision_language",
     "MBartForConditionalGeneration": "bart",
     "MT5ForConditionalGeneration": "t5",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "Ministral3ForCausalLM": "ministral3",
+    "MinistralForCausalLM": "ministral",
     "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
+    "NanoChatForCausalLM": "nanochat",
+    "NemotronForCausalLM": "nemotron",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "OlmoForCausalLM": "olmo",
+    "OlmoeForCausalLM": "olmoe",
     "OpenAIGPTLMHeadModel": "openai_gpt",
     "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
+    "PhiMoEForCausalLM": "phimoe",
+    "PhimoeForCausalLM": "phimoe",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen2VLForConditionalGeneration": "vision_language",
+    "Qwen2_5_VLForConditionalGeneration": "vision_language",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3VLForConditionalGeneration": "vision_language",
+    "Qwen3VLMoeForConditionalGeneration": "vision_language",
+    "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
+    "SolarOpenForCausalLM": "solar_open",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "T5ForConditionalGeneration": "t5",
+    "VaultGemmaForCausalLM": "vaultgemma",
 }
 
 
@@ -63,9 +113,11 @@ def architecture_of(config: dict[str, object]) -> str | None:
     return next((name for name in architectures(config) if name in RECIPES), None)
 
 
-TEXT_ONLY = "the model reads images, too; only its text is served"
-
-
-def reads_images(config: dict[str, object]) -> bool:
-    """Whether a recipe serves a part of the model."""
-    return "vision_config" in config
+def left_out(config: dict[str, object]) -> str | None:
+    """What a model can do that no recipe serves, in a sentence; None: nothing."""
+    reads = [
+        what
+        for what, part in (("images", "vision_config"), ("images", "embd_layer"), ("sound", "audio_config"))
+        if config.get(part) is not None
+    ]
+    return f"the model reads {' and '.join(reads)}, too; only its text is served" if reads else None

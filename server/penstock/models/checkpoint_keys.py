@@ -32,6 +32,7 @@ class CheckpointKeys:
     layer: str  # with {} for its number; what follows is named below it
     norm: str
     head: str = "lm_head"
+    other_heads: tuple[str, ...] = ()  # what some checkpoints call it
     # Checkpoints of one family may put the base model's names below one of these; the head's never.
     prefixes: tuple[str, ...] = ("",)
 

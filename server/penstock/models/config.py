@@ -3,6 +3,7 @@
 Knows no weights. Used by the decoder, its loader, Prepare and the doctor.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +22,17 @@ class Window:
 
     size: int
     chunked: bool = False
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries are multiplied with 1 + scale ln(1 + floor((position + offset) / span)), so that attention over long
+    contexts stays as sharp as over short ones.
+    """
+
+    scale: float
+    span: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class ExpertsConfig:
     long_router: bool = False  # its matrix is kept in fp32
     biases: bool = False  # of router and experts
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
+    weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
 
 
 @dataclass(frozen=True)
@@ -62,12 +75,27 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class PerLayerConfig:
+    """A second table of embeddings, with numbers for every layer (see `per_layer_inputs`)."""
+
+    rows: int
+    width: int  # numbers of a token for a layer
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """What a layer may have otherwise than its neighbours."""
 
     rope: RopeConfig | None = None  # None: it rotates nothing
     window: Window | None = None  # None: it attends to all earlier tokens
     experts: ExpertsConfig | None = None  # None: its feed-forward layer is dense
+    temperature: Temperature | None = None
+    qk_normed: bool = True  # where the family normalises queries and keys
+    kv_heads: int = 0  # K; 0: the model's
+    head_dim: int = 0  # D; 0: the model's
+    values_are_keys: bool = False  # values are keys before norm and rotation
+    keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
+    feed_forward: int = 0  # F; 0: the model's
 
 
 @dataclass(frozen=True)
@@ -97,6 +125,8 @@ class DecoderConfig:
     attention_out_bias: bool = False
     qk_norm: NormConfig | None = None
     qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
+    qk_norm_rotated: bool = False  # they are normalised behind the rotation
+    value_norm: NormConfig | None = None
     clip_qkv: float = 0.0
     latent: LatentConfig | None = None
 
@@ -112,11 +142,14 @@ class DecoderConfig:
     sum_norm: bool = False  # the sum with what a branch gives is normalised
     residual_normed: bool = False  # what a branch gives is added to what it read
     residual_scale: float = 1.0  # of what a branch gives
+    experts_beside: bool = False  # a layer with experts has its dense feed-forward layer, too
+    layer_scales: bool = False  # what a layer gives is multiplied with a number of its own
 
     # Ends.
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     embedding_width: int = 0  # of the table, where it is not E
+    per_layer: PerLayerConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
     position_offset: int = 0  # its row for position 0
     final_norm: bool = True
@@ -149,8 +182,30 @@ class DecoderConfig:
 
     @property
     def num_layers(self) -> int:
-        """Over all stages."""
-        return len(self.layers)
+        """Layers with a cache, over all stages: all where none reads another's keys."""
+        return sum(layer.keys_of is None for layer in self.layers)
+
+    @cached_property
+    def cache_of(self) -> tuple[int, ...]:
+        """Of each layer the cache that it reads."""
+        own = [at for at, layer in enumerate(self.layers) if layer.keys_of is None]
+        return tuple(
+            own.index(at if layer.keys_of is None else layer.keys_of) for at, layer in enumerate(self.layers)
+        )
+
+    def kv_heads_of(self, layer: int) -> int:
+        """K of a layer."""
+        return self.layers[layer].kv_heads or self.kv_heads
+
+    def head_dim_of(self, layer: int) -> int:
+        """D of a layer."""
+        return self.layers[layer].head_dim or self.head_dim
+
+    @cached_property
+    def same_heads(self) -> bool:
+        """Whether keys have the same heads in every layer."""
+        shapes = {(self.kv_heads_of(at), self.head_dim_of(at)) for at in range(len(self.layers))}
+        return shapes == {(self.kv_heads, self.head_dim)}
 
     @cached_property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -160,12 +215,12 @@ class DecoderConfig:
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
         """Of all layers, each once."""
-        return tuple(dict.fromkeys(self.layer_windows))
+        return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """Of each layer."""
-        return tuple(layer.window for layer in self.layers)
+        """Of each layer with a cache."""
+        return tuple(layer.window for layer in self.layers if layer.keys_of is None)
 
     @property
     def usual_positions(self) -> int:
@@ -181,18 +236,28 @@ class DecoderConfig:
 
     @property
     def simple_attention(self) -> bool:
-        """Whether attention is products and a softmax over all earlier keys, and nothing else."""
-        return not (self.softcap or self.slopes or self.sinks or self.latent)
+        """Whether attention is products and a softmax over all earlier keys, the same heads of each layer, and nothing
+        else.
+        """
+        return self.same_heads and not (self.softcap or self.slopes or self.sinks or self.latent)
 
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
         if self.latent is not None:
             return 1, self.latent.rank + self.latent.rope_dim
-        return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+        if self.same_heads:
+            return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+        # Room for any layer's, in rows of every layer's size.
+        layers = range(len(self.layers))
+        sizes = {self.head_dim_of(at) for at in layers}
+        most = max(2 * len(group.key_heads(self.kv_heads_of(at))) * self.head_dim_of(at) for at in layers)
+        step = math.lcm(*sizes)
+        return -(-most // step) * step // max(sizes), max(sizes)
 
     @property
     def key_shape(self) -> tuple[int, int]:
         """(K, D) of what attention gathers from the cache for a token."""
         if self.latent is not None:
             return 1, self.latent.rank + self.latent.rope_dim
-        return self.kv_heads, self.head_dim
+        layers = range(len(self.layers))
+        return max(map(self.kv_heads_of, layers)), max(map(self.head_dim_of, layers))

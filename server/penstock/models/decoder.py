@@ -15,15 +15,18 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig
 from penstock.models.model import Reference
+from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.step import LayerCache, Step
 from penstock.parallel.group import ALONE, TensorGroup
 
 
 class Attention(Module):
-    """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads."""
+    """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads; without value
+    heads where values are keys, and query heads alone where an earlier layer's keys are read.
+    """
 
     def __init__(
         self,
@@ -37,13 +40,19 @@ class Attention(Module):
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
     ) -> None:
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        choice = config.layers[layer]
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
+        self.own_cache = config.same_heads  # its rows are as this layer has them
+        self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None
+        self.value_norm = None if config.value_norm is None else RmsNorm(None, config.value_norm.eps)
+        self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         rope, window = config.layers[layer].rope, config.layers[layer].window
         self.rope = None if rope is None else config.ropes.index(rope)
         self.rope_dim = 0 if rope is None else rope.head_dim
         self.window = config.windows.index(window)
+        self.temperature = config.layers[layer].temperature
         self.clip = config.clip_qkv
+        self.norms_rotated = config.qk_norm_rotated
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -51,31 +60,50 @@ class Attention(Module):
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D). Writes the tokens' keys and values into the cache."""
-        tokens, heads, kv_heads = x_TE.shape[0], self.heads, self.kv_heads
+        tokens, heads = x_TE.shape[0], self.heads
+        kv_heads = self.kv_heads if self.writes else 0
         qkv_TO = self.qkv(x_TE)
         if self.clip:
             qkv_TO.clamp_(-self.clip, self.clip)
-        heads_TD = qkv_TO.view(tokens, heads + 2 * kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
-            if self.norm_over_all:
-                q_THD.copy_(self.q_norm(q_THD.flatten(1)).view_as(q_THD))
-                k_TKD.copy_(self.k_norm(k_TKD.flatten(1)).view_as(k_TKD))
-            else:
-                q_THD.copy_(self.q_norm(q_THD))
-                k_TKD.copy_(self.k_norm(k_TKD))
+        heads_TD = qkv_TO.view(tokens, -1, self.head_dim)
+        if self.writes and self.values_are_keys:
+            heads_TD = torch.cat((heads_TD, heads_TD[:, heads:]), 1)
+        q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
+        if not self.norms_rotated:
+            self._normalise(q_THD, k_TKD)
         if self.rope is not None:
             turned_TD = heads_TD[:, : heads + kv_heads]
             if self.rope_dim < self.head_dim:
                 turned_TD = turned_TD[..., : self.rope_dim]
             ops.rope(turned_TD, *step.ropes[self.rope])
+        if self.norms_rotated:
+            self._normalise(q_THD, k_TKD)
+        if self.temperature is not None:
+            heat = self.temperature
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         # All rows write before any row reads: one row's prefix may be what another row computes now.
         slot_mapping_T, attention = step.view(self.window, cache)
-        ops.write_kv(heads_TD[:, heads:], cache.rows_NJD, slot_mapping_T)
+        rows_NJD = cache.rows_NJD
+        if not self.own_cache:
+            rows_NJD = rows_NJD.view(len(rows_NJD), -1, self.head_dim)[:, : 2 * self.kv_heads]
+        if self.writes:
+            if self.value_norm is not None:
+                v_TKD = heads_TD[:, heads + kv_heads :]
+                v_TKD.copy_(self.value_norm(v_TKD))
+            ops.write_kv(heads_TD[:, heads:], rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
-        q_THD = heads_TD[:, :heads]
-        ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
         return attended_THD.view(tokens, heads * self.head_dim)
+
+    def _normalise(self, q_THD: Tensor, k_TKD: Tensor) -> None:
+        """In place, where the layer does."""
+        for norm, rows_THD in ((self.q_norm, q_THD), (self.k_norm, k_TKD)):
+            if norm is None:
+                continue
+            if self.norm_over_all:
+                rows_THD.copy_(norm(rows_THD.flatten(1)).view_as(rows_THD))
+            else:
+                rows_THD.copy_(norm(rows_THD))
 
 
 class LatentAttention(TiledModule):
@@ -171,8 +199,10 @@ class Experts(TiledModule):
         activation: Callable[[Tensor], Tensor],
         shared: FeedForward | None,
         shared_gate: Linear | None,
+        weighs_input: bool = False,
     ) -> None:
         super().__init__()
+        self.weighs_input = weighs_input
         self.routing, self.router, self.correction_X = routing, router, correction_X
         self.first = first
         self.up_XGE, self.up_bias_XG = up_XGE, up_bias_XG
@@ -182,9 +212,22 @@ class Experts(TiledModule):
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
+        mixed_TE = self.mix(x_TE, *self.route(x_TE))
+        if self.shared is None:
+            return mixed_TE
+        shared_TE = self.shared.out(self.shared(x_TE))
+        if self.shared_gate is not None:
+            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
+        return mixed_TE.add_(shared_TE)
+
+    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (T, A) in fp32 and numbers (T, A) of each token's experts."""
         logits_TX = self.router(x_TE.to(self.router.weight_OI.dtype))
-        weights_TA, experts_TA = ops.route(logits_TX, self.correction_X, self.routing)
-        mixed_TE = ops.mix_experts(
+        return ops.route(logits_TX, self.correction_X, self.routing)
+
+    def mix(self, x_TE: Tensor, weights_TA: Tensor, experts_TA: Tensor) -> Tensor:
+        """What this rank's experts give: (T, E)."""
+        return ops.mix_experts(
             x_TE,
             weights_TA,
             experts_TA,
@@ -195,13 +238,34 @@ class Experts(TiledModule):
             self.down_bias_XE,
             self.activation,
             self.tile,
+            self.weighs_input,
         )
-        if self.shared is None:
-            return mixed_TE
-        shared_TE = self.shared.out(self.shared(x_TE))
-        if self.shared_gate is not None:
-            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
-        return mixed_TE.add_(shared_TE)
+
+
+class ExpertsBeside(Module):
+    """A mixture of experts beside the dense feed-forward layer: it reads what that reads, with norms of its own, and
+    both are normalised before they are added (Gemma 4).
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        factors_X: Tensor,
+        router_eps: float,
+        norm: Norm,
+        dense_out_norm: Norm,
+        out_norm: Norm,
+    ) -> None:
+        self.experts, self.factors_X = experts, factors_X  # of each expert's weights, fp32
+        self.router_norm = RmsNorm(None, router_eps)
+        self.norm, self.dense_out_norm, self.out_norm = norm, dense_out_norm, out_norm
+
+    def __call__(self, x_TE: Tensor, dense_TE: Tensor, group: TensorGroup) -> Tensor:
+        """(T, E) of the residual and of what the dense layer gives."""
+        weights_TA, experts_TA = self.experts.route(self.router_norm(x_TE))
+        weights_TA = weights_TA * self.factors_X[experts_TA]
+        mixed_TE = group.all_reduce(self.experts.mix(self.norm(x_TE), weights_TA, experts_TA))
+        return self.dense_out_norm(dense_TE) + self.out_norm(mixed_TE)
 
 
 @dataclass(slots=True)
@@ -214,6 +278,9 @@ class Layer(Module):
     feed_forward_norm: Norm | None  # of a parallel layer with one norm: None
     attention_out_norm: Norm | None = None  # of what the branch gives, or of the sum with it
     feed_forward_out_norm: Norm | None = None
+    beside: ExpertsBeside | None = None
+    per_layer: PerLayerInput | None = None
+    scale_1: Tensor | None = None  # of what the layer gives
 
 
 @dataclass(slots=True)
@@ -230,6 +297,7 @@ class Ends(Module):
     embedding_norm: Norm | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
+    per_layer: PerLayerEmbedding | None = None
 
 
 def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
@@ -284,16 +352,23 @@ class Decoder(Module):
         """
         x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
-        for layer, cache in zip(self.layers, caches, strict=True):
+        given_TLY = None if self.ends.per_layer is None else self.ends.per_layer(step.ids_T, x_TE)
+        if len(caches) != len(self.layers):
+            caches = [caches[cache] for cache in self.config.cache_of]
+        for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
+            if layer.per_layer is not None and given_TLY is not None:
+                x_TE = x_TE + layer.per_layer(x_TE, given_TLY[:, at])
+            if layer.scale_1 is not None:
+                x_TE = x_TE * layer.scale_1
         return x_TE
 
     def views(self) -> list[tuple[int, int]]:
         """(window, layer) of what attends: entries of `config.windows` and, over all stages, layers."""
         config = self.config
         return [
-            (config.windows.index(config.layers[layer].window), layer)
-            for layer in self.group.layers(config.num_layers)
+            (config.windows.index(config.layers[layer].window), config.cache_of[layer])
+            for layer in self.group.layers(len(config.layers))
         ]
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
@@ -340,6 +415,7 @@ class Decoder(Module):
             given,
             layer.feed_forward,
             layer.feed_forward_out_norm,
+            layer.beside,
         )
 
     def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
@@ -361,12 +437,15 @@ class Decoder(Module):
         given: Tensor,
         branch: Attention | LatentAttention | FeedForward | Experts,
         norm: Norm | None,
+        beside: ExpertsBeside | None = None,
     ) -> Tensor:
         """The residual plus the output of a branch, all-reduced over the ranks."""
         config = self.config
         given_TE = given if isinstance(branch, Experts) else branch.out(given)
         if self.group.size > 1:
             self.group.all_reduce(given_TE)
+        if beside is not None:
+            given_TE = beside(residual_TE, given_TE, self.group)
         if norm is not None and config.branch_norm:
             given_TE = norm(given_TE)
         if config.residual_scale != 1.0:

@@ -60,9 +60,21 @@ def unknown_choice(decoder: Decoder) -> str | None:
     config = decoder.config
     checks = (
         (config.latent is not None, "latent attention"),
+        (any(layer.temperature is not None for layer in config.layers), "queries scaled by position"),
+        (
+            config.qk_norm is not None and config.qk_norm_rotated,
+            "norms of queries and keys behind the rotation",
+        ),
         (any(layer.experts is not None for layer in config.layers), "experts"),
         (bool(config.slopes), "linear biases (ALiBi)"),
         (config.sinks, "attention sinks"),
+        (not config.same_heads, "heads of several sizes"),
+        (any(layer.keys_of is not None for layer in config.layers), "layers that share keys"),
+        (any(layer.values_are_keys for layer in config.layers), "values that are keys"),
+        (config.value_norm is not None, "normalised values"),
+        (config.layer_scales, "scaled layers"),
+        (config.per_layer is not None, "per-layer embeddings"),
+        (any(not layer.qk_normed for layer in config.layers), "layers without norms of queries"),
         (bool(config.embedding_width), "an embedding of another width"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         (config.qk_norm is not None and config.qk_norm.bias, "biases in the norms of queries and keys"),
