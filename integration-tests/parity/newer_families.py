@@ -116,6 +116,31 @@ GEMMA_4_SMALL = {
     "vocab_size_per_layer_input": 199,
     "use_double_wide_mlp": True,
 }
+GEMMA_3N = shaped(
+    "Gemma3nForCausalLM",
+    "gemma3n_text",
+    num_hidden_layers=6,
+    head_dim=16,
+    hidden_act=None,
+    hidden_activation="gelu_pytorch_tanh",
+    intermediate_size=[112] * 6,
+    activation_sparsity_pattern=[0.95, 0.5, 0.0, 0.0, 0.0, 0.0],
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    sliding_window=24,
+    rope_theta=1000000.0,
+    rope_local_base_freq=10000.0,
+    final_logit_softcapping=3.0,
+    num_kv_shared_layers=3,
+    hidden_size_per_layer_input=8,
+    # Fewer than the vocabulary has: the last tokens stand for images and sound.
+    vocab_size_per_layer_input=190,
+    altup_active_idx=0,
+    altup_coef_clip=120.0,
+    altup_correct_scale=True,
+    altup_num_inputs=4,
+    laurel_rank=8,
+    tie_word_embeddings=None,
+)
 MINISTRAL_3 = shaped(
     "Ministral3ForCausalLM",
     "ministral3",
@@ -253,6 +278,7 @@ NEWER: dict[str, dict[str, Any]] = VISION_LANGUAGE | {
         "moe_intermediate_size": 24,
     },
     "Gemma 4 E2B, E4B": GEMMA_4_SMALL,
+    "Gemma 3n": GEMMA_3N,
     "GLM-4.5 Air": shaped(
         "Glm4MoeForCausalLM",
         "glm4_moe",

@@ -32,6 +32,8 @@ RECIPES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3_vision",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "vision_language",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "vision_language",
     "GemmaForCausalLM": "gemma",

@@ -83,6 +83,16 @@ class PerLayerConfig:
 
 
 @dataclass(frozen=True)
+class StreamsConfig:
+    """Several residual streams (see `streams`)."""
+
+    count: int
+    active: int  # the stream that a layer computes
+    rank: int  # of the branch beside attention
+    scales_output: bool = True
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """What a layer may have otherwise than its neighbours."""
 
@@ -96,6 +106,7 @@ class LayerConfig:
     values_are_keys: bool = False  # values are keys before norm and rotation
     keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
     feed_forward: int = 0  # F; 0: the model's
+    gate_sparsity: float = 0.0  # the share of a token's gates that stay shut
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,7 @@ class DecoderConfig:
     embedding_norm: bool = False
     embedding_width: int = 0  # of the table, where it is not E
     per_layer: PerLayerConfig | None = None
+    streams: StreamsConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
     position_offset: int = 0  # its row for position 0
     final_norm: bool = True

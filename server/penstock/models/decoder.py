@@ -20,6 +20,7 @@ from penstock.models.config import DecoderConfig
 from penstock.models.model import Reference
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.step import LayerCache, Step
+from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
 
 
@@ -281,6 +282,8 @@ class Layer(Module):
     beside: ExpertsBeside | None = None
     per_layer: PerLayerInput | None = None
     scale_1: Tensor | None = None  # of what the layer gives
+    streams: AlternatingUpdates | None = None
+    beside_attention: LowRankResidual | None = None
 
 
 @dataclass(slots=True)
@@ -298,6 +301,7 @@ class Ends(Module):
     project_in: Linear | None = None
     project_out: Linear | None = None
     per_layer: PerLayerEmbedding | None = None
+    streams: StreamEnds | None = None
 
 
 def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
@@ -355,6 +359,11 @@ class Decoder(Module):
         given_TLY = None if self.ends.per_layer is None else self.ends.per_layer(step.ids_T, x_TE)
         if len(caches) != len(self.layers):
             caches = [caches[cache] for cache in self.config.cache_of]
+        if self.ends.streams is not None and given_TLY is not None:
+            x_ATE = self.ends.streams.split(x_TE)
+            for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+                x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
+            return self.ends.streams.join(x_ATE)
         for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
             if layer.per_layer is not None and given_TLY is not None:
@@ -430,6 +439,26 @@ class Decoder(Module):
         if self.config.residual_scale != 1.0:
             given_TE *= self.config.residual_scale
         return given_TE.add_(x_TE)
+
+    def _streamed(
+        self, layer: Layer, x_ATE: Tensor, step: Step, cache: LayerCache, given_TY: Tensor
+    ) -> Tensor:
+        """(A, T, E): a layer computes one of the residual streams, and corrects what it predicted of the others."""
+        streams, per_layer = layer.streams, layer.per_layer
+        assert streams is not None and per_layer is not None and layer.beside_attention is not None
+        assert layer.attention_norm is not None and layer.feed_forward_norm is not None
+        predicted_ATE = streams.predict(x_ATE)
+        active_TE = predicted_ATE[streams.active]
+        read_TE = layer.attention_norm(active_TE)
+        beside_TE = layer.beside_attention(read_TE)
+        given = layer.attention(read_TE, step, cache)
+        attended_TE = self._add(active_TE, given, layer.attention, layer.attention_out_norm)
+        x_TE = (attended_TE + beside_TE) / 2**0.5
+        given = layer.feed_forward(layer.feed_forward_norm(x_TE))
+        x_TE = self._add(x_TE, given, layer.feed_forward, layer.feed_forward_out_norm)
+        corrected_ATE = streams.correct(predicted_ATE, x_TE)
+        corrected_ATE[1:] += per_layer(streams.output(corrected_ATE), given_TY)
+        return corrected_ATE
 
     def _add(
         self,

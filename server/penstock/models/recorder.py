@@ -73,6 +73,7 @@ def unknown_choice(decoder: Decoder) -> str | None:
         (any(layer.values_are_keys for layer in config.layers), "values that are keys"),
         (config.value_norm is not None, "normalised values"),
         (config.layer_scales, "scaled layers"),
+        (config.streams is not None, "several residual streams"),
         (config.per_layer is not None, "per-layer embeddings"),
         (any(not layer.qk_normed for layer in config.layers), "layers without norms of queries"),
         (bool(config.embedding_width), "an embedding of another width"),

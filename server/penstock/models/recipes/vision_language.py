@@ -25,6 +25,7 @@ FAMILIES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "glm4": "glm4",
     "glm4v_moe_text": "glm4_moe",
@@ -58,6 +59,7 @@ SAID_BY_CODE: dict[str, dict[str, Any]] = {
 
 # The text model of a family that does not name it.
 UNNAMED = {
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
