@@ -83,6 +83,8 @@ RECIPES = {
     "OpenAIGPTLMHeadModel": "openai_gpt",
     "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
+    "Phi4MMForCausalLM": "phi4_multimodal",
+    "Phi4MultimodalForCausalLM": "phi4_multimodal",
     "PhiForCausalLM": "phi",
     "PhiMoEForCausalLM": "phimoe",
     "PhimoeForCausalLM": "phimoe",
@@ -115,11 +117,11 @@ def architecture_of(config: dict[str, object]) -> str | None:
     return next((name for name in architectures(config) if name in RECIPES), None)
 
 
+# What a model may read beside text, and the parts of config.json that say so.
+READ = {"images": ("vision_config", "embd_layer"), "sound": ("audio_config", "audio_processor")}
+
+
 def left_out(config: dict[str, object]) -> str | None:
     """What a model can do that no recipe serves, in a sentence; None: nothing."""
-    reads = [
-        what
-        for what, part in (("images", "vision_config"), ("images", "embd_layer"), ("sound", "audio_config"))
-        if config.get(part) is not None
-    ]
+    reads = [what for what, parts in READ.items() if any(config.get(part) is not None for part in parts)]
     return f"the model reads {' and '.join(reads)}, too; only its text is served" if reads else None
