@@ -120,11 +120,11 @@ def test_a_recipe_can_be_passed_over(folder: Path) -> None:
     assert report.parameters == examine(folder, Question()).parameters
     config = {
         **checkpoints.config(vocab_size=4096),
-        "architectures": ["ArceeForCausalLM"],
-        "model_type": "arcee",
+        "architectures": ["BitNetForCausalLM"],
+        "model_type": "bitnet",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    assert "unsupported architecture ArceeForCausalLM" in problem(folder, implementation="penstock")
+    assert "unsupported architecture BitNetForCausalLM" in problem(folder, implementation="penstock")
 
 
 @pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
