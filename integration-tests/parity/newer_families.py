@@ -577,6 +577,50 @@ NEWER: dict[str, dict[str, Any]] = VISION_LANGUAGE | {
         },
     ),
     # The fields of transformers' class.
+    "MiMo V2 Flash": shaped(
+        "MiMoV2FlashForCausalLM",
+        "mimo_v2_flash",
+        **{**EXPERTS, "n_shared_experts": None, "routed_scaling_factor": 1.0, "first_k_dense_replace": None},
+        num_hidden_layers=4,
+        head_dim=24,
+        v_head_dim=16,
+        layer_types=["full_attention"] + ["sliding_attention"] * 3,
+        mlp_layer_types=["dense"] + ["sparse"] * 3,
+        attention_value_scale=0.707,
+        sliding_window=24,
+        rope_theta=None,
+        rope_parameters={
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+            for kind, theta in (("full_attention", 5000000.0), ("sliding_attention", 10000.0))
+        },
+    ),
+    # The fields of transformers' class.
+    "Laguna XS": shaped(
+        "LagunaForCausalLM",
+        "laguna",
+        num_hidden_layers=4,
+        head_dim=16,
+        num_attention_heads_per_layer=[4, 8, 8, 4],
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense"] + ["sparse"] * 3,
+        gating="per-head",
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=48,
+        moe_routed_scaling_factor=2.5,
+        sliding_window=24,
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    ),
+    # The fields of transformers' class.
     "Jais 2": shaped(
         "Jais2ForCausalLM",
         "jais2",

@@ -50,6 +50,7 @@ class CheckpointKeys:
     k_norm: str = ""
     out: str = ""
     sinks: str = ""
+    out_gate: str = ""
 
     gate: str = ""
     up: str = ""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import penstock_kernels as ops
 from penstock.layers.rope import RopeConfig
@@ -101,6 +101,7 @@ class LayerConfig:
     experts: ExpertsConfig | None = None  # None: its feed-forward layer is dense
     temperature: Temperature | None = None
     qk_normed: bool = True  # where the family normalises queries and keys
+    heads: int = 0  # H; 0: the model's
     kv_heads: int = 0  # K; 0: the model's
     head_dim: int = 0  # D; 0: the model's
     values_are_keys: bool = False  # values are keys before norm and rotation
@@ -138,6 +139,13 @@ class DecoderConfig:
     qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
     qk_norm_rotated: bool = False  # they are normalised behind the rotation
     value_norm: NormConfig | None = None
+    value_scale: float = 1.0  # of values
+    value_dim: int = (
+        0  # numbers of a value in the checkpoint, where they are fewer than D; filled up with zeros
+    )
+    out_gate: Literal["", "head", "number"] = (
+        ""  # softplus of the token, a factor of each head or number attended to
+    )
     clip_qkv: float = 0.0
     latent: LatentConfig | None = None
 
@@ -204,6 +212,10 @@ class DecoderConfig:
         return tuple(
             own.index(at if layer.keys_of is None else layer.keys_of) for at, layer in enumerate(self.layers)
         )
+
+    def heads_of(self, layer: int) -> int:
+        """H of a layer."""
+        return self.layers[layer].heads or self.heads
 
     def kv_heads_of(self, layer: int) -> int:
         """K of a layer."""

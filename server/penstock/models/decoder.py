@@ -40,8 +40,11 @@ class Attention(Module):
         q_norm: Norm | None,
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
+        gate: Linear | None = None,
     ) -> None:
         choice = config.layers[layer]
+        self.gate = gate  # rows: this rank's heads, or their numbers
+        self.value_scale = config.value_scale
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
         self.own_cache = config.same_heads  # its rows are as this layer has them
         self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None
@@ -88,12 +91,17 @@ class Attention(Module):
         if not self.own_cache:
             rows_NJD = rows_NJD.view(len(rows_NJD), -1, self.head_dim)[:, : 2 * self.kv_heads]
         if self.writes:
+            v_TKD = heads_TD[:, heads + kv_heads :]
             if self.value_norm is not None:
-                v_TKD = heads_TD[:, heads + kv_heads :]
                 v_TKD.copy_(self.value_norm(v_TKD))
+            if self.value_scale != 1.0:
+                v_TKD.mul_(self.value_scale)
             ops.write_kv(heads_TD[:, heads:], rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
         ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        if self.gate is not None:
+            opened_TO = torch.nn.functional.softplus(self.gate(x_TE).float()).to(x_TE.dtype)
+            attended_THD *= opened_TO.view(tokens, heads, -1)
         return attended_THD.view(tokens, heads * self.head_dim)
 
     def _normalise(self, q_THD: Tensor, k_TKD: Tensor) -> None:

@@ -136,26 +136,42 @@ class Loader:
         """Attention of a layer."""
         config, keys = self.config, self.keys
         size = config.head_dim_of(index)
-        kv_heads = self.kv_heads_of(index)
+        heads, kv_heads = self.heads_of(index), self.kv_heads_of(index)
         choice = config.layers[index]
+        gate = None
+        if config.out_gate:
+            rows = size if config.out_gate == "number" else 1
+            taken = [range(heads.start * rows, heads.stop * rows)]
+            every = config.heads_of(index) * rows
+            gate = Linear(self.read(at + keys.out_gate, (every, config.width), rows=taken))
         q_norm = k_norm = None
         if config.qk_norm is not None and choice.qk_normed:
-            q_norm = self.head_norm(at + keys.q_norm, config.heads, self.heads, index)
+            q_norm = self.head_norm(at + keys.q_norm, config.heads_of(index), heads, index)
             if choice.keys_of is None:
                 k_norm = self.head_norm(at + keys.k_norm, config.kv_heads_of(index), kv_heads, index)
         return Attention(
             config,
             index,
-            heads=len(self.heads),
+            heads=len(heads),
             kv_heads=len(kv_heads),
             qkv=self.qkv(at, index),
             out=self.row_parallel(
-                at + keys.out, size, self.heads, config.heads, config.width, config.attention_out_bias
+                at + keys.out,
+                size,
+                heads,
+                config.heads_of(index),
+                config.width,
+                config.attention_out_bias,
             ),
             q_norm=q_norm,
             k_norm=k_norm,
             score_modifiers=self.score_modifiers(at),
+            gate=gate,
         )
+
+    def heads_of(self, index: int) -> range:
+        """This rank's query heads in a layer."""
+        return self.group.even_share(self.config.heads_of(index), "the attention heads (num_attention_heads)")
 
     def kv_heads_of(self, index: int) -> range:
         """This rank's key heads in a layer."""
@@ -164,7 +180,8 @@ class Loader:
     def qkv(self, at: str, index: int) -> Linear:
         """Queries, keys and values of this rank's heads, from three matrices or one in the family's order."""
         config, keys, choice = self.config, self.keys, self.config.layers[index]
-        size, heads, kv_heads = config.head_dim_of(index), config.heads, config.kv_heads_of(index)
+        size, heads = config.head_dim_of(index), config.heads_of(index)
+        kv_heads = config.kv_heads_of(index)
         # Where each head's rows begin, in which tensor of how many rows.
         if keys.qkv:
             rows = (heads + 2 * kv_heads) * size
@@ -193,7 +210,7 @@ class Loader:
                 v = [(head * (shared + 2) + shared + 1) * size for head in self.kv_heads]
             found = [(name, rows, begins) for begins in (q, k, v)]
         else:
-            q = [head * size for head in self.heads]
+            q = [head * size for head in self.heads_of(index)]
             kv = [head * size for head in self.kv_heads_of(index)]
             found = [(at + keys.q, heads * size, q)]
             if choice.keys_of is None:
