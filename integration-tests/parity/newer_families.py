@@ -257,6 +257,27 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
         GEMMA_4,
         {"model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2},
     ),
+    # The fields of transformers' class.
+    "Gemma 4 12B": with_images(
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified",
+        {
+            **{
+                name: value
+                for name, value in GEMMA_4.items()
+                if name not in ("enable_moe_block", "hidden_size_per_layer_input")
+            },
+            "model_type": "gemma4_unified_text",
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+        {
+            "model_type": "gemma4_unified_vision",
+            "mm_embed_dim": 64,
+            "mm_posemb_size": 8,
+            "output_proj_dims": 64,
+        },
+    ),
     "Phi 4 multimodal": shaped(
         "Phi4MultimodalForCausalLM",
         "phi4_multimodal",

@@ -36,6 +36,8 @@ RECIPES = {
     "Gemma3nForConditionalGeneration": "vision_language",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "vision_language",
+    "Gemma4UnifiedForCausalLM": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "vision_language",
     "GemmaForCausalLM": "gemma",
     "Glm46VForConditionalGeneration": "vision_language",
     "Glm4ForCausalLM": "glm4",

@@ -65,7 +65,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     for name, count in (("num_key_value_heads", kv_heads), ("num_global_key_value_heads", whole_heads)):
         if heads % count:
             raise UnusableModel(f"config.json: num_attention_heads {heads} is no multiple of {name} {count}")
-    window = Window(fields.count("sliding_window", default=512))
+    unified = config.get("model_type") == "gemma4_unified_text"  # 12B, whose encoders are a part of it
+    window = Window(fields.count("sliding_window", default=1024 if unified else 512))
     near = LayerConfig(
         rope=Fields(ropes).rope(size, positions, kind="sliding_attention"), window=window, head_dim=size
     )
@@ -78,7 +79,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     shared = donors(kinds, fields.whole("num_kv_shared_layers", 0))
     doubled = 2 if fields.flag("use_double_wide_mlp") else 1
     experts = experts_of(fields) if fields.flag("enable_moe_block") else None
-    per_layer = fields.whole("hidden_size_per_layer_input", 256)
+    per_layer = fields.whole("hidden_size_per_layer_input", 0 if unified else 256)
     norm = fields.norm("rms_norm_eps", 1e-6)
     hidden = fields.count("hidden_size", default=2304)
     return DecoderConfig(

@@ -27,6 +27,7 @@ FAMILIES = {
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm4": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
@@ -61,6 +62,7 @@ SAID_BY_CODE: dict[str, dict[str, Any]] = {
 UNNAMED = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "internvl": "qwen2",
