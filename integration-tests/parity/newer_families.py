@@ -161,6 +161,29 @@ MINISTRAL_3 = shaped(
     },
     sliding_window=None,
 )
+# The fields of transformers' class.
+MISTRAL_4 = shaped(
+    "Mistral4ForCausalLM",
+    "mistral4",
+    **{**EXPERTS, "routed_scaling_factor": 1.0},
+    **LATENT,
+    rope_interleave=True,
+    rope_theta=None,
+    rope_parameters={
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 16.0,
+        # Of the published ones 0.1 and 8192.
+        "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "partial_rotary_factor": 8 / 24,
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "type": "yarn",
+    },
+)
 
 VISION_LANGUAGE: dict[str, dict[str, Any]] = {
     # As published: the text's fields are beside those of the whole.
@@ -277,6 +300,9 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
             "mm_posemb_size": 8,
             "output_proj_dims": 64,
         },
+    ),
+    "Mistral Small 4 with images": with_images(
+        "Mistral3ForConditionalGeneration", "mistral3", MISTRAL_4, {"model_type": "pixtral", "head_dim": 16}
     ),
     "Phi 4 multimodal": shaped(
         "Phi4MultimodalForCausalLM",

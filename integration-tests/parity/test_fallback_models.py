@@ -215,11 +215,13 @@ def test_streams_go_on_in_a_small_cache_and_when_the_worker_is_killed(
 ) -> None:
     folder, total = with_tokenizer(tmp_path / "model", model_type), 192
     limits = ("--max-total-tokens", str(total), "--max-batch-total-tokens", str(total))
-    limits += ("--model-impl", "transformers")  # of the other there is a recipe, too
+    by_transformers = ("--model-impl", "transformers")  # of the other there is a recipe, too
     requests = [
         complete(f"{stem} and a penstock", 150) for stem in ("A river", "The dam", "My gate", "Some water")
     ]
-    with Launched(tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits) as launched:
+    with Launched(
+        tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits, *by_transformers
+    ) as launched:
         address = launched.wait_ready().address
         alone = [ask(address, request) for request in requests]
         for one, other in zip(alone, ask_all(address, requests), strict=True):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import FAMILIES
 from models import ids, make
+from newer_families import MISTRAL_4
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from safetensors import safe_open
 from transformers import Gemma3TextConfig
@@ -159,7 +160,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MPT", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
     ("Phi 3.5 mini, Phi 3 128k", {"partial_rotary_factor": 0.5}, "is not a list of 4 positive numbers"),
     ("Phi 4", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn'; of Phi 3 only longrope"),
-    ("Mistral Small 3.1", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'"),
+    ("Mistral Small 3.1", {"text_config": {"model_type": "mistral9"}}, "model_type 'mistral9'; served are"),
+    (
+        "Mistral Small 4 with images",
+        {"text_config": {**MISTRAL_4, "rope_parameters": {"partial_rotary_factor": 1.0}}},
+        "8 of 24 numbers of a head",
+    ),
     (
         "Qwen3-VL",
         {"text_config": {"model_type": "qwen4_vl_text"}},

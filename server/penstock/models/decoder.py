@@ -145,6 +145,7 @@ class LatentAttention(TiledModule):
         rope, window = config.layers[layer].rope, config.layers[layer].window
         self.rope = None if rope is None else config.ropes.index(rope)
         self.window = config.windows.index(window)
+        self.temperature = config.layers[layer].temperature
         self.query_down, self.query_norm, self.query = query_down, query_norm, query
         self.latent, self.latent_norm = latent, latent_norm
         self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
@@ -158,6 +159,9 @@ class LatentAttention(TiledModule):
         if self.query_down is not None and self.query_norm is not None:
             low_TI = self.query_norm(self.query_down(x_TE))
         q_THD = self.query(low_TI).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
+        if self.temperature is not None:
+            heat = self.temperature
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         latent_TD = self.latent(x_TE)
         row_T1D = torch.cat(
             (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
