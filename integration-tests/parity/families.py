@@ -4,51 +4,9 @@ has it, shrunk.
 
 from typing import Any
 
+from newer_families import NEWER
 from older_families import OLDER
-
-# Names that most families share.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    # A generation that ended early would compare less.
-    "eos_token_id": None,
-    "bos_token_id": 1,
-}
-
-
-# Said to be null; a change to None leaves any other out.
-NULLS = ("eos_token_id", "q_lora_rank")
-
-
-def shaped(architecture: str, model_type: str, **changes: Any) -> dict[str, Any]:
-    """A configuration with the shared names and these changes."""
-    fields = {"architectures": [architecture], "model_type": model_type, **SHAPE, **changes}
-    return {name: value for name, value in fields.items() if value is not None or name in NULLS}
-
-
-def with_images(
-    architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]
-) -> dict[str, Any]:
-    """A model that reads images, too, and whose text is that of another."""
-    encoder = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "text_config": {name: value for name, value in text.items() if name != "architectures"},
-        "vision_config": {**encoder, "image_size": 28, "patch_size": 14} | vision,
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": text.get("tie_word_embeddings", True),
-    }
+from shapes import shaped, with_images
 
 
 def vocabulary_of(config: dict[str, Any]) -> int:
@@ -721,20 +679,30 @@ FAMILIES |= {
 }
 
 # Their order is that of the page.
-FAMILIES |= {
-    "Gemma 3 with images": with_images(
-        "Gemma3ForConditionalGeneration", "gemma3", FAMILIES["Gemma 3"], {"model_type": "siglip_vision_model"}
-    ),
-    "Mistral Small 3.1": with_images(
-        "Mistral3ForConditionalGeneration",
-        "mistral3",
-        FAMILIES["Mistral"],
-        {"model_type": "pixtral", "head_dim": 16},
-    ),
-    "Qwen 3.5 with images": with_images(
-        "Qwen3_5ForConditionalGeneration", "qwen3_5", FAMILIES["Qwen 3.5"], QWEN_3_5_IMAGES
-    ),
-    "Qwen 3.5 (experts) with images": with_images(
-        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", FAMILIES["Qwen 3.5 (experts)"], QWEN_3_5_IMAGES
-    ),
-} | OLDER
+FAMILIES |= (
+    {
+        "Gemma 3 with images": with_images(
+            "Gemma3ForConditionalGeneration",
+            "gemma3",
+            FAMILIES["Gemma 3"],
+            {"model_type": "siglip_vision_model"},
+        ),
+        "Mistral Small 3.1": with_images(
+            "Mistral3ForConditionalGeneration",
+            "mistral3",
+            FAMILIES["Mistral"],
+            {"model_type": "pixtral", "head_dim": 16},
+        ),
+        "Qwen 3.5 with images": with_images(
+            "Qwen3_5ForConditionalGeneration", "qwen3_5", FAMILIES["Qwen 3.5"], QWEN_3_5_IMAGES
+        ),
+        "Qwen 3.5 (experts) with images": with_images(
+            "Qwen3_5MoeForConditionalGeneration",
+            "qwen3_5_moe",
+            FAMILIES["Qwen 3.5 (experts)"],
+            QWEN_3_5_IMAGES,
+        ),
+    }
+    | NEWER
+    | OLDER
+)

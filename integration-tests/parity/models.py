@@ -16,6 +16,9 @@ import penstock_kernels  # noqa: F401 - before anything is computed: it tells MK
 
 LENGTH = 100
 
+# Ends of the names of buffers that are learned.
+LEARNED = ("bias", "layer_scalar")
+
 
 def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
     """Token ids from 3 on: some families give the first ones a meaning."""
@@ -27,7 +30,7 @@ def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
 def kind_of(config: dict[str, Any]) -> Any:
     """The class of transformers that makes and reads the model."""
     transformers: Any = import_module("transformers")
-    if "vision_config" in config:
+    if "vision_config" in config and not config["architectures"][0].endswith("ForCausalLM"):
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
 
@@ -43,14 +46,28 @@ def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     model = kind_of(config).from_config(read, dtype=torch.float32)
     randomize(model, seed)
     model.save_pretrained(folder)
+    if config["model_type"] == "kimi_k25":
+        publish_names(folder, "language_model.model.blocks.", "language_model.model.layers.")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def publish_names(folder: Path, saved: str, published: str) -> None:
+    """Gives tensors the names that published checkpoints have, where transformers saves them under others."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = {name.replace(saved, published): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights that make logits differ clearly, and nothing that is 0 or 1 by chance of how it was made."""
     generator = torch.Generator().manual_seed(seed)
-    state = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if "bias" in n}}
+    state = {
+        **dict(model.named_parameters()),
+        **{n: b for n, b in model.named_buffers() if n.endswith(LEARNED)},
+    }
     with torch.no_grad():
         for name in sorted(state):
             tensor = state[name]

@@ -171,7 +171,7 @@ def measure(folder: Path, config: dict[str, Any]) -> str | None:
     return None
 
 
-def with_tokenizer(folder: Path, model_type: str = "apertus") -> Path:
+def with_tokenizer(folder: Path, model_type: str = "bitnet") -> Path:
     """A model that no recipe serves, and the tokenizer of the one that ships."""
     make(folder, {**small_config(model_type), "vocab_size": 4096})
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -184,7 +184,7 @@ def test_a_model_without_a_recipe_is_not_divided(flag: str, tmp_path: Path) -> N
     folder = with_tokenizer(tmp_path / "model")
     with Launched(tmp_path / "run", "--model-id", str(folder), "--device", "cpu", flag, "2") as launched:
         assert launched.wait_ended(120) == 1
-        assert f"{flag} 2: ApertusForCausalLM runs through transformers" in launched.log()
+        assert f"{flag} 2: BitNetForCausalLM runs through transformers" in launched.log()
 
 
 def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
@@ -209,16 +209,19 @@ def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
 
 
 # The other has windows, chunks and experts.
-@pytest.mark.parametrize("model_type", ["apertus", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["bitnet", "llama4_text"])
 def test_streams_go_on_in_a_small_cache_and_when_the_worker_is_killed(
     model_type: str, tmp_path: Path
 ) -> None:
     folder, total = with_tokenizer(tmp_path / "model", model_type), 192
     limits = ("--max-total-tokens", str(total), "--max-batch-total-tokens", str(total))
+    by_transformers = ("--model-impl", "transformers")  # of the other there is a recipe, too
     requests = [
         complete(f"{stem} and a penstock", 150) for stem in ("A river", "The dam", "My gate", "Some water")
     ]
-    with Launched(tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits) as launched:
+    with Launched(
+        tmp_path / "run", "--model-id", str(folder), "--dtype", "float32", *limits, *by_transformers
+    ) as launched:
         address = launched.wait_ready().address
         alone = [ask(address, request) for request in requests]
         for one, other in zip(alone, ask_all(address, requests), strict=True):

@@ -2,6 +2,7 @@
 recipe knows.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import pytest
 import torch
 from families import FAMILIES
 from models import ids, make
+from newer_families import MISTRAL_4
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from safetensors import safe_open
 from transformers import Gemma3TextConfig
 
 from penstock.errors import UnusableModel
+from penstock.loading.device import dtype_of
+from penstock.loading.model_files import eos_ids
 from penstock.models import recipes
+from penstock.models.architectures import left_out
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
 
@@ -32,6 +37,35 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ("transformer.h.0.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias"),
     ),
     "Falcon 7B": (lambda name: name, ("lm_head.weight",)),
+    # Layers that predict several tokens ahead.
+    "GLM-4.5, 4.6, 4.7": (
+        lambda name: name,
+        ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight"),
+    ),
+    "GLM-4.7 Flash": (lambda name: name, ("model.layers.3.enorm.weight",)),
+    "ERNIE 4.5 MoE": (lambda name: name, ("model.mtp_block.0.mlp.up_proj.weight",)),
+    "K-EXAONE": (lambda name: name, ("mtp.layers.0.mlp.up_proj.weight",)),
+    "MiniMax M2": (lambda name: name, ("model.mtp.0.enorm.weight",)),
+    # Matrices for keys that the layer reads of an earlier one.
+    "Gemma 3n": (
+        lambda name: name,
+        ("model.layers.5.self_attn.k_proj.weight", "model.layers.3.self_attn.v_proj.weight"),
+    ),
+    # As the families' own releases have it, and as transformers saves it.
+    "Qwen2.5-VL": (
+        lambda name: name.replace("model.", "model.language_model.").replace("visual.", "model.visual."),
+        (),
+    ),
+    "InternVL 3 (Qwen 2)": (
+        lambda name: name.replace("language_model.model.", "model.language_model.").replace(
+            "language_model.lm_head", "lm_head"
+        ),
+        ("model.vision_tower.a.weight", "model.multi_modal_projector.b.weight"),
+    ),
+    "Phi 4 multimodal": (
+        lambda name: name,
+        ("model.layers.0.mlp.down_proj.lora_A.vision.weight",),
+    ),
     "Pythia, GPT-NeoX": (
         lambda name: {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_out.weight"}.get(
             name, name
@@ -41,6 +75,68 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
             "gpt_neox.layers.0.attention.masked_bias",
             "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
         ),
+    ),
+}
+
+Rename = Callable[[str], str]
+
+
+def within(
+    architecture: str, model_type: str, part: str = "text_config"
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The configuration of a model that reads images, too, around that of its text model."""
+    return lambda text: {
+        "architectures": [architecture],
+        "model_type": model_type,
+        part: {name: value for name, value in text.items() if name != "architectures"},
+        "vision_config": {"model_type": "some_encoder"},
+    }
+
+
+def below_language_model(name: str) -> str:
+    return f"language_model.{name}"
+
+
+# Models that transformers cannot make here, around a text model that it can: a text family, the whole's configuration, what
+# the whole calls the tensors, and what it holds beside them.
+WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename, tuple[str, ...]]] = {
+    "Gemma 3n with images and sound": (
+        "Gemma 3n",
+        within("Gemma3nForConditionalGeneration", "gemma3n"),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.vision_tower.a.weight", "model.audio_tower.b.weight", "model.embed_vision.c.weight"),
+    ),
+    "InternVL in its own repositories": (
+        "Qwen 3",
+        within("InternVLChatModel", "internvl_chat", "llm_config"),
+        below_language_model,
+        ("vision_model.a.weight", "mlp1.0.weight"),
+    ),
+    "Kimi-VL": (
+        "DeepSeek V3",
+        within("KimiVLForConditionalGeneration", "kimi_vl"),
+        below_language_model,
+        ("vision_tower.a.weight", "multi_modal_projector.b.weight"),
+    ),
+    "Phi-4-multimodal in Microsoft's repository": (
+        "Phi 4 multimodal",
+        lambda config: {
+            **config,
+            "architectures": ["Phi4MMForCausalLM"],
+            "model_type": "phi4mm",
+            "embd_layer": {},
+        },
+        lambda name: name.replace("_proj.weight", "_proj.base_layer.weight"),
+        (
+            "model.layers.0.self_attn.o_proj.lora_A.vision.weight",
+            "model.layers.1.mlp.down_proj.lora_B.speech.weight",
+        ),
+    ),
+    "Kimi K2": (
+        "DeepSeek V3",
+        lambda config: {**config, "model_type": "kimi_k2"},
+        lambda name: name,
+        (),
     ),
 }
 
@@ -64,7 +160,46 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MPT", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
     ("Phi 3.5 mini, Phi 3 128k", {"partial_rotary_factor": 0.5}, "is not a list of 4 positive numbers"),
     ("Phi 4", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn'; of Phi 3 only longrope"),
-    ("Mistral Small 3.1", {"text_config": {"model_type": "ministral3"}}, "model_type is 'ministral3'"),
+    ("Mistral Small 3.1", {"text_config": {"model_type": "mistral9"}}, "model_type 'mistral9'; served are"),
+    (
+        "Mistral Small 4 with images",
+        {"text_config": {**MISTRAL_4, "rope_parameters": {"partial_rotary_factor": 1.0}}},
+        "8 of 24 numbers of a head",
+    ),
+    (
+        "Qwen3-VL",
+        {"text_config": {"model_type": "qwen4_vl_text"}},
+        "the text model has the model_type 'qwen4_vl_text'",
+    ),
+    ("Qwen3-VL", {"text_config": 3}, "text_config is not an object"),
+    ("Gemma 4 31B", {"num_hidden_layers": 5}, "layer_types is not a list of 5 names"),
+    ("Gemma 4 31B", {"layer_types": ["full_attention", "mamba"] * 3}, "layer_types has 'mamba'"),
+    (
+        "Gemma 4 31B",
+        {"layer_types": ["full_attention", "sliding_attention"] * 3},
+        "the last layer attends to all",
+    ),
+    ("Gemma 4 E2B, E4B", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
+    ("Gemma 4 31B", {"num_global_key_value_heads": 3}, "no multiple of num_global_key_value_heads 3"),
+    ("Gemma 4 31B", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ("Gemma 3n", {"intermediate_size": [112] * 5}, "intermediate_size has 5 values for 6 layers"),
+    ("Gemma 3n", {"altup_active_idx": 4}, "altup_active_idx is 4, and altup_num_inputs 4"),
+    ("Gemma 3n", {"activation_sparsity_pattern": [1.5] * 6}, "not a list of 6 shares below 1"),
+    ("Llama 4", {"no_rope_layers": [1, 0]}, "no_rope_layers is not a list of 4 times 0 or 1"),
+    ("Llama 4", {"moe_layers": [9]}, "moe_layers is not a list of layers below 4"),
+    ("Llama 4", {"layer_types": ["sliding_attention"] * 4}, "layer_types has 'sliding_attention'"),
+    ("GLM-4.7 Flash", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 3 times"),
+    ("GLM-4.5, 4.6, 4.7", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+    ("MiniMax M2", {"attn_type_list": [1, 0, 1]}, r"attn_type_list is \[1, 0, 1\]"),
+    ("OLMoE", {"clip_qkv": 3.0}, "clip_qkv is 3.0"),
+    ("Hunyuan A13B", {"moe_topk": [3, 3, 2]}, "moe_topk has different values"),
+    ("Hunyuan A13B", {"num_shared_expert": 2}, "num_shared_expert 2"),
+    ("Hunyuan", {"use_cla": True}, "use_cla is True"),
+    ("Apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
+    ("Phi 3.5 MoE", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
+    ("ERNIE 4.5 MoE", {"moe_gate": "top2_fused"}, "moe_gate is 'top2_fused'"),
+    ("Command A+, North Mini", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'"),
+    ("EXAONE 4", {"sliding_window_pattern": "LLX", "layer_types": None}, "sliding_window_pattern is 'LLX'"),
     ("Gemma 3 with images", {"text_config": [1]}, "text_config is not an object"),
     ("CodeGen", {"n_head": 2}, "n_head is 2, no multiple of 4"),
     ("GPT-Neo", {"attention_types": [[["global", "local"], 3]]}, "attention_types does not say"),
@@ -82,7 +217,7 @@ def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_pa
 
     rename, added = RENAMED[family]
     folder = make(tmp_path, FAMILIES[family])
-    prompt = ids(199, 3, 20)
+    prompt = ids(190, 3, 20)
 
     def logits() -> torch.Tensor:
         driver = Driver(folder, torch.float32)
@@ -98,12 +233,84 @@ def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_pa
     torch.testing.assert_close(logits(), before, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("whole", WHOLES)
+def test_the_text_of_a_larger_model_is_the_text_model(whole: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from client import row
+    from driver import Driver
+
+    family, around, rename, added = WHOLES[whole]
+    folder = make(tmp_path, FAMILIES[family])
+    prompt = ids(190, 3, 20)
+
+    def logits() -> torch.Tensor:
+        driver = Driver(folder, torch.float32)
+        driver.step([row(0, prompt, 0, [0, 1], start={})])
+        return driver.last_logits()
+
+    before = logits()
+    renamed = {rename(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    renamed |= {name: torch.ones(1) for name in added}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(around(FAMILIES[family])))
+    torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from client import row
+    from driver import Driver
+
+    folder = make(tmp_path, FAMILIES["Qwen3-VL-MoE"])
+
+    def logits() -> torch.Tensor:
+        driver = Driver(folder, torch.float32)
+        driver.step([row(0, ids(199, 3, 20), 0, [0, 1], start={})])
+        return driver.last_logits()
+
+    before = logits()
+    tensors = load_file(folder / "model.safetensors")
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".mlp.experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+    assert any(turned[name].shape != tensor.shape for name, tensor in tensors.items())
+    save_file(turned, folder / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({}, None),
+        ({"vision_config": {}}, "the model reads images, too; only its text is served"),
+        (
+            {"vision_config": {}, "audio_config": {}},
+            "the model reads images and sound, too; only its text is served",
+        ),
+        ({"vision_config": {}, "audio_config": None}, "the model reads images, too; only its text is served"),
+    ],
+)
+def test_what_is_left_out_is_named(config: dict[str, Any], sentence: str | None) -> None:
+    assert left_out(config) == sentence
+
+
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
 def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
     family: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnusableModel, match=message):
         read_config(FAMILIES[family] | changes)
+
+
+def test_what_only_the_text_model_says_is_found() -> None:
+    config = {"text_config": {"dtype": "bfloat16", "eos_token_id": [5, 7]}, "eos_token_id": None}
+    assert dtype_of(config, "auto") == torch.bfloat16
+    assert dtype_of({**config, "torch_dtype": "float16"}, "auto") == torch.float16
+    assert dtype_of({}, "auto") == torch.float32
+    assert eos_ids(config, {"eos_token_id": 3}) == [3, 5, 7]
 
 
 def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache ro
 they have.
 """
 
-from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped
+from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, xielu
 from penstock_kernels.attention import (
     PLAIN,
     AttentionMetadata,
@@ -36,7 +36,7 @@ from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
 from penstock_kernels.recurrence import Run, StateMetadata
-from penstock_kernels.rope import rope
+from penstock_kernels.rope import rope, scale_by_position
 from penstock_kernels.sampling import (
     accept_drafts,
     add_bias,
@@ -98,10 +98,12 @@ __all__ = [
     "rms_norm",
     "rope",
     "route",
+    "scale_by_position",
     "score_mask",
     "selective_scan",
     "uniform",
     "unit_norm",
     "workspace_bytes",
     "write_kv",
+    "xielu",
 ]

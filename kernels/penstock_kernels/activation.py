@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,6 +46,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": _relu,
     "relu2": _relu_squared,
 }
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """p x^2 + beta x above 0, and n (exp(min(x, eps)) - 1 - x) + beta x below; p = softplus(alpha_p), n = beta +
+    softplus(alpha_n).
+
+    x in any floating dtype, computed in fp32 and returned in it; parameters of one number each. Huang and
+    Schlag, "Deriving Activation Functions Using Integration", 2024.
+    """
+    long, beta = x.float(), beta.float()
+    above = F.softplus(alpha_p.float()) * long * long
+    below = (torch.expm1(torch.minimum(long, eps.float())) - long) * (beta + F.softplus(alpha_n.float()))
+    return (torch.where(long > 0, above, below) + beta * long).to(x.dtype)
 
 
 def gated(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:

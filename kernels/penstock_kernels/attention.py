@@ -115,7 +115,7 @@ def paged_attention(
     """softmax(scale q k^T + mask) v for every token over its own sequence's keys, into `out`.
 
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
-    already; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
+    already, the first J of as many rows or more that each token has in memory; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
     key/value head h / (H / K). Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
@@ -188,8 +188,11 @@ def _gather(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values (h * s, L, D) of these key heads of these sequences, head by head: products read dense matrices."""
     rows, size = cache_NJD.shape[1:]
-    rows_ZL = _rows(slot_mapping_SL, keys, rows, heads, sequences)
-    flat_cache = cache_NJD.view(-1, size)
+    held = (
+        cache_NJD.stride(0) // size
+    )  # rows of a token in memory: as many, or more where another layer needs them
+    rows_ZL = _rows(slot_mapping_SL, keys, held, heads, sequences)
+    flat_cache = cache_NJD.as_strided((len(cache_NJD) * held, size), (size, 1))
     k_rows, v_rows = flat_cache.index_select(0, rows_ZL), flat_cache.index_select(0, rows_ZL + rows // 2)
     return k_rows.view(-1, keys, size), v_rows.view(-1, keys, size)
 

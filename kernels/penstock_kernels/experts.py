@@ -23,6 +23,9 @@ class Routing:
     groups: int = 1  # experts are chosen from the best `top_groups` of these groups
     top_groups: int = 1
     group_best: int = 1  # a group's score is the sum of its `group_best` best experts' scores
+    # One expert after another is chosen, each by its share among those whose logits are within this relative distance
+    # of the largest that is left; 0: all at once.
+    one_by_one: float = 0.0
 
 
 def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -33,6 +36,8 @@ def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> t
     Report", 2024.
     """
     logits_TX = logits_TX.float()
+    if routing.one_by_one:
+        return _route_one_by_one(logits_TX, routing)
     scores_TX = logits_TX.sigmoid() if routing.sigmoid else logits_TX.softmax(-1)
     choice_TX = scores_TX if correction_X is None else scores_TX + correction_X
     if routing.groups > 1:
@@ -49,6 +54,19 @@ def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> t
     return weights_TA * routing.scale, experts_TA
 
 
+def _route_one_by_one(logits_TX: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Sparse mixing: Liu et al., "GRIN: GRadient-INformed MoE", 2024, as Phi-3.5-MoE has it."""
+    left_TX, weights, experts = logits_TX, [], []
+    for _ in range(routing.per_token):
+        largest_T1, chosen_T1 = left_TX.max(-1, keepdim=True)
+        distance_TX = (largest_T1 - logits_TX) / logits_TX.abs().clamp(min=largest_T1)
+        shares_TX = left_TX.masked_fill(distance_TX > routing.one_by_one, -torch.inf).softmax(-1)
+        weights.append(shares_TX.gather(1, chosen_T1))
+        experts.append(chosen_T1)
+        left_TX = left_TX.scatter(1, chosen_T1, -torch.inf)
+    return torch.cat(weights, 1) * routing.scale, torch.cat(experts, 1)
+
+
 def mix_experts(
     x_TE: Tensor,
     weights_TA: Tensor,
@@ -60,11 +78,13 @@ def mix_experts(
     down_bias_XE: Tensor | None,
     activation: Callable[[Tensor], Tensor],
     tile: int = 0,
+    weighs_input: bool = False,
 ) -> Tensor:
     """Sum over a token's experts of weight * down(activation(up(x))): (T, E) to (T, E), summed in fp32.
 
     Holds experts `first` .. first + X - 1 of all; what other ranks hold is theirs to add. up (X, G, E), where
     G is F, or 2F for a gate and what it opens (`activation` turns G into F); down (X, E, F). `tile` as in `linear`.
+    `weighs_input`: the weight is a factor of x, rounded to its dtype, in place of the output.
     """
     out_TE = torch.zeros(x_TE.shape, dtype=torch.float32, device=x_TE.device)
     for index in range(up_XGE.shape[0]):
@@ -73,7 +93,9 @@ def mix_experts(
             continue
         up_bias = None if up_bias_XG is None else up_bias_XG[index]
         down_bias = None if down_bias_XE is None else down_bias_XE[index]
-        inner = activation(linear(x_TE.index_select(0, tokens), up_XGE[index], up_bias, tile))
-        made = linear(inner, down_XEF[index], down_bias, tile).float()
-        out_TE.index_add_(0, tokens, made * weights_TA[tokens, place].unsqueeze(1))
+        read, weight = x_TE.index_select(0, tokens), weights_TA[tokens, place].unsqueeze(1)
+        if weighs_input:
+            read, weight = read * weight.to(read.dtype), torch.ones_like(weight)
+        inner = activation(linear(read, up_XGE[index], up_bias, tile))
+        out_TE.index_add_(0, tokens, linear(inner, down_XEF[index], down_bias, tile).float() * weight)
     return out_TE.to(x_TE.dtype)

@@ -1,5 +1,6 @@
 """Rotary position embedding."""
 
+import torch
 from torch import Tensor
 
 
@@ -12,3 +13,13 @@ def rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
     half = x_THD.shape[-1] // 2
     turned_THD = x_THD.roll(half, -1)
     x_THD.mul_(cos_T1D).addcmul_(turned_THD, sin_T1D)
+
+
+def scale_by_position(q_THD: Tensor, positions_T: Tensor, scale: float, span: int, offset: int) -> None:
+    """Multiplies each token's queries in place with 1 + scale ln(1 + floor((position + offset) / span)).
+
+    q (T, H, D), any strides; positions (T,) int64. The factor is computed in fp32 and rounded to q's dtype. Nakanishi,
+    "Scalable-Softmax Is Superior for Attention", 2025, as Llama 4 and Ministral 3 have it.
+    """
+    spans_T = torch.floor((positions_T + offset).float() / span)
+    q_THD.mul_((torch.log1p(spans_T) * scale + 1.0).to(q_THD.dtype).view(-1, 1, 1))

@@ -75,6 +75,66 @@ def test_the_clamped_gate_lets_large_numbers_go_no_further() -> None:
     assert_close(ops.gated_clamped(x, limit=3.0, alpha=1.7), wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu_is_a_parabola_above_zero_and_an_exponential_below(dtype: torch.dtype) -> None:
+    x = (2 * random(4, 9)).to(dtype)
+    x[0, 0] = -1e-7
+    alpha_p, alpha_n, beta, eps = (torch.tensor(value) for value in (0.3, -0.7, 0.5, -1e-6))
+    exact = torch.empty(4, 9, dtype=torch.float64)
+    p, n = math.log1p(math.exp(0.3)), 0.5 + math.log1p(math.exp(-0.7))
+    for at, value in enumerate(x.double().flatten().tolist()):
+        above = p * value**2
+        below = n * (math.expm1(min(value, -1e-6)) - value)
+        exact.view(-1)[at] = (above if value > 0 else below) + 0.5 * value
+    made = ops.xielu(x, alpha_p, alpha_n, beta, eps)
+    assert made.dtype == dtype
+    assert_close(made, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_queries_are_scaled_by_the_spans_before_their_position(dtype: torch.dtype, offset: int) -> None:
+    positions = [0, 6, 7, 8, 15, 8191]
+    q = random(len(positions), 3, 4).to(dtype)
+    exact = q.double().clone()
+    for at, position in enumerate(positions):
+        exact[at] *= 1 + 0.3 * math.log(1 + (position + offset) // 8)
+    ops.scale_by_position(q, torch.tensor(positions), 0.3, 8, offset)
+    assert_close(q, exact)
+
+
+def test_experts_chosen_one_by_one_are_weighed_among_those_near_the_best_that_is_left() -> None:
+    logits = torch.tensor([[1.0, 0.99, 0.5, -3.0], [2.0, 1.0, 0.999, 0.9985], [-1.0, -1.01, -5.0, -1.03]])
+    weights, experts = ops.route(logits, None, ops.Routing(2, one_by_one=0.02))
+    assert experts.tolist() == [[0, 1], [0, 1], [0, 1]]
+
+    def share(best: float, *others: float) -> float:
+        return 1 / sum(math.exp(other - best) for other in (best, *others))
+
+    # Of the first token both are near the best; once it is chosen, nothing else is near the second.
+    wanted = [
+        [share(1.0, 0.99), 1.0],
+        [1.0, share(1.0, 0.999, 0.9985)],
+        [share(-1.0, -1.01), share(-1.01, -1.03)],
+    ]
+    torch.testing.assert_close(weights, torch.tensor(wanted))
+
+
+def test_a_weight_may_be_of_what_an_expert_reads() -> None:
+    x, up, down = random(5, 6), random(3, 8, 6, seed=1), random(3, 6, 4, seed=2)
+    weights, experts = random(5, 1, seed=3).sigmoid(), torch.tensor([[0], [2], [1], [2], [0]])
+
+    def activation(gate_up: Tensor) -> Tensor:
+        return ops.gated(gate_up, ops.ACTIVATIONS["silu"])
+
+    made = ops.mix_experts(x, weights, experts, 0, up, None, down, None, activation, weighs_input=True)
+    for token in range(5):
+        expert = int(experts[token])
+        hidden = up[expert].double() @ (x[token] * weights[token]).double()
+        gated = hidden[:4] / (1 + (-hidden[:4]).exp()) * hidden[4:]
+        assert_close(made[token], down[expert].double() @ gated)
+
+
 def test_layer_norm_has_mean_and_variance_and_a_long_weight_is_not_rounded() -> None:
     x, weight, bias = random(3, 8), random(8, seed=1), random(8, seed=2)
     exact = x.double()

@@ -17,7 +17,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
 from penstock.loading.device import device_of, dtype_of
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
-from penstock.models.architectures import TEXT_ONLY, reads_images
+from penstock.models.architectures import left_out
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.parallel.rendezvous import meet
 from penstock.rpc.description import description_of
@@ -49,8 +49,9 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     )
     if engine.native is not None:
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
-    if reads_images(config) and arguments.rank == 0:
-        log("WARN", TEXT_ONLY)
+    only_text = left_out(config)
+    if only_text is not None and arguments.rank == 0:
+        log("WARN", only_text)
     if engine.model.reference is not None:
         loaded = time.perf_counter()
         self_check.check(engine)

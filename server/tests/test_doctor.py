@@ -120,11 +120,11 @@ def test_a_recipe_can_be_passed_over(folder: Path) -> None:
     assert report.parameters == examine(folder, Question()).parameters
     config = {
         **checkpoints.config(vocab_size=4096),
-        "architectures": ["ArceeForCausalLM"],
-        "model_type": "arcee",
+        "architectures": ["BitNetForCausalLM"],
+        "model_type": "bitnet",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    assert "unsupported architecture ArceeForCausalLM" in problem(folder, implementation="penstock")
+    assert "unsupported architecture BitNetForCausalLM" in problem(folder, implementation="penstock")
 
 
 @pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
@@ -321,8 +321,12 @@ def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path
     assert failed.startswith("the model owner/model would not be served: --num-shard 3 does not divide")
     asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
     assert asked == ["bytes=0-100000"]
-    long = json.loads(download(served, tmp_path, "--max-total-tokens", "999999").stdout.splitlines()[-1])["failed"]
-    assert "--max-total-tokens 999999 is more than the" in long and "positions this model was made for" in long
+    long = json.loads(download(served, tmp_path, "--max-total-tokens", "999999").stdout.splitlines()[-1])[
+        "failed"
+    ]
+    assert (
+        "--max-total-tokens 999999 is more than the" in long and "positions this model was made for" in long
+    )
     # A small one is fetched at once; the worker finds the same.
     del repo.sizes["model.safetensors"]
     assert download(served, tmp_path, "--num-shard", "3").returncode == 0

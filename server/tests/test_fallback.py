@@ -180,16 +180,16 @@ def test_a_model_that_can_work_is_described_by_its_config_alone(tmp_path: Path) 
     folder = made(tmp_path, "exaone4", num_key_value_heads=2, head_dim=16, sliding_window=24)
     config = json.loads((folder / "config.json").read_text())
     assert fallback_verdict(config, folder) is None
-    examined, engine = fallback.examine(config, folder), engine_of(folder)
+    examined, engine = fallback.examine(config, folder), engine_of(folder, implementation="transformers")
     assert examined.config == engine.model.config
     assert examined.parameters == engine.model.parameters
     assert engine.recipe == "transformers"
 
 
 def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
-    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    folder = made(tmp_path, "bitnet", num_key_value_heads=2)
     report = examine(folder, Question(device="cpu"))
-    assert (report.architecture, report.recipe, report.fallback) == ("ArceeForCausalLM", None, True)
+    assert (report.architecture, report.recipe, report.fallback) == ("BitNetForCausalLM", None, True)
     assert report.parameters == engine_of(folder).model.parameters
     assert report.weight_bytes_per_shard == [engine_of(folder).model.parameters * 4]
     assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
@@ -203,12 +203,12 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
 
 
 def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    folder = made(tmp_path, "bitnet", num_key_value_heads=2)
     said = refusal(folder, group=TensorGroup(0, 2))
-    assert said.startswith("--num-shard 2: ArceeForCausalLM runs through transformers")
+    assert said.startswith("--num-shard 2: BitNetForCausalLM runs through transformers")
     stages = TensorGroup(pipeline=Pipeline(1, 2, TensorGroup(1, 2)))
     said = refusal(folder, group=stages)
-    assert said.startswith("--pipeline-parallel 2: ArceeForCausalLM runs through transformers")
+    assert said.startswith("--pipeline-parallel 2: BitNetForCausalLM runs through transformers")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_computes_something_else_with_the_cache_is_refused(
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    folder = made(tmp_path, "arcee", num_key_value_heads=2)
+    folder = made(tmp_path, "bitnet", num_key_value_heads=2)
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
 
@@ -378,10 +378,10 @@ def test_attention_that_asks_for_something_unknown_is_refused() -> None:
 
 
 def test_a_worker_says_that_the_fallback_is_in_use(tmp_path: Path) -> None:
-    folder = made(tmp_path / "model", "arcee", num_key_value_heads=2)
+    folder = made(tmp_path / "model", "bitnet", num_key_value_heads=2)
     with Worker(folder, tmp_path / "socket") as worker:
         described = worker.describe()
-        assert (described.model_type, described.recipe) == ("arcee", "transformers")
+        assert (described.model_type, described.recipe) == ("bitnet", "transformers")
         assert described.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
         assert worker.prepare().pages > 0
     checked = [entry for entry in worker.log if "checked" in entry["message"]]
@@ -393,10 +393,10 @@ def test_a_recipe_can_be_passed_over(tmp_path: Path) -> None:
     with Worker(folder, tmp_path / "socket", "--model-impl", "transformers") as worker:
         assert worker.describe().recipe == "transformers"
     worker = Worker(
-        made(tmp_path / "other", "arcee", num_key_value_heads=2),
+        made(tmp_path / "other", "bitnet", num_key_value_heads=2),
         tmp_path / "socket",
         "--model-impl",
         "penstock",
     )
     assert worker.exit_status() == 1
-    assert "unsupported architecture ArceeForCausalLM" in worker.log[-1]["message"]
+    assert "unsupported architecture BitNetForCausalLM" in worker.log[-1]["message"]

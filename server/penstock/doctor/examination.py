@@ -37,7 +37,7 @@ from penstock.loading.model_files import (
     weight_files,
 )
 from penstock.models import fallback, recipes
-from penstock.models.architectures import RECIPES, TEXT_ONLY, architecture_of, architectures, reads_images
+from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.model import ModelConfig
@@ -171,8 +171,9 @@ def architecture(config: dict[str, Any], folder: Path, report: Report) -> ModelC
         return None
     report.context = shape.usual_positions
     report.longer_context = shape.positions_go_on
-    if reads_images(config):
-        report.warnings.append(TEXT_ONLY)
+    only_text = left_out(config)
+    if only_text is not None:
+        report.warnings.append(only_text)
     try:
         if shape.has_encoder:
             decoder_start_ids(config, read_json(folder, GENERATION), shape)

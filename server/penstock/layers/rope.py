@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import UnusableModel
 
-VARIANTS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+VARIANTS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    rotated: int = 0  # of proportional: numbers of a head that turn
+    # Of longrope, in place of attention_factor, by the longest sequence.
+    short_mscale: float | None = None
+    long_mscale: float | None = None
 
     @property
     def max_positions(self) -> int:
@@ -89,7 +93,11 @@ def read_rope(
     portion = share if portion is None else portion
     if isinstance(portion, bool) or not isinstance(portion, (int, float)) or not 0 < portion <= 1:
         raise UnusableModel(f"config.json: partial_rotary_factor is {portion!r}, not over 0 and at most 1")
-    head_dim = int(head_dim * portion + 1e-6)
+    rotated = 0
+    if variant == "proportional":  # the whole head is a plane's span, and a part of the planes turns
+        rotated = 2 * int(portion * head_dim // 2)
+    else:
+        head_dim = int(head_dim * portion + 1e-6)
 
     def factors(name: str) -> tuple[float, ...]:
         value = given.get(name)
@@ -113,6 +121,8 @@ def read_rope(
     factor = 1.0
     if variant in ("linear", "dynamic", "llama3"):
         factor = number("factor")
+    elif variant == "proportional":
+        factor = number("factor", 1.0)
     elif variant in ("yarn", "longrope"):
         factor = number("factor", max_position_embeddings / original)
     if factor <= 0:
@@ -134,6 +144,9 @@ def read_rope(
         long_factor=factors("long_factor") if variant == "longrope" else (),
         low_freq_factor=number("low_freq_factor", 1.0),
         high_freq_factor=number("high_freq_factor", 4.0),
+        rotated=rotated,
+        short_mscale=optional("short_mscale"),
+        long_mscale=optional("long_mscale"),
     )
 
 
@@ -158,13 +171,16 @@ def frequencies(config: RopeConfig, longest: int) -> tuple[Tensor, float]:
     if config.variant == "longrope":
         long = longest > config.original_max_position_embeddings
         stretches = torch.tensor(config.long_factor if long else config.short_factor)
-        magnitude = config.attention_factor
+        scale = config.long_mscale if long else config.short_mscale
+        magnitude = config.attention_factor if scale is None else scale
         if magnitude is None:
             logs = math.log(config.factor) / math.log(config.original_max_position_embeddings)
             magnitude = math.sqrt(1 + logs) if config.factor > 1 else 1.0
         return 1.0 / (stretches * powers), magnitude
     if config.variant == "llama3":
         return _llama3(config, plain), 1.0
+    if config.variant == "proportional":
+        return torch.where(2 * torch.arange(size // 2) < config.rotated, plain / config.factor, 0.0), 1.0
     return plain, 1.0
 
 

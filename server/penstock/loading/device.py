@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from penstock.errors import UnusableModel
+from penstock.loading.model_files import whole_and_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -12,7 +13,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
     """What --dtype stands for. Raises UnusableModel."""
     if wanted == "auto":
-        wanted = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        # Of models that read images, too, some say it of their text alone.
+        said = [part.get(name) for part in whole_and_text(config) for name in ("dtype", "torch_dtype")]
+        wanted = str(next(filter(None, said), "float32"))
         if wanted not in DTYPES:
             raise UnusableModel(f"config.json: unsupported dtype {wanted!r}; choose one by --dtype")
     return DTYPES[wanted]

@@ -138,10 +138,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """config.json, and the text model's own where it reads images, too."""
+    text = [config.get(name) for name in ("text_config", "llm_config")]
+    return [config, *(part for part in text if isinstance(part, dict))]
+
+
 def eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
     """Every end-of-sequence id that config.json or generation_config.json names."""
     found: set[int] = set()
-    for source in (config, generation or {}):
+    for source in (*whole_and_text(config), generation or {}):
         value = source.get("eos_token_id")
         for entry in value if isinstance(value, list) else [value]:
             if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:

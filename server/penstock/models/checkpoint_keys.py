@@ -33,6 +33,7 @@ class CheckpointKeys:
     layer: str  # with {} for its number; what follows is named below it
     norm: str
     head: str = "lm_head"
+    other_heads: tuple[str, ...] = ()  # what some checkpoints call it
     # Checkpoints of one family may put the base model's names below one of these; the head's never.
     prefixes: tuple[str, ...] = ("",)
 
@@ -51,6 +52,7 @@ class CheckpointKeys:
     out: str = ""
     sinks: str = ""
     head_gates: str = ""
+    out_gate: str = ""
 
     gate: str = ""
     up: str = ""

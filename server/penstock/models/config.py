@@ -4,10 +4,11 @@ Knows no weights. Used by the decoder, its loader, Prepare and the doctor.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import penstock_kernels as ops
 from penstock.layers.rope import RopeConfig
@@ -23,6 +24,17 @@ class Window:
 
     size: int
     chunked: bool = False
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries are multiplied with 1 + scale ln(1 + floor((position + offset) / span)), so that attention over long
+    contexts stays as sharp as over short ones.
+    """
+
+    scale: float
+    span: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class ExpertsConfig:
     long_router: bool = False  # its matrix is kept in fp32
     biases: bool = False  # of router and experts
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
+    weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,24 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class PerLayerConfig:
+    """A second table of embeddings, with numbers for every layer (see `per_layer_inputs`)."""
+
+    rows: int
+    width: int  # numbers of a token for a layer
+
+
+@dataclass(frozen=True)
+class StreamsConfig:
+    """Several residual streams (see `streams`)."""
+
+    count: int
+    active: int  # the stream that a layer computes
+    rank: int  # of the branch beside attention
+    scales_output: bool = True
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """What a layer may have otherwise than its neighbours."""
 
@@ -73,6 +104,20 @@ class LayerConfig:
     attends: bool = True  # it has attention, and a place in the KV cache
     recurrent: RecurrentConfig | None = None  # a mixer with a state, in place of attention or beside it
     feeds_forward: bool = True  # it has a feed-forward layer, or experts
+    temperature: Temperature | None = None
+    qk_normed: bool = True  # where the family normalises queries and keys
+    heads: int = 0  # H; 0: the model's
+    kv_heads: int = 0  # K; 0: the model's
+    head_dim: int = 0  # D; 0: the model's
+    values_are_keys: bool = False  # values are keys before norm and rotation
+    keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
+    feed_forward: int = 0  # F; 0: the model's
+    gate_sparsity: float = 0.0  # the share of a token's gates that stay shut
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it has keys and values of its own."""
+        return self.attends and self.keys_of is None
 
 
 @dataclass(frozen=True)
@@ -102,6 +147,15 @@ class DecoderConfig:
     attention_out_bias: bool = False
     qk_norm: NormConfig | None = None
     qk_norm_over: str = "head"  # "head": one weight (D,) for all; "heads": (H, D); "all": over H D numbers
+    qk_norm_rotated: bool = False  # they are normalised behind the rotation
+    value_norm: NormConfig | None = None
+    value_scale: float = 1.0  # of values
+    value_dim: int = (
+        0  # numbers of a value in the checkpoint, where they are fewer than D; filled up with zeros
+    )
+    out_gate: Literal["", "head", "number"] = (
+        ""  # softplus of the token, a factor of each head or number attended to
+    )
     clip_qkv: float = 0.0
     # What attention gives is multiplied with sigmoids of what it read: "": not; "channels": the gates of each head are rows
     # behind its query; "heads": a matrix of their own gives one for each head.
@@ -122,11 +176,15 @@ class DecoderConfig:
     residual_scale: float = 1.0  # of what a branch gives
     # MiniMax: (of the residual, of what a branch gives) of attention, recurrent layers and feed-forward.
     residual_factors: tuple[tuple[float, float], ...] = ()
+    experts_beside: bool = False  # a layer with experts has its dense feed-forward layer, too
+    layer_scales: bool = False  # what a layer gives is multiplied with a number of its own
 
     # Ends.
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     embedding_width: int = 0  # of the table, where it is not E
+    per_layer: PerLayerConfig | None = None
+    streams: StreamsConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
     position_offset: int = 0  # its row for position 0
     final_norm: bool = True
@@ -172,6 +230,34 @@ class DecoderConfig:
         """Over all stages."""
         return len(self.layers)
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether a layer reads the keys and values of an earlier one."""
+        return any(layer.keys_of is not None for layer in self.layers)
+
+    def cache_of(self, layer: int) -> int:
+        """The number of the cache that a layer reads, among all."""
+        of = self.layers[layer].keys_of
+        return sum(before.has_cache for before in self.layers[: layer if of is None else of])
+
+    def heads_of(self, layer: int) -> int:
+        """H of a layer."""
+        return self.layers[layer].heads or self.heads
+
+    def kv_heads_of(self, layer: int) -> int:
+        """K of a layer."""
+        return self.layers[layer].kv_heads or self.kv_heads
+
+    def head_dim_of(self, layer: int) -> int:
+        """D of a layer."""
+        return self.layers[layer].head_dim or self.head_dim
+
+    @cached_property
+    def same_heads(self) -> bool:
+        """Whether keys have the same heads in every layer."""
+        shapes = {(self.kv_heads_of(at), self.head_dim_of(at)) for at in range(len(self.layers))}
+        return shapes == {(self.kv_heads, self.head_dim)}
+
     @cached_property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """Rotary tables of all layers, each once."""
@@ -180,12 +266,12 @@ class DecoderConfig:
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
         """Of all layers that attend, each once."""
-        return tuple(dict.fromkeys(self.layer_windows))
+        return tuple(dict.fromkeys(layer.window for layer in self.layers if layer.attends))
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """Of each layer that attends."""
-        return tuple(layer.window for layer in self.layers if layer.attends)
+        """Of each layer with a cache of its own."""
+        return tuple(layer.window for layer in self.layers if layer.has_cache)
 
     @property
     def has_state(self) -> bool:
@@ -203,9 +289,9 @@ class DecoderConfig:
         return [() if mixer is None else mixer.states(group) for mixer in mixers]
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
-        """Of each of a rank's layers its number among all that have a KV cache; None: it has none."""
-        numbers = itertools.accumulate((layer.attends for layer in self.layers), initial=0)
-        found = [at if layer.attends else None for at, layer in zip(numbers, self.layers, strict=False)]
+        """Of each of a rank's layers its number among all that have a KV cache of their own; None: it has none."""
+        numbers = itertools.accumulate((layer.has_cache for layer in self.layers), initial=0)
+        found = [at if layer.has_cache else None for at, layer in zip(numbers, self.layers, strict=False)]
         mine = group.layers(self.num_layers)
         return found[mine.start : mine.stop]
 
@@ -224,8 +310,10 @@ class DecoderConfig:
 
     @property
     def simple_attention(self) -> bool:
-        """Whether attention is products and a softmax over all earlier keys, and nothing else."""
-        return not (self.softcap or self.slopes or self.sinks or self.latent)
+        """Whether attention is products and a softmax over all earlier keys, the same heads of each layer, and nothing
+        else.
+        """
+        return self.same_heads and not (self.softcap or self.slopes or self.sinks or self.latent)
 
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
@@ -233,11 +321,19 @@ class DecoderConfig:
             return 1, self.latent.rank + self.latent.rope_dim
         if not self.layer_windows:
             return 0, 0
-        return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+        if self.same_heads:
+            return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+        # Room for any layer's, in rows of every layer's size.
+        layers = [at for at, layer in enumerate(self.layers) if layer.attends]
+        sizes = {self.head_dim_of(at) for at in layers}
+        most = max(2 * len(group.key_heads(self.kv_heads_of(at))) * self.head_dim_of(at) for at in layers)
+        step = math.lcm(*sizes)
+        return -(-most // step) * step // max(sizes), max(sizes)
 
     @property
     def key_shape(self) -> tuple[int, int]:
         """(K, D) of what attention gathers from the cache for a token."""
         if self.latent is not None:
             return 1, self.latent.rank + self.latent.rope_dim
-        return self.kv_heads, self.head_dim
+        layers = range(len(self.layers))
+        return max(map(self.kv_heads_of, layers)), max(map(self.head_dim_of, layers))

@@ -15,17 +15,19 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig
 from penstock.models.model import Reference
+from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.recurrent import Recurrent
 from penstock.models.step import LayerCache, Step
+from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
 
 
 class Attention(Module):
     """Queries, keys and values of this rank's heads. The rows of `qkv` are query, key and value heads, and gates where
-    there are such.
+    there are such; without value heads where values are keys, and query heads alone where an earlier layer's keys are read.
     """
 
     def __init__(
@@ -40,16 +42,25 @@ class Attention(Module):
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
         head_gates: Linear | None = None,
+        gate: Linear | None = None,
     ) -> None:
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        choice = config.layers[layer]
+        self.gate = gate  # rows: this rank's heads, or their numbers
+        self.value_scale = config.value_scale
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
+        self.own_cache = config.same_heads  # its rows are as this layer has them
+        self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None
+        self.value_norm = None if config.value_norm is None else RmsNorm(None, config.value_norm.eps)
+        self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         rope, window = config.layers[layer].rope, config.layers[layer].window
         self.rope = None if rope is None else config.ropes.index(rope)
         self.rope_dim = 0 if rope is None else rope.head_dim
         self.window = config.windows.index(window)
+        self.temperature = config.layers[layer].temperature
         self.clip = config.clip_qkv
         self.gated = config.attention_gate == "channels"
         self.head_gates = head_gates  # one number for each head
+        self.norms_rotated = config.qk_norm_rotated
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -57,35 +68,59 @@ class Attention(Module):
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D). Writes the tokens' keys and values into the cache."""
-        tokens, heads, kv_heads = x_TE.shape[0], self.heads, self.kv_heads
+        tokens, heads = x_TE.shape[0], self.heads
+        kv_heads = self.kv_heads if self.writes else 0
         qkv_TO = self.qkv(x_TE)
         if self.clip:
             qkv_TO.clamp_(-self.clip, self.clip)
         heads_TD = qkv_TO.view(tokens, -1, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
-            if self.norm_over_all:
-                q_THD.copy_(self.q_norm(q_THD.flatten(1)).view_as(q_THD))
-                k_TKD.copy_(self.k_norm(k_TKD.flatten(1)).view_as(k_TKD))
-            else:
-                q_THD.copy_(self.q_norm(q_THD))
-                k_TKD.copy_(self.k_norm(k_TKD))
+        if self.writes and self.values_are_keys:
+            heads_TD = torch.cat((heads_TD, heads_TD[:, heads:]), 1)
+        q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
+        if not self.norms_rotated:
+            self._normalise(q_THD, k_TKD)
         if self.rope is not None:
             turned_TD = heads_TD[:, : heads + kv_heads]
             if self.rope_dim < self.head_dim:
                 turned_TD = turned_TD[..., : self.rope_dim]
             ops.rope(turned_TD, *step.ropes[self.rope])
+        if self.norms_rotated:
+            self._normalise(q_THD, k_TKD)
+        if self.temperature is not None:
+            heat = self.temperature
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         # All rows write before any row reads: one row's prefix may be what another row computes now.
         slot_mapping_T, attention = step.view(self.window, cache)
-        ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], cache.rows_NJD, slot_mapping_T)
+        rows_NJD = cache.rows_NJD
+        if not self.own_cache:
+            rows_NJD = rows_NJD.view(len(rows_NJD), -1, self.head_dim)[:, : 2 * self.kv_heads]
+        if self.writes:
+            v_TKD = heads_TD[:, heads + kv_heads : heads + 2 * kv_heads]
+            if self.value_norm is not None:
+                v_TKD.copy_(self.value_norm(v_TKD))
+            if self.value_scale != 1.0:
+                v_TKD.mul_(self.value_scale)
+            ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
-        q_THD = heads_TD[:, :heads]
-        ops.paged_attention(q_THD, cache.rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        if self.gate is not None:
+            opened_TO = torch.nn.functional.softplus(self.gate(x_TE).float()).to(x_TE.dtype)
+            attended_THD *= opened_TO.view(tokens, heads, -1)
         if self.gated:
             attended_THD *= heads_TD[:, heads + 2 * kv_heads :].sigmoid()
         if self.head_gates is not None:
             attended_THD *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
         return attended_THD.view(tokens, heads * self.head_dim)
+
+    def _normalise(self, q_THD: Tensor, k_TKD: Tensor) -> None:
+        """In place, where the layer does."""
+        for norm, rows_THD in ((self.q_norm, q_THD), (self.k_norm, k_TKD)):
+            if norm is None:
+                continue
+            if self.norm_over_all:
+                rows_THD.copy_(norm(rows_THD.flatten(1)).view_as(rows_THD))
+            else:
+                rows_THD.copy_(norm(rows_THD))
 
 
 class LatentAttention(TiledModule):
@@ -120,6 +155,7 @@ class LatentAttention(TiledModule):
         rope, window = config.layers[layer].rope, config.layers[layer].window
         self.rope = None if rope is None else config.ropes.index(rope)
         self.window = config.windows.index(window)
+        self.temperature = config.layers[layer].temperature
         self.query_down, self.query_norm, self.query = query_down, query_norm, query
         self.latent, self.latent_norm = latent, latent_norm
         self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
@@ -133,6 +169,9 @@ class LatentAttention(TiledModule):
         if self.query_down is not None and self.query_norm is not None:
             low_TI = self.query_norm(self.query_down(x_TE))
         q_THD = self.query(low_TI).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
+        if self.temperature is not None:
+            heat = self.temperature
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         latent_TD = self.latent(x_TE)
         row_T1D = torch.cat(
             (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
@@ -196,8 +235,10 @@ class Experts(TiledModule):
         activation: Callable[[Tensor], Tensor],
         shared: FeedForward | None,
         shared_gate: Linear | None,
+        weighs_input: bool = False,
     ) -> None:
         super().__init__()
+        self.weighs_input = weighs_input
         self.routing, self.router, self.correction_X = routing, router, correction_X
         self.first = first
         self.up_XGE, self.up_bias_XG = up_XGE, up_bias_XG
@@ -207,9 +248,22 @@ class Experts(TiledModule):
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
+        mixed_TE = self.mix(x_TE, *self.route(x_TE))
+        if self.shared is None:
+            return mixed_TE
+        shared_TE = self.shared.out(self.shared(x_TE))
+        if self.shared_gate is not None:
+            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
+        return mixed_TE.add_(shared_TE)
+
+    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (T, A) in fp32 and numbers (T, A) of each token's experts."""
         logits_TX = self.router(x_TE.to(self.router.weight_OI.dtype))
-        weights_TA, experts_TA = ops.route(logits_TX, self.correction_X, self.routing)
-        mixed_TE = ops.mix_experts(
+        return ops.route(logits_TX, self.correction_X, self.routing)
+
+    def mix(self, x_TE: Tensor, weights_TA: Tensor, experts_TA: Tensor) -> Tensor:
+        """What this rank's experts give: (T, E)."""
+        return ops.mix_experts(
             x_TE,
             weights_TA,
             experts_TA,
@@ -220,13 +274,34 @@ class Experts(TiledModule):
             self.down_bias_XE,
             self.activation,
             self.tile,
+            self.weighs_input,
         )
-        if self.shared is None:
-            return mixed_TE
-        shared_TE = self.shared.out(self.shared(x_TE))
-        if self.shared_gate is not None:
-            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
-        return mixed_TE.add_(shared_TE)
+
+
+class ExpertsBeside(Module):
+    """A mixture of experts beside the dense feed-forward layer: it reads what that reads, with norms of its own, and
+    both are normalised before they are added (Gemma 4).
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        factors_X: Tensor,
+        router_eps: float,
+        norm: Norm,
+        dense_out_norm: Norm,
+        out_norm: Norm,
+    ) -> None:
+        self.experts, self.factors_X = experts, factors_X  # of each expert's weights, fp32
+        self.router_norm = RmsNorm(None, router_eps)
+        self.norm, self.dense_out_norm, self.out_norm = norm, dense_out_norm, out_norm
+
+    def __call__(self, x_TE: Tensor, dense_TE: Tensor, group: TensorGroup) -> Tensor:
+        """(T, E) of the residual and of what the dense layer gives."""
+        weights_TA, experts_TA = self.experts.route(self.router_norm(x_TE))
+        weights_TA = weights_TA * self.factors_X[experts_TA]
+        mixed_TE = group.all_reduce(self.experts.mix(self.norm(x_TE), weights_TA, experts_TA))
+        return self.dense_out_norm(dense_TE) + self.out_norm(mixed_TE)
 
 
 Mixer = Attention | LatentAttention | Recurrent | Beside
@@ -245,6 +320,11 @@ class Layer(Module):
     # What the residual is multiplied with where the branch is added to it.
     attention_residual: float = 1.0
     feed_forward_residual: float = 1.0
+    beside: ExpertsBeside | None = None
+    per_layer: PerLayerInput | None = None
+    scale_1: Tensor | None = None  # of what the layer gives
+    streams: AlternatingUpdates | None = None
+    beside_attention: LowRankResidual | None = None
 
 
 @dataclass(slots=True)
@@ -261,6 +341,8 @@ class Ends(Module):
     embedding_norm: Norm | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
+    per_layer: PerLayerEmbedding | None = None
+    streams: StreamEnds | None = None
 
 
 def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
@@ -317,18 +399,29 @@ class Decoder(Module):
         """
         x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
-        for layer, cache in zip(self.layers, caches, strict=True):
+        given_TLY = None if self.ends.per_layer is None else self.ends.per_layer(step.ids_T, x_TE)
+        if self.config.shares_keys:
+            caches = [caches[self.config.cache_of(at)] for at in range(len(self.layers))]
+        if self.ends.streams is not None and given_TLY is not None:
+            x_ATE = self.ends.streams.split(x_TE)
+            for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+                x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
+            return self.ends.streams.join(x_ATE)
+        for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
+            if layer.per_layer is not None and given_TLY is not None:
+                x_TE = x_TE + layer.per_layer(x_TE, given_TLY[:, at])
+            if layer.scale_1 is not None:
+                x_TE = x_TE * layer.scale_1
         return x_TE
 
     def views(self) -> list[tuple[int, int]]:
         """See Model."""
         config = self.config
-        windows = config.layer_windows
         return [
-            (config.windows.index(windows[number]), number)
-            for number in config.cached_layers(self.group)
-            if number is not None
+            (config.windows.index(config.layers[layer].window), config.cache_of(layer))
+            for layer in self.group.layers(config.num_layers)
+            if config.layers[layer].attends
         ]
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
@@ -377,7 +470,7 @@ class Decoder(Module):
         residual_TE = read_TE if self.config.residual_normed else x_TE
         if layer.feed_forward_residual != 1.0:
             residual_TE = residual_TE * layer.feed_forward_residual
-        return self._add(residual_TE, given, layer.feed_forward, layer.feed_forward_out_norm)
+        return self._add(residual_TE, given, layer.feed_forward, layer.feed_forward_out_norm, layer.beside)
 
     def _parallel(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """Both branches of a rank are added before the ranks are: one exchange for a layer."""
@@ -393,18 +486,41 @@ class Decoder(Module):
             given_TE *= self.config.residual_scale
         return given_TE.add_(x_TE)
 
+    def _streamed(
+        self, layer: Layer, x_ATE: Tensor, step: Step, cache: LayerCache, given_TY: Tensor
+    ) -> Tensor:
+        """(A, T, E): a layer computes one of the residual streams, and corrects what it predicted of the others."""
+        streams, per_layer = layer.streams, layer.per_layer
+        assert streams is not None and per_layer is not None and layer.beside_attention is not None
+        assert layer.attention_norm is not None and layer.feed_forward_norm is not None
+        predicted_ATE = streams.predict(x_ATE)
+        active_TE = predicted_ATE[streams.active]
+        read_TE = layer.attention_norm(active_TE)
+        beside_TE = layer.beside_attention(read_TE)
+        given = layer.attention(read_TE, step, cache)
+        attended_TE = self._add(active_TE, given, layer.attention, layer.attention_out_norm)
+        x_TE = (attended_TE + beside_TE) / 2**0.5
+        given = layer.feed_forward(layer.feed_forward_norm(x_TE))
+        x_TE = self._add(x_TE, given, layer.feed_forward, layer.feed_forward_out_norm)
+        corrected_ATE = streams.correct(predicted_ATE, x_TE)
+        corrected_ATE[1:] += per_layer(streams.output(corrected_ATE), given_TY)
+        return corrected_ATE
+
     def _add(
         self,
         residual_TE: Tensor,
         given: Tensor,
         branch: Mixer | FeedForward | Experts,
         norm: Norm | None,
+        beside: ExpertsBeside | None = None,
     ) -> Tensor:
         """The residual plus the output of a branch, all-reduced over the ranks."""
         config = self.config
         given_TE = given if isinstance(branch, Experts) else branch.out(given)
         if self.group.size > 1:
             self.group.all_reduce(given_TE)
+        if beside is not None:
+            given_TE = beside(residual_TE, given_TE, self.group)
         if norm is not None and config.branch_norm:
             given_TE = norm(given_TE)
         if config.residual_scale != 1.0:

@@ -48,6 +48,9 @@ class Loader:
             (prefix for prefix in keys.prefixes if checkpoint.has(f"{prefix}{keys.embedding}.weight")),
             keys.prefixes[0],
         )
+        self.head = next(
+            (head for head in (keys.head, *keys.other_heads) if checkpoint.has(f"{head}.weight")), keys.head
+        )
         self.heads = self.kv_heads = range(0)
         if config.layer_windows:
             self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
@@ -55,16 +58,27 @@ class Loader:
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
-        mine = self.group.layers(self.config.num_layers)
+        self.check_stages()
+        mine = self.group.layers(len(self.config.layers))
         layers = [self.layer(index) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
         ignored = [COMPUTED, *self.keys.ignored]
         if self.group.pipeline is not None:
             ignored += self.of_other_stages(mine)
         if self.config.tied_head:
-            ignored.append(re.escape(self.keys.head) + r"\.weight")
+            ignored.append(re.escape(self.head) + r"\.weight")
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
         return decoder
+
+    def check_stages(self) -> None:
+        """Raises UnusableModel where layers need what only another stage has."""
+        config, pipeline = self.config, self.group.pipeline
+        if pipeline is None or (config.per_layer is None and not config.shares_keys):
+            return
+        what = "share keys and values with earlier ones (num_kv_shared_layers)"
+        if config.per_layer is not None:
+            what = "read embeddings of their own (hidden_size_per_layer_input)"
+        raise UnusableModel(f"--pipeline-parallel {pipeline.stages}: the model's layers {what}; use 1")
 
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""
@@ -89,13 +103,13 @@ class Loader:
                 ends.embedding_norm = self.norm(self.prefix + keys.embedding_norm, config.width)
         if self.group.is_last_stage:
             if not config.tied_head:
-                ends.head = Linear(table(keys.head))
+                ends.head = Linear(table(self.head))
             elif ends.embedding is not None:
                 ends.head = Linear(ends.embedding.weight_VE)
             else:
                 ends.head = Linear(table(self.prefix + keys.embedding))
             if config.head_bias:
-                bias = self.read(keys.head, (vocab,), rows=[rows], kind="bias")
+                bias = self.read(self.head, (vocab,), rows=[rows], kind="bias")
                 ends.head.bias_O = self.filled(bias, part)
             if config.final_norm:
                 ends.norm = self.norm(self.prefix + keys.norm, config.width)
@@ -106,11 +120,11 @@ class Loader:
     def of_other_stages(self, mine: range) -> list[str]:
         """Patterns of what other stages of the pipeline read."""
         keys = self.keys
-        layers = [keys.layer.format(index) for index in range(self.config.num_layers) if index not in mine]
+        layers = [keys.layer.format(index) for index in range(len(self.config.layers)) if index not in mine]
         ends = [keys.embedding, keys.positions, keys.embedding_norm, keys.project_in]
         ends += [keys.norm, keys.project_out]
         others = [self.prefix + layer for layer in layers]
-        others += [f"{self.prefix}{end}." for end in ends if end] + [f"{keys.head}."]
+        others += [f"{self.prefix}{end}." for end in ends if end] + [f"{self.head}."]
         return [re.escape(other) + ".*" for other in others]
 
     def layer(self, index: int) -> Layer:
@@ -147,23 +161,38 @@ class Loader:
     def attention(self, at: str, index: int) -> Attention | LatentAttention:
         """Attention of a layer."""
         config, keys = self.config, self.keys
-        size = config.head_dim
+        size = config.head_dim_of(index)
+        heads, kv_heads = self.heads_of(index), self.kv_heads_of(index)
+        choice = config.layers[index]
+        gate = None
+        if config.out_gate:
+            rows = size if config.out_gate == "number" else 1
+            taken = [range(heads.start * rows, heads.stop * rows)]
+            every = config.heads_of(index) * rows
+            gate = Linear(self.read(at + keys.out_gate, (every, config.width), rows=taken))
         q_norm = k_norm = None
-        if config.qk_norm is not None:
-            q_norm = self.head_norm(at + keys.q_norm, config.heads, self.heads, index)
-            k_norm = self.head_norm(at + keys.k_norm, config.kv_heads, self.kv_heads, index)
+        if config.qk_norm is not None and choice.qk_normed:
+            q_norm = self.head_norm(at + keys.q_norm, config.heads_of(index), heads, index)
+            if choice.keys_of is None:
+                k_norm = self.head_norm(at + keys.k_norm, config.kv_heads_of(index), kv_heads, index)
         return Attention(
             config,
             index,
-            heads=len(self.heads),
-            kv_heads=len(self.kv_heads),
+            heads=len(heads),
+            kv_heads=len(kv_heads),
             qkv=self.qkv(at, index),
             out=self.row_parallel(
-                at + keys.out, size, self.heads, config.heads, config.width, config.attention_out_bias
+                at + keys.out,
+                size,
+                heads,
+                config.heads_of(index),
+                config.width,
+                config.attention_out_bias,
             ),
             q_norm=q_norm,
             k_norm=k_norm,
             score_modifiers=self.score_modifiers(at),
+            gate=gate,
             head_gates=self.head_gates(at),
         )
 
@@ -174,10 +203,19 @@ class Loader:
             return None
         return Linear(self.read(at + self.keys.head_gates, (config.heads, config.width), rows=[self.heads]))
 
+    def heads_of(self, index: int) -> range:
+        """This rank's query heads in a layer."""
+        return self.group.even_share(self.config.heads_of(index), "the attention heads (num_attention_heads)")
+
+    def kv_heads_of(self, index: int) -> range:
+        """This rank's key heads in a layer."""
+        return self.group.key_heads(self.config.kv_heads_of(index))
+
     def qkv(self, at: str, index: int) -> Linear:
         """Queries, keys and values of this rank's heads, from three matrices or one in the family's order."""
-        config, keys = self.config, self.keys
-        size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
+        config, keys, choice = self.config, self.keys, self.config.layers[index]
+        size, heads = config.head_dim_of(index), config.heads_of(index)
+        kv_heads = config.kv_heads_of(index)
         # Where each head's rows begin, in which tensor of how many rows.
         if keys.qkv:
             rows = (heads + 2 * kv_heads) * size
@@ -206,17 +244,17 @@ class Loader:
                 v = [(head * (shared + 2) + shared + 1) * size for head in self.kv_heads]
             found = [(name, rows, begins) for begins in (q, k, v)]
         else:
-            q = [head * size for head in self.heads]
-            kv = [head * size for head in self.kv_heads]
-            found = [
-                (at + keys.q, heads * size, q),
-                (at + keys.k, kv_heads * size, kv),
-                (at + keys.v, kv_heads * size, kv),
-            ]
-            if config.attention_gate == "channels":  # behind the query of each head
-                gates = [(2 * head + 1) * size for head in self.heads]
-                found[0] = (at + keys.q, 2 * heads * size, [gate - size for gate in gates])
-                found.append((at + keys.q, 2 * heads * size, gates))
+            q = [head * size for head in self.heads_of(index)]
+            kv = [head * size for head in self.kv_heads_of(index)]
+            found = [(at + keys.q, heads * size, q)]
+            if choice.keys_of is None:
+                found.append((at + keys.k, kv_heads * size, kv))
+                if not choice.values_are_keys:
+                    found.append((at + keys.v, kv_heads * size, kv))
+                if config.attention_gate == "channels":  # behind the query of each head
+                    gates = [(2 * head + 1) * size for head in self.heads_of(index)]
+                    found[0] = (at + keys.q, 2 * heads * size, [gate - size for gate in gates])
+                    found.append((at + keys.q, 2 * heads * size, gates))
         parts = [
             (name, total, [range(begin, begin + size) for begin in begins]) for name, total, begins in found
         ]
@@ -239,12 +277,12 @@ class Loader:
     def head_norm(self, name: str, all_heads: int, heads: range, index: int) -> Norm:
         """The norm of queries or keys."""
         config = self.config
-        norm, size = config.qk_norm, config.head_dim
+        norm, size = config.qk_norm, config.head_dim_of(index)
         assert norm is not None
         if config.qk_norm_over == "head":
             made = self.norm(name, size, norm)
             rope = config.layers[index].rope
-            if config.interleaved and rope is not None:
+            if config.interleaved and rope is not None and norm.weight:
                 raise UnusableModel("config.json: interleaved rotary planes with one norm for all heads")
             return made
         if config.qk_norm_over == "heads":
@@ -353,18 +391,9 @@ class Loader:
             self.read(at + keys.router, (choice.count, config.width), dtype=router_dtype),
             self.read(at + keys.router, (choice.count,), kind="bias") if choice.biases else None,
         )
-        correction = shared = shared_gate = None
-        if choice.correction:
-            correction = self.checkpoint.tensor(at + keys.correction, (choice.count,), dtype=torch.float32)
-        if choice.shared_width:
-            shared = self.dense(
-                at,
-                choice.shared_width,
-                keys.shared_gate_proj,
-                keys.shared_up,
-                keys.shared_gate_up,
-                keys.shared_down,
-            )
+        correction = self.correction(at, choice) if choice.correction else None
+        shared = self.shared(at, choice) if choice.shared_width else None
+        shared_gate = None
         if choice.shared_gate:
             shared_gate = Linear(self.read(at + keys.shared_gate, (1, config.width)))
         activation: Callable[[Tensor], Tensor] = self.activation()
@@ -383,6 +412,25 @@ class Loader:
             activation,
             shared,
             shared_gate,
+            choice.weighs_input,
+        )
+
+    def correction(self, at: str, choice: ExpertsConfig) -> Tensor:
+        """What is added to the scores of experts for the choice: (X,) fp32."""
+        assert self.keys.experts is not None
+        return self.checkpoint.tensor(at + self.keys.experts.correction, (choice.count,), dtype=torch.float32)
+
+    def shared(self, at: str, choice: ExpertsConfig) -> FeedForward:
+        """The expert that every token goes to."""
+        keys = self.keys.experts
+        assert keys is not None
+        return self.dense(
+            at,
+            choice.shared_width,
+            keys.shared_gate_proj,
+            keys.shared_up,
+            keys.shared_gate_up,
+            keys.shared_down,
         )
 
     def norm(self, name: str, width: int, choice: NormConfig | None = None) -> Norm:
@@ -396,7 +444,8 @@ class Loader:
         if not choice.layer:
             return RmsNorm(weight, choice.eps)
         bias = self.read(name, (width,), kind="bias") if choice.bias else None
-        return LayerNorm(weight, bias, choice.eps)
+        # A layer norm has one dtype: its family rounds the sum, too.
+        return LayerNorm(None if weight is None else weight.to(self.checkpoint.dtype), bias, choice.eps)
 
     def row_parallel(
         self,

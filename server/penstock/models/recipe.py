@@ -59,7 +59,7 @@ class DecoderRecipe(Recipe[DecoderConfig, CheckpointKeys]):
     def shape(self, config: dict[str, Any]) -> DecoderConfig:
         """See Recipe."""
         read = self.read(config)
-        widest = max(read.head_dim, read.latent.rope_dim if read.latent else 0)
+        widest = max(read.key_shape[1], read.head_dim)
         for rope in read.ropes:
             if rope.head_dim % 2 or not 0 < rope.head_dim <= widest:
                 raise UnusableModel(

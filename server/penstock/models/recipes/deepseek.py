@@ -1,4 +1,6 @@
-"""DeepSeek V2 and V3: latent attention, shared experts, and groups of experts; the first layers are dense."""
+"""DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash: latent attention, shared experts, and groups of experts; the first
+layers are dense.
+"""
 
 import math
 import re
@@ -18,33 +20,41 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
+# Families whose experts are chosen as V3 does it.
+THIRD = ("deepseek_v3", "glm4_moe_lite", "kimi_k2")
+
+KEYS = replace(
+    llama.KEYS,
+    experts=ExpertKeys(
+        router="mlp.gate",
+        gate="mlp.experts.{}.gate_proj",
+        up="mlp.experts.{}.up_proj",
+        down="mlp.experts.{}.down_proj",
+        shared_gate_proj="mlp.shared_experts.gate_proj",
+        shared_up="mlp.shared_experts.up_proj",
+        shared_down="mlp.shared_experts.down_proj",
+        correction="mlp.gate.e_score_correction_bias",
+    ),
+)
+
 
 def keys(config: dict[str, Any]) -> CheckpointKeys:
     """The layers that predict several tokens ahead come after the others, and are not used."""
-    after = "|".join(
-        re.escape(str(int(config["num_hidden_layers"]) + i))
-        for i in range(int(config.get("num_nextn_predict_layers") or 0))
-    )
-    return replace(
-        llama.KEYS,
-        experts=ExpertKeys(
-            router="mlp.gate",
-            gate="mlp.experts.{}.gate_proj",
-            up="mlp.experts.{}.up_proj",
-            down="mlp.experts.{}.down_proj",
-            shared_gate_proj="mlp.shared_experts.gate_proj",
-            shared_up="mlp.shared_experts.up_proj",
-            shared_down="mlp.shared_experts.down_proj",
-            correction="mlp.gate.e_score_correction_bias",
-        ),
-        ignored=(rf"model\.layers\.(?:{after})\..*",) if after else (),
-    )
+    return replace(KEYS, ignored=predicting_layers(config))
+
+
+def predicting_layers(config: dict[str, Any]) -> tuple[str, ...]:
+    """Patterns of the tensors of layers that predict several tokens ahead (`num_nextn_predict_layers`)."""
+    fields = Fields(config)
+    first, count = fields.count("num_hidden_layers"), fields.whole("num_nextn_predict_layers", 0)
+    after = "|".join(re.escape(str(first + at)) for at in range(count))
+    return (rf"(?:.*\.)?layers\.(?:{after})\..*",) if after else ()
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
-    third = config.get("model_type") == "deepseek_v3"
+    third = config.get("model_type") in THIRD
     latent = LatentConfig(
         rank=fields.count("kv_lora_rank", default=512),
         rope_dim=fields.count("qk_rope_head_dim", default=64),
@@ -60,7 +70,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     magnitude = 1.0
     if rope.variant != "default" and rope.mscale_all_dim and rope.factor > 1:
         magnitude = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
-    first, every = fields.whole("first_k_dense_replace", 0), fields.count("moe_layer_freq", default=1)
+    every = fields.count("moe_layer_freq", default=1)
     experts = _experts(fields, third) if config.get("n_routed_experts") else None
     read = replace(
         read,
@@ -70,35 +80,58 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         latent=latent,
         qkv_bias=fields.flag("attention_bias"),
     )
-    layers = range(read.num_layers)
+    sparse = fields.sparse_layers(read.num_layers)
     return read.with_layers(
-        rope=[rope for _ in layers],
-        experts=[experts if i >= first and i % every == 0 else None for i in layers],
+        rope=[rope] * read.num_layers,
+        experts=[experts if here and at % every == 0 else None for at, here in enumerate(sparse)],
     )
 
 
 def _experts(fields: Fields, third: bool) -> ExpertsConfig:
+    if third:
+        return sigmoid_experts(fields, default_scale=2.5)
     width = fields.count("moe_intermediate_size", default=1407)
-    fields.refuse("topk_method", *(("noaux_tc",) if third else ("greedy", "group_limited_greedy")))
-    fields.refuse("scoring_func", "sigmoid" if third else "softmax")
-    grouped = third or fields.config.get("topk_method") == "group_limited_greedy"
-    if not third:
-        fields.refuse("norm_topk_prob", False)
+    fields.refuse("topk_method", "greedy", "group_limited_greedy")
+    fields.refuse("scoring_func", "softmax")
+    fields.refuse("norm_topk_prob", False)
+    grouped = fields.config.get("topk_method") == "group_limited_greedy"
     routing = ops.Routing(
         fields.count("num_experts_per_tok", default=8),
-        sigmoid=third,
-        normalize=third and fields.flag("norm_topk_prob", True),
-        scale=fields.number("routed_scaling_factor", default=2.5 if third else 1.0),
+        scale=fields.number("routed_scaling_factor", default=1.0),
         groups=fields.count("n_group", default=1) if grouped else 1,
         top_groups=fields.count("topk_group", default=1) if grouped else 1,
-        group_best=2 if third else 1,
     )
     return ExpertsConfig(
         fields.count("n_routed_experts"),
         width,
         routing,
         shared_width=width * fields.whole("n_shared_experts", 0),
-        correction=third,
+        long_router=True,
+    )
+
+
+def sigmoid_experts(
+    fields: Fields, default_scale: float = 1.0, default_shared: int = 0, default_normalize: bool = True
+) -> ExpertsConfig:
+    """Experts as V3 and many after it choose them: by sigmoids with a correction, within the best groups."""
+    fields.refuse("topk_method", "noaux_tc")
+    fields.refuse("scoring_func", "sigmoid")
+    width = fields.count("moe_intermediate_size", default=1407)
+    routing = ops.Routing(
+        fields.count("num_experts_per_tok", default=8),
+        sigmoid=True,
+        normalize=fields.flag("norm_topk_prob", default_normalize),
+        scale=fields.number("routed_scaling_factor", default=default_scale),
+        groups=fields.count("n_group", default=1),
+        top_groups=fields.count("topk_group", default=1),
+        group_best=2,
+    )
+    return ExpertsConfig(
+        fields.count("n_routed_experts", "num_experts"),
+        width,
+        routing,
+        shared_width=width * fields.whole("n_shared_experts", default_shared),
+        correction=True,
         long_router=True,
     )
 

@@ -117,6 +117,28 @@ class Fields:
         """The rotary table. `share` and `theta`: the family's defaults; `kind`: of layer, where they differ."""
         return read_rope(self.config, head_dim, max_positions, share=share, theta=theta, kind=kind)
 
+    def attention_kinds(self, layers: int, default: list[str], local: str = "sliding_attention") -> list[str]:
+        """`layer_types` of a family whose layers attend to all earlier tokens or, as `local` says, to near ones."""
+        kinds = self.layer_kinds(layers, default)
+        for kind in kinds:
+            if kind not in ("full_attention", local):
+                raise UnusableModel(
+                    f"config.json: layer_types has {_shown(kind)}; served are 'full_attention' and {local!r}"
+                )
+        return kinds
+
+    def sparse_layers(self, layers: int) -> list[bool]:
+        """Which layers have experts: `mlp_layer_types`, or all from `first_k_dense_replace` on."""
+        kinds = self.config.get("mlp_layer_types")
+        if kinds is None:
+            first = self.whole("first_k_dense_replace", 0)
+            return [at >= first for at in range(layers)]
+        if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - {"dense", "sparse"}:
+            raise UnusableModel(
+                f"config.json: mlp_layer_types is not a list of {layers} times 'dense' or 'sparse'"
+            )
+        return [kind == "sparse" for kind in kinds]
+
     def layer_kinds(self, layers: int, default: list[str]) -> list[str]:
         """`layer_types`: what each layer attends to."""
         kinds = self.config.get("layer_types")

@@ -1,5 +1,5 @@
 """Models that read images, too: their text is served with the recipe of the family that it comes from, and what reads
-images stays in the file.
+images and sound stays in the file.
 """
 
 from dataclasses import replace
@@ -8,16 +8,32 @@ from typing import Any
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.recipes.fields import Fields
 
-# The encoder of images, and what brings its numbers to the width of the text model.
-IMAGES = (r"(vision_tower|multi_modal_projector)\..*",)
+# The encoders of images and sound, and what brings their numbers to the width of the text model.
+TOWERS = (
+    "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|embed_vision|embed_audio"
+    "|vision_embedder|multi_modal_projector|mm_projector|mlp1"
+)
 
 
 def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
-    """What the tensors of the text model are called within the whole."""
-    head = f"language_model.{keys.head}"
-    return replace(keys, prefixes=("language_model.",), head=head, ignored=(*keys.ignored, *IMAGES))
+    """What the tensors of the text model are called within the whole. The first releases of most families put the whole
+    text model below `language_model`; later ones only what is below its head; and some never had a name for it.
+    """
+    return replace(
+        keys,
+        embedding=keys.embedding.removeprefix("model."),
+        layer=keys.layer.removeprefix("model."),
+        norm=keys.norm.removeprefix("model."),
+        prefixes=("language_model.model.", "model.language_model.", "model."),
+        head=f"language_model.{keys.head}",
+        other_heads=(keys.head,),
+        ignored=(*keys.ignored, rf"(model\.)?({TOWERS})(\..*)?"),
+    )
 
 
 def text_config(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The text model's config.json. `defaults`: what published ones leave out."""
-    return {**defaults, **Fields(config).part("text_config").config}
+    text = {**defaults, **Fields(config).part("text_config").config}
+    if text.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is not None:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return text

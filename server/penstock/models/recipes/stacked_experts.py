@@ -1,0 +1,34 @@
+"""Checkpoints whose experts are one tensor for each matrix: (X, 2 F, E), gate rows, then up rows; and (X, E, F)."""
+
+import torch
+
+from penstock.models.config import ExpertsConfig
+from penstock.models.decoder import Experts
+from penstock.models.decoder_loader import Loader
+from penstock.parallel.group import ranges
+
+
+class StackedExpertsLoader(Loader):
+    """Reads these; the names of `ExpertKeys.up` and `down` are whole."""
+
+    def experts(self, at: str, choice: ExpertsConfig) -> Experts:
+        """This rank's experts."""
+        keys, width = self.keys.experts, self.config.width
+        assert keys is not None
+        mine = self.group.share(choice.count)
+        up_XGE = self.stack(at + keys.up, choice.count, 2 * choice.width, width, mine)
+        down_XEF = self.stack(at + keys.down, choice.count, width, choice.width, mine)
+        return self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
+
+    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> torch.Tensor:
+        """(X, O, I) of this rank's experts."""
+        return self.checkpoint.tensor(name, (count, outputs, inputs), ranges([mine]))
+
+
+class TransposedExpertsLoader(StackedExpertsLoader):
+    """Reads them where they are stored as (X, in, out)."""
+
+    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> torch.Tensor:
+        """(X, O, I) of this rank's experts."""
+        stored_XIO = self.checkpoint.tensor(name, (count, inputs, outputs), ranges([mine]))
+        return stored_XIO.transpose(1, 2).contiguous()

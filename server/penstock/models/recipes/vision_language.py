@@ -1,0 +1,139 @@
+"""The text of models that read images, too, by the recipe of the family that their text model is of: Qwen-VL, GLM-V,
+InternVL, Kimi-VL, Llama 4, LLaVA, and what else puts a known text model beside an encoder of images.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from penstock.errors import UnusableModel
+from penstock.loading.checkpoint import Checkpoint
+from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.config import DecoderConfig
+from penstock.models.decoder import Decoder
+from penstock.models.encoder_decoder import EncoderDecoder
+from penstock.models.recipe import DecoderRecipe
+from penstock.models.recipes.fields import Fields
+from penstock.models.recipes.text_of_vision_models import text_config, text_keys
+from penstock.parallel.group import TensorGroup
+
+# The recipe of a text model, by its `model_type`.
+FAMILIES = {
+    "cohere2": "cohere2",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
+    "glm4": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "gpt_oss": "gpt_oss",
+    "granite": "granite",
+    "kimi_k2": "deepseek",
+    "llama": "llama",
+    "llama4_text": "llama4",
+    "ministral3": "ministral3",
+    "mistral": "mistral",
+    "mistral4": "mistral4",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_vl_moe",
+    "smollm3": "smollm3",
+}
+
+# Fields that a family's text configuration leaves out, since its code says them.
+SAID_BY_CODE: dict[str, dict[str, Any]] = {
+    "glm4v_moe_text": {"attention_bias": True},
+    "glm4v_text": {"attention_bias": True},
+    "qwen2_vl_text": {"rope_theta": 1000000.0},
+    "qwen2_5_vl_text": {"rope_theta": 1000000.0},
+    "qwen3_vl_text": {"rope_theta": 500000.0},
+}
+
+# The text model of a family that does not name it.
+UNNAMED = {
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "internvl": "qwen2",
+    "kimi_vl": "deepseek_v3",
+    "kimi_k25": "deepseek_v3",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's config.json, as its family has it. Raises UnusableModel."""
+    if "text_config" in config:
+        text = text_config(config, {})
+    elif "llm_config" in config:  # of InternVL in its own repositories
+        text = Fields(config).part("llm_config").config
+    else:  # the first Qwen-VL have the text model's fields beside those of the whole
+        text = {**config, "model_type": None}
+    kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
+    if kind not in FAMILIES:
+        raise UnusableModel(
+            f"config.json: the text model has the model_type {kind!r}; served are {', '.join(sorted(FAMILIES))}"
+        )
+    return {**SAID_BY_CODE.get(kind, {}), **text_rope(text), "model_type": kind}
+
+
+def text_rope(text: dict[str, Any]) -> dict[str, Any]:
+    """Without M-RoPE: tokens of text have one position on all its axes, which is the ordinary one."""
+    scaling = text.get("rope_scaling")
+    if not isinstance(scaling, dict):
+        return text
+    if "mrope" not in (scaling.get("type"), scaling.get("rope_type")):
+        return text
+    return {**text, "rope_scaling": {**scaling, "rope_type": "default", "type": None}}
+
+
+def recipe_of_text(text: dict[str, Any]) -> DecoderRecipe:
+    """Its family's recipe."""
+    recipe: DecoderRecipe = import_module(f"penstock.models.recipes.{FAMILIES[text['model_type']]}").RECIPE
+    return recipe
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    text = text_of(config)
+    return recipe_of_text(text).shape(text)
+
+
+def keys(config: dict[str, Any]) -> CheckpointKeys:
+    """Those of the text model, within the whole."""
+    text = text_of(config)
+    return text_keys(recipe_of_text(text).keys(text))
+
+
+@dataclass(frozen=True)
+class TextRecipe(DecoderRecipe):
+    """Reads the text model as its family's recipe does."""
+
+    def load(
+        self, config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup
+    ) -> Decoder | EncoderDecoder:
+        """See Recipe."""
+        loader = recipe_of_text(text_of(config)).loader
+        return loader(self.shape(config), self.keys(config), checkpoint, group).load()
+
+
+RECIPE = TextRecipe(read_config, keys)
