@@ -37,6 +37,8 @@ class Driver:
         group: TensorGroup = ALONE,
         deterministic: bool = False,
         implementation: str = "auto",
+        quantize: str = "",
+        quantize_head: bool = False,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
         self.engine = Engine(
@@ -47,6 +49,8 @@ class Driver:
             group,
             deterministic=deterministic,
             implementation=implementation,
+            quantize=quantize,
+            quantize_head=quantize_head,
         )
         self.tables = self.engine.tables(max_sequence_tokens)
         self.engine.allocate(

@@ -77,6 +77,7 @@ private:
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
                     int64_t *scratch) const;
     int64_t part_count(int64_t longest) const;
+    static bool may_be_own(const penstock_operation &operation, const Buffer &target);
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);
     uint8_t *at(int buffer, int member, int64_t rows) const;
@@ -93,6 +94,7 @@ private:
     std::vector<LayerCache> caches_;
     int tables_ = 1;
     int key_dim_ = 32, value_dim_ = 32, kv_heads_ = 1, group_ = 1;
+    int int4_inputs_ = 0;  // most of a weight of int4
     Team team_;
     int threads_;
 

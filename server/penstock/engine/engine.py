@@ -120,13 +120,19 @@ class Engine:
         trusted: bool = False,
         deterministic: bool = False,
         implementation: str = "auto",
+        quantize: str = "",
+        quantize_head: bool = False,
     ) -> None:
-        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype."""
+        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
+        "int4", of weights while they are read.
+        """
         self.dtype = dtype
         self.device = device
         self.transfers = Transfers(device)
         self.group = group
-        self.recipe, self.model = choice.load(config, folder, dtype, device, group, trusted, implementation)
+        self.recipe, self.model = choice.load(
+            config, folder, dtype, device, group, trusted, implementation, quantize, quantize_head
+        )
         self.deterministic = deterministic
         if deterministic:
             if group.size > 2:

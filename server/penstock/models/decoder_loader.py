@@ -20,6 +20,7 @@ from penstock.loading.checkpoint import Checkpoint, part_of
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
 from penstock.models.decoder import Attention, Decoder, Ends, Experts, FeedForward, LatentAttention, Layer
+from penstock.models.packing import Quantizer
 from penstock.parallel.group import TensorGroup, ranges
 
 # In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
@@ -39,12 +40,15 @@ class Loader:
         )
         self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
         self.kv_heads = group.key_heads(config.kv_heads)
+        self.quantizer: Quantizer | None = None
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
         mine = self.group.layers(self.config.num_layers)
-        layers = [self.layer(index) for index in mine]
+        layers = [self.quantized(self.layer(index)) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
+        if self.quantizer is not None:
+            self.quantizer.take_ends(decoder.ends, self.checkpoint)
         ignored = [COMPUTED, *self.keys.ignored]
         if self.group.pipeline is not None:
             ignored += self.of_other_stages(mine)
@@ -52,6 +56,12 @@ class Loader:
             ignored.append(re.escape(self.keys.head) + r"\.weight")
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
         return decoder
+
+    def quantized(self, layer: Layer) -> Layer:
+        """The layer, quantized where that is asked for: the next one is read when its bf16 is gone."""
+        if self.quantizer is not None:
+            self.quantizer.take_layer(layer, self.config, self.checkpoint)
+        return layer
 
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""
