@@ -34,6 +34,7 @@ from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import layer_norm, rms_norm
 from penstock_kernels.rope import rope
 from penstock_kernels.sampling import (
+    LogitsSummary,
     accept_drafts,
     add_bias,
     add_watermark,
@@ -46,6 +47,7 @@ from penstock_kernels.sampling import (
     log_softmax,
     mask_tokens,
     penalize,
+    summarize,
     uniform,
 )
 
@@ -56,6 +58,7 @@ __all__ = [
     "ChunkGroup",
     "DecodeGroup",
     "FewGroup",
+    "LogitsSummary",
     "Rectangle",
     "Routing",
     "ScoreModifiers",
@@ -86,6 +89,7 @@ __all__ = [
     "rope",
     "route",
     "score_mask",
+    "summarize",
     "uniform",
     "workspace_bytes",
     "write_kv",

@@ -26,6 +26,7 @@ from penstock_kernels.program import (
     quantized_bytes,
     rounded_up,
 )
+from penstock_kernels.sampling import LogitsSummary
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
 ABI = 2
@@ -129,6 +130,11 @@ def library() -> ctypes.CDLL:
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
         ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+        (
+            "summarize",
+            c_int,
+            [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+        ),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
         function = getattr(found, f"penstock_cpu_{name}")
@@ -269,6 +275,24 @@ class CpuProgram:
                 out_SV.stride(0),
             )
         )
+
+    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
+        """What greedy sampling asks of rows of fp32: the same to the last bit, whatever other rows there are."""
+        rows, columns = logits_SV.shape
+        made = LogitsSummary(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows))
+        _succeeded(
+            self._library.penstock_cpu_summarize(
+                self._handle,
+                logits_SV.data_ptr(),
+                logits_SV.stride(0),
+                rows,
+                columns,
+                made.tokens_S.data_ptr(),
+                made.largest_S.data_ptr(),
+                made.totals_S.data_ptr(),
+            )
+        )
+        return made
 
     def rows(self, buffer: int, count: int) -> Tensor:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 or int8, as the last step left them."""

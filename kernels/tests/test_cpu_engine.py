@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import penstock_kernels as ops
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import CpuProgram, NoCpuEngine
 from penstock_kernels.program import (
@@ -521,6 +522,36 @@ def test_what_is_no_number_reaches_its_own_row_only() -> None:
         bench, attended = attending(name, table, 4, 2, 16)
         got = bench.run([1, 2, 5, 1, 2, 3], [3, 3]).rows(attended, 6)
         assert got[3:].isfinite().all() and got[2].isnan().all(), name
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("columns", [1, 15, 199, 4096, 4100, 32003])
+def test_summaries_of_logits(name: str, columns: int) -> None:
+    """Against torch, and a row alone against the same among others, by one thread and by several."""
+    bench = Bench(name, random(16, 32), threads=3)
+    made = bench.run([0])
+    logits = random(9, columns + 5, scale=4.0)[:, :columns]
+    logits[1] = logits[1].round()  # many are equal
+    logits[2] = 0.0
+    logits[3] += 1000.0
+    logits[4, columns // 2] = torch.nan
+    logits[5, columns - 1] = torch.inf
+    logits[6, 0] = -torch.inf
+    summary, reference = made.summarize(logits), ops.summarize(logits.contiguous())
+    unsound = torch.tensor([4, 5, 6])
+    sound = torch.tensor([0, 1, 2, 3, 7, 8])
+    assert summary.totals_S[unsound].isnan().all() and summary.totals_S[sound].isfinite().all()
+    assert reference.totals_S[unsound].isnan().all()
+    assert torch.equal(summary.tokens_S[sound], reference.tokens_S[sound])
+    assert torch.equal(summary.largest_S[sound], reference.largest_S[sound])
+    torch.testing.assert_close(summary.totals_S[sound], reference.totals_S[sound], atol=0.0, rtol=1e-5)
+    exact = logits[sound].double().log_softmax(-1)
+    torch.testing.assert_close(summary.logprobs(logits[sound], sound), exact.float(), atol=2e-6, rtol=2e-6)
+    made.set_threads(1)
+    for row in sound.tolist():
+        alone = made.summarize(logits[row : row + 1])
+        assert torch.equal(alone.totals_S, summary.totals_S[row : row + 1])
+        assert torch.equal(alone.tokens_S, summary.tokens_S[row : row + 1])
 
 
 def chosen(variable: str) -> str:

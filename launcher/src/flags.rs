@@ -376,7 +376,7 @@ mod tests {
             ("--weights-cache-override /tmp", "--weights-cache-override"),
             ("--revision main", "--revision"),
             ("--quantize gptq", "--quantize"),
-            ("--quantize-head true", "--quantize-head"),
+            ("--quantize-head", "--quantize-head"),
         ] {
             let line = refused(arguments);
             assert!(line.contains(names), "{arguments}: {line}");

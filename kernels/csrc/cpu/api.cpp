@@ -139,6 +139,11 @@ int penstock_cpu_head(penstock_program *program, const float *source, int64_t so
     return guarded([&] { program->program.head(source, source_stride, rows, target, target_stride); });
 }
 
+int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride, int64_t rows,
+                           int64_t columns, int64_t *tokens, float *largest, float *totals) {
+    return guarded([&] { program->program.summarize(logits, stride, rows, columns, tokens, largest, totals); });
+}
+
 void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {
     return program->program.buffer(buffer, row_bytes);
 }

@@ -164,6 +164,23 @@ struct AttentionArgs {
     int64_t target_bytes;
 };
 
+// Columns of a row of logits that are summed up together. Such parts are joined in their order, whoever made them.
+constexpr int64_t kSummarized = 4096;
+
+struct Summary {
+    float largest, total;
+    int64_t token;
+};
+
+struct SummarizeArgs {
+    int64_t rows, columns;
+    const float *logits;
+    int64_t stride;
+    Summary *parts;  // (rows, columns / kSummarized, rounded up)
+    int64_t *tokens;
+    float *largest, *totals;
+};
+
 struct Kernels {
     void (*begin)();  // of a thread's part in a job
     void (*end)();
@@ -175,6 +192,8 @@ struct Kernels {
     void (*attention)(const AttentionArgs &, const Work &);
     void (*join_attention)(const AttentionArgs &, const Work &);
     void (*quantize_weight)(const QuantizeWeightArgs &);
+    void (*summarize)(const SummarizeArgs &, const Work &);
+    void (*join_summaries)(const SummarizeArgs &, const Work &);
 };
 
 // Floats of a key head's part: of each query the maximum, the sum of exponentials, and the sum of values.

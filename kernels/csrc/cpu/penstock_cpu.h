@@ -164,6 +164,12 @@ PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock
 PENSTOCK_CPU_API int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride,
                                        int64_t rows, float *target, int64_t target_stride);
 
+// Of rows of logits (rows, columns) in fp32, `stride` numbers apart: the lowest column of the largest, the largest, and the
+// sum of the exponentials of all, each less the largest; no number where one of the row is none, or infinite.
+PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride,
+                                            int64_t rows, int64_t columns, int64_t *tokens, float *largest,
+                                            float *totals);
+
 // Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
 PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);
 

@@ -322,6 +322,29 @@ void Program::head(const float *source, int64_t source_stride, int64_t rows, flo
     run(head_, rows);
 }
 
+void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens,
+                        float *largest, float *totals) {
+    if (rows < 1 || columns < 1) throw wrong("no logits to sum up");
+    summaries_.resize(static_cast<size_t>(rows * ((columns + kSummarized - 1) / kSummarized)));
+    struct Call {
+        Program *program;
+        SummarizeArgs args;
+    } call = {this, {rows, columns, logits, stride, summaries_.data(), tokens, largest, totals}};
+    team_.run(
+        threads_,
+        [](void *context, int member) {
+            // The call is on the caller's stack: see `execute`.
+            const SummarizeArgs args = static_cast<Call *>(context)->args;
+            Program &program = *static_cast<Call *>(context)->program;
+            const Work work = {program.team_.next(), member, program.threads_, nullptr};
+            program.kernels_.summarize(args, work);
+            program.team_.barrier();
+            program.kernels_.join_summaries(args, work);
+            program.team_.barrier();
+        },
+        &call);
+}
+
 void Program::run(const std::vector<penstock_operation> &operations, int64_t rows) {
     struct Call {
         Program *program;

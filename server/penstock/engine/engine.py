@@ -419,7 +419,11 @@ class Engine:
         if self.group.is_output_rank:
             positions = indices.sample_positions
             previous_S = ids_T.index_select(0, tokens_S)
-            sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
+            # Of every step, whatever its rows want: a row's log probability must not depend on the others.
+            summary = None if self.native is None else self.native.summarize(logits_SV)
+            sampled = self.sampler.sample(
+                logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary
+            )
         sampling = (plan.flags & SAMPLE) != 0
         told = torch.empty(
             (1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device

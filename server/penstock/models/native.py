@@ -20,6 +20,7 @@ from penstock.telemetry import log
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
 from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, Kind, rounded_up
+from penstock_kernels.sampling import LogitsSummary
 
 
 @dataclass(slots=True)
@@ -129,6 +130,10 @@ class NativeDecoder:
         """See Model."""
         self._runs.head(hidden_SE, out_SV)
         return out_SV
+
+    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
+        """What sampling asks of logits that it does not change."""
+        return self._runs.summarize(logits_SV)
 
     def weights(self) -> list[Tensor]:
         """Every tensor of the program, each once."""
