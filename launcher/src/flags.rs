@@ -245,7 +245,9 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
     match worker.quantize.as_deref() {
         // TGI has many more names; a scheme that is not there is no wrong usage.
         Some(name) if !name.is_empty() && quantization_name(name).is_none() => {
-            return Err("--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into());
+            return Err(
+                "--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into()
+            );
         }
         None | Some("") if worker.quantize_head => return Err("--quantize-head needs --quantize".into()),
         _ => {}

@@ -89,7 +89,7 @@ int penstock_cpu_quantize(const char *instruction_set, int32_t format, const voi
     return guarded([&] {
         if (format != PENSTOCK_FORMAT_INT8 && format != PENSTOCK_FORMAT_INT4)
             throw std::invalid_argument("a format that this library does not quantize to");
-        std::vector<float> row(static_cast<size_t>(penstock::round_up(columns, PENSTOCK_INT4_INPUTS)) * 2);
+        std::vector<float> row(static_cast<size_t>(penstock::round_up(columns, 512)) * 3);
         named(instruction_set)
             .quantize_weight({static_cast<penstock_format>(format), rows, columns, static_cast<const uint16_t *>(from),
                               static_cast<uint8_t *>(to), scales, sums, row.data()});

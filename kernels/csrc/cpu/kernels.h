@@ -80,7 +80,7 @@ struct QuantizeWeightArgs {
     uint8_t *to;
     float *scales;
     int32_t *sums;
-    float *row;  // memory for columns rounded up to 128, twice
+    float *row;  // memory for three times the columns rounded up to 512
 };
 
 struct LinearArgs {

@@ -14,7 +14,7 @@ namespace {
 constexpr int kByteShares = 8;
 constexpr float kByteShareStep = 0.025f;
 constexpr float kInt4Shares[] = {1.08f, 1.0f, 0.93f, 0.86f, 0.8f};
-constexpr int kMostFactor = 15, kInt4Zero = 8;
+constexpr int kMostFactor = 15, kInt4Zero = 8, kFactorsTried = 5;
 
 INLINE F16 bounded(F16 x, float lowest, float highest) {
     return minimum(maximum(x, all(lowest)), all(highest));
@@ -59,65 +59,79 @@ static float quantize_row_int8(const float *x, int64_t columns, int8_t *to) {
     return best_scale(with_numbers, squares, scale);
 }
 
-// u - 8 of a group, for a factor times the row's scale.
-INLINE I16 int4_numbers(const float *x, float inverse) {
-    return rounded(bounded(load(x) * inverse, -8.0f, 7.0f));
+// u - 8, for numbers over their group's scale.
+INLINE I16 int4_numbers(F16 x) {
+    return rounded(bounded(x, -8.0f, 7.0f));
 }
 
-INLINE float int4_error(const float *x, float step) {
-    const float inverse = 1.0f / step;
-    const F16 low = load(x) - __builtin_convertvector(int4_numbers(x, inverse), F16) * step;
-    const F16 high = load(x + 16) - __builtin_convertvector(int4_numbers(x + 16, inverse), F16) * step;
-    return sum_of(low * low + high * high);
+// Of 16 groups, one in each lane: their largest numbers.
+INLINE F16 largest_of(const float *x) {
+    F16 largest = {};
+    for (int i = 0; i < PENSTOCK_INT4_GROUP; i++) largest = maximum(size_of(load(x + i * 16)), largest);
+    return largest;
 }
 
-// The factor of a group whose largest number is `most`, and its error.
-static float best_factor(const float *x, float most, float scale, int *factor) {
-    const float even = most / (7.5f * scale);
-    int first = static_cast<int>(even * 0.75f), last = static_cast<int>(even * 1.15f) + 1;
-    first = first < 1 ? 1 : first > kMostFactor ? kMostFactor : first;
-    last = last < first ? first : last > kMostFactor ? kMostFactor : last;
-    float least_error = __builtin_inff();
-    for (int tried = first; tried <= last; tried++) {
-        const float error = int4_error(x, scale * static_cast<float>(tried));
-        if (error < least_error) least_error = error, *factor = tried;
+// Of 16 groups, their factors with this scale and the squared errors.
+static F16 best_factors(const float *x, F16 largest, float scale, F16 *factors) {
+    F16 least_errors = all(__builtin_inff());
+    // The factor at which the largest number is 7.5, and some below and above it.
+    const F16 first = __builtin_convertvector(
+        __builtin_convertvector(minimum(largest * (0.75f / (7.5f * scale)), all(15.0f)), I16), F16);
+    for (int more = 0; more < kFactorsTried; more++) {
+        const F16 tried = bounded(first + static_cast<float>(more), 1.0f, kMostFactor);
+        const F16 step = tried * scale, inverse = 1.0f / step;
+        F16 errors = {};
+        for (int i = 0; i < PENSTOCK_INT4_GROUP; i++) {
+            const F16 number = load(x + i * 16);
+            const F16 error = number - __builtin_convertvector(int4_numbers(number * inverse), F16) * step;
+            errors += error * error;
+        }
+        *factors = errors < least_errors ? tried : *factors;
+        least_errors = minimum(errors, least_errors);
     }
-    return least_error;
+    return least_errors;
 }
 
-// u of a row (columns, a multiple of 128) into `to`, and a factor for each 32 of them. Returns the scale.
-static float quantize_row_int4(const float *x, int64_t columns, int8_t *to, int8_t *factors) {
-    const int64_t groups = columns / PENSTOCK_INT4_GROUP;
-    float most = 0.0f;
-    for (int64_t group = 0; group < groups; group++) {
-        const float *at = x + group * PENSTOCK_INT4_GROUP;
-        const float largest = maximum_of(maximum(size_of(load(at)), size_of(load(at + 16))));
-        if (largest > most) most = largest;
+// u of a row (columns, a multiple of 128) into `to`, and a factor for each 32 of them. Returns the scale. `lanes`: memory for
+// as many floats, rounded up to 16 groups.
+static float quantize_row_int4(const float *x, int64_t columns, int8_t *to, int8_t *factors, float *lanes) {
+    constexpr int64_t at_once = 16 * PENSTOCK_INT4_GROUP;
+    const int64_t groups = columns / PENSTOCK_INT4_GROUP, padded = round_up(columns, at_once);
+    for (int64_t i = 0; i < padded; i++) {
+        const int64_t group = i / PENSTOCK_INT4_GROUP;
+        lanes[group / 16 * at_once + i % PENSTOCK_INT4_GROUP * 16 + group % 16] = i < columns ? x[i] : 0.0f;
+    }
+    F16 largest = {};
+    for (int64_t at = 0; at < padded; at += at_once) largest = maximum(largest_of(lanes + at), largest);
+    const float most = maximum_of(largest);
+    if (most < 1e-30f) {
+        for (int64_t at = 0; at < columns; at++) to[at] = kInt4Zero;
+        for (int64_t group = 0; group < groups; group++) factors[group] = 1;
+        return 0.0f;
     }
     float scale = 0.0f, least_error = __builtin_inff();
+    F16 found = all(1.0f);
     for (const float share : kInt4Shares) {
-        if (most < 1e-30f) break;
         const float tried = most / (7.5f * kMostFactor) * share;
-        float error = 0.0f;
-        for (int64_t group = 0; group < groups; group++) {
-            const float *at = x + group * PENSTOCK_INT4_GROUP;
-            int factor = 1;
-            error += best_factor(at, maximum_of(maximum(size_of(load(at)), size_of(load(at + 16)))), tried, &factor);
-        }
+        F16 errors = {};
+        for (int64_t at = 0; at < padded; at += at_once)
+            errors += best_factors(lanes + at, largest_of(lanes + at), tried, &found);
+        const float error = sum_of(errors);
         if (error < least_error) least_error = error, scale = tried;
     }
     F16 with_numbers = {}, squares = {};
     for (int64_t group = 0; group < groups; group++) {
-        const float *at = x + group * PENSTOCK_INT4_GROUP;
-        int factor = 1;
-        if (scale > 0.0f)
-            best_factor(at, maximum_of(maximum(size_of(load(at)), size_of(load(at + 16)))), scale, &factor);
+        if (group % 16 == 0) {
+            const float *at = lanes + group / 16 * at_once;
+            best_factors(at, largest_of(at), scale, &found);
+        }
+        const float factor = found[group % 16];
         factors[group] = static_cast<int8_t>(factor);
-        for (int half = 0; half < 32; half += 16) {
-            const float step = scale * static_cast<float>(factor);
-            const I16 whole = scale > 0.0f ? int4_numbers(at + half, 1.0f / step) : I16{};
-            const F16 q = __builtin_convertvector(whole * factor, F16);
-            with_numbers += load(at + half) * q, squares += q * q;
+        for (int half = 0; half < PENSTOCK_INT4_GROUP; half += 16) {
+            const F16 numbers = load(x + group * PENSTOCK_INT4_GROUP + half);
+            const I16 whole = int4_numbers(numbers * (1.0f / (factor * scale)));
+            const F16 q = __builtin_convertvector(whole, F16) * factor;
+            with_numbers += numbers * q, squares += q * q;
             *reinterpret_cast<B16Memory *>(to + group * PENSTOCK_INT4_GROUP + half) =
                 __builtin_convertvector(whole + kInt4Zero, B16);
         }
@@ -130,8 +144,9 @@ void quantize_weight(const QuantizeWeightArgs &args) {
     const int64_t tile_inputs = is_int4 ? PENSTOCK_INT4_INPUTS : PENSTOCK_BYTE_INPUTS;
     const int64_t tile_bytes = is_int4 ? PENSTOCK_INT4_BYTES : kTileBytes;
     const int64_t columns = round_up(args.columns, tile_inputs), k_tiles = columns / tile_inputs;
-    float *x = args.row;
-    int8_t *numbers = reinterpret_cast<int8_t *>(args.row + columns), *factors = numbers + columns;
+    float *x = args.row, *lanes = x + columns;
+    int8_t *numbers = reinterpret_cast<int8_t *>(lanes + round_up(columns, 16 * PENSTOCK_INT4_GROUP));
+    int8_t *factors = numbers + columns;
     for (int64_t row = 0; row < round_up(args.rows, PENSTOCK_TILE_OUTPUTS); row++) {
         const int64_t output = row % PENSTOCK_TILE_OUTPUTS;
         uint8_t *panel = args.to + row / PENSTOCK_TILE_OUTPUTS * k_tiles * tile_bytes;
@@ -151,7 +166,7 @@ void quantize_weight(const QuantizeWeightArgs &args) {
                 reinterpret_cast<uint32_t *>(panel)[quad * 16 + output] =
                     reinterpret_cast<const uint32_t *>(numbers)[quad];
         } else {
-            args.scales[row] = quantize_row_int4(x, columns, numbers, factors);
+            args.scales[row] = quantize_row_int4(x, columns, numbers, factors, lanes);
             for (int64_t i = 0; i < columns; i++) sum += (numbers[i] - kInt4Zero) * factors[i / PENSTOCK_INT4_GROUP];
             for (int64_t k = 0; k < k_tiles; k++) {
                 uint8_t *tile = panel + k * tile_bytes;

@@ -45,6 +45,7 @@ class Loader:
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
         mine = self.group.layers(self.config.num_layers)
+        self.checkpoint.gives_back = self.quantizer is not None
         layers = [self.quantized(self.layer(index)) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
         if self.quantizer is not None:
