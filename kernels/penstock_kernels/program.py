@@ -12,6 +12,7 @@ from torch import Tensor
 
 TILE_OUTPUTS, TILE_INPUTS = 16, 32
 BYTE_INPUTS, INT4_INPUTS, INT4_BYTES = 64, 128, 1088
+MOST_BYTE_INPUTS = 1 << 16  # of a quantized matrix: sums have 32 bits
 PAGE_TOKENS = 16
 
 

@@ -151,6 +151,9 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     config = checkpoints.config(
         architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=4, num_experts_per_tok=2
     )
+    wide = checkpoints.config(intermediate_size=70_000)
+    with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
+        choice.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
     with pytest.raises(UnusableModel, match="it does not serve experts"):
         choice.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"

@@ -19,7 +19,14 @@ from penstock.parallel.group import TensorGroup
 from penstock.telemetry import log
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
-from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, Kind, rounded_up
+from penstock_kernels.program import (
+    MOST_BYTE_INPUTS,
+    PAGE_TOKENS,
+    TILE_INPUTS,
+    TILE_OUTPUTS,
+    Kind,
+    rounded_up,
+)
 from penstock_kernels.sampling import LogitsSummary
 
 
@@ -168,6 +175,12 @@ def quantizer(
     why = "models through transformers" if shape is None else why_not(shape, dtype, group)
     if why is not None:
         raise UnusableModel(f"{says}, and it does not serve {why}")
+    assert shape is not None, "transformers would run it"
+    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim)
+    if widest > MOST_BYTE_INPUTS:
+        raise UnusableModel(
+            f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
+        )
     try:
         instruction_set = cpu_engine.instruction_set()
     except WrongInstructionSet as error:
