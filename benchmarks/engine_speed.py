@@ -2,7 +2,7 @@
 
     python benchmarks/engine_speed.py MODEL [--batches 1,8,32] [--tokens 128] [--prompt 32] [--dtype bfloat16]
         [--peers penstock,torch,fallback,deterministic,transformers] [--prefill 512]
-        [--processor-time]
+        [--processor-time] [--quantize int8]
 
 `penstock` is the model's recipe, on the CPU engine where that serves it, `torch` the same without it, `fallback` with the model run by transformers' classes.
 
@@ -104,8 +104,8 @@ def transformers(folder: Path, dtype: torch.dtype) -> Generate:
     return generate
 
 
-def peer(name: str, folder: Path, dtype: torch.dtype, longest: int) -> Generate:
-    """One of those that are measured, for sequences of up to so many tokens."""
+def peer(name: str, folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
+    """One of those that are measured, for sequences of up to so many tokens. `options`: of the engine that is `penstock`."""
     if name == "transformers":
         return transformers(folder, dtype)
     if name == "deterministic":
@@ -115,6 +115,8 @@ def peer(name: str, folder: Path, dtype: torch.dtype, longest: int) -> Generate:
         made = penstock(folder, dtype, longest)
         del os.environ[cpu_engine.VARIABLE]
         return made
+    if name == "penstock":
+        return penstock(folder, dtype, longest, **options)
     return penstock(folder, dtype, longest, implementation={"fallback": "transformers"}.get(name, name))
 
 
@@ -161,6 +163,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens before those that are generated")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time by itself")
+    parser.add_argument("--quantize", default="", help="int8 or int4, of the peer penstock")
+    parser.add_argument("--quantize-head", action="store_true")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", default="penstock,transformers")
     parser.add_argument(
@@ -174,9 +178,10 @@ def main() -> None:
         clock = time.process_time
         torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
+    longest = max(arguments.prompt + arguments.tokens, arguments.prefill)
+    options = {"quantize": arguments.quantize, "quantize_head": arguments.quantize_head}
     peers = {
-        name: peer(name, arguments.model, dtype, max(arguments.prompt + arguments.tokens, arguments.prefill))
-        for name in arguments.peers.split(",")
+        name: peer(name, arguments.model, dtype, longest, **options) for name in arguments.peers.split(",")
     }
     vocabulary = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     for name, generate in peers.items() if arguments.prefill else ():

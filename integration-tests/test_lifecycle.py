@@ -272,6 +272,7 @@ def test_a_flag_that_does_not_exist_or_parse_exits_2(launch: Launch, arguments: 
         ("--sharded true --num-shard 1", "--num-shard"),
         ("--revision main", "--revision"),
         ("--quantize gptq", "--quantize"),
+        ("--quantize-head", "--quantize-head"),
         ("--tokenizer-config-path /no/such.json", "--tokenizer-config-path"),
     ],
 )

@@ -38,6 +38,7 @@ from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_nor
 from penstock_kernels.recurrence import Run, StateMetadata
 from penstock_kernels.rope import rope, scale_by_position
 from penstock_kernels.sampling import (
+    LogitsSummary,
     accept_drafts,
     add_bias,
     add_watermark,
@@ -50,6 +51,7 @@ from penstock_kernels.sampling import (
     log_softmax,
     mask_tokens,
     penalize,
+    summarize,
     uniform,
 )
 from penstock_kernels.scan import linear_recurrence, selective_scan
@@ -61,6 +63,7 @@ __all__ = [
     "ChunkGroup",
     "DecodeGroup",
     "FewGroup",
+    "LogitsSummary",
     "Rectangle",
     "Routing",
     "Run",
@@ -101,6 +104,7 @@ __all__ = [
     "scale_by_position",
     "score_mask",
     "selective_scan",
+    "summarize",
     "uniform",
     "unit_norm",
     "workspace_bytes",

@@ -6,6 +6,7 @@ csrc/cpu/penstock_cpu.h, which says more.
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock_kernels.program import Operation, Program
+from penstock_kernels.program import (
+    TILE_OUTPUTS,
+    Format,
+    Layout,
+    Operation,
+    Program,
+    QuantizedMatrix,
+    quantized_bytes,
+    rounded_up,
+)
+from penstock_kernels.sampling import LogitsSummary
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 1
+ABI = 2
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -39,10 +50,10 @@ NUMBERS = (
         "epilogue",
         "activation",
     ),
-    *("layer", "heads", "kv_heads", "head_dim", "rope_dim", "window", "chunked", "offset"),
+    *("layer", "heads", "kv_heads", "head_dim", "rope_dim", "window", "chunked", "offset", "format"),
 )
 FLOATS = ("eps", "scale", "softcap", "clip")
-TENSORS = ("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions")
+TENSORS = ("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums")
 
 
 class CBuffer(Structure):
@@ -94,6 +105,11 @@ def library() -> ctypes.CDLL:
         ("instruction_sets", c_char_p, []),
         ("pack", c_int, [c_void_p, c_void_p, c_int64, c_int64]),
         (
+            "quantize",
+            c_int,
+            [c_char_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+        ),
+        (
             "create",
             c_void_p,
             [
@@ -114,6 +130,11 @@ def library() -> ctypes.CDLL:
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
         ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+        (
+            "summarize",
+            c_int,
+            [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+        ),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
         function = getattr(found, f"penstock_cpu_{name}")
@@ -146,6 +167,45 @@ def pack(matrix_OI: Tensor) -> None:
     rows, columns = matrix_OI.shape
     at = matrix_OI.data_ptr()
     _succeeded(library().penstock_cpu_pack(at, at, rows, columns))
+
+
+def quantize(
+    matrix_OI: Tensor,
+    format: Format,
+    instruction_set: str,
+    threads: int = 1,
+    into: Tensor | None = None,
+) -> QuantizedMatrix:
+    """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
+    `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
+    """
+    rows, columns = matrix_OI.shape
+    matrix_OI = matrix_OI.contiguous()
+    whole = rounded_up(rows, TILE_OUTPUTS)
+    size = quantized_bytes(format, rows, columns)
+    tiles = torch.empty(size, dtype=torch.uint8) if into is None else into
+    assert tiles.nbytes == size and tiles.data_ptr() % 64 == 0, "torch aligns what it makes"
+    scales, sums = torch.empty(whole), torch.empty(whole, dtype=torch.int32)
+    panel_bytes = size * TILE_OUTPUTS // whole
+    share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
+
+    def quantize_some(first: int) -> None:
+        _succeeded(
+            library().penstock_cpu_quantize(
+                instruction_set.encode(),
+                int(format),
+                matrix_OI.data_ptr() + first * columns * 2,
+                min(share, rows - first),
+                columns,
+                tiles.data_ptr() + first // TILE_OUTPUTS * panel_bytes,
+                scales.data_ptr() + first * 4,
+                sums.data_ptr() + first * 4,
+            )
+        )
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(quantize_some, range(0, rows, share)))
+    return QuantizedMatrix(format, rows, columns, tiles, scales, sums)
 
 
 class CpuProgram:
@@ -216,12 +276,30 @@ class CpuProgram:
             )
         )
 
+    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
+        """What greedy sampling asks of rows of fp32: the same to the last bit, whatever other rows there are."""
+        rows, columns = logits_SV.shape
+        made = LogitsSummary(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows))
+        _succeeded(
+            self._library.penstock_cpu_summarize(
+                self._handle,
+                logits_SV.data_ptr(),
+                logits_SV.stride(0),
+                rows,
+                columns,
+                made.tokens_S.data_ptr(),
+                made.largest_S.data_ptr(),
+                made.totals_S.data_ptr(),
+            )
+        )
+        return made
+
     def rows(self, buffer: int, count: int) -> Tensor:
-        """The first `count` rows of a buffer, in its memory: (count, width) in fp32 or bf16, as the last step left them."""
+        """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 or int8, as the last step left them."""
         one = self.program.buffers[buffer]
         row_bytes = c_int64()
         at = self._library.penstock_cpu_buffer(self._handle, buffer, row_bytes)
-        dtype = torch.float32 if one.layout == 0 else torch.bfloat16
+        dtype = {Layout.F32: torch.float32, Layout.BYTES: torch.int8}.get(one.layout, torch.bfloat16)
         memory = (ctypes.c_char * (row_bytes.value * count)).from_address(at)
         whole = torch.frombuffer(memory, dtype=dtype).view(count, -1)
         return whole[:, : one.width]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 TILE_OUTPUTS, TILE_INPUTS = 16, 32
+BYTE_INPUTS, INT4_INPUTS, INT4_BYTES = 64, 128, 1088
+MOST_BYTE_INPUTS = 1 << 16  # of a quantized matrix: sums have 32 bits
 PAGE_TOKENS = 16
 
 
@@ -22,6 +24,7 @@ class Kind(IntEnum):
     LINEAR = 2
     WRITE_KV = 3
     ATTENTION = 4
+    QUANTIZE = 5
 
 
 class Norm(IntEnum):
@@ -49,6 +52,14 @@ class Epilogue(IntEnum):
     GATE = 3
 
 
+class Format(IntEnum):
+    """Of a weight's numbers."""
+
+    BF16 = 0
+    INT8 = 1
+    INT4 = 2
+
+
 class Activation(IntEnum):
     """Functions of `ACTIVATIONS`."""
 
@@ -61,12 +72,13 @@ class Activation(IntEnum):
 
 
 class Layout(IntEnum):
-    """What a buffer holds of each token; an external one is fp32 in the caller's memory."""
+    """What a buffer holds of each token; an external one is fp32 in the caller's memory, and of bytes there is a scale."""
 
     F32 = 0
     BF16 = 1
     QUERIES = 2
     EXTERNAL = 3
+    BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ class Operation:
     window: int = 0
     chunked: bool = False
     offset: int = 0
+    format: Format = Format.BF16
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
@@ -111,6 +124,24 @@ class Operation:
     cos: Tensor | None = None
     sin: Tensor | None = None
     positions: Tensor | None = None
+    scales: Tensor | None = None
+    sums: Tensor | None = None  # int32
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix (rows, columns) in tiles of int8 or int4, with a scale for each row: see csrc/cpu/penstock_cpu.h."""
+
+    format: Format
+    rows: int
+    columns: int
+    tiles: Tensor  # uint8
+    scales: Tensor  # of whole tiles
+    sums: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tiles.nbytes + self.scales.nbytes + self.sums.nbytes
 
 
 @dataclass
@@ -173,6 +204,14 @@ def _shown(value: object) -> str:
 def rounded_up(number: int, multiple: int) -> int:
     """The next multiple."""
     return -(-number // multiple) * multiple
+
+
+def quantized_bytes(format: Format, rows: int, columns: int) -> int:
+    """Of the tiles of a matrix."""
+    panels = rounded_up(rows, TILE_OUTPUTS) // TILE_OUTPUTS
+    if format == Format.INT4:
+        return panels * (rounded_up(columns, INT4_INPUTS) // INT4_INPUTS) * INT4_BYTES
+    return panels * TILE_OUTPUTS * rounded_up(columns, BYTE_INPUTS)
 
 
 def in_whole_tiles(matrix_OI: Tensor) -> Tensor:

@@ -5,10 +5,29 @@ result for a row depends on that row alone: ties are kept together or broken by 
 of a sort.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LogitsSummary:
+    """Of each row of logits: its largest one's token, of several the lowest id; it; and the sum of the exponentials of all, each
+    less the largest. The sum is no number where one of the row is none, or infinite."""
+
+    tokens_S: Tensor  # int64
+    largest_S: Tensor
+    totals_S: Tensor
+
+    def logprobs(self, logits_SN: Tensor, rows_S: Tensor | None = None) -> Tensor:
+        """Of some logits of each row, or of the rows with these indices."""
+        chosen = (self.largest_S, self.totals_S)
+        largest_S, totals_S = (one if rows_S is None else one.index_select(0, rows_S) for one in chosen)
+        return logits_SN - largest_S.unsqueeze(1) - totals_S.log().unsqueeze(1)
+
 
 # Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
 SHORTLIST = 1024
@@ -232,6 +251,13 @@ def argmax(logits_SV: Tensor) -> Tensor:
     best_S1 = pieces_SMC.amax(-1).argmax(-1, keepdim=True)
     within_SC = pieces_SMC.gather(1, best_S1.unsqueeze(-1).expand(rows, 1, piece)).squeeze(1)
     return best_S1.squeeze(1) * piece + within_SC.argmax(-1)
+
+
+def summarize(logits_SV: Tensor) -> LogitsSummary:
+    """See LogitsSummary. logits (S, V) fp32. The CPU engine has one of its own, `CpuProgram.summarize`."""
+    largest_S = logits_SV.amax(-1)
+    total_S = (logits_SV - largest_S.unsqueeze(1)).exp().sum(-1) + (logits_SV - logits_SV).sum(-1)
+    return LogitsSummary(argmax(logits_SV), largest_S, total_S)
 
 
 def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:

@@ -12,20 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import penstock_kernels as ops
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import CpuProgram, NoCpuEngine
 from penstock_kernels.program import (
+    BYTE_INPUTS,
+    INT4_BYTES,
     PAGE_TOKENS,
     TILE_INPUTS,
     TILE_OUTPUTS,
     Activation,
     Epilogue,
+    Format,
     Kind,
     Layout,
     Norm,
     NormOver,
     Operation,
     Program,
+    QuantizedMatrix,
     in_whole_tiles,
     rounded_up,
 )
@@ -159,6 +164,185 @@ def test_gated_layers(name: str, activation: Activation, function: Callable[[Ten
         ids = [i % 64 for i in range(rows)]
         both = table[ids].bfloat16().float() @ weight.bfloat16().float().T
         close(bench.run(ids).rows(hidden, rows), function(both[:, :80]) * both[:, 80:])
+
+
+def whole_numbers(matrix: QuantizedMatrix) -> Tensor:
+    """What the tiles hold, read back by the description of the format: (rows, columns) in fp32."""
+    whole, tiles = rounded_up(matrix.rows, TILE_OUTPUTS), matrix.tiles
+    if matrix.format == Format.INT8:
+        quads = tiles.view(torch.int8).view(
+            whole // 16, -1, 16, 16, 4
+        )  # panels, tiles, quads, outputs, inputs
+        numbers = quads.permute(0, 3, 1, 2, 4).reshape(whole, -1)
+    else:
+        bytes_ = tiles.view(whole // 16, -1, INT4_BYTES)
+        factors = bytes_[..., :64].view(whole // 16, -1, 4, 16).permute(0, 3, 1, 2)  # outputs before groups
+        quads = bytes_[..., 64:].reshape(whole // 16, -1, 16, 16, 4).permute(0, 3, 1, 2, 4).flatten(-2)
+        halves = torch.stack((quads & 15, quads >> 4), -2).flatten(-2)  # (panels, outputs, tiles, 128)
+        groups = (halves.to(torch.int32) - 8).reshape(*halves.shape[:-1], 4, 32) * factors.to(
+            torch.int32
+        ).unsqueeze(-1)
+        numbers = groups.reshape(whole, -1)
+    assert numbers[:, matrix.columns :].count_nonzero() == 0 and numbers[matrix.rows :].count_nonzero() == 0
+    sums = 128 * numbers.to(torch.int64).sum(1)
+    assert torch.equal(sums, matrix.sums.to(torch.int64))
+    return numbers[: matrix.rows, : matrix.columns].float()
+
+
+def in_bytes(x_TI: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers of each row, of which the largest is 127, and its scale."""
+    most_T1 = x_TI.abs().amax(-1, keepdim=True)
+    # Not 127 / most: torch makes a reciprocal of that.
+    inverse_T1 = torch.full_like(most_T1, 127.0) / most_T1.clamp(min=1e-30)
+    return (x_TI * inverse_T1).round(), most_T1 / 127
+
+
+FORMATS = [Format.INT8, Format.INT4]
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 128), (48, 64), (50, 40), (96, 544)])
+def test_weights_are_rounded_with_little_error(name: str, format: Format, rows: int, columns: int) -> None:
+    weight = random(rows, columns).bfloat16()
+    weight[3] = 0
+    weight[5, 0] = 30.0  # far from the others
+    made = cpu_engine.quantize(weight, format, name, threads=2)
+    numbers = whole_numbers(made)
+    errors = numbers * made.scales[:rows, None] - weight.float()
+    # Rounding to the nearest with the scale of the largest number, and groups with a scale of their own.
+    if format == Format.INT8:
+        plain = in_bytes(weight.float())
+        plain_errors = plain[0] * plain[1] - weight.float()
+    else:
+        padded = torch.zeros(rows, rounded_up(columns, 32))
+        padded[:, :columns] = weight.float()
+        groups = padded.view(rows, -1, 32)
+        step = groups.abs().amax(-1, keepdim=True) / 7
+        plain_errors = (groups / step.clamp(min=1e-30)).round() * step - groups
+    assert errors[3].count_nonzero() == 0
+    usual = torch.tensor([row for row in range(rows) if row != 5])
+    assert errors[usual].square().sum() <= plain_errors.flatten(1)[usual].square().sum()
+    assert errors[5].square().sum() <= 1.3 * plain_errors.flatten(1)[5].square().sum()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(32, 16), (64, 48), (40, 50), (288, 864), (544, 96), (2112, 80)]
+)
+def test_quantized_products_are_exact_but_for_their_scales(
+    name: str, format: Format, inputs: int, outputs: int
+) -> None:
+    table, bias = random(512, inputs), random(outputs, seed=2)
+    table[7] = 0
+    weight = random(outputs, inputs, scale=inputs**-0.5, seed=1).bfloat16()
+    filled = torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
+    filled[:outputs] = bias
+    bench = Bench(name, table)
+    rounded = bench.rounded()
+    source = bench.program.buffer("bytes", Layout.BYTES, inputs)
+    normed = bench.program.buffer("normed bytes", Layout.BYTES, inputs)
+    bench.add(Kind.QUANTIZE, rounded, source)
+    norm_weight = 1 + 0.3 * random(inputs, seed=5)
+    bench.add(Kind.NORM, bench.x, normed, columns=inputs, norm=Norm.RMS, eps=1e-5, norm_weight=norm_weight)
+    plain = bench.program.buffer("plain", Layout.F32, outputs)
+    of_normed = bench.program.buffer("of normed", Layout.F32, outputs)
+    short = bench.program.buffer("short", Layout.BF16, outputs)
+    made = cpu_engine.quantize(weight, format, name)
+    shape = {
+        "rows": outputs,
+        "columns": rounded_up(inputs, BYTE_INPUTS),
+        "weight": made.tiles,
+        "bias": filled,
+        "format": format,
+        "scales": made.scales,
+        "sums": made.sums,
+    }
+    bench.add(Kind.LINEAR, source, plain, **shape)
+    bench.add(Kind.LINEAR, source, plain, **shape, epilogue=Epilogue.ADD, scale=0.5)
+    bench.add(Kind.LINEAR, source, short, **shape, epilogue=Epilogue.ACTIVATE, activation=Activation.RELU)
+    bench.add(Kind.LINEAR, normed, of_normed, **shape)
+    numbers = whole_numbers(made).double()
+    for rows in ROWS:
+        ids = [(7 * i) % 512 for i in range(rows)]
+        ran = bench.run(ids)
+        x = table[ids].bfloat16().float()
+        q, scale = in_bytes(x)
+        exact = (q.double() @ numbers.T * scale * made.scales[:outputs] + bias).float()
+        torch.testing.assert_close(ran.rows(plain, rows), 1.5 * exact, atol=1e-5, rtol=1e-5)
+        close(ran.rows(short, rows), exact.relu())
+        # The norm's last bits may round another way.
+        q, scale = in_bytes(F.rms_norm(x, (inputs,), norm_weight, 1e-5))
+        exact = (q.double() @ numbers.T * scale * made.scales[:outputs] + bias).float()
+        off = (ran.rows(of_normed, rows) - exact).abs().max()
+        assert off <= 1.1 * (scale * made.scales[:outputs] * numbers.abs().amax(1)).max() + 1e-5
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_quantized_gated_layers(name: str, format: Format) -> None:
+    table, weight = random(64, 96), random(2 * 80, 96, scale=0.3, seed=1).bfloat16()
+    bench = Bench(name, table)
+    source = bench.program.buffer("bytes", Layout.BYTES, 96)
+    bench.add(Kind.QUANTIZE, bench.rounded(), source)
+    hidden = bench.program.buffer("hidden", Layout.BF16, 80)
+    made = cpu_engine.quantize(weight, format, name)
+    bench.add(
+        Kind.LINEAR,
+        source,
+        hidden,
+        rows=160,
+        columns=128,
+        weight=made.tiles,
+        format=format,
+        scales=made.scales,
+        sums=made.sums,
+        epilogue=Epilogue.GATE,
+        activation=Activation.SILU,
+    )
+    weight_OI = whole_numbers(made) * made.scales[:, None]
+    for rows in ROWS:
+        ids = [i % 64 for i in range(rows)]
+        q, scale = in_bytes(table[ids].bfloat16().float())
+        both = q * scale @ weight_OI.T
+        close(bench.run(ids).rows(hidden, rows), F.silu(both[:, :80]) * both[:, 80:])
+
+
+def test_quantized_sums_are_the_same_to_the_last_bit_with_every_instruction_set() -> None:
+    """And alone or among others: a row among 300 goes another way than alone."""
+    table, weight = random(300, 320), random(48, 320, seed=1).bfloat16()
+    for format in FORMATS:
+        matrix = cpu_engine.quantize(weight, format, "generic")
+        wanted = None
+        for name in SETS:
+            bench = Bench(name, table)
+            source = bench.program.buffer("bytes", Layout.BYTES, 320)
+            bench.add(Kind.QUANTIZE, bench.rounded(), source)
+            out = bench.program.buffer("out", Layout.F32, 48)
+            shape = {"format": format, "scales": matrix.scales, "sums": matrix.sums}
+            bench.add(Kind.LINEAR, source, out, rows=48, columns=320, weight=matrix.tiles, **shape)
+            together = bench.run(list(range(300))).rows(out, 300).clone()
+            wanted = together if wanted is None else wanted
+            assert torch.equal(together, wanted), (name, format)
+            for count in (1, 3, 16, 17):
+                alone = bench.run(list(range(100, 100 + count))).rows(out, count)
+                assert torch.equal(alone, wanted[100 : 100 + count]), (name, format, count)
+
+
+def test_what_is_no_number_or_infinite_reaches_its_own_row_of_quantized_products_only() -> None:
+    table, weight = random(64, 96), random(32, 96, seed=1).bfloat16()
+    table[5, 40], table[6, 3] = torch.nan, torch.inf
+    for name in SETS:
+        bench = Bench(name, table)
+        source = bench.program.buffer("bytes", Layout.BYTES, 96)
+        bench.add(Kind.QUANTIZE, bench.rounded(), source)
+        out = bench.program.buffer("out", Layout.F32, 32)
+        made = cpu_engine.quantize(weight, Format.INT8, name)
+        shape = {"format": made.format, "scales": made.scales, "sums": made.sums}
+        bench.add(Kind.LINEAR, source, out, rows=32, columns=128, weight=made.tiles, **shape)
+        got = bench.run([4, 5, 6, 7]).rows(out, 4)
+        assert got[1:3].isnan().all() and got[0].isfinite().all() and got[3].isfinite().all(), name
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -338,6 +522,36 @@ def test_what_is_no_number_reaches_its_own_row_only() -> None:
         bench, attended = attending(name, table, 4, 2, 16)
         got = bench.run([1, 2, 5, 1, 2, 3], [3, 3]).rows(attended, 6)
         assert got[3:].isfinite().all() and got[2].isnan().all(), name
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("columns", [1, 15, 199, 4096, 4100, 32003])
+def test_summaries_of_logits(name: str, columns: int) -> None:
+    """Against torch, and a row alone against the same among others, by one thread and by several."""
+    bench = Bench(name, random(16, 32), threads=3)
+    made = bench.run([0])
+    logits = random(9, columns + 5, scale=4.0)[:, :columns]
+    logits[1] = logits[1].round()  # many are equal
+    logits[2] = 0.0
+    logits[3] += 1000.0
+    logits[4, columns // 2] = torch.nan
+    logits[5, columns - 1] = torch.inf
+    logits[6, 0] = -torch.inf
+    summary, reference = made.summarize(logits), ops.summarize(logits.contiguous())
+    unsound = torch.tensor([4, 5, 6])
+    sound = torch.tensor([0, 1, 2, 3, 7, 8])
+    assert summary.totals_S[unsound].isnan().all() and summary.totals_S[sound].isfinite().all()
+    assert reference.totals_S[unsound].isnan().all()
+    assert torch.equal(summary.tokens_S[sound], reference.tokens_S[sound])
+    assert torch.equal(summary.largest_S[sound], reference.largest_S[sound])
+    torch.testing.assert_close(summary.totals_S[sound], reference.totals_S[sound], atol=0.0, rtol=1e-5)
+    exact = logits[sound].double().log_softmax(-1)
+    torch.testing.assert_close(summary.logprobs(logits[sound], sound), exact.float(), atol=2e-6, rtol=2e-6)
+    made.set_threads(1)
+    for row in sound.tolist():
+        alone = made.summarize(logits[row : row + 1])
+        assert torch.equal(alone.totals_S, summary.totals_S[row : row + 1])
+        assert torch.equal(alone.tokens_S, summary.tokens_S[row : row + 1])
 
 
 def chosen(variable: str) -> str:

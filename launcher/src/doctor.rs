@@ -83,19 +83,24 @@ impl Doctor {
     fn arguments(&self) -> Vec<OsString> {
         let (model, worker) = (&self.model, &self.worker);
         let stages = Some(worker.pipeline_parallel).filter(|stages| *stages > 1);
-        let optional: [(&str, Option<OsString>); 10] = [
+        let optional: [(&str, Option<OsString>); 11] = [
             ("--model-id", model.model_id.as_ref().map(OsString::from)),
             ("--revision", model.revision.as_ref().map(OsString::from)),
             ("--cache-dir", model.huggingface_hub_cache.as_ref().map(OsString::from)),
             ("--folder", model.weights_cache_override.as_ref().map(OsString::from)),
             ("--dtype", worker.dtype.map(|dtype| dtype.name().into())),
+            ("--quantize", worker.quantize.as_deref().and_then(flags::quantization_name).map(OsString::from)),
             ("--device", worker.device.as_ref().map(OsString::from)),
             ("--num-shard", worker.num_shard.map(|shards| shards.to_string().into())),
             ("--pipeline-parallel", stages.map(|stages| stages.to_string().into())),
             ("--model-impl", worker.model_impl.map(|wanted| wanted.name().into())),
             ("--memory-fraction", Some(self.memory_fraction.to_string().into())),
         ];
-        let switches = [("--trust-remote-code", model.trust_remote_code), ("--json", self.json)];
+        let switches = [
+            ("--quantize-head", worker.quantize_head),
+            ("--trust-remote-code", model.trust_remote_code),
+            ("--json", self.json),
+        ];
         let given = optional.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten();
         let on = switches.into_iter().filter(|(_, on)| *on).map(|(flag, _)| flag.into());
         given.chain(on).collect()
@@ -115,14 +120,16 @@ mod tests {
         Doctor::command().debug_assert();
         assert_eq!(
             arguments(
-                "doctor --model-id a/b --num-shard 2 --pipeline-parallel 3 --model-impl penstock --dtype float16 \
-                 --trust-remote-code --json"
+                "doctor --model-id a/b --num-shard 2 --pipeline-parallel 3 --model-impl penstock --dtype bfloat16 \
+                 --quantize eetq --quantize-head --trust-remote-code --json"
             ),
             [
                 "--model-id",
                 "a/b",
                 "--dtype",
-                "float16",
+                "bfloat16",
+                "--quantize",
+                "int8",
                 "--num-shard",
                 "2",
                 "--pipeline-parallel",
@@ -131,6 +138,7 @@ mod tests {
                 "penstock",
                 "--memory-fraction",
                 "0.9",
+                "--quantize-head",
                 "--trust-remote-code",
                 "--json"
             ]

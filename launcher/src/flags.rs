@@ -64,6 +64,13 @@ pub struct WorkerArgs {
     /// Type of weights and activations [default: the checkpoint's]
     #[arg(long, env)]
     pub dtype: Option<Dtype>,
+    /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4; on a CPU, of dense decoders, with
+    /// bf16 beside them
+    #[arg(long, env)]
+    pub quantize: Option<String>,
+    /// With --quantize, the matrix that makes logits as well
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub quantize_head: bool,
     /// What runs the model: a recipe (penstock), or Hugging Face transformers with Penstock's cache
     /// [default: a recipe where there is one]
     #[arg(long, env)]
@@ -144,6 +151,14 @@ impl Dtype {
             Dtype::Float16 => "float16",
         }
     }
+}
+
+/// Values of --quantize, and what the worker calls them.
+const QUANTIZATIONS: [(&str, &str); 3] = [("int8", "int8"), ("eetq", "int8"), ("int4", "int4")];
+
+/// What the worker calls a value of --quantize. None: an empty one, which asks for nothing, or an unknown one.
+pub fn quantization_name(given: &str) -> Option<&'static str> {
+    QUANTIZATIONS.iter().find(|(name, _)| *name == given).map(|(_, name)| *name)
 }
 
 /// What stops the launcher before it starts.
@@ -227,6 +242,16 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
 pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
 
+    match worker.quantize.as_deref() {
+        // TGI has many more names; a scheme that is not there is no wrong usage.
+        Some(name) if !name.is_empty() && quantization_name(name).is_none() => {
+            return Err(
+                "--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into()
+            );
+        }
+        None | Some("") if worker.quantize_head => return Err("--quantize-head needs --quantize".into()),
+        _ => {}
+    }
     let shards = worker.num_shard.unwrap_or(1);
     match worker.sharded {
         Some(false) if shards > 1 => {
@@ -352,6 +377,8 @@ mod tests {
             ("--model-id a/b --weights-cache-override /no/such", "--weights-cache-override"),
             ("--weights-cache-override /tmp", "--weights-cache-override"),
             ("--revision main", "--revision"),
+            ("--quantize gptq", "--quantize"),
+            ("--quantize-head", "--quantize-head"),
         ] {
             let line = refused(arguments);
             assert!(line.contains(names), "{arguments}: {line}");
@@ -389,13 +416,15 @@ mod tests {
     fn tgi_names_are_understood() {
         let (cli, warnings) = accepted(
             "--model-id a/b --revision main --sharded false --num-shard 1 --dtype float16 --max-input-length 10 \
-             --max-total-tokens 20 -p 80 -g 5 --cuda-memory-fraction 0.5 --json-output --max-client-batch-size 8",
+             --max-total-tokens 20 -p 80 -g 5 --cuda-memory-fraction 0.5 --json-output --max-client-batch-size 8 \
+             --quantize eetq",
         );
         assert!(warnings.is_empty(), "{warnings:?}");
         assert_eq!(cli.router.max_input_tokens, Some(10));
         assert_eq!(cli.router.shutdown_timeout, 5);
         assert_eq!(cli.router.memory_fraction, 0.5);
         assert_eq!(cli.worker.dtype, Some(Dtype::Float16));
+        assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), Some("int8"));
         assert!(cli.log.json_output);
     }
 }

@@ -214,6 +214,7 @@ fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> 
     let mut arguments: Vec<OsString> = vec!["--model-dir".into(), model.folder.clone().into()];
     let optional = [
         ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
+        ("--quantize", cli.worker.quantize.as_deref().and_then(flags::quantization_name).map(str::to_owned)),
         ("--model-impl", cli.worker.model_impl.map(|wanted| wanted.name().to_owned())),
         ("--device", cli.worker.device.clone()),
         ("--threads", Some(cli.worker.worker_threads.unwrap_or(share).to_string())),
@@ -227,6 +228,9 @@ fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> 
         if let Some(value) = value {
             arguments.extend([OsString::from(flag), OsString::from(value)]);
         }
+    }
+    if cli.worker.quantize_head {
+        arguments.push("--quantize-head".into());
     }
     if cli.worker.deterministic {
         arguments.push("--deterministic".into());

@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{Cli, ModelArgs};
+use crate::flags::{Cli, ModelArgs, quantization_name};
 use crate::json_subprocess::{self, Ended};
 use crate::{python, tokenizer};
 
@@ -231,6 +231,12 @@ fn hub_command(id: &str, cli: &Cli, interpreter: &Path, environment: &Environmen
     }
     if let Some(dtype) = worker.dtype {
         command.args(["--dtype", dtype.name()]);
+    }
+    if let Some(name) = worker.quantize.as_deref().and_then(quantization_name) {
+        command.args(["--quantize", name]);
+    }
+    if worker.quantize_head {
+        command.arg("--quantize-head");
     }
     if let Some(device) = &worker.device {
         command.args(["--device", device]);

@@ -68,6 +68,8 @@ mod tests {
     fn args(num_shard: Option<u32>, sharded: Option<bool>, device: Option<&str>) -> WorkerArgs {
         WorkerArgs {
             dtype: None,
+            quantize: None,
+            quantize_head: false,
             model_impl: None,
             device: device.map(str::to_owned),
             num_shard,

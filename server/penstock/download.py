@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
     parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
     parser.add_argument("--model-impl", default="auto", help="what runs the model,")
-    parser.add_argument("--dtype", default="auto", help="the dtype that will be served and")
+    parser.add_argument("--dtype", default="auto", help="the dtype that will be served,")
+    parser.add_argument("--quantize", default="", help="how weights are quantized while they are loaded,")
+    parser.add_argument("--quantize-head", action="store_true", help="the head as well, and")
     parser.add_argument("--device", default="auto", help="the device,")
     parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
     arguments = parser.parse_args()
@@ -64,6 +66,8 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         stages=arguments.pipeline_parallel,
         implementation=arguments.model_impl,
         longest=arguments.max_total_tokens,
+        quantize=arguments.quantize,
+        quantize_head=arguments.quantize_head,
     )
     return examine(folder, question).problems
 

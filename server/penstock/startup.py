@@ -31,7 +31,9 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
     config = read_config(folder)
-    dtype = dtype_of(config, arguments.dtype)
+    # Of what is quantized the rest is bf16: nothing else is served with it.
+    is_free = arguments.dtype == "auto" and arguments.quantize
+    dtype = dtype_of(config, "bfloat16" if is_free else arguments.dtype)
     device = device_of(arguments.device, arguments.rank)
     torch.set_grad_enabled(False)
     if device.type == "cpu":
@@ -46,6 +48,8 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         trusted=arguments.trust_remote_code,
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
+        quantize=arguments.quantize or "",
+        quantize_head=arguments.quantize_head,
     )
     if engine.native is not None:
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute

@@ -95,6 +95,12 @@ def _arguments() -> argparse.Namespace:
         "--deterministic", action="store_true", help="what a token gets does not depend on the batch"
     )
     parser.add_argument(
+        "--quantize",
+        choices=["int8", "int4"],
+        help="quantize the weights of layers while they are read; on a CPU, of dense decoders",
+    )
+    parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
+    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="load pickled weights where there are no others, and run a model's own code where nothing else can",
@@ -142,6 +148,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--world-size {arguments.world_size} is no multiple of --stages {arguments.stages}")
     if arguments.world_size > 1 and not arguments.rendezvous:
         parser.error("--world-size above 1 needs --rendezvous")
+    if arguments.quantize_head and not arguments.quantize:
+        parser.error("--quantize-head needs --quantize")
     if arguments.threads < 0:
         parser.error("--threads must not be negative")
     return arguments

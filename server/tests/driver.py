@@ -38,6 +38,8 @@ class Driver:
         group: TensorGroup = ALONE,
         deterministic: bool = False,
         implementation: str = "auto",
+        quantize: str = "",
+        quantize_head: bool = False,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
         self.engine = Engine(
@@ -48,6 +50,8 @@ class Driver:
             group,
             deterministic=deterministic,
             implementation=implementation,
+            quantize=quantize,
+            quantize_head=quantize_head,
         )
         self.tables = self.engine.tables(max_sequence_tokens)
         self.has_state = self.engine.model.config.has_state

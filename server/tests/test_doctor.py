@@ -22,6 +22,8 @@ from penstock.doctor.examination import Question, examine
 from penstock.doctor.report import Report, as_json, as_text
 from penstock.hub import client as hub
 from penstock.loading.memory import Room
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -63,6 +65,27 @@ def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:
     assert [fit.context for fit in report.fits] == [512] and report.fits[0].sequences > 100
     text = as_text(report)
     assert text.endswith("would be served") and "LlamaForCausalLM, recipe llama" in text
+
+
+def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> None:
+    config = checkpoints.config(vocab_size=4096, intermediate_size=128)  # in whole tiles
+    folder = write(tmp_path / "model", config)
+    try:
+        cpu_engine.instruction_set()
+    except NoCpuEngine as error:
+        assert str(error) in problem(folder, device="cpu", quantize="int8")
+        return
+    weights = checkpoints.tensors(config)
+    matrices = sum(tensor.numel() for name, tensor in weights.items() if "_proj." in name)
+    others = sum(tensor.numel() for tensor in weights.values()) - matrices
+    report = examine(folder, Question(device="cpu", quantize="int8"))
+    assert report.would_serve and report.dtype == "bfloat16"
+    assert report.weight_bytes_per_shard == [matrices + 2 * others]
+    head = examine(folder, Question(device="cpu", quantize="int8", quantize_head=True))
+    assert head.weight_bytes_per_shard == [matrices + 2 * others - 4096 * 64]
+    says = "--quantize int4: only the CPU engine quantizes weights, and it does not serve"
+    assert f"{says} float16 weights" in problem(folder, device="cpu", quantize="int4", dtype="float16")
+    assert f"{says} several shards" in problem(folder, device="cpu", quantize="int4", shards=2)
 
 
 def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ import checkpoints
 from client import DEVICE, row
 from driver import Driver
 from penstock.errors import UnusableModel
+from penstock.models import choice, recipes
 from penstock.models.native import NativeDecoder
+from penstock.parallel.group import ALONE
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
+from penstock_kernels.program import Kind
 from test_parity import LENGTH, PROMPT, VARIANTS, Reference, blocks_for
 
 try:
@@ -64,13 +67,14 @@ def test_every_variant_in_bf16_is_as_near_to_fp32_as_transformers(
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-def test_a_token_is_the_same_to_the_last_bit_in_bf16(
-    instruction_set: str, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("quantize", ["", "int8", "int4"])
+def test_a_token_is_the_same_to_the_last_bit(
+    quantize: str, instruction_set: str, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside others, in pieces, from cached blocks, after a preemption, with one thread and with two."""
     monkeypatch.setenv(cpu_engine.VARIABLE, instruction_set)
     folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
-    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH)
+    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH, quantize=quantize)
     native = driver.engine.native
     assert native is not None and native.threads == threads
     whole_TV = whole(driver)
@@ -96,6 +100,67 @@ def test_a_token_is_the_same_to_the_last_bit_in_bf16(
     assert torch.equal(driver.last_logits()[0], whole_TV[-1])
 
 
+def relative_error(ours: Tensor, exact: Tensor) -> float:
+    """Of logits, whose mean means nothing."""
+    ours, exact = (logits - logits.mean(-1, keepdim=True) for logits in (ours, exact))
+    return float((ours - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_quantized_weights_change_every_variants_logits_a_little(name: str, tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config(**VARIANTS[name]))
+    exact = whole(Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH))
+    for quantize, bound in (("int8", 0.08), ("int4", 0.55)):
+        for head in (False, True):
+            driver = Driver(
+                folder,
+                torch.bfloat16,
+                max_sequence_tokens=LENGTH,
+                quantize=quantize,
+                quantize_head=head,
+            )
+            native = driver.engine.native
+            assert native is not None
+            used = {
+                operation.format.name.lower()
+                for operation in (*native.program.body, *native.program.head)
+                if operation.kind == Kind.LINEAR
+            }
+            assert used == ({quantize} if head else {quantize, "bf16"})
+            error = relative_error(whole(driver), exact)
+            assert 0 < error < bound, (quantize, head, error)
+
+
+def test_a_line_says_what_is_quantized_and_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints.write(tmp_path / "dense", checkpoints.config())
+    Driver(folder, torch.bfloat16, quantize="int8")
+    assert f"{SETS[0]}, int8, head in bf16, threads: " in capsys.readouterr().err
+    says = "--quantize int8: only the CPU engine quantizes weights"
+    with pytest.raises(UnusableModel, match=f"{says}, and it does not serve float32 weights"):
+        Driver(folder, torch.float32, quantize="int8")
+    with pytest.raises(UnusableModel, match=f"{says}, and it does not serve models through transformers"):
+        Driver(folder, torch.bfloat16, quantize="int8", implementation="transformers")
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    with pytest.raises(UnusableModel, match=f"{says}: PENSTOCK_CPU_ISA is none"):
+        Driver(folder, torch.bfloat16, quantize="int8")
+    monkeypatch.delenv(cpu_engine.VARIABLE)
+    rehearsed: list[object] = []
+    monkeypatch.setattr(recipes, "load", rehearsed.append)
+    config = checkpoints.config(
+        architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=4, num_experts_per_tok=2
+    )
+    wide = checkpoints.config(intermediate_size=70_000)
+    with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
+        choice.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
+    with pytest.raises(UnusableModel, match="it does not serve experts"):
+        choice.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
+    assert not rehearsed, "refused before anything is read"
+    with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
+        choice.load(config, folder, torch.bfloat16, torch.device("cuda:1"), ALONE, False, "auto", "int4")
+
+
 def test_what_the_engine_does_not_serve_runs_on_torch_and_a_line_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +169,7 @@ def test_what_the_engine_does_not_serve_runs_on_torch_and_a_line_says_why(
     assert "torch runs the model: the CPU engine does not serve float32 weights" in capsys.readouterr().err
     assert isinstance(Driver(folder, torch.bfloat16).engine.model, NativeDecoder)
     said = capsys.readouterr().err
-    assert f"the CPU engine runs the model: {SETS[0]}, threads: " in said
+    assert f"the CPU engine runs the model: {SETS[0]}, bf16, threads: " in said
 
 
 def test_an_instruction_set_that_is_not_there_is_refused_in_one_line(

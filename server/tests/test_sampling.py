@@ -266,6 +266,44 @@ def test_log_probabilities_are_the_models_own() -> None:
         )
 
 
+def test_with_a_summary_of_the_logits_every_row_gets_the_same() -> None:
+    """Whatever is done to it, and to the others."""
+    rows: list[dict[str, Any]] = [
+        {},
+        {"top": 3},
+        {"temperature": 0.8, "seed": 3, "top_k": 7, "top": 2},
+        {"repetition": 5.0, "history": list(range(40)), "outputs": 5},
+        {"bias": {2: 100.0}},
+        {"ends": list(range(90)), "first_end": 50},
+        {"delta": 30.0},
+        {},
+    ]
+    logits_SV = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
+    logits_SV[7, 5] = torch.nan
+    for some in ([0], [0, 1], [0, 7], [2], [0, 2], [3, 4, 0], [5, 0], [6, 0], list(range(8))):
+        chosen_SV, slots = logits_SV[some].contiguous(), np.arange(len(some))
+        wanted, got = (
+            sampler(*(rows[row] for row in some)).sample(
+                chosen_SV.clone(),
+                slots,
+                np.full(len(some), 9),
+                torch.full((len(some),), 4),
+                summary=summary,
+            )
+            for summary in (None, ops.summarize(chosen_SV))
+        )
+        sound_S = wanted.sound_S
+        assert torch.equal(got.sound_S, sound_S), some
+        assert torch.equal(got.tokens_S[sound_S], wanted.tokens_S[sound_S]), some
+        torch.testing.assert_close(got.logprobs_S[sound_S], wanted.logprobs_S[sound_S])
+        if wanted.top_tokens_SN is None:
+            assert got.top_tokens_SN is None
+            continue
+        assert got.top_tokens_SN is not None and got.top_logprobs_SN is not None
+        assert torch.equal(got.top_tokens_SN, wanted.top_tokens_SN), some
+        torch.testing.assert_close(got.top_logprobs_SN, wanted.top_logprobs_SN)
+
+
 def test_alternatives_that_tie_come_in_the_order_of_their_ids() -> None:
     logits = torch.zeros(1, VOCABULARY)
     found = sample(sampler({"top": 4}), logits, np.arange(1), np.zeros(1, np.int64))

@@ -36,6 +36,14 @@ const penstock::InstructionSet *available() {
     return sets;
 }
 
+const penstock::Kernels &named(const char *instruction_set) {
+    const penstock::InstructionSet *set = available();
+    while (set->name && std::strcmp(set->name, instruction_set) != 0) set++;
+    if (!set->name)
+        throw std::invalid_argument("this processor has no instruction set " + std::string(instruction_set));
+    return *set->kernels();
+}
+
 }  // namespace
 
 int penstock_cpu_abi(void) {
@@ -76,16 +84,24 @@ int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns)
     });
 }
 
+int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows, int64_t columns,
+                          void *to, float *scales, int32_t *sums) {
+    return guarded([&] {
+        if (format != PENSTOCK_FORMAT_INT8 && format != PENSTOCK_FORMAT_INT4)
+            throw std::invalid_argument("a format that this library does not quantize to");
+        std::vector<float> row(static_cast<size_t>(penstock::round_up(columns, 512)) * 3);
+        named(instruction_set)
+            .quantize_weight({static_cast<penstock_format>(format), rows, columns, static_cast<const uint16_t *>(from),
+                              static_cast<uint8_t *>(to), scales, sums, row.data()});
+    });
+}
+
 penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers, int32_t buffer_count,
                                       const penstock_operation *body, int32_t body_count,
                                       const penstock_operation *head, int32_t head_count, int32_t threads) {
     penstock_program *made = nullptr;
     guarded([&] {
-        const penstock::InstructionSet *set = available();
-        while (set->name && std::strcmp(set->name, instruction_set) != 0) set++;
-        if (!set->name)
-            throw std::invalid_argument("this processor has no instruction set " + std::string(instruction_set));
-        made = new penstock_program{{*set->kernels(),
+        made = new penstock_program{{named(instruction_set),
                                      {buffers, buffers + buffer_count},
                                      {body, body + body_count},
                                      {head, head + head_count},
@@ -121,6 +137,11 @@ int penstock_cpu_step(penstock_program *program, const penstock_step *step) {
 int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride, int64_t rows,
                       float *target, int64_t target_stride) {
     return guarded([&] { program->program.head(source, source_stride, rows, target, target_stride); });
+}
+
+int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride, int64_t rows,
+                           int64_t columns, int64_t *tokens, float *largest, float *totals) {
+    return guarded([&] { program->program.summarize(logits, stride, rows, columns, tokens, largest, totals); });
 }
 
 void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {

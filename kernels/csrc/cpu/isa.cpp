@@ -24,7 +24,7 @@ namespace {
 
 constexpr unsigned kNeedsAvx2 = kAvx2 | kFma;
 constexpr unsigned kNeedsAvx512 = kNeedsAvx2 | kAvx512 | kAvx512Bf16 | kAvx512Vnni;
-constexpr unsigned kNeedsAmx = kNeedsAvx512 | kAmxBf16;
+constexpr unsigned kNeedsAmx = kNeedsAvx512 | kAmxBf16 | kAmxInt8;
 
 struct Built {
     unsigned needs;
@@ -85,7 +85,10 @@ unsigned detect_features() {
         if (has(c, 11)) features |= kAvx512Vnni;
         if (has(a1, 5)) features |= kAvx512Bf16;
     }
-    if ((states & kTiles) == kTiles && has(d, 24) && has(d, 22) && may_use_tiles()) features |= kAmxBf16;
+    if ((states & kTiles) == kTiles && has(d, 24) && has(d, 22) && may_use_tiles()) {
+        features |= kAmxBf16;
+        if (has(d, 25)) features |= kAmxInt8;
+    }
 #endif
     return features;
 }

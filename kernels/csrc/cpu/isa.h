@@ -18,6 +18,7 @@ enum Features : unsigned {
     kAvx512Bf16 = 8,
     kAmxBf16 = 16,
     kAvx512Vnni = 32,
+    kAmxInt8 = 64,
 };
 
 unsigned detect_features();

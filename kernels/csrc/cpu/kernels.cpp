@@ -4,6 +4,7 @@
 // not inlined, since the compiler may fuse a product and a sum in one copy and not in another.
 #include "kernels.h"
 #include "products.h"
+#include "quantize.h"
 #include "vector.h"
 
 #define PENSTOCK_JOIN_NAME(a, b) a##b
@@ -111,16 +112,51 @@ SEPARATE void statistics(const float *x, int width, penstock_norm norm, float ep
     *factor = 1.0f / __builtin_sqrtf(squares(x, width, *mean) / static_cast<float>(width) + eps);
 }
 
+// A row as bytes: whole numbers, of which the largest is 127 or -127, with zeros up to a multiple of 64, and behind them
+// the scale. `numbers(at, count)` are 16 numbers from `at` on, with zeros beyond `count`. Of a row with what is no number,
+// or infinite, the scale is no number.
+template <typename Numbers16>
+INLINE void quantize_row(int width, uint8_t *to, Numbers16 numbers) {
+    F16 largest = {}, unsound = {};
+    for (int at = 0; at < width; at += 16) {
+        const F16 x = numbers(at, static_cast<int>(least(16, width - at)));
+        largest = maximum(size_of(x), largest);
+        unsound += x - x;
+    }
+    const float most = maximum_of(largest);
+    const bool is_zero = most < 1e-30f;
+    const float inverse = is_zero ? 0.0f : 127.0f / most;
+    const int64_t padded = scale_offset(width);
+    for (int at = 0; at < padded; at += 16) {
+        const F16 x = at < width ? numbers(at, static_cast<int>(least(16, width - at))) : F16{};
+        const B16 whole = __builtin_convertvector(rounded(x * inverse), B16);
+        *reinterpret_cast<B16Memory *>(to + at) = kIsTurned ? whole ^ (int8_t)-128 : whole;
+    }
+    *reinterpret_cast<float *>(to + padded) = (is_zero ? 0.0f : most / 127.0f) + sum_of(unsound);
+}
+
+INLINE F16 normed(const NormArgs &args, const float *x, int at, int count, float mean, float factor) {
+    F16 y = ((count == 16 ? load(x + at) : load_some(x + at, count)) - mean) * factor;
+    if (args.weight) y = y * (count == 16 ? load(args.weight + at) : load_some(args.weight + at, count));
+    if (args.bias) y = y + (count == 16 ? load(args.bias + at) : load_some(args.bias + at, count));
+    return y;
+}
+
 SEPARATE void norm_row(const NormArgs &args, const float *x, uint8_t *to) {
     float mean, factor;
     statistics(x, args.width, args.norm, args.eps, &mean, &factor);
+    if (args.to == PENSTOCK_BYTES) {
+        quantize_row(args.width, to, [&](int at, int count) {
+            const F16 y = normed(args, x, at, count, mean, factor);
+            return count == 16 ? y : lanes() < count ? y : F16{};
+        });
+        return;
+    }
     float *out = reinterpret_cast<float *>(to);
     for (int at = 0; at < args.width; at += 16) {
         const int count = static_cast<int>(least(16, args.width - at));
-        F16 y = ((count == 16 ? load(x + at) : load_some(x + at, count)) - mean) * factor;
-        if (args.weight) y = y * (count == 16 ? load(args.weight + at) : load_some(args.weight + at, count));
-        if (args.bias) y = y + (count == 16 ? load(args.bias + at) : load_some(args.bias + at, count));
-        if (args.to_bf16) {
+        F16 y = normed(args, x, at, count, mean, factor);
+        if (args.to == PENSTOCK_BF16) {
             if (count == 16)
                 store_bf16(to + at * 2, to_bf16(y));
             else
@@ -141,6 +177,20 @@ void norm(const NormArgs &args, const Work &work) {
         for (int64_t r = row; r < least(row + at_once, args.rows); r++)
             norm_row(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes),
                      args.target + r * args.target_bytes);
+}
+
+SEPARATE void quantize_bf16_row(const QuantizeArgs &args, const uint8_t *from, uint8_t *to) {
+    quantize_row(args.width, to, [&](int at, int count) {
+        const F16 x = from_bf16(load_bf16(from + at * 2));  // rows are padded to 32 numbers
+        return count == 16 ? x : lanes() < count ? x : F16{};
+    });
+}
+
+void quantize(const QuantizeArgs &args, const Work &work) {
+    const int64_t at_once = work.next ? share(args.rows, work) : args.rows;
+    for (int64_t row = 0; (row = work.next ? take(work, at_once) : row) < args.rows; row += at_once)
+        for (int64_t r = row; r < least(row + at_once, args.rows); r++)
+            quantize_bf16_row(args, args.source + r * args.source_bytes, args.target + r * args.target_bytes);
 }
 
 // ---- linear ----
@@ -196,10 +246,25 @@ INLINE void finish_activated(penstock_activation activation, const Finish &finis
     }
 }
 
+// From sums of 32 bits to what they stand for, where they are.
+INLINE void scale_sums(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums) {
+    const F16 scales = load(args.scales + tile * 16);
+    const I16 turned = kIsTurned ? (I16)load(reinterpret_cast<const float *>(args.sums) + tile * 16) : I16{};
+    const uint8_t *from = args.source + first_row * args.source_bytes + scale_offset(args.inputs);
+    for (int row = 0; row < rows; row++, from += args.source_bytes) {
+        const I16 whole = (I16)load(sums + row * 16) - turned;
+        store(sums + row * 16, __builtin_convertvector(whole, F16) * *reinterpret_cast<const float *>(from) * scales);
+    }
+}
+
 // 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are
 // multiplied with.
-SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums, const float *up,
+SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums, float *up,
                      int up_tile) {
+    if (args.format != PENSTOCK_FORMAT_BF16) {
+        scale_sums(args, first_row, rows, tile, sums);
+        if (up) scale_sums(args, first_row, rows, up_tile, up);
+    }
     const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
     const Finish finish = {args.bias ? load(args.bias + output) : F16{},
                            args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale, args.softcap,
@@ -228,6 +293,7 @@ SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int ti
 constexpr int kRowsNear = 128, kTilesNear = 9;
 
 // Two columns of tiles, or one, of more than 16 rows.
+template <Numbers numbers>
 INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns,
                        const int *tiles, int count, int k_tiles, Use use, float *sums) {
     const int at_once = use == kOfStream ? k_tiles : kTilesNear;
@@ -241,18 +307,18 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
             for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
                 const uint8_t *a = args.source + row * args.source_bytes + k * 64;
                 if (count == 1)
-                    wide_product_of<1, kOfCached>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
                 else if (use == kOfStream)
-                    wide_product_of<2, kOfStream>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<2, kOfStream, numbers>(a, args.source_bytes, from, some, k > 0, c);
                 else
-                    wide_product_of<2, kOfCached>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
             }
         }
-        const float *c = sums;
+        float *c = sums;
         for (int64_t row = near; row < stop; row += 16, c += kBlockFloats) {
             if ((row - near) % 32 == 0 && row > near) c += 2 * kBlockFloats;
             const int rows = static_cast<int>(least(16, stop - row));
-            const float *second = c + 2 * kBlockFloats;
+            float *second = c + 2 * kBlockFloats;
             if (args.epilogue == PENSTOCK_GATE) {
                 finish(args, row, rows, tiles[0], c, second, tiles[1]);
             } else {
@@ -264,24 +330,71 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 }
 #endif
 
+// Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
+constexpr int kInt4Near = 4;
+
+// Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`.
+INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns, int count,
+                         int k_tiles, uint8_t *unpacked, float *sums) {
+    const int tiles = (k_tiles + 1) / 2;
+    const uint8_t *from[kMostTiles];
+    for (int i = 0; i < count; i++) from[i] = unpacked + i * kInt4Near * 2 * kTileBytes;
+    for (int first = 0; first < tiles; first += kInt4Near) {
+        const int some = static_cast<int>(least(kInt4Near, tiles - first));
+        for (int i = 0; i < count; i++)
+            for (int k = 0; k < some; k++) {
+                const uint8_t *tile = columns[i] + (int64_t)(first + k) * PENSTOCK_INT4_BYTES;
+                fetch_near(tile + 2 * PENSTOCK_INT4_BYTES, PENSTOCK_INT4_BYTES);
+                unpack_int4(tile, unpacked + (i * kInt4Near + k) * 2 * kTileBytes);
+            }
+        byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,
+                     static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, first > 0, sums);
+    }
+}
+
 // Up to four tiles of outputs of some rows.
 INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, float *sums) {
-    const int k_tiles = args.inputs / PENSTOCK_TILE_INPUTS;
-    const bool gated = args.epilogue == PENSTOCK_GATE;
+    const bool gated = args.epilogue == PENSTOCK_GATE, is_bf16 = args.format == PENSTOCK_FORMAT_BF16;
+    bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
+    const int k_tiles = args.inputs / (is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS);
+    const int64_t column_bytes = is_int4 ? (int64_t)((k_tiles + 1) / 2) * PENSTOCK_INT4_BYTES
+                                         : (int64_t)k_tiles * kTileBytes;
     const uint8_t *columns[kMostTiles];
-    for (int i = 0; i < count; i++) columns[i] = args.weight + (int64_t)tiles[i] * k_tiles * kTileBytes;
+    for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
+    uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
+    if (is_int4 && args.rows > 16) {
+        // Two columns whole, for all rows.
+        const int64_t unpacked_bytes = (int64_t)(k_tiles + 1) / 2 * 2 * kTileBytes;
+        for (int i = 0; i < count; i++) {
+            for (int k = 0; k < (k_tiles + 1) / 2; k++)
+                unpack_int4(columns[i] + k * PENSTOCK_INT4_BYTES, unpacked + i * unpacked_bytes + k * 2 * kTileBytes);
+            columns[i] = unpacked + i * unpacked_bytes;
+        }
+        is_int4 = false;
+    }
 #if defined(PENSTOCK_AMX)
     if (args.rows > 16) {
-        for (int i = 0; i < count; i += 2)
-            wide_block(args, begin, end, columns + i, tiles + i, static_cast<int>(least(2, count - i)), k_tiles,
-                       args.rows <= 32 ? kOfStream : kOfCached, sums);
+        const Use use = args.rows <= 32 && args.format != PENSTOCK_FORMAT_INT4 ? kOfStream : kOfCached;
+        for (int i = 0; i < count; i += 2) {
+            const int some = static_cast<int>(least(2, count - i));
+            if (is_bf16)
+                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+            else
+                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+        }
         return;
     }
 #endif
     const Use use = args.rows <= 16 ? kOfStream : kOfCached;
     for (int64_t row = begin; row < end; row += 16) {
         const int rows = static_cast<int>(least(16, end - row));
-        product(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles, use, sums);
+        const uint8_t *a = args.source + row * args.source_bytes;
+        if (is_bf16)
+            product(a, args.source_bytes, rows, columns, count, k_tiles, use, sums);
+        else if (is_int4)
+            int4_product(args, a, rows, columns, count, k_tiles, unpacked, sums);
+        else
+            byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, false, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
             finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
                    gated ? tiles[i + 1] : 0);
@@ -295,7 +408,8 @@ void linear(const LinearArgs &args, const Work &work) {
     const int half = all_tiles / 2;
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
     const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
-    const int units_at_once = units * chunks >= 16 * work.members ? 2 : 1;
+    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 && args.rows > 16;
+    const int units_at_once = units * chunks >= 16 * work.members && !is_unpacked_whole ? 2 : 1;
     const int64_t groups = (units + units_at_once - 1) / units_at_once;
     configure_products(static_cast<int>(least(16, args.rows)));
     for (int64_t item; (item = take(work, 1)) < groups * chunks;) {
@@ -608,6 +722,58 @@ void join_attention(const AttentionArgs &args, const Work &work) {
     }
 }
 
+// ---- logits ----
+
+SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t columns) {
+    const F16 hidden = all(-__builtin_inff());
+    const auto numbers = [&](int64_t at, F16 beyond) {
+        if (at + 16 <= columns) return load(logits + at);
+        const int count = static_cast<int>(columns - at);
+        return lanes() < count ? load_some(logits + at, count) : beyond;
+    };
+    F16 best = hidden, unsound = {};
+    I16 places = {};
+    for (int64_t at = 0; at < columns; at += 16) {
+        const F16 x = numbers(at, hidden);
+        const I16 is_larger = x > best;
+        best = is_larger ? x : best;
+        places = is_larger ? I16{} + static_cast<int32_t>(at) : places;
+        const F16 real = numbers(at, F16{});
+        unsound += real - real;
+    }
+    Summary made = {maximum_of(best), 0.0f, 0};
+    int32_t lowest = 0x7fffffff;
+    for (int lane = 0; lane < 16; lane++)
+        if (best[lane] == made.largest && places[lane] + lane < lowest) lowest = places[lane] + lane;
+    made.token = first + lowest;
+    F16 sum = {};
+    for (int64_t at = 0; at < columns; at += 16) sum += exponential(numbers(at, hidden) - made.largest);
+    made.total = sum_of(sum) + sum_of(unsound);
+    return made;
+}
+
+void summarize(const SummarizeArgs &args, const Work &work) {
+    const int64_t parts = (args.columns + kSummarized - 1) / kSummarized;
+    for (int64_t item; (item = take(work, 1)) < args.rows * parts;) {
+        const int64_t first = item % parts * kSummarized;
+        args.parts[item] = summarize_part(args.logits + item / parts * args.stride + first, first,
+                                          least(kSummarized, args.columns - first));
+    }
+}
+
+void join_summaries(const SummarizeArgs &args, const Work &work) {
+    const int64_t parts = (args.columns + kSummarized - 1) / kSummarized;
+    for (int64_t row; (row = take(work, 1)) < args.rows;) {
+        const Summary *of_row = args.parts + row * parts, *best = of_row;
+        for (int64_t part = 1; part < parts; part++)
+            if (of_row[part].largest > best->largest) best = of_row + part;
+        float total = 0.0f;
+        for (int64_t part = 0; part < parts; part++)
+            total += of_row[part].total * exponential(all(of_row[part].largest - best->largest))[0];
+        args.tokens[row] = best->token, args.largest[row] = best->largest, args.totals[row] = total;
+    }
+}
+
 // ---- the table ----
 
 void begin() {}
@@ -621,7 +787,9 @@ void end() {
 }  // namespace
 
 const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
-    static const Kernels kernels = {begin, end, embed, norm, linear, write_kv, attention, join_attention};
+    static const Kernels kernels = {begin,    end,       embed,          norm,           quantize, linear,
+                                    write_kv, attention, join_attention, quantize_weight,
+                                    summarize, join_summaries};
     return &kernels;
 }
 

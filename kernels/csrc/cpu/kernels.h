@@ -50,7 +50,8 @@ struct NormArgs {
     int width;
     penstock_norm norm;
     float eps, scale;
-    bool accumulate, to_bf16;
+    bool accumulate;
+    penstock_layout to;
     const float *weight, *bias;
     const uint8_t *source;
     int64_t source_bytes;
@@ -58,9 +59,36 @@ struct NormArgs {
     int64_t target_bytes;
 };
 
+// Where the scale of a row of bytes is.
+[[maybe_unused]] static constexpr int64_t scale_offset(int64_t width) {
+    return round_up(width, PENSTOCK_BYTE_INPUTS);
+}
+
+struct QuantizeArgs {
+    int64_t rows;
+    int width;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct QuantizeWeightArgs {
+    penstock_format format;
+    int64_t rows, columns;
+    const uint16_t *from;
+    uint8_t *to;
+    float *scales;
+    int32_t *sums;
+    float *row;  // memory for three times the columns rounded up to 512
+};
+
 struct LinearArgs {
     int64_t rows;
     int outputs, inputs;
+    penstock_format format;
+    const float *scales;
+    const int32_t *sums;
     const uint8_t *weight;
     const float *bias;
     penstock_epilogue epilogue;
@@ -136,15 +164,36 @@ struct AttentionArgs {
     int64_t target_bytes;
 };
 
+// Columns of a row of logits that are summed up together. Such parts are joined in their order, whoever made them.
+constexpr int64_t kSummarized = 4096;
+
+struct Summary {
+    float largest, total;
+    int64_t token;
+};
+
+struct SummarizeArgs {
+    int64_t rows, columns;
+    const float *logits;
+    int64_t stride;
+    Summary *parts;  // (rows, columns / kSummarized, rounded up)
+    int64_t *tokens;
+    float *largest, *totals;
+};
+
 struct Kernels {
     void (*begin)();  // of a thread's part in a job
     void (*end)();
     void (*embed)(const EmbedArgs &, const Work &);
     void (*norm)(const NormArgs &, const Work &);  // by every thread for all rows where work.next is null
+    void (*quantize)(const QuantizeArgs &, const Work &);  // alike
     void (*linear)(const LinearArgs &, const Work &);
     void (*write_kv)(const WriteKvArgs &, const Work &);
     void (*attention)(const AttentionArgs &, const Work &);
     void (*join_attention)(const AttentionArgs &, const Work &);
+    void (*quantize_weight)(const QuantizeWeightArgs &);
+    void (*summarize)(const SummarizeArgs &, const Work &);
+    void (*join_summaries)(const SummarizeArgs &, const Work &);
 };
 
 // Floats of a key head's part: of each query the maximum, the sum of exponentials, and the sum of values.
@@ -152,8 +201,14 @@ struct Kernels {
     return kQueries * (2 + value_dim);
 }
 
-[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim) {
-    return 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim);
+// Columns of int4 tiles are brought to int8 behind the sums.
+constexpr int kUnpackedOffset = 32 * 1024;
+
+[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs) {
+    const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim);
+    const int64_t unpacking =
+        kUnpackedOffset + 2 * PENSTOCK_TILE_OUTPUTS * round_up(int4_inputs, PENSTOCK_INT4_INPUTS);
+    return attending > unpacking ? attending : unpacking;
 }
 
 }  // namespace penstock

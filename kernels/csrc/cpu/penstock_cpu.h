@@ -16,11 +16,25 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 1 };
+enum { PENSTOCK_CPU_ABI = 2 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
 enum { PENSTOCK_TILE_OUTPUTS = 16, PENSTOCK_TILE_INPUTS = 32, PENSTOCK_PAGE_TOKENS = 16 };
+
+// What a weight's tiles hold. Quantized, an output's numbers are whole numbers times its entry of `scales`, and so are a
+// token's: sums of products are whole numbers of 32 bits, and exact.
+enum penstock_format {
+    PENSTOCK_FORMAT_BF16 = 0,
+    // 16 outputs x 64 inputs, from -127 to 127, in quads: the number of input 4 p + i and output n is at [p][n][i]. The
+    // B operand of AMX' TDPBSSD, and 16 registers for VPDPBUSD.
+    PENSTOCK_FORMAT_INT8 = 1,
+    // 16 outputs x 128 inputs in 64 bytes and 1 KB. The bytes are factors from 1 to 15, [group of 32 inputs][output].
+    // The byte at [p][n][i] holds u of input 4 p + i in its low half and of input 64 + 4 p + i in its high half; the
+    // number is (u - 8) times its group's factor, from -120 to 105.
+    PENSTOCK_FORMAT_INT4 = 2,
+};
+enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };
 
 enum penstock_kind {
     PENSTOCK_EMBED = 0,      // target = rows of a packed table by token id
@@ -28,6 +42,7 @@ enum penstock_kind {
     PENSTOCK_LINEAR = 2,     // target = epilogue(source W^T + bias)
     PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values to the cache
     PENSTOCK_ATTENTION = 4,  // target = causal attention of queries over the cache
+    PENSTOCK_QUANTIZE = 5,   // target, of bytes, = source, of bf16
 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
@@ -57,6 +72,9 @@ enum penstock_layout {
     PENSTOCK_BF16 = 1,
     PENSTOCK_QUERIES = 2,   // bf16, by key head: all tokens' queries of it, each padded to whole tiles
     PENSTOCK_EXTERNAL = 3,  // fp32 in the caller's memory, given with each call
+    // Whole numbers from -127 to 127, and behind the padding to 64 the row's scale in fp32. Some instruction sets hold
+    // them with the highest bit turned over, which only their products know.
+    PENSTOCK_BYTES = 4,
 };
 
 typedef struct {
@@ -75,6 +93,7 @@ typedef struct {
     int32_t heads, kv_heads, head_dim, rope_dim;
     int32_t window, chunked;  // of attention: keys that a query sees; 0: all before it
     int32_t offset;           // row of `positions` for position 0
+    int32_t format;           // of the weight
     float eps, scale, softcap, clip;
     const void *weight;          // packed, 64-byte aligned
     const float *bias;           // (rows,) rounded up to whole tiles, or of a norm (columns,)
@@ -82,6 +101,8 @@ typedef struct {
     const float *second_weight;  // of WRITE_KV that of keys
     const float *cos, *sin;      // (positions, rope_dim / 2)
     const float *positions;      // of EMBED, (positions, columns), or null
+    const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles
+    const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers
 } penstock_operation;
 
 typedef struct {
@@ -107,6 +128,11 @@ PENSTOCK_CPU_API const char *penstock_cpu_instruction_sets(void);
 // Brings a matrix (rows, columns) of bf16 into tiles: all tiles of the first 16 rows, then of the next. `columns` must
 // be a multiple of 32, and `rows` of 16. `from` and `to` may be the same memory.
 PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns);
+
+// Quantizes a matrix (rows, columns) of bf16 into tiles of `format`, as many as cover it: rounded to the nearest, by the
+// scales that make the squared error least. `to` is 64-byte aligned; `scales` and `sums` are those of an operation.
+PENSTOCK_CPU_API int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows,
+                                           int64_t columns, void *to, float *scales, int32_t *sums);
 
 // `body` and `head` are operations that run one after the other; the head reads its first operation's source, which is
 // external, and writes its last one's target, which is too. `instruction_set` is one of the names above.
@@ -137,6 +163,12 @@ PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock
 // Runs the head on `rows` rows of fp32, `source_stride` numbers apart; `target` alike.
 PENSTOCK_CPU_API int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride,
                                        int64_t rows, float *target, int64_t target_stride);
+
+// Of rows of logits (rows, columns) in fp32, `stride` numbers apart: the lowest column of the largest, the largest, and the
+// sum of the exponentials of all, each less the largest; no number where one of the row is none, or infinite.
+PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride,
+                                            int64_t rows, int64_t columns, int64_t *tokens, float *largest,
+                                            float *totals);
 
 // Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
 PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);

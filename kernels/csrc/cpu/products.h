@@ -1,6 +1,7 @@
 // Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, or by multiplication in
 // fp32 of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is
-// computed beside it, so it does not depend on the number of rows.
+// computed beside it, so it does not depend on the number of rows. And products of bytes with tiles of int8: by the same
+// tiles, by VPDPBUSD, by VPMADDUBSW, or one after the other; those are exact.
 #pragma once
 
 #include "kernels.h"
@@ -19,6 +20,18 @@ constexpr int kAhead = 4;
 
 // Where tiles come from: weights that one block of rows needs, weights that many do, or keys, where registers are few.
 enum Use { kOfStream, kOfCached, kOfAttention };
+
+// What is multiplied: bf16 in pairs, into sums in fp32, or int8 in quads, into sums of 32 bits. A tile of either has 16
+// groups of 64 bytes.
+enum Numbers { kShorts, kBytes };
+
+// Of bytes: VPDPBUSD multiplies numbers without a sign by those with one. A number plus 128 is its byte with the highest
+// bit turned over, and 128 times the sum of the weights is taken off in the end.
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+constexpr bool kIsTurned = true;
+#else
+constexpr bool kIsTurned = false;
+#endif
 
 // Asks for memory in the first cache, or in the second.
 INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
@@ -47,9 +60,16 @@ INLINE void configure(const TileConfiguration &configuration) {
     asm volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(from), "r"((long)(stride)) : "memory")
 #define TILE_STORE(t, to, stride) \
     asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
-#define TILE_PRODUCT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
+// Of the type that `numbers` says, where it is used.
+#define TILE_PRODUCT(c, a, b)                                                              \
+    do {                                                                                   \
+        if constexpr (numbers == kBytes)                                                   \
+            asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory");    \
+        else                                                                               \
+            asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory"); \
+    } while (0)
 
-// Registers 0 to 3 are sums, the others factors: `rows` rows of 32 inputs, and tiles.
+// Registers 0 to 3 are sums, the others factors: `rows` rows of 64 bytes, and tiles.
 INLINE void configure_products(int rows) {
     TileConfiguration c = {};
     c.palette = 1;
@@ -71,13 +91,21 @@ INLINE void configure_attention(int rows) {
     configure(c);
 }
 
-// Of up to 16 rows and `count` columns of tiles: c[column][row][output] = sum over k tiles.
-template <int count, Use use>
-INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, float *c) {
-    TILE_ZERO(0);
-    if (count > 1) TILE_ZERO(1);
-    if (count > 2) TILE_ZERO(2);
-    if (count > 3) TILE_ZERO(3);
+// Of up to 16 rows and `count` columns of tiles: c[column][row][output] = sum over k tiles; `goes_on`: added to what is
+// there.
+template <int count, Use use, Numbers numbers>
+INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+    if (goes_on) {
+        TILE_LOAD(0, c, 64);
+        if (count > 1) TILE_LOAD(1, c + kBlockFloats, 64);
+        if (count > 2) TILE_LOAD(2, c + 2 * kBlockFloats, 64);
+        if (count > 3) TILE_LOAD(3, c + 3 * kBlockFloats, 64);
+    } else {
+        TILE_ZERO(0);
+        if (count > 1) TILE_ZERO(1);
+        if (count > 2) TILE_ZERO(2);
+        if (count > 3) TILE_ZERO(3);
+    }
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
@@ -115,7 +143,7 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
 }
 
 // 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
-template <int count, Use use>
+template <int count, Use use, Numbers numbers>
 INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on,
                             float *c) {
     const uint8_t *const lower = a + 16 * a_bytes;
@@ -212,6 +240,104 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 }
 #endif
 
+// Of bytes, likewise: sums of 32 bits in c, added to what is there where `goes_on`.
+#if defined(PENSTOCK_AVX512)
+constexpr int kByteRowsAtOnce = 6;
+
+template <int rows, int count>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+    __m512i sum[rows][count];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++)
+            sum[r][i] = goes_on ? _mm512_loadu_si512(c + i * kBlockFloats + r * 16) : _mm512_setzero_si512();
+    for (int k = 0; k < k_tiles; k++)
+        for (int p = 0; p < 16; p++) {
+            __m512i factor[count];
+            for (int i = 0; i < count; i++) factor[i] = _mm512_loadu_si512(b[i] + (long)k * kTileBytes + p * 64);
+            for (int r = 0; r < rows; r++) {
+                const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
+                const __m512i x = _mm512_set1_epi32(*quad);
+                for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, factor[i]);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+#elif defined(__AVX2__)
+constexpr int kByteRowsAtOnce = 4;
+
+template <int rows, int count>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+    // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int i = 0; i < count; i++) {
+        __m256i sum[rows][2];
+        for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++) {
+                const auto *so_far = reinterpret_cast<const __m256i *>(c + i * kBlockFloats + r * 16 + half * 8);
+                sum[r][half] = goes_on ? _mm256_loadu_si256(so_far) : _mm256_setzero_si256();
+            }
+        for (int k = 0; k < k_tiles; k++)
+            for (int p = 0; p < 16; p++) {
+                const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
+                const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
+                for (int r = 0; r < rows; r++) {
+                    const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
+                    const __m256i x = _mm256_set1_epi32(*quad), size = _mm256_abs_epi8(x);
+                    for (int half = 0; half < 2; half++) {
+                        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(factor[half], x));
+                        sum[r][half] = _mm256_add_epi32(sum[r][half], _mm256_madd_epi16(pairs, ones));
+                    }
+                }
+            }
+        for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++)
+                _mm256_storeu_si256(reinterpret_cast<__m256i *>(c + i * kBlockFloats + r * 16 + half * 8), sum[r][half]);
+    }
+}
+#else
+constexpr int kByteRowsAtOnce = 2;
+
+template <int rows, int count>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+    for (int i = 0; i < count; i++) {
+        I16 sum[rows];
+        for (int r = 0; r < rows; r++) sum[r] = goes_on ? (I16)load(c + i * kBlockFloats + r * 16) : I16{};
+        for (int k = 0; k < k_tiles; k++)
+            for (int p = 0; p < 16; p++) {
+                const I16 quads = *reinterpret_cast<const I16 *>(b[i] + (long)k * kTileBytes + p * 64);
+                for (int at = 0; at < 4; at++) {
+                    const I16 factor = quads << (24 - 8 * at) >> 24;
+                    for (int r = 0; r < rows; r++)
+                        sum[r] += factor * (int32_t) static_cast<int8_t>(a[r * a_bytes + k * 64 + p * 4 + at]);
+                }
+            }
+        for (int r = 0; r < rows; r++) store(c + i * kBlockFloats + r * 16, (F16)sum[r]);
+    }
+}
+#endif
+
+template <int count, int most>
+INLINE void last_byte_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, bool goes_on,
+                           float *c) {
+    if constexpr (most > 0) {
+        if (rows == most)
+            byte_rows<most, count>(a, a_bytes, b, k_tiles, goes_on, c);
+        else
+            last_byte_rows<count, most - 1>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+    }
+}
+
+template <int count>
+INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, bool goes_on,
+                        float *c) {
+    int row = 0;
+    for (; row + kByteRowsAtOnce <= rows; row += kByteRowsAtOnce)
+        byte_rows<kByteRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, goes_on, c + row * 16);
+    last_byte_rows<count, kByteRowsAtOnce - 1>(a + row * a_bytes, a_bytes, rows - row, b, k_tiles, goes_on,
+                                               c + row * 16);
+}
+
 template <int count>
 INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
                            long a_step, const uint8_t *const *pages, long offset, float *c) {
@@ -245,17 +371,19 @@ INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8
 #endif
 
 #if defined(PENSTOCK_AMX)
-template <int count>
-INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, float *c) {
+template <int count, Numbers numbers>
+INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, bool goes_on,
+                        float *c) {
     switch (use) {
         case kOfStream:
-            product_of<count, kOfStream>(a, a_bytes, b, k_tiles, c);
+            product_of<count, kOfStream, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
             break;
         case kOfCached:
-            product_of<count, kOfCached>(a, a_bytes, b, k_tiles, c);
+            product_of<count, kOfCached, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
             break;
         case kOfAttention:
-            product_of<count, kOfAttention>(a, a_bytes, b, k_tiles, c);
+            if constexpr (numbers == kShorts)
+                product_of<count, kOfAttention, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
             break;
     }
 }
@@ -273,16 +401,16 @@ static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *con
     (void)rows;
     switch (count) {
         case 4:
-            product_for<4>(a, a_bytes, b, k_tiles, use, c);
+            product_for<4, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
             break;
         case 3:
-            product_for<3>(a, a_bytes, b, k_tiles, use, c);
+            product_for<3, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
             break;
         case 2:
-            product_for<2>(a, a_bytes, b, k_tiles, use, c);
+            product_for<2, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
             break;
         default:
-            product_for<1>(a, a_bytes, b, k_tiles, use, c);
+            product_for<1, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
             break;
     }
 #else
@@ -304,11 +432,62 @@ static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *con
 #endif
 }
 
+// The same of bytes and tiles of int8: sums of 32 bits, added to what is there where `goes_on`.
+static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles,
+                         Use use, bool goes_on, float *c) {
+#if defined(PENSTOCK_AMX)
+    (void)rows;
+    switch (count) {
+        case 4:
+            return product_for<4, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+        case 3:
+            return product_for<3, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+        case 2:
+            return product_for<2, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+        default:
+            return product_for<1, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+    }
+#else
+    (void)use;
+    switch (count) {
+        case 4:
+            return byte_blocks<4>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+        case 3:
+            return byte_blocks<3>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+        case 2:
+            return byte_blocks<2>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+        default:
+            return byte_blocks<1>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+    }
+#endif
+}
+
+// A tile of int4 as two of int8: of its first 64 inputs and of the others.
+INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
+    for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
+        const U16 low_group = __builtin_convertvector(
+            (Bytes16) * reinterpret_cast<const B16Memory *>(from + half * 16), U16);
+        const U16 high_group = __builtin_convertvector(
+            (Bytes16) * reinterpret_cast<const B16Memory *>(from + (2 + half) * 16), U16);
+        const H32 low_factor = (H32)(low_group * 0x00010001u), high_factor = (H32)(high_group * 0x00010001u);
+        const B64 low_eight = (B64)(low_group * 0x08080808u), high_eight = (B64)(high_group * 0x08080808u);
+        for (int p = 8 * half; p < 8 * half + 8; p++) {
+            // Two numbers up to 15 in 16 bits, times up to 15: the lower one does not reach the upper one's byte.
+            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + 64 + p * 64);
+            const H32 low = (H32)(both & 0x0f0f0f0fu) * low_factor;
+            const H32 high = (H32)(both >> 4 & 0x0f0f0f0fu) * high_factor;
+            *reinterpret_cast<B64Memory *>(to + p * 64) = (B64)low - low_eight;
+            *reinterpret_cast<B64Memory *>(to + kTileBytes + p * 64) = (B64)high - high_eight;
+        }
+    }
+}
+
 // c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of
 // values, which begin `offset` bytes into each page.
 static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages,
                                 int count, int columns, long offset, float *c) {
 #if defined(PENSTOCK_AMX)
+    constexpr Numbers numbers = kShorts;
     (void)rows;
     TILE_ZERO(0);
     TILE_ZERO(1);

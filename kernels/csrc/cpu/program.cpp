@@ -12,6 +12,8 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kLine = 64, kPage = 4096;
+// 255 times 127 for each input stays below 2^31.
+constexpr int kMostByteInputs = 1 << 16;
 
 std::invalid_argument wrong(const std::string &what) {
     return std::invalid_argument(what);
@@ -61,7 +63,9 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         if (operation.kind != PENSTOCK_EMBED) source.in_body = true;
         target.in_body = true;
-        if (operation.kind == PENSTOCK_NORM && target.layout == PENSTOCK_BF16) target.own_offset = 0;
+        if (may_be_own(operation, target)) target.own_offset = 0;
+        if (operation.kind == PENSTOCK_LINEAR && operation.format == PENSTOCK_FORMAT_INT4)
+            int4_inputs_ = std::max(int4_inputs_, operation.columns);
         if (operation.kind == PENSTOCK_WRITE_KV || operation.kind == PENSTOCK_ATTENTION) {
             const Heads heads = heads_of(operation);
             (operation.kind == PENSTOCK_WRITE_KV ? target : source).heads = heads;
@@ -83,9 +87,17 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         buffers_[static_cast<size_t>(operation.source)].in_head = true;
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         target.in_head = true;
-        if (operation.kind == PENSTOCK_NORM && target.layout == PENSTOCK_BF16) target.own_offset = 0;
+        if (may_be_own(operation, target)) target.own_offset = 0;
+        if (operation.kind == PENSTOCK_LINEAR && operation.format == PENSTOCK_FORMAT_INT4)
+            int4_inputs_ = std::max(int4_inputs_, operation.columns);
     }
     caches_.resize(static_cast<size_t>(layers));
+}
+
+// Whether few rows of the target may be computed by every thread for itself: it is only read as a product's source.
+bool Program::may_be_own(const penstock_operation &operation, const Buffer &target) {
+    return (operation.kind == PENSTOCK_NORM && (target.layout == PENSTOCK_BF16 || target.layout == PENSTOCK_BYTES)) ||
+           operation.kind == PENSTOCK_QUANTIZE;
 }
 
 void Program::check(const std::vector<penstock_operation> &operations, bool is_head) const {
@@ -101,15 +113,27 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 break;
             case PENSTOCK_NORM:
                 if (operation.columns > target.width) throw wrong("a norm is wider than its target");
-                if (operation.accumulate && target.layout == PENSTOCK_BF16) throw wrong("a norm adds to fp32 only");
+                if (operation.accumulate && target.layout != PENSTOCK_F32) throw wrong("a norm adds to fp32 only");
                 break;
+            case PENSTOCK_QUANTIZE: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (source.layout != PENSTOCK_BF16 || target.layout != PENSTOCK_BYTES || source.width != target.width)
+                    throw wrong("what is quantized is as many numbers in bf16");
+                break;
+            }
             case PENSTOCK_LINEAR: {
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
                 const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
-                if (source.layout != PENSTOCK_BF16) throw wrong("a product reads bf16");
-                if (operation.columns % PENSTOCK_TILE_INPUTS ||
-                    operation.columns != round_up(source.width, PENSTOCK_TILE_INPUTS))
+                const bool is_bf16 = operation.format == PENSTOCK_FORMAT_BF16;
+                if (operation.format < PENSTOCK_FORMAT_BF16 || operation.format > PENSTOCK_FORMAT_INT4)
+                    throw wrong("a format of weights that this library does not know");
+                if (source.layout != (is_bf16 ? PENSTOCK_BF16 : PENSTOCK_BYTES))
+                    throw wrong(is_bf16 ? "a product reads bf16" : "a product with quantized weights reads bytes");
+                const int inputs = is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS;
+                if (operation.columns % inputs || operation.columns != round_up(source.width, inputs))
                     throw wrong("a product's inputs are not its source's");
+                if (!is_bf16 && (operation.columns > kMostByteInputs || !operation.scales || !operation.sums))
+                    throw wrong("quantized weights without scales, or with sums beyond 32 bits");
                 if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
                     throw wrong("a product's outputs are not its target's");
                 if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32)
@@ -177,15 +201,17 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
             buffer.offset = place(buffer.head_stride * buffer.heads.kv_heads);
             continue;
         }
-        // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache.
+        // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache. Of
+        // bytes it holds the scale.
         const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2
+                              : buffer.layout == PENSTOCK_BYTES ? scale_offset(buffer.width)
                                                              : round_up(buffer.width, 16) * 4;
         buffer.row_bytes = round_up(width, kLine) + kLine;
         buffer.offset = place(buffer.row_bytes * buffer.rows);
         if (buffer.own_offset >= 0) buffer.own_offset = place(buffer.row_bytes * kRowsOfOwn * team_.size());
     }
     *parts = place(part_count(longest) * kv_heads_ * part_floats(value_dim_) * 4);
-    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_), kPage) * team_.size());
+    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage) * team_.size());
     return end;
 }
 
@@ -296,6 +322,29 @@ void Program::head(const float *source, int64_t source_stride, int64_t rows, flo
     run(head_, rows);
 }
 
+void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens,
+                        float *largest, float *totals) {
+    if (rows < 1 || columns < 1) throw wrong("no logits to sum up");
+    summaries_.resize(static_cast<size_t>(rows * ((columns + kSummarized - 1) / kSummarized)));
+    struct Call {
+        Program *program;
+        SummarizeArgs args;
+    } call = {this, {rows, columns, logits, stride, summaries_.data(), tokens, largest, totals}};
+    team_.run(
+        threads_,
+        [](void *context, int member) {
+            // The call is on the caller's stack: see `execute`.
+            const SummarizeArgs args = static_cast<Call *>(context)->args;
+            Program &program = *static_cast<Call *>(context)->program;
+            const Work work = {program.team_.next(), member, program.threads_, nullptr};
+            program.kernels_.summarize(args, work);
+            program.team_.barrier();
+            program.kernels_.join_summaries(args, work);
+            program.team_.barrier();
+        },
+        &call);
+}
+
 void Program::run(const std::vector<penstock_operation> &operations, int64_t rows) {
     struct Call {
         Program *program;
@@ -330,7 +379,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
     const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
     Work work = {team_.next(), member, threads_,
-                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_), kPage)};
+                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
@@ -341,13 +390,20 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
             if (own) work.next = nullptr;
             kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps,
-                           operation.scale, operation.accumulate != 0, target.layout == PENSTOCK_BF16,
+                           operation.scale, operation.accumulate != 0, target.layout,
                            operation.norm_weight, operation.bias, from, from_bytes, to, target.row_bytes},
                           work);
             return !own;
         }
+        case PENSTOCK_QUANTIZE: {
+            const bool own = rows <= kRowsOfOwn;
+            if (own) work.next = nullptr;
+            kernels_.quantize({rows, target.width, from, from_bytes, to, target.row_bytes}, work);
+            return !own;
+        }
         case PENSTOCK_LINEAR:
-            kernels_.linear({rows, operation.rows, operation.columns, static_cast<const uint8_t *>(operation.weight),
+            kernels_.linear({rows, operation.rows, operation.columns, static_cast<penstock_format>(operation.format),
+                             operation.scales, operation.sums, static_cast<const uint8_t *>(operation.weight),
                              operation.bias, static_cast<penstock_epilogue>(operation.epilogue),
                              static_cast<penstock_activation>(operation.activation), operation.scale, operation.softcap,
                              from, from_bytes, to, target.row_bytes, target.layout == PENSTOCK_BF16},

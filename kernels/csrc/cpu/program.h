@@ -45,6 +45,9 @@ public:
     void step(const penstock_step &step);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
 
+    void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens, float *largest,
+                   float *totals);
+
     uint8_t *buffer(int number, int64_t *row_bytes) const;
 
 private:
@@ -77,6 +80,7 @@ private:
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
                     int64_t *scratch) const;
     int64_t part_count(int64_t longest) const;
+    static bool may_be_own(const penstock_operation &operation, const Buffer &target);
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);
     uint8_t *at(int buffer, int member, int64_t rows) const;
@@ -93,6 +97,7 @@ private:
     std::vector<LayerCache> caches_;
     int tables_ = 1;
     int key_dim_ = 32, value_dim_ = 32, kv_heads_ = 1, group_ = 1;
+    int int4_inputs_ = 0;  // most of a weight of int4
     Team team_;
     int threads_;
 
@@ -101,6 +106,7 @@ private:
     const penstock_step *now_ = nullptr;
     std::vector<Row> rows_;  // (tables, rows)
     std::vector<int32_t> token_rows_, token_positions_;
+    std::vector<Summary> summaries_;
 };
 
 }  // namespace penstock

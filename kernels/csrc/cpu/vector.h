@@ -4,7 +4,7 @@
 #pragma once
 
 #include <stdint.h>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -15,6 +15,12 @@ typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
 typedef float F16Memory __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int8_t B16 __attribute__((vector_size(16)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint8_t B64 __attribute__((vector_size(64)));
+typedef uint16_t H32 __attribute__((vector_size(64)));
+typedef int8_t B16Memory __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint8_t B64Memory __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint16_t H16Memory __attribute__((vector_size(32), aligned(2), may_alias));
 
 #define INLINE __attribute__((always_inline)) static inline
@@ -75,6 +81,32 @@ INLINE void store_bf16(void *to, H16 x) {
 INLINE void store_some_bf16(void *to, H16 x, int count) {
     uint16_t *out = reinterpret_cast<uint16_t *>(to);
     for (int lane = 0; lane < count; lane++) out[lane] = x[lane];
+}
+
+// To the nearest whole number, ties to even, of numbers under 2^22. By conversion, where there is one: a sum would be
+// fused with a product before it, and round another way than where products and sums are not fused.
+INLINE I16 rounded(F16 x) {
+#if defined(__AVX512F__)
+    return (I16)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__SSE2__)
+    union {
+        F16 numbers;
+        __m128 quarters[4];
+    } from = {x};
+    union {
+        __m128i quarters[4];
+        I16 numbers;
+    } to;
+    for (int i = 0; i < 4; i++) to.quarters[i] = _mm_cvtps_epi32(from.quarters[i]);
+    return to.numbers;
+#else
+    const F16 magic = all(12582912.0f);  // 1.5 * 2^23
+    return (I16)(x + magic) - (I16)magic;
+#endif
+}
+
+INLINE F16 size_of(F16 x) {
+    return x < F16{} ? -x : x;
 }
 
 // Over the lanes, in one order: neighbours at half the distance each time.

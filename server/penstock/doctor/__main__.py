@@ -37,6 +37,8 @@ def main() -> int:
     parser.add_argument("--pipeline-parallel", type=int, default=1)
     parser.add_argument("--model-impl", default="auto")
     parser.add_argument("--memory-fraction", type=float, default=0.9)
+    parser.add_argument("--quantize", default="")
+    parser.add_argument("--quantize-head", action="store_true")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--launcher", type=Path, help="the program `penstock`, to read chat templates with")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -50,6 +52,8 @@ def main() -> int:
         arguments.pipeline_parallel,
         arguments.model_impl,
         arguments.launcher,
+        arguments.quantize,
+        arguments.quantize_head,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)

@@ -36,11 +36,12 @@ from penstock.loading.model_files import (
     read_json,
     weight_files,
 )
-from penstock.models import fallback, recipes
+from penstock.models import fallback, native, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.model import ModelConfig
+from penstock.models.packing import Quantizer
 from penstock.parallel.group import Pipeline, TensorGroup
 
 # What the server takes at once when its flags do not say otherwise.
@@ -62,6 +63,8 @@ class Question:
     longest: int | None = None  # tokens of a sequence (--max-total-tokens); None: as the model has it
     # The program whose router reads the model's texts; without it they are not looked into.
     launcher: Path | None = None
+    quantize: str = ""
+    quantize_head: bool = False
 
     @property
     def processes(self) -> int:
@@ -110,7 +113,8 @@ def examine(folder: Path, question: Question) -> Report:
         report.problems.append(str(error))
     try:
         if config is not None:
-            dtype = dtype_of(config, question.dtype)
+            is_free = question.quantize and question.dtype == "auto"
+            dtype = dtype_of(config, "bfloat16" if is_free else question.dtype)
             report.dtype = str(dtype).removeprefix("torch.")
     except UnusableModel as error:
         report.problems.append(str(error))
@@ -123,9 +127,12 @@ def examine(folder: Path, question: Question) -> Report:
         if shape is not None and question.longest is not None:
             length(shape, question.longest, report)
         sound = stored is not None and report.quantization is None
+        quantizer: Quantizer | None = None
         if shape is not None and dtype is not None and sound:
+            if question.quantize and device is not None:
+                quantizer = quantized_by(shape, dtype, device, question, report)
             if not report.fallback:
-                shards(config, folder, dtype, question, report)
+                shards(config, folder, dtype, question, report, quantizer)
             if device is not None and len(report.weight_bytes_per_shard) == question.processes:
                 memory(shape, dtype, device, question, report)
     text(folder, config or {}, question, report)
@@ -218,8 +225,31 @@ def length(shape: ModelConfig, longest: int, report: Report) -> None:
         )
 
 
+def quantized_by(
+    shape: ModelConfig, dtype: torch.dtype, device: torch.device, question: Question, report: Report
+) -> Quantizer | None:
+    """What --quantize stands for; where nothing would, that is a problem."""
+    try:
+        return native.quantizer(
+            None if report.fallback else shape,
+            dtype,
+            device,
+            question.group(0),
+            question.quantize,
+            question.quantize_head,
+        )
+    except UnusableModel as error:
+        report.problems.append(str(error))
+        return None
+
+
 def shards(
-    config: dict[str, Any], folder: Path, dtype: torch.dtype, question: Question, report: Report
+    config: dict[str, Any],
+    folder: Path,
+    dtype: torch.dtype,
+    question: Question,
+    report: Report,
+    quantizer: Quantizer | None,
 ) -> None:
     """Rehearses every rank's loading: names and shapes of tensors, and what is divided."""
     parameters = 0
@@ -227,7 +257,8 @@ def shards(
         group = question.group(rank)
         try:
             with Checkpoint(folder, dtype, META, question.trusted) as checkpoint:
-                part = recipes.load_from(config, checkpoint, group)
+                part = recipes.load_from(config, checkpoint, group, quantizer)
+                quantized_bytes = checkpoint.bytes_made
                 parameters += checkpoint.parameters - part.repeated_parameters
         except UnusableModel as error:
             report.problems.append(str(error))
@@ -237,7 +268,8 @@ def shards(
         report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
         if part.config.has_state:
             report.state_bytes.append(state_bytes(part.config.state_shapes(group), dtype))
-        report.weight_bytes_per_shard.append(sum(t.nbytes for t in part.weights()))
+        bytes_held = sum(t.nbytes for t in part.weights()) if quantizer is None else quantized_bytes
+        report.weight_bytes_per_shard.append(bytes_held)
     # The shards of a stage ask for the same tensors, each for its part.
     report.parameters = parameters // question.shards
 

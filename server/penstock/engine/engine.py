@@ -122,13 +122,19 @@ class Engine:
         trusted: bool = False,
         deterministic: bool = False,
         implementation: str = "auto",
+        quantize: str = "",
+        quantize_head: bool = False,
     ) -> None:
-        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype."""
+        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
+        "int4", of weights while they are read.
+        """
         self.dtype = dtype
         self.device = device
         self.transfers = Transfers(device)
         self.group = group
-        self.recipe, self.model = choice.load(config, folder, dtype, device, group, trusted, implementation)
+        self.recipe, self.model = choice.load(
+            config, folder, dtype, device, group, trusted, implementation, quantize, quantize_head
+        )
         self.deterministic = deterministic
         if deterministic:
             if group.size > 2:
@@ -439,7 +445,11 @@ class Engine:
         if self.group.is_output_rank:
             positions = indices.sample_positions
             previous_S = ids_T.index_select(0, tokens_S)
-            sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
+            # Of every step, whatever its rows want: a row's log probability must not depend on the others.
+            summary = None if self.native is None else self.native.summarize(logits_SV)
+            sampled = self.sampler.sample(
+                logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary
+            )
         sampling = (plan.flags & SAMPLE) != 0
         told = torch.empty(
             (1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device

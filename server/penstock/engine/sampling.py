@@ -168,19 +168,23 @@ class Sampler:
         previous_S: Tensor,
         masks: Masks | None = None,
         drafts: Drafts | None = None,
+        summary: ops.LogitsSummary | None = None,
     ) -> Sampled:
         """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
         `previous` (S,) int64 the tokens before them, on the device. The token of a row that samples nothing is any.
 
         With `drafts` a slot may have several rows of logits. Each is sampled as if what was fed before it were its text,
-        and only what follows accepted drafts is counted for penalties.
+        and only what follows accepted drafts is counted for penalties. `summary`: of these logits, where the model's backend
+        makes one.
         """
-        scores_SV, possible_S = self.process(logits_SV, slots, positions, previous_S, masks, drafts)
+        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+        scores_SV = self._narrow(changed_SV, slots, previous_S)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             tokens_S = self._choose(scores_SV, slots, positions)
         else:
-            tokens_S = ops.argmax(scores_SV)
+            is_plain = changed_SV is logits_SV and not (self.watermark_deltas[slots] > 0).any()
+            tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
             if len(drawn):
                 rows = self._on_device(drawn)
                 drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
@@ -188,13 +192,19 @@ class Sampler:
         if drafts is not None and len(drafts.forced):
             forced = self._on_device(drafts.forced)
             tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
-        logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
+        chosen_S1 = tokens_S.unsqueeze(1)
+        if summary is None:
+            logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
+            logprobs_S1, sound_S = logprobs_SV.gather(1, chosen_S1), logits_SV.sum(-1).isfinite()
+        else:
+            logprobs_S1 = summary.logprobs(logits_SV.gather(1, chosen_S1))
+            sound_S = summary.totals_S.isfinite()
         verified = None if drafts is None else self._verify(tokens_S, drafts)
         self._count(slots, tokens_S, masks, verified)
         sampled = Sampled(
             tokens_S=tokens_S,
-            logprobs_S=logprobs_SV.gather(1, tokens_S.unsqueeze(1)).squeeze(1),
-            sound_S=logits_SV.sum(-1).isfinite(),
+            logprobs_S=logprobs_S1.squeeze(1),
+            sound_S=sound_S,
             possible_S=possible_S,
             top_counts=self.top_counts[slots],
             top_tokens_SN=None,
@@ -203,7 +213,17 @@ class Sampler:
         )
         most = int(sampled.top_counts.max(initial=0))
         if most:
-            self._add_alternatives(sampled, logits_SV, logprobs_SV, most)
+            wanting = self._on_device(np.flatnonzero(sampled.top_counts))
+            wanting_SV = logits_SV.index_select(0, wanting)
+            sampled.top_tokens_SN = most_likely(wanting_SV, most)
+            if summary is None:
+                sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(
+                    1, sampled.top_tokens_SN
+                )
+            else:
+                sampled.top_logprobs_SN = summary.logprobs(
+                    wanting_SV.gather(1, sampled.top_tokens_SN), wanting
+                )
         return sampled
 
     def process(
@@ -218,7 +238,11 @@ class Sampler:
         """What tokens are chosen from, (S, V) fp32: of greedy rows the largest, of others by its softmax. And (S,) bool,
         which rows have a token left; None: all. The logits stay as they are; arguments as in `sample`.
         """
-        scores_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+        return self._narrow(changed_SV, slots, previous_S), possible_S
+
+    def _narrow(self, scores_SV: Tensor, slots: I64, previous_S: Tensor) -> Tensor:
+        """Changed logits after temperature, truncation and watermark."""
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             scores_SV = self._truncate(scores_SV, slots)
@@ -236,7 +260,7 @@ class Sampler:
                 self._column(self.watermark_deltas[chosen]),
             )
             scores_SV = scores_SV.index_copy(0, rows, marked_SV)
-        return scores_SV, possible_S
+        return scores_SV
 
     def _change(
         self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None, drafts: Drafts | None
@@ -321,11 +345,6 @@ class Sampler:
     def _choose(self, scores_SV: Tensor, slots: I64, positions: I64) -> Tensor:
         uniform_S = self._on_device(ops.uniform(self.seeds[slots], positions))
         return ops.choose(scores_SV, uniform_S)
-
-    def _add_alternatives(self, sampled: Sampled, logits_SV: Tensor, logprobs_SV: Tensor, most: int) -> None:
-        wanting = self._on_device(np.flatnonzero(sampled.top_counts))
-        sampled.top_tokens_SN = most_likely(logits_SV.index_select(0, wanting), most)
-        sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
 
     def _hold_back(self, slot: int, tokens: I64) -> None:
         """Fills the slot's row of `end_tokens`: one shape for all rows, whatever their number of tokens."""

@@ -7,17 +7,21 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.layers.module import Module, TiledModule
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock_kernels.program import QuantizedMatrix
 
 
 class Linear(TiledModule):
-    """x W^T + b with W (O, I) and b (O,) or None. Where the rows are divided, O is this rank's part."""
+    """x W^T + b with W (O, I) and b (O,) or None. Where the rows are divided, O is this rank's part. Of a matrix that was
+    quantized for the CPU engine, `weight_OI` has no rows.
+    """
 
-    __slots__ = ("bias_O", "weight_OI")
+    __slots__ = ("bias_O", "quantized", "weight_OI")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         super().__init__()
         self.weight_OI = weight_OI
         self.bias_O = bias_O
+        self.quantized: QuantizedMatrix | None = None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""

@@ -6,6 +6,7 @@ which `penstock.loading.tensor_reader` copies.
 """
 
 import math
+import mmap
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from penstock.loading.model_files import Stored, gigabytes, listed, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
 
 META = torch.device("meta")
+LARGE = 1 << 20
 # Tensors that may be missing beyond as many as there are, before it is not worth looking for more.
 MISSING = 1000
 
@@ -67,6 +69,9 @@ class Checkpoint:
         self.device = device
         self.bytes_made = 0
         """Of all that `new` and `tensor` gave."""
+        self.gives_back = False
+        """Whether large tensors are on pages of their own, which the system has again when they are freed: of what is read to be
+        converted, the allocator would keep holes that the next of its size just does not fit into."""
         self._files = weight_files(folder, trusted)
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
@@ -127,7 +132,12 @@ class Checkpoint:
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Memory on the device for what `fill` reads, which may be several tensors in one."""
-        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        dtype = dtype or self.dtype
+        size = math.prod(shape) * dtype.itemsize
+        if self.gives_back and self.device.type == "cpu" and size >= LARGE:
+            made = torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+        else:
+            made = torch.empty(shape, dtype=dtype, device=self.device)
         ask_for_huge_pages(made)
         self.bytes_made += made.nbytes
         return made

@@ -26,12 +26,19 @@ def load(
     group: TensorGroup,
     trusted: bool,
     implementation: str,
+    quantize: str = "",
+    quantize_head: bool = False,
 ) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
-    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code).
+    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
+    int4, of the weights of layers and, with `quantize_head`, of the head.
     """
+    quantizer = None
+    if quantize:
+        shape = None if uses_fallback(config, implementation) else recipes.read_config(config)
+        quantizer = native.quantizer(shape, dtype, device, group, quantize, quantize_head)
     if uses_fallback(config, implementation):
         return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
-    model = recipes.load(config, folder, dtype, device, group, trusted)
+    model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
     return recipes.served_architecture(config), native.on_cpu_engine(model, dtype, device, group)

@@ -30,6 +30,7 @@ from penstock.models.decoder import (
     Layer,
     Mixer,
 )
+from penstock.models.packing import Quantizer
 from penstock.models.recurrent import Recurrent
 from penstock.parallel.group import TensorGroup, ranges
 
@@ -55,13 +56,17 @@ class Loader:
         if config.layer_windows:
             self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
             self.kv_heads = group.key_heads(config.kv_heads)
+        self.quantizer: Quantizer | None = None
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
         self.check_stages()
         mine = self.group.layers(len(self.config.layers))
-        layers = [self.layer(index) for index in mine]
+        self.checkpoint.gives_back = self.quantizer is not None
+        layers = [self.quantized(self.layer(index)) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
+        if self.quantizer is not None:
+            self.quantizer.take_ends(decoder.ends, self.checkpoint)
         ignored = [COMPUTED, *self.keys.ignored]
         if self.group.pipeline is not None:
             ignored += self.of_other_stages(mine)
@@ -79,6 +84,12 @@ class Loader:
         if config.per_layer is not None:
             what = "read embeddings of their own (hidden_size_per_layer_input)"
         raise UnusableModel(f"--pipeline-parallel {pipeline.stages}: the model's layers {what}; use 1")
+
+    def quantized(self, layer: Layer) -> Layer:
+        """The layer, quantized where that is asked for: the next one is read when its bf16 is gone."""
+        if self.quantizer is not None:
+            self.quantizer.take_layer(layer, self.config, self.checkpoint)
+        return layer
 
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""

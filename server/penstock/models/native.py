@@ -11,14 +11,23 @@ from penstock.errors import UnusableModel
 from penstock.layers.rope import frequencies
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
-from penstock.models.model import Model, Reference
+from penstock.models.model import Model, ModelConfig, Reference
+from penstock.models.packing import FORMATS, Quantizer
 from penstock.models.recorder import record, unknown_choice
 from penstock.models.step import LayerCache
 from penstock.parallel.group import TensorGroup
 from penstock.telemetry import log
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
-from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, rounded_up
+from penstock_kernels.program import (
+    MOST_BYTE_INPUTS,
+    PAGE_TOKENS,
+    TILE_INPUTS,
+    TILE_OUTPUTS,
+    Kind,
+    rounded_up,
+)
+from penstock_kernels.sampling import LogitsSummary
 
 
 @dataclass(slots=True)
@@ -47,6 +56,20 @@ class NativeDecoder:
         self._views = decoder.views()
         self._longest = 0
         self._bound: list[LayerCache] | None = None
+
+    @property
+    def weight_formats(self) -> str:
+        """In words, for the log."""
+        layers, head = (
+            {one.format for one in operations if one.kind == Kind.LINEAR}
+            for operations in (self.program.body, self.program.head)
+        )
+        said = " and ".join(one.name.lower() for one in sorted(layers))
+        return (
+            said
+            if layers == head
+            else f"{said}, head in {' and '.join(one.name.lower() for one in sorted(head))}"
+        )
 
     @property
     def cache_shape(self) -> tuple[int, int]:
@@ -115,9 +138,56 @@ class NativeDecoder:
         self._runs.head(hidden_SE, out_SV)
         return out_SV
 
+    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
+        """What sampling asks of logits that it does not change."""
+        return self._runs.summarize(logits_SV)
+
     def weights(self) -> list[Tensor]:
         """Every tensor of the program, each once."""
         return self.program.tensors()
+
+
+def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str | None:
+    """What the engine does not serve of a model that is served in `dtype` by the ranks of `group`; None: it serves it."""
+    if dtype != torch.bfloat16:
+        return f"{str(dtype).removeprefix('torch.')} weights"
+    if group.everyone.size > 1:
+        return "several shards or stages"
+    if not isinstance(shape, DecoderConfig):
+        return "no decoder of a recipe"
+    return unknown_choice(shape)
+
+
+def quantizer(
+    shape: ModelConfig | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup,
+    quantize: str,
+    head: bool,
+) -> Quantizer:
+    """Of --quantize and --quantize-head, for a model of this shape; None: transformers run it. Raises UnusableModel where the
+    CPU engine would not run it: nothing else computes with quantized weights.
+    """
+    says = f"--quantize {quantize}: only the CPU engine quantizes weights"
+    if device.type != "cpu":
+        raise UnusableModel(f"{says}, and this worker runs on {device}")
+    why = "models through transformers" if shape is None else why_not(shape, dtype, group)
+    if why is not None:
+        raise UnusableModel(f"{says}, and it does not serve {why}")
+    assert shape is not None, "transformers would run it"
+    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim)
+    if widest > MOST_BYTE_INPUTS:
+        raise UnusableModel(
+            f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
+        )
+    try:
+        instruction_set = cpu_engine.instruction_set()
+    except WrongInstructionSet as error:
+        raise UnusableModel(str(error)) from error
+    except NoCpuEngine as error:
+        raise UnusableModel(f"{says}: {error}") from error
+    return Quantizer(FORMATS[quantize], head, instruction_set, torch.get_num_threads())
 
 
 def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> Model:
@@ -134,23 +204,16 @@ def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group:
         if group.rank == 0:
             _tell(f"torch runs the model: {error}", level="INFO" if error.asked else "WARN")
         return model
-    why = None
-    if dtype != torch.bfloat16:
-        why = f"{str(dtype).removeprefix('torch.')} weights"
-    elif group.everyone.size > 1:
-        why = "several shards or stages"
-    elif not isinstance(model, Decoder):
-        why = "no decoder of a recipe"
-    else:
-        why = unknown_choice(model)
+    why = why_not(model.config, dtype, group)
     if why is not None:
         if group.rank == 0:
             _tell(f"torch runs the model: the CPU engine does not serve {why}")
         return model
     assert isinstance(model, Decoder)
     threads = torch.get_num_threads()
-    _tell(f"the CPU engine runs the model: {instruction_set}, threads: {threads}")
-    return NativeDecoder(model, instruction_set, threads)
+    made = NativeDecoder(model, instruction_set, threads)
+    _tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
+    return made
 
 
 def _tell(message: str, level: str = "INFO") -> None:

@@ -14,6 +14,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.decoder_loader import Loader
 from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, EncoderDecoderLoader
+from penstock.models.packing import Quantizer
 from penstock.parallel.group import TensorGroup
 
 C = TypeVar("C", DecoderConfig, EncoderDecoderConfig)
@@ -42,10 +43,18 @@ class Recipe(Generic[C, K]):
         return self.read(config)
 
     def load(
-        self, config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup
+        self,
+        config: dict[str, Any],
+        checkpoint: Checkpoint,
+        group: TensorGroup,
+        quantizer: Quantizer | None = None,
     ) -> Decoder | EncoderDecoder:
-        """Takes a rank's part of the model from a checkpoint. Raises UnusableModel."""
-        return self.loader(self.shape(config), self.keys(config), checkpoint, group).load()
+        """Takes a rank's part of the model from a checkpoint. `quantizer`: of a decoder. Raises UnusableModel."""
+        loader = self.loader(self.shape(config), self.keys(config), checkpoint, group)
+        if quantizer is not None:
+            assert isinstance(loader, Loader), "only decoders are quantized"
+            loader.quantizer = quantizer
+        return loader.load()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """From a decoder to a program: the list of operations that the CPU engine runs for it.
 
 Follows `Decoder.forward` and `Decoder.logits`, choice by choice of the configuration, and says of which choices the engine knows
-nothing. Weights are packed where they are: a decoder that was recorded cannot be run by torch any more. Letters as in
-`decoder`.
+nothing. Weights are packed where they are (`packing`), or were quantized when they were read: a decoder that was recorded cannot
+be run by torch any more. Letters as in `decoder`.
 """
 
 from dataclasses import dataclass, field
@@ -15,9 +15,10 @@ from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Attention, Decoder, FeedForward, Layer
-from penstock_kernels import cpu_engine
+from penstock.models.packing import align_halves, packed
 from penstock_kernels import program as programs
 from penstock_kernels.program import (
+    BYTE_INPUTS,
     TILE_OUTPUTS,
     Activation,
     Epilogue,
@@ -55,9 +56,8 @@ class Recording:
     rotations: list[tuple[Operation, int]] = field(default_factory=list)
 
 
-def unknown_choice(decoder: Decoder) -> str | None:
-    """A choice of the family that the engine does not know, in words; None: it can be recorded."""
-    config = decoder.config
+def unknown_choice(config: DecoderConfig) -> str | None:
+    """A choice of the family that the engine does not know, in words; None: its decoder can be recorded."""
     checks = (
         (config.has_state, "recurrent layers"),
         (bool(config.attention_gate), "gated attention"),
@@ -101,8 +101,11 @@ class _Recorder:
         self.config: DecoderConfig = decoder.config
         self.made = Recording(Program())
         config = self.config
+        self.is_quantized = any(layer.attention.out.quantized is not None for layer in decoder.layers)
+        # What the layers' products read.
+        self.layout = Layout.BYTES if self.is_quantized else Layout.BF16
         self.x = self._buffer("x", Layout.F32, config.width)
-        self.normed = self._buffer("normed", Layout.BF16, config.width)
+        self.normed = self._buffer("normed", self.layout, config.width)
 
     def record(self) -> Recording:
         program = self.made.program
@@ -121,8 +124,11 @@ class _Recorder:
         config, ends = self.config, self.decoder.ends
         assert ends.embedding is not None and ends.head is not None, "asked of a decoder in one piece"
         is_tied = ends.head.weight_OI is ends.embedding.weight_VE
-        ends.embedding.weight_VE = _packed(ends.embedding.weight_VE)
-        ends.head.weight_OI = ends.embedding.weight_VE if is_tied else _packed(ends.head.weight_OI)
+        ends.embedding.weight_VE = packed(ends.embedding.weight_VE)
+        if is_tied:
+            ends.head.weight_OI = ends.embedding.weight_VE
+        elif ends.head.quantized is None:
+            ends.head.weight_OI = packed(ends.head.weight_OI)
         # The factor is rounded to bf16 first, as the families that have one do.
         scale = float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16))
         positions = None if ends.positions is None else _fp32(ends.positions.weight_VE)
@@ -148,7 +154,7 @@ class _Recorder:
         self._read(layer.attention_norm)
         reads = self.normed
         if config.parallel and layer.feed_forward_norm is not None:
-            reads = self._buffer("normed twice", Layout.BF16, config.width)
+            reads = self._buffer("normed twice", self.layout, config.width)
             self._norm(self.x, reads, layer.feed_forward_norm)
         attended = self._attention(index, attention)
         self._add(attended, attention.out, None if config.parallel else layer.attention_out_norm)
@@ -195,14 +201,16 @@ class _Recorder:
                 softcap=attention.score_modifiers.softcap,
             )
         )
-        return attended
+        return self._quantized(attended)
 
     def _feed_forward(self, feed_forward: FeedForward, reads: int) -> int:
         config = self.config
-        width = feed_forward.out.weight_OI.shape[1]
+        out = feed_forward.out
+        width = out.weight_OI.shape[1] if out.quantized is None else out.quantized.columns
         gated = config.gated
         if gated:
-            _align_halves(feed_forward.up)
+            if feed_forward.up.quantized is None:
+                align_halves(feed_forward.up)
             width = programs.rounded_up(width, TILE_OUTPUTS)
         hidden = self._buffer("hidden", Layout.BF16, width)
         self._linear(
@@ -212,7 +220,16 @@ class _Recorder:
             epilogue=Epilogue.GATE if gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[config.activation],
         )
-        return hidden
+        return self._quantized(hidden)
+
+    def _quantized(self, source: int) -> int:
+        """The buffer as the layers' products read it."""
+        if not self.is_quantized:
+            return source
+        buffer = self.made.program.buffers[source]
+        target = self._buffer(f"{buffer.name} in bytes", Layout.BYTES, buffer.width)
+        self.operations.append(Operation(Kind.QUANTIZE, source, target))
+        return target
 
     def _add(self, source: int, out: Linear, norm: Norm | None) -> None:
         """The residual plus what a branch gives, which is normed before or after it is added."""
@@ -231,7 +248,8 @@ class _Recorder:
         assert ends.head is not None, "asked of a decoder in one piece"
         chosen = self._buffer("chosen", Layout.EXTERNAL, config.width)
         logits = self._buffer("logits", Layout.EXTERNAL, config.vocab_size)
-        normed = self._buffer("chosen normed", Layout.BF16, config.width)
+        layout = Layout.BF16 if ends.head.quantized is None else Layout.BYTES
+        normed = self._buffer("chosen normed", layout, config.width)
         self._norm(chosen, normed, ends.norm)
         self._linear(normed, logits, ends.head, scale=config.logit_scale, softcap=config.logit_softcap)
 
@@ -258,52 +276,31 @@ class _Recorder:
         scale: float = 1.0,
         softcap: float = 0.0,
     ) -> None:
-        if linear is not self.decoder.ends.head:
-            linear.weight_OI = _packed(linear.weight_OI)
+        quantized = linear.quantized
+        if linear is not self.decoder.ends.head and quantized is None:
+            linear.weight_OI = packed(linear.weight_OI)
         outputs = self.made.program.buffers[target].width * (2 if epilogue == Epilogue.GATE else 1)
         bias = None
         if linear.bias_O is not None:
             bias = torch.zeros(programs.rounded_up(outputs, TILE_OUTPUTS))
             bias[: len(linear.bias_O)] = linear.bias_O.float()
-        self.operations.append(
-            Operation(
-                Kind.LINEAR,
-                source,
-                target,
-                rows=outputs,
-                columns=linear.weight_OI.shape[1],
-                epilogue=epilogue,
-                activation=activation,
-                scale=scale,
-                softcap=softcap,
-                weight=linear.weight_OI,
-                bias=bias,
-            )
+        made = Operation(
+            Kind.LINEAR,
+            source,
+            target,
+            rows=outputs,
+            epilogue=epilogue,
+            activation=activation,
+            scale=scale,
+            softcap=softcap,
+            bias=bias,
         )
-
-
-def _packed(matrix_OI: Tensor) -> Tensor:
-    """In tiles: in its own memory where its sides are whole tiles."""
-    made = programs.in_whole_tiles(matrix_OI)
-    cpu_engine.pack(made)
-    return made
-
-
-def _align_halves(up: Linear) -> None:
-    """Gate and up begin with a tile each."""
-    half = len(up.weight_OI) // 2
-    wanted = programs.rounded_up(half, TILE_OUTPUTS)
-    if half == wanted:
-        return
-
-    def aligned(rows: Tensor) -> Tensor:
-        made = rows.new_zeros((2 * wanted, *rows.shape[1:]))
-        made[:half], made[wanted : wanted + half] = rows[:half], rows[half:]
-        return made
-
-    up.weight_OI = aligned(up.weight_OI)
-    if up.bias_O is not None:
-        up.bias_O = aligned(up.bias_O)
+        if quantized is None:
+            made.weight, made.columns = linear.weight_OI, linear.weight_OI.shape[1]
+        else:
+            made.weight, made.columns = quantized.tiles, programs.rounded_up(quantized.columns, BYTE_INPUTS)
+            made.format, made.scales, made.sums = quantized.format, quantized.scales, quantized.sums
+        self.operations.append(made)
 
 
 def _kind(norm: Norm) -> programs.Norm:

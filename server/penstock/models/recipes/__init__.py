@@ -13,6 +13,7 @@ from penstock.models.architectures import RECIPES, architecture_of, architecture
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from penstock.models.packing import Quantizer
 from penstock.models.recipe import DecoderRecipe, EncoderDecoderRecipe
 from penstock.parallel.group import ALONE, TensorGroup
 
@@ -41,10 +42,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig | EncoderDecoderConfig:
 
 
 def load_from(
-    config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup = ALONE
+    config: dict[str, Any],
+    checkpoint: Checkpoint,
+    group: TensorGroup = ALONE,
+    quantizer: Quantizer | None = None,
 ) -> Decoder | EncoderDecoder:
     """Takes a rank's part of the model from a checkpoint."""
-    return recipe_of(config).load(config, checkpoint, group)
+    return recipe_of(config).load(config, checkpoint, group, quantizer)
 
 
 def load(
@@ -54,14 +58,15 @@ def load(
     device: torch.device,
     group: TensorGroup = ALONE,
     trusted: bool = False,
+    quantizer: Quantizer | None = None,
 ) -> Decoder | EncoderDecoder:
     """Reads a rank's part of the model in `folder` with the recipe of its architecture.
 
-    `trusted`: the user has agreed to pickled weights.
+    `trusted`: the user has agreed to pickled weights. `quantizer`: of a decoder that the CPU engine will run.
     """
 
     def build(checkpoint: Checkpoint) -> Decoder | EncoderDecoder:
-        model = load_from(config, checkpoint, group)
+        model = load_from(config, checkpoint, group, quantizer)
         model.parameters = checkpoint.parameters
         return model
 

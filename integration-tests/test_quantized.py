@@ -1,0 +1,75 @@
+"""`--quantize` from the command line to the text: on a machine whose CPU engine was built."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import wire
+from conftest import Launch
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
+from test_lifecycle import fails
+
+try:
+    cpu_engine.instruction_set()
+except NoCpuEngine as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+QUESTIONS = ("What is Penstock?", "Sort these words: pear, apple, fig", "What is 12 + 30?", "Count to five.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--quantize", "eetq"), "int8, head in bf16"),
+        (("--quantize", "int4", "--quantize-head"), "int4, threads"),
+    ],
+)
+def test_a_quantized_model_answers_the_same_alone_and_among_others(
+    launch: Launch, flags: tuple[str, ...], says: str
+) -> None:
+    server = launch(*flags).wait_ready()
+    assert f", {says}" in server.log(), "a line says what runs the model"
+
+    def answer(question: str) -> Any:
+        body = {
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": 40,
+            "temperature": 0,
+            "logprobs": True,
+        }
+        choice = wire.post(server.address, "/v1/chat/completions", body).json()["choices"][0]
+        return choice["message"]["content"], [token["logprob"] for token in choice["logprobs"]["content"]]
+
+    alone = [answer(question) for question in QUESTIONS]
+    assert alone[2][0] == "12 + 30 = 42"
+    together: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        together[number] = answer(QUESTIONS[number % len(QUESTIONS)])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == {number: alone[number % len(QUESTIONS)] for number in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "says"),
+    [
+        (("--dtype", "float16"), {}, "it does not serve float16 weights"),
+        (("--num-shard", "2"), {}, "it does not serve several shards or stages"),
+        (("--model-impl", "transformers"), {}, "it does not serve models through transformers"),
+        ((), {"PENSTOCK_CPU_ISA": "none"}, "PENSTOCK_CPU_ISA is none"),
+    ],
+)
+def test_what_cannot_be_quantized_ends_the_start_with_one_line(
+    launch: Launch, flags: tuple[str, ...], environment: dict[str, str], says: str
+) -> None:
+    launched = launch("--quantize", "int8", *flags, env=environment)
+    fails(launched, 1, "--quantize int8: only the CPU engine quantizes weights", says)
