@@ -87,8 +87,8 @@ pub(super) fn growth(sequence: &Sequence, lookahead: u32, tables: &Tables, chunk
 
 /// How often the recurrent state of a sequence is copied. In a prompt, so that one that parts from it somewhere computes
 /// 512 tokens again at most, a part of a step; more often, and a long prompt would take the places of many others. In an
-/// output, so that the next turn of a chat computes 64 at most, which costs little more than the step that it needs anyhow,
-/// while a copy for every 64 tokens of a sequence costs its decoding nothing that can be measured.
+/// output, so that the next turn of a chat computes 64 at most of the last answer, which costs little more than the step that
+/// it needs anyhow, while one copy is little beside the 64 times that the steps between read and write the state itself.
 pub(super) const SNAPSHOT_DISTANCES: SnapshotDistances = SnapshotDistances { prompt: 512, output: 64 };
 
 /// What prompts may still take of a step that is being planned.

@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 use penstock_proto::ids::{SequenceId, TokenId};
+use penstock_proto::tables::Table;
 use penstock_proto::{RowFlag, Starts, StepPlan};
 
 use super::harness::{Harness, spec, tiny};
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
 use crate::scheduler::speculation::Drafting;
-use crate::scheduler::submission::{Finish, Release, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec, Tenant};
 use crate::worker::mock::{MockConfig, MockModel};
 
 const BLOCK: u32 = 16;
@@ -275,6 +276,54 @@ fn what_was_computed_from_nan_begins_nobody_twice() {
         assert_eq!((harness.client(third).end.clone(), fed), (Some(Ok(Finish::Length)), 600));
         harness.check_against_reference();
     }
+}
+
+#[test]
+fn a_sample_vouches_for_no_state_behind_it() {
+    let mut harness = harness(hybrid(), 64);
+    let id = harness.submit(spec(&prompt(40, 0), 100));
+    let scheduled = |harness: &Harness| {
+        harness.core.sequences.iter().map(|(_, sequence)| sequence.num_scheduled_tokens).max()
+    };
+    // The row that saves its state behind 64 tokens computes NaN; that before it samples well.
+    while harness.overflows.is_none() {
+        harness.step();
+        harness.overflows = (scheduled(&harness) == Some(63)).then_some(0);
+    }
+    harness.run_to_end();
+    assert!(matches!(harness.client(id).end, Some(Err(_))));
+    let text = joined(&[prompt(40, 0), harness.client(id).ids()]);
+    assert_eq!((text.len(), saved_along(&harness, &text)), (64, vec![32]));
+    let (next, fed) = run(&mut harness, spec(&joined(&[text, prompt(10, 1)]), 5));
+    assert_eq!((harness.client(next).end.clone(), fed), (Some(Ok(Finish::Length)), 74 - 32));
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_row_that_was_put_off_begins_with_what_is_left() {
+    let mut harness = harness(MockConfig { snapshots: 2, ..hybrid() }, 1024);
+    run(&mut harness, spec(&prompt(600, 0), 1));
+    assert_eq!(saved_along(&harness, &prompt(600, 0)), [512, 592]);
+    let id = harness.submit(spec(&prompt(600, 0), 5));
+    // As when it leaves the queue and finds no blocks, and then others take the place of what it was to begin with.
+    let core = &mut harness.core;
+    let key = core.by_id[&id];
+    core.assign_slot(key);
+    let sequence = &mut core.sequences[key];
+    let tokens = sequence.tokens.clone();
+    assert!(core.pool.extend_from_cache(0, &tokens, 37, &mut sequence.table).changed);
+    (sequence.num_scheduled_tokens, sequence.registered) = (592, 37);
+    sequence.was_admitted = true;
+    sequence.tell(SequenceEvent::Admitted { cached_tokens: 592 });
+    let begun = core.pool.begin(&sequence.table, 32).expect("it is younger now");
+    let other = core.pool.reserve(&Table::default(), 1, SequenceId(99)).expect("the older one goes");
+    assert_ne!(begun.place, other.place);
+    core.pool.cancel(other);
+    core.pool.plan_finished();
+    let before = computed(&harness);
+    harness.run_to_end();
+    assert_eq!(computed(&harness) - before, 600 - 512);
+    harness.check_against_reference();
 }
 
 #[test]
