@@ -95,7 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Bamba", {"time_step_limit": [0.0]}, "time_step_limit is not a list of two numbers"),
     ("Falcon-H1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is not a list of 5 numbers"),
     ("Nemotron-H", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern is 'M-X', not a text of"),
-    ("Nemotron 3 (experts)", {"moe_latent_size": 16}, "moe_latent_size is 16"),
+    ("Nemotron 3 (experts)", {"moe_latent_size": -1}, "moe_latent_size is -1"),
     ("Kimi Linear", {"mla_use_nope": False}, "mla_use_nope is False"),
     (
         "Kimi Linear",

@@ -204,13 +204,15 @@ class Experts(TiledModule):
         self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
         self.activation = activation
         self.shared, self.shared_gate = shared, shared_gate
+        self.latent_in: Linear | None = None  # to what experts read
+        self.latent_out: Linear | None = None  # from what they give
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
         logits_TX = self.router(x_TE.to(self.router.weight_OI.dtype))
         weights_TA, experts_TA = ops.route(logits_TX, self.correction_X, self.routing)
         mixed_TE = ops.mix_experts(
-            x_TE,
+            x_TE if self.latent_in is None else self.latent_in(x_TE),
             weights_TA,
             experts_TA,
             self.first,
@@ -221,6 +223,8 @@ class Experts(TiledModule):
             self.activation,
             self.tile,
         )
+        if self.latent_out is not None:
+            mixed_TE = self.latent_out(mixed_TE)
         if self.shared is None:
             return mixed_TE
         shared_TE = self.shared.out(self.shared(x_TE))
