@@ -195,7 +195,7 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
     assert [problem for problem in report.problems if "tokenizer" not in problem] == []
     assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
-    config = {**SMALL, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    config = {**SMALL, "model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
     report = examine(folder, Question())
     assert any("recurrent state" in problem for problem in report.problems)
