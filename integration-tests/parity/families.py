@@ -474,6 +474,33 @@ FAMILIES |= {
         rope_theta=1000000.0,
         tie_word_embeddings=None,
     ),
+    # Known from transformers' configuration only.
+    "LFM3": shaped(
+        "Lfm3ForCausalLM",
+        "lfm3",
+        layer_types=["conv", "full_attention", "conv", "sliding_attention"],
+        num_hidden_layers=4,
+        attention_bias=False,
+        conv_L_cache=7,
+        conv_bias=False,
+        head_dim=16,
+        hidden_act=None,
+        norm_eps=1e-5,
+        pad_token_id=0,
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        sliding_window=24,
+        tie_word_embeddings=True,
+        use_attention_gate=True,
+        use_sandwich_norm=True,
+    ),
     "Granite 4 (dense)": shaped(
         "GraniteMoeHybridForCausalLM",
         "granitemoehybrid",

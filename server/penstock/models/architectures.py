@@ -36,6 +36,7 @@ RECIPES = {
     "KimiLinearForCausalLM": "kimi_linear",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
+    "Lfm3ForCausalLM": "lfm3",
     "LlamaForCausalLM": "llama",
     "MBartForConditionalGeneration": "bart",
     "MT5ForConditionalGeneration": "t5",
