@@ -76,6 +76,18 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
             "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
         ),
     ),
+    "Qwen3-Next": (lambda name: name, ("mtp.fc.weight", "mtp.layers.0.mlp.gate.weight")),
+    "Qwen 3.5": (
+        lambda name: name.replace("model.", "model.language_model."),
+        ("model.visual.patch_embed.proj.weight", "mtp.norm.weight"),
+    ),
+    # What is published, where transformers saves other names.
+    "Kimi Linear": (lambda name: name.replace("layers.0.block_sparse_moe.", "layers.0.mlp."), ()),
+    "OLMo Hybrid": (
+        lambda name: name.replace("layers.2.feedforward_layer_norm", "layers.2.post_attention_layernorm"),
+        (),
+    ),
+    "Nemotron-H": (lambda name: name, ("mtp.layers.0.norm.weight",)),
 }
 
 Rename = Callable[[str], str]
@@ -205,7 +217,59 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GPT-Neo", {"attention_types": [[["global", "local"], 3]]}, "attention_types does not say"),
     ("GPT-Neo", {"attention_types": 7}, "attention_types does not say"),
     ("OPT", {"activation_function": "mish"}, "unsupported activation_function 'mish'"),
+    (
+        "Qwen3-Next",
+        {"linear_num_value_heads": 3},
+        "linear_num_value_heads 3 is no multiple of linear_num_key",
+    ),
+    ("Qwen3-Next", {"layer_types": ["mamba"] * 4}, "layer_types names 'mamba'"),
+    ("Qwen 3.5", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ("LFM2", {"layer_types": ["conv", "conv", "linear_attention", "conv"]}, "names 'linear_attention'"),
+    ("Granite 4 (dense)", {"mamba_n_heads": 7}, "7 heads .mamba_n_heads. of 16 in 1 groups do not make 128"),
+    ("Granite 4 (dense)", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+    ("Bamba", {"time_step_limit": [0.0]}, "time_step_limit is not a list of two numbers"),
+    ("Falcon-H1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is not a list of 5 numbers"),
+    ("Nemotron-H", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern is 'M-X', not a text of"),
+    ("Nemotron 3 (experts)", {"moe_latent_size": -1}, "moe_latent_size is -1"),
+    ("Kimi Linear", {"mla_use_nope": False}, "mla_use_nope is False"),
+    (
+        "Kimi Linear",
+        {"linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1]}},
+        "each of 4 layers once",
+    ),
+    ("Kimi Linear", {"linear_attn_config": {"full_attn_layers": [9]}}, "full_attn_layers .* layers, 1 to 4"),
+    ("MiniMax-Text-01", {"layer_types": ["conv"] * 4}, "not full or linear attention for each layer"),
+    ("RecurrentGemma", {"block_types": ["mamba"]}, "block_types is not a list of recurrent and attention"),
+    ("OLMo Hybrid", {"linear_num_value_heads": 6}, "linear_num_value_heads 6 is no multiple"),
 ]
+
+
+def test_experts_of_qwen_3_5_may_be_stacked(tmp_path: Path) -> None:
+    """As they are published: two tensors for all experts of a layer."""
+    from safetensors.torch import load_file, save_file
+
+    from client import row
+    from driver import Driver
+
+    folder = make(tmp_path, FAMILIES["Qwen 3.5 (experts)"])
+
+    def logits() -> torch.Tensor:
+        driver = Driver(folder, torch.float32)
+        driver.step([row(0, list(range(3, 20)), 0, [0, 1], start={})])
+        return driver.last_logits()
+
+    before = logits()
+    tensors = load_file(folder / "model.safetensors")
+    for at in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+
+        def stacked(which: str, at: str = at) -> torch.Tensor:
+            names = [f"{at}.experts.{expert}.{which}.weight" for expert in range(6)]
+            return torch.stack([tensors.pop(name) for name in names])
+
+        tensors[f"{at}.experts.gate_up_proj"] = torch.cat((stacked("gate_proj"), stacked("up_proj")), 1)
+        tensors[f"{at}.experts.down_proj"] = stacked("down_proj")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(), before)
 
 
 @pytest.mark.parametrize("family", RENAMED)

@@ -35,7 +35,7 @@ from penstock_kernels.experts import Routing, mix_experts, route
 from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
-from penstock_kernels.recurrence import Run, StateMetadata
+from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata
 from penstock_kernels.rope import rope, scale_by_position
 from penstock_kernels.sampling import (
     LogitsSummary,
@@ -59,6 +59,7 @@ from penstock_kernels.scan import linear_recurrence, selective_scan
 __all__ = [
     "ACTIVATIONS",
     "PLAIN",
+    "TOKENS_AT_ONCE",
     "AttentionMetadata",
     "ChunkGroup",
     "DecodeGroup",

@@ -14,6 +14,9 @@ from torch import Tensor
 # Numbers of states that a processor's second cache holds beside what is made of them.
 NUMBERS_AT_ONCE = 1 << 17
 
+# Tokens of a run that are computed in one call: what pairs of a chunk's tokens take is a multiple of them.
+TOKENS_AT_ONCE = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -68,7 +71,8 @@ def advance(
             for token in range(run.begin, run.end):
                 out_T[token : token + 1] = step_form(slice(token, token + 1), state_1)
         else:
-            out_T[run.begin : run.end] = run_form(slice(run.begin, run.end), state_P[run.place])
+            for tokens in chunks(slice(run.begin, run.end), TOKENS_AT_ONCE):
+                out_T[tokens] = run_form(tokens, state_P[run.place])
         if run.save is not None:
             state_P[run.save] = state_P[run.place]
     return out_T

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock_kernels.recurrence import StateMetadata, advance, chunks
 
-# Tokens whose decays and inputs exist at once.
-TOKENS_AT_ONCE = 64
+# Tokens whose decays and inputs of every number of the state exist at once.
+SCANNED_AT_ONCE = 64
 
 
 def selective_scan(
@@ -37,7 +37,7 @@ def selective_scan(
 
     def run_form(tokens: slice, state_IM: Tensor) -> Tensor:
         out_TI = torch.empty_like(x_TI[tokens])
-        for part in chunks(tokens, TOKENS_AT_ONCE):
+        for part in chunks(tokens, SCANNED_AT_ONCE):
             kept_TIM, state_TIM = parts(part)
             _recur(kept_TIM, state_TIM, state_IM)
             out_TI[part.start - tokens.start : part.stop - tokens.start] = (

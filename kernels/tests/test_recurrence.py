@@ -53,19 +53,19 @@ OPERATIONS = {
         True,
     ),
     "gated_delta_rule": Operation(
-        lambda x, state, step: ops.gated_delta_rule(*x, state, step),
+        lambda x, state, step: ops.gated_delta_rule(x[0], x[1], x[2], x[3], x[4], state, step),
         lambda t: [unit(t, 2, 8), unit(t, 2, 8), normal(t, 2, 5), decay(t, 2), torch.rand(t, 2)],
         (2, 8, 5),
         False,
     ),
     "channel_delta_rule": Operation(
-        lambda x, state, step: ops.channel_delta_rule(*x, state, step),
+        lambda x, state, step: ops.channel_delta_rule(x[0], x[1], x[2], x[3], x[4], state, step),
         lambda t: [unit(t, 2, 8), unit(t, 2, 8), normal(t, 2, 5), decay(t, 2, 8), torch.rand(t, 2)],
         (2, 8, 5),
         False,
     ),
     "decayed_attention": Operation(
-        lambda x, state, step: ops.decayed_attention(*x, state, step),
+        lambda x, state, step: ops.decayed_attention(x[0], x[1], x[2], x[3], state, step),
         lambda t: [normal(t, 2, 8), normal(t, 2, 8), normal(t, 4, 5), decay(t, 4)],
         (4, 8, 5),
         False,
@@ -77,7 +77,7 @@ OPERATIONS = {
         True,
     ),
     "linear_recurrence": Operation(
-        lambda x, state, step: ops.linear_recurrence(*x, state, step),
+        lambda x, state, step: ops.linear_recurrence(x[0], x[1], state, step),
         lambda t: [torch.rand(t, 6), normal(t, 6)],
         (6,),
         True,

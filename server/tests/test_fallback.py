@@ -105,7 +105,7 @@ def test_recipe_and_fallback_give_the_same_text(rope: dict[str, Any], tmp_path: 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "recurrent": ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent state"),
+    "recurrent": ({"model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}, "recurrent state"),
     "convolution": (
         {
             "model_type": "lfm2",
@@ -195,11 +195,11 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
     assert [problem for problem in report.problems if "tokenizer" not in problem] == []
     assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
-    config = {**SMALL, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    config = {**SMALL, "model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
     report = examine(folder, Question())
     assert any("recurrent state" in problem for problem in report.problems)
-    assert (report.architecture, report.recipe, report.fallback) == ("MambaForCausalLM", None, False)
+    assert (report.architecture, report.recipe, report.fallback) == ("Zamba2ForCausalLM", None, False)
 
 
 def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -225,7 +225,8 @@ def test_what_computes_something_else_with_the_cache_is_refused(
     model_type: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fallback, "ATTENTION_LAYERS", fallback.ATTENTION_LAYERS | {"conv"})
-    assert "off its own" in refusal(made(tmp_path, model_type, **changes))
+    folder = made(tmp_path, model_type, **changes)
+    assert "off its own" in refusal(folder, implementation="transformers")
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:

@@ -218,7 +218,9 @@ def working_bytes(
             longest,
             has_score_modifiers=not config.simple_attention,
         )
-    return tokens * (per_token * dtype.itemsize + attended) + logits + numbers + attention
+    # Of pairs of tokens, or of a token's parts in every number of a state: a few hundred tokens at once.
+    pairs = config.mixer_width * 6 * ops.TOKENS_AT_ONCE * torch.float32.itemsize
+    return tokens * (per_token * dtype.itemsize + attended) + logits + numbers + attention + pairs
 
 
 def _free_bytes(engine: Engine) -> int:

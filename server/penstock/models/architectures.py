@@ -70,6 +70,7 @@ RECIPES = {
     "LagunaForCausalLM": "laguna",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
+    "Lfm3ForCausalLM": "lfm3",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "vision_language",
     "LlamaForCausalLM": "llama",

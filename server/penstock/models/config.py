@@ -56,6 +56,9 @@ class ExpertsConfig:
     width: int  # F of one expert
     routing: ops.Routing
     shared_width: int = 0  # F of the expert that every token goes to; 0: none
+    latent: int = (
+        0  # experts read and give so many numbers, which matrices make of a token and of their sum; 0: E
+    )
     shared_gate: bool = False  # its output is multiplied with a sigmoid of the token
     correction: bool = False  # scores are corrected for the choice
     long_router: bool = False  # its matrix is kept in fp32

@@ -245,6 +245,8 @@ class Experts(TiledModule):
         self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
         self.activation = activation
         self.shared, self.shared_gate = shared, shared_gate
+        self.latent_in: Linear | None = None  # to what experts read
+        self.latent_out: Linear | None = None  # from what they give
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""
@@ -263,8 +265,8 @@ class Experts(TiledModule):
 
     def mix(self, x_TE: Tensor, weights_TA: Tensor, experts_TA: Tensor) -> Tensor:
         """What this rank's experts give: (T, E)."""
-        return ops.mix_experts(
-            x_TE,
+        mixed_TE = ops.mix_experts(
+            x_TE if self.latent_in is None else self.latent_in(x_TE),
             weights_TA,
             experts_TA,
             self.first,
@@ -276,6 +278,7 @@ class Experts(TiledModule):
             self.tile,
             self.weighs_input,
         )
+        return mixed_TE if self.latent_out is None else self.latent_out(mixed_TE)
 
 
 class ExpertsBeside(Module):

@@ -102,13 +102,14 @@ class KimiLoader(deepseek.DeepseekLoader):
         )
         rows, low = scaled([mine], size), [range(size)]
         parts = [(at + f"{name}_proj", total, rows) for name in "qkv"]
+        decays: Linear | None = None
+        gates: Linear | None = None
         if mixer.low_rank:
             parts += [(at + f"{name}_a_proj", size, low) for name in "fg"]
             behind = [self.read(at + f"{name}_b_proj", (total, size), rows=rows) for name in "fg"]
-            decays, gates = map(Linear, behind)
+            decays, gates = Linear(behind[0]), Linear(behind[1])
         else:
             parts += [(at + f"{name}_proj", total, rows) for name in "fg"]
-            decays = gates = None
         parts.append((at + "b_proj", mixer.heads, [mine]))
         rate_bias = numbers(self, at + "dt_bias", (total,), rows)
         shape = (1, 1, mixer.heads, 1) if mixer.low_rank else (mixer.heads,)

@@ -6,6 +6,7 @@ from typing import Any
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
+from penstock.layers.linear import Linear
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
 from penstock.models.decoder import Experts
@@ -49,7 +50,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     names = {"num_hidden_layers": len(kinds), "intermediate_size": 1, "head_dim": 128}
     defaults = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
     read = llama.read_config({**defaults, **names, **config, "num_hidden_layers": len(kinds)})
-    fields.refuse("moe_latent_size")
     fields.refuse("sliding_window")
     mixer = Mamba2Config(
         heads=fields.count("mamba_num_heads", default=128),
@@ -115,6 +115,7 @@ def _experts(fields: Fields) -> ExpertsConfig:
         fields.count("moe_intermediate_size", default=7688),
         routing,
         shared_width=fields.count("moe_shared_expert_intermediate_size", default=7688),
+        latent=fields.whole("moe_latent_size", 0),
         correction=True,
         long_router=True,
     )
@@ -125,7 +126,8 @@ class NemotronLoader(Mamba2Loader):
 
     def experts(self, at: str, choice: ExpertsConfig) -> Experts:
         """The experts below `at`, each two matrices."""
-        keys, width, mine = KEYS.experts, self.config.width, self.group.share(choice.count)
+        keys, mine = KEYS.experts, self.group.share(choice.count)
+        width = choice.latent or self.config.width
         assert keys is not None
         up_XGE = self.checkpoint.new((len(mine), choice.width, width))
         down_XEF = self.checkpoint.new((len(mine), width, choice.width))
@@ -137,7 +139,20 @@ class NemotronLoader(Mamba2Loader):
             else:
                 self.checkpoint.expect(f"{up}.weight", (choice.width, width))
                 self.checkpoint.expect(f"{down}.weight", (width, choice.width))
-        return self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
+        made = self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
+        if choice.latent:
+            whole, bias = self.config.width, self.config.up_bias
+            names = (f"{at}mixer.fc1_latent_proj", f"{at}mixer.fc2_latent_proj")
+            biases = [
+                self.read(name, (rows,), kind="bias") if bias else None
+                for name, rows in zip(names, (width, whole), strict=True)
+            ]
+            made.latent_in = Linear(self.read(names[0], (width, whole)), biases[0])
+            # The ranks add up what it gives.
+            made.latent_out = Linear(
+                self.read(names[1], (whole, width)), biases[1] if self.group.rank == 0 else None
+            )
+        return made
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, NemotronLoader)
