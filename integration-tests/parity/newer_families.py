@@ -113,7 +113,7 @@ GEMMA_4_SMALL = {
     "num_key_value_heads": 1,
     "num_kv_shared_layers": 3,
     "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 199,
+    "vocab_size_per_layer_input": 4096,
     "use_double_wide_mlp": True,
 }
 GEMMA_3N = shaped(
@@ -165,7 +165,7 @@ MINISTRAL_3 = shaped(
 MISTRAL_4 = shaped(
     "Mistral4ForCausalLM",
     "mistral4",
-    **{**EXPERTS, "routed_scaling_factor": 1.0},
+    **{**EXPERTS, "routed_scaling_factor": 1.0, "moe_intermediate_size": 32},
     **LATENT,
     rope_interleave=True,
     rope_theta=None,
