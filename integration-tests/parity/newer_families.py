@@ -113,7 +113,7 @@ GEMMA_4_SMALL = {
     "num_key_value_heads": 1,
     "num_kv_shared_layers": 3,
     "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 199,
+    "vocab_size_per_layer_input": 4096,
     "use_double_wide_mlp": True,
 }
 GEMMA_3N = shaped(
@@ -165,7 +165,7 @@ MINISTRAL_3 = shaped(
 MISTRAL_4 = shaped(
     "Mistral4ForCausalLM",
     "mistral4",
-    **{**EXPERTS, "routed_scaling_factor": 1.0},
+    **{**EXPERTS, "routed_scaling_factor": 1.0, "moe_intermediate_size": 32},
     **LATENT,
     rope_interleave=True,
     rope_theta=None,
@@ -309,7 +309,8 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
         "phi4_multimodal",
         hidden_size=128,
         partial_rotary_factor=0.75,
-        original_max_position_embeddings=64,
+        # Shorter than any prompt: transformers would change the factors within a text.
+        original_max_position_embeddings=16,
         rope_scaling={
             "long_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0],
             "short_factor": [1.0] * 12,

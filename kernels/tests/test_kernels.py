@@ -332,6 +332,37 @@ def test_paged_attention_sees_each_sequence_up_to_the_token(
         begin += queries
 
 
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_attention_reads_the_first_rows_of_each_token_where_there_are_more(softcap: float) -> None:
+    size, kv_heads, heads = 8, 2, 4
+    wide = random(12, 3 * kv_heads, size)
+    wide[11] = 0
+    few = ops.FewGroup(0, 2, 4, torch.tensor([1, 5, 7, 2, 8, 0, 3, 6]), None)
+    chunks = ops.ChunkGroup(
+        begin=2,
+        end=5,
+        sequences=1,
+        queries=3,
+        keys=3,
+        slot_mapping_SL=torch.tensor([9, 4, 10]),
+        mask_S1QL=None,
+        causal=True,
+        spread_SQ=None,
+        gather_T=None,
+    )
+    metadata = ops.AttentionMetadata(few=[few], chunks=[chunks])
+    modifiers = ops.ScoreModifiers(softcap=softcap) if softcap else ops.PLAIN
+    q = random(5, heads, size, seed=1)
+    narrow = wide[:, : 2 * kv_heads]
+    made, wanted = torch.empty(5, heads, size), torch.empty(5, heads, size)
+    ops.paged_attention(q, narrow, metadata, 0.3, made, modifiers)
+    ops.paged_attention(q, narrow.contiguous(), metadata, 0.3, wanted, modifiers)
+    assert torch.equal(made, wanted)
+    ops.write_kv(random(1, 2 * kv_heads, size, seed=2), narrow, torch.tensor([4]))
+    assert torch.equal(wide[4, 2 * kv_heads :], random(12, 3 * kv_heads, size)[4, 2 * kv_heads :])
+    assert torch.equal(wide[4, : 2 * kv_heads], random(1, 2 * kv_heads, size, seed=2)[0])
+
+
 def test_uniform_numbers_are_uniform_and_unrelated() -> None:
     seeds = np.arange(1000, dtype=np.uint64).repeat(100)
     positions = np.tile(np.arange(100), 1000)

@@ -3,6 +3,7 @@ the choice between the two.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,22 @@ import torch
 from torch import Tensor
 
 import checkpoints
+import penstock_kernels as ops
 from client import DEVICE, row
 from driver import Driver
 from penstock.errors import UnusableModel
 from penstock.models import choice, recipes
+from penstock.models.config import (
+    DecoderConfig,
+    ExpertsConfig,
+    NormConfig,
+    PerLayerConfig,
+    StreamsConfig,
+    Temperature,
+)
 from penstock.models.native import NativeDecoder
+from penstock.models.recipes import read_config
+from penstock.models.recorder import unknown_choice, unknown_choices
 from penstock.parallel.group import ALONE
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
@@ -223,3 +235,47 @@ def test_a_program_is_a_list_that_can_be_read(tmp_path: Path) -> None:
     ]
     assert "   6  x = norm" not in lines and lines.count("head") == 1
     assert lines[-1].split("  ")[-1] == "logits = linear(chosen normed): rows 199, columns 64, weight"
+
+
+EXPERTS = ExpertsConfig(4, 8, ops.Routing(2))
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": Temperature(0.1, 16)}, "queries scaled by position"),
+    ({"experts": replace(EXPERTS, weighs_input=True)}, "weights of what experts read"),
+    ({"experts": replace(EXPERTS, routing=ops.Routing(2, one_by_one=0.02))}, "experts chosen one by one"),
+    ({"gate_sparsity": 0.95}, "sparse gates"),
+    ({"kv_heads": 1}, "heads of several sizes"),
+    ({"head_dim": 8}, "heads of several sizes"),
+    ({"heads": 2}, "layers with heads of their own number"),
+    ({"keys_of": 0}, "layers that share keys"),
+    ({"values_are_keys": True}, "values that are keys"),
+    ({"qk_normed": False}, "layers without norms of queries"),
+]
+UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
+    ({"qk_norm": NormConfig(1e-5), "qk_norm_rotated": True}, "norms of queries and keys behind the rotation"),
+    ({"value_norm": NormConfig(1e-5)}, "normalised values"),
+    ({"value_scale": 0.7}, "scaled values"),
+    ({"out_gate": "head"}, "gates of what is attended to"),
+    ({"layer_scales": True}, "scaled layers"),
+    ({"experts_beside": True}, "experts beside a dense layer"),
+    ({"streams": StreamsConfig(4, 0, 8)}, "several residual streams"),
+    ({"per_layer": PerLayerConfig(64, 8)}, "per-layer embeddings"),
+    ({"activation": "xielu"}, "the activation xielu"),
+]
+
+
+@pytest.mark.parametrize(
+    ("of_layer", "of_all", "words"),
+    [(change, {}, words) for change, words in UNKNOWN]
+    + [({}, change, words) for change, words in UNKNOWN_EVERYWHERE],
+)
+def test_a_choice_that_the_engine_does_not_know_is_named(
+    of_layer: dict[str, Any], of_all: dict[str, Any], words: str
+) -> None:
+    plain = read_config(checkpoints.config())
+    assert isinstance(plain, DecoderConfig)
+    *others, last = plain.layers
+    changed = replace(plain, layers=(*others, replace(last, **of_layer)), **of_all)
+    # Experts of every kind are unknown: what is new about some is named, too, once the engine knows experts.
+    known = ("experts",) if of_layer.get("experts") else ()
+    assert words in unknown_choices(changed) and unknown_choice(changed) in (words, *known)
+    assert unknown_choice(plain) is None

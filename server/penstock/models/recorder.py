@@ -58,6 +58,12 @@ class Recording:
 
 def unknown_choice(config: DecoderConfig) -> str | None:
     """A choice of the family that the engine does not know, in words; None: its decoder can be recorded."""
+    return next(iter(unknown_choices(config)), None)
+
+
+def unknown_choices(config: DecoderConfig) -> list[str]:
+    """All of them."""
+    experts = [layer.experts for layer in config.layers if layer.experts is not None]
     checks = (
         (config.has_state, "recurrent layers"),
         (bool(config.attention_gate), "gated attention"),
@@ -68,6 +74,10 @@ def unknown_choice(config: DecoderConfig) -> str | None:
             "norms of queries and keys behind the rotation",
         ),
         (any(layer.experts is not None for layer in config.layers), "experts"),
+        (any(one.weighs_input for one in experts), "weights of what experts read"),
+        (any(one.routing.one_by_one > 0 for one in experts), "experts chosen one by one"),
+        (config.experts_beside, "experts beside a dense layer"),
+        (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
         (bool(config.slopes), "linear biases (ALiBi)"),
         (config.sinks, "attention sinks"),
         (not config.same_heads, "heads of several sizes"),
@@ -87,7 +97,7 @@ def unknown_choice(config: DecoderConfig) -> str | None:
         (config.head_dim > LARGEST_HEAD or config.head_dim % 2 == 1, f"heads of {config.head_dim}"),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
     )
-    return next((what for is_there, what in checks if is_there), None)
+    return [what for is_there, what in checks if is_there]
 
 
 def record(decoder: Decoder) -> Recording:
