@@ -1,6 +1,7 @@
 """Recurrent state in the worker: what plans may say of it, where it begins, what is kept of it, and what memory it takes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,11 +14,14 @@ import checkpoints
 from client import Worker, make_plan, row, sampled
 from driver import Driver
 from penstock.doctor.examination import Question, examine
-from penstock.engine.cache_size import count_snapshots
+from penstock.engine.cache_size import count_pages, count_snapshots
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.preparation import held_state_bytes
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.tables import divide
 from penstock.errors import BadPlan, TooLittleMemory
+from penstock.models import recipes
+from penstock.parallel.group import Pipeline, TensorGroup
 
 WIDTH, HIDDEN, KERNEL = 32, 64, 3
 CONV, ATTENTION = "conv", "full_attention"
@@ -285,6 +289,22 @@ def test_slots_come_before_copies_and_both_are_counted() -> None:
         TooLittleMemory, match=r"of 8 sequences .* 1 MiB, and 0 MiB are free .*--max-batch-size"
     ):
         count_snapshots(1 << 17, 8, 1 << 10)
+
+
+def test_a_stage_may_have_no_cache_or_no_state() -> None:
+    """Of three stages of a layer each, one attends and two do not."""
+    read = recipes.read_config(config())
+    groups = [TensorGroup(pipeline=Pipeline(at, 3, TensorGroup(at, 3))) for at in range(3)]
+    assert [read.cached_layers(group) for group in groups] == [[None], [0], [None]]
+    tables = divide(read.layer_windows, 64)
+    limits = (tables, 4, 64, 64)
+    assert count_pages(0, *limits, 0, 0) == 4 * 4 and count_pages(0, *limits, 128, 0) == 8
+    assert read.has_state, "so plans name where states begin on every rank"
+    engines: list[Any] = [
+        SimpleNamespace(model=SimpleNamespace(config=read), group=group, dtype=torch.float32)
+        for group in groups
+    ]
+    assert [held_state_bytes(engine) for engine in engines] == [STATE // 2, 0, STATE // 2]
 
 
 def test_the_doctor_says_what_states_take(folder: Path) -> None:

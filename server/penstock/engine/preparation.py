@@ -155,14 +155,8 @@ def kv_bytes_per_token(engine: Engine) -> int:
 
 
 def held_state_bytes(engine: Engine) -> int:
-    """Bytes that this rank holds of a sequence, however long it is; 0: no layer of the model is recurrent.
-
-    At least 1 where one is, though it be another stage's.
-    """
-    config = engine.model.config
-    if not config.has_state:
-        return 0
-    return max(state_bytes(config.state_shapes(engine.group), engine.dtype), 1)
+    """Bytes that this rank holds of a sequence, however long it is; 0: it has no recurrent layer."""
+    return state_bytes(engine.model.config.state_shapes(engine.group), engine.dtype)
 
 
 def _step_bytes(
