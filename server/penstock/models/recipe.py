@@ -42,6 +42,10 @@ class Recipe(Generic[C, K]):
         """What config.json describes. Raises UnusableModel."""
         return self.read(config)
 
+    def loader_of(self, config: dict[str, Any]) -> Callable[[C, K, Checkpoint, TensorGroup], ModelLoader]:
+        """What reads the checkpoint of this config.json."""
+        return self.loader
+
     def load(
         self,
         config: dict[str, Any],
@@ -50,7 +54,7 @@ class Recipe(Generic[C, K]):
         quantizer: Quantizer | None = None,
     ) -> Decoder | EncoderDecoder:
         """Takes a rank's part of the model from a checkpoint. `quantizer`: of a decoder. Raises UnusableModel."""
-        loader = self.loader(self.shape(config), self.keys(config), checkpoint, group)
+        loader = self.loader_of(config)(self.shape(config), self.keys(config), checkpoint, group)
         if quantizer is not None:
             assert isinstance(loader, Loader), "only decoders are quantized"
             loader.quantizer = quantizer

@@ -2,6 +2,7 @@
 InternVL, Kimi-VL, Llama 4, LLaVA, and what else puts a known text model beside an encoder of images.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -10,9 +11,7 @@ from penstock.errors import UnusableModel
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Decoder
-from penstock.models.encoder_decoder import EncoderDecoder
-from penstock.models.recipe import DecoderRecipe
+from penstock.models.recipe import DecoderRecipe, ModelLoader
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 from penstock.parallel.group import TensorGroup
@@ -128,12 +127,11 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
 class TextRecipe(DecoderRecipe):
     """Reads the text model as its family's recipe does."""
 
-    def load(
-        self, config: dict[str, Any], checkpoint: Checkpoint, group: TensorGroup
-    ) -> Decoder | EncoderDecoder:
+    def loader_of(
+        self, config: dict[str, Any]
+    ) -> Callable[[DecoderConfig, CheckpointKeys, Checkpoint, TensorGroup], ModelLoader]:
         """See Recipe."""
-        loader = recipe_of_text(text_of(config)).loader
-        return loader(self.shape(config), self.keys(config), checkpoint, group).load()
+        return recipe_of_text(text_of(config)).loader
 
 
 RECIPE = TextRecipe(read_config, keys)
