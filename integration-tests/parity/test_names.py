@@ -144,6 +144,18 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             "model.layers.1.mlp.down_proj.lora_B.speech.weight",
         ),
     ),
+    "Aya Vision": (
+        "Cohere 2 (Command R7B)",
+        within("AyaVisionForConditionalGeneration", "aya_vision"),
+        below_language_model,
+        ("vision_tower.a.weight", "multi_modal_projector.b.weight"),
+    ),
+    "LLaVA-NeXT": (
+        "Mistral",
+        within("LlavaNextForConditionalGeneration", "llava_next"),
+        below_language_model,
+        ("image_newline", "vision_tower.a.weight", "multi_modal_projector.b.weight"),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},
