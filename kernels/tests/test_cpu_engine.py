@@ -229,7 +229,7 @@ def test_weights_are_rounded_with_little_error(name: str, format: Format, rows: 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(32, 16), (64, 48), (40, 50), (288, 864), (544, 96), (2112, 80)]
+    ("inputs", "outputs"), [(32, 16), (64, 48), (40, 50), (288, 864), (544, 96), (2112, 80), (160, 1060)]
 )
 def test_quantized_products_are_exact_but_for_their_scales(
     name: str, format: Format, inputs: int, outputs: int

@@ -482,6 +482,57 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
     }
 }
 
+#if defined(PENSTOCK_AVX512)
+// Few rows times columns of int4, which are brought to int8 in registers. `sums` are 128 times those of the weights: taken
+// off here where bytes are not turned, and elsewhere with the scale.
+template <int rows, int count>
+INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, const int32_t *const *sums,
+                      int tiles, float *c) {
+    constexpr int32_t turn = kIsTurned ? 0 : static_cast<int32_t>(0x80808080u);
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    __m512i sum[rows][count];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++)
+            sum[r][i] = kIsTurned ? _mm512_setzero_si512()
+                                  : _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(sums[i]));
+    for (int k = 0; k < tiles; k++)
+        for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
+            __m512i low_factor[count], high_factor[count], low_eight[count], high_eight[count];
+            for (int i = 0; i < count; i++) {
+                const uint8_t *tile = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
+                fetch_near(tile + kAhead * PENSTOCK_INT4_BYTES + half * 544, 544);
+                const auto *factors = reinterpret_cast<const __m128i *>(tile);
+                const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + half));
+                const __m512i high = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + 2 + half));
+                low_factor[i] = _mm512_mullo_epi32(low, _mm512_set1_epi32(0x00010001));
+                high_factor[i] = _mm512_mullo_epi32(high, _mm512_set1_epi32(0x00010001));
+                low_eight[i] = _mm512_mullo_epi32(low, _mm512_set1_epi32(0x08080808));
+                high_eight[i] = _mm512_mullo_epi32(high, _mm512_set1_epi32(0x08080808));
+            }
+            for (int p = 8 * half; p < 8 * half + 8; p++)
+                for (int i = 0; i < count; i++) {
+                    const __m512i both =
+                        _mm512_loadu_si512(columns[i] + (long)k * PENSTOCK_INT4_BYTES + 64 + p * 64);
+                    const __m512i low = _mm512_sub_epi8(
+                        _mm512_mullo_epi16(_mm512_and_si512(both, nibbles), low_factor[i]), low_eight[i]);
+                    const __m512i high = _mm512_sub_epi8(
+                        _mm512_mullo_epi16(_mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles), high_factor[i]),
+                        high_eight[i]);
+                    for (int r = 0; r < rows; r++) {
+                        // Beyond the inputs there are other bytes, and weights of 0.
+                        const uint8_t *quad = a + r * a_bytes + k * PENSTOCK_INT4_INPUTS + p * 4;
+                        const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad) ^ turn);
+                        const __m512i y = _mm512_set1_epi32(
+                            *reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS) ^ turn);
+                        sum[r][i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[r][i], x, low), y, high);
+                    }
+                }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+#endif
+
 // c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of
 // values, which begin `offset` bytes into each page.
 static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages,
