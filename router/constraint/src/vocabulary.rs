@@ -162,9 +162,10 @@ impl Vocabulary {
             parser.verbose_errors = false;
             Ok((factory, tells_forced))
         };
-        let (factory, tells_forced) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build)).unwrap_or_else(|_| {
-            Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
-        })?;
+        let (factory, tells_forced) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
+            .unwrap_or_else(|_| {
+                Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
+            })?;
         special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
         Ok(Vocabulary { factory, text: text.into(), special, tells_forced, eos, words })
     }

@@ -270,11 +270,13 @@ impl Core {
         match self.sequences.get(row.key).filter(|sequence| sequence.id == row.id) {
             None => RowMask::Nothing,
             // Of what is not known yet a row before it is in flight.
-            Some(sequence) => match (&sequence.constraint, (row.end as usize).checked_sub(sequence.tokens.len())) {
-                (Some(constraint), Some(place)) => constraint.mask_at(place),
-                (_, None) => RowMask::Nothing,
-                (None, _) => RowMask::NotYet,
-            },
+            Some(sequence) => {
+                match (&sequence.constraint, (row.end as usize).checked_sub(sequence.tokens.len())) {
+                    (Some(constraint), Some(place)) => constraint.mask_at(place),
+                    (_, None) => RowMask::Nothing,
+                    (None, _) => RowMask::NotYet,
+                }
+            }
         }
     }
 

@@ -1,0 +1,116 @@
+"""A model with recurrent layers over HTTP: what is found of a text again, beside others, and across a lost worker."""
+
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import FAMILIES, with_text
+from models import make
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import wire
+from checkpoints import SHIPPED
+from launched import Launched
+
+STORY = " ".join(
+    f"Sentence {number} says what the {number}th valve of the penstock does." for number in range(60)
+)
+
+
+@pytest.fixture(scope="module", params=["Qwen 3.5", "Mamba 2"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    path = tmp_path_factory.mktemp("recurrent")
+    config = with_text(FAMILIES[request.param], vocab_size=4096, max_position_embeddings=4096)
+    folder = make(path / "model", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+    flags = (
+        "--dtype",
+        "float32",
+        "--max-total-tokens",
+        "4000",
+        "--max-batch-size",
+        "8",
+        "--max-best-of",
+        "4",
+    )
+    with Launched(path / "run", "--model-id", str(folder), *flags) as launched:
+        yield launched.wait_ready()
+
+
+def complete(server: Launched, prompt: str, tokens: int = 24, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
+    reply = wire.post(server.address, "/v1/completions", body)
+    assert reply.status == 200, reply
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def cached(answer: dict[str, Any]) -> int:
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def test_info_says_what_a_sequence_keeps(server: Launched) -> None:
+    info = wire.get(server.address, "/info").json()
+    assert info["state_bytes"] > 0 and info["state_snapshots"] > 8
+
+
+def test_a_text_that_comes_again_begins_with_a_copy_of_its_state(server: Launched) -> None:
+    prompt = f"Once: {STORY}"
+    first = complete(server, prompt)
+    length = first["usage"]["prompt_tokens"]
+    again = complete(server, prompt)
+    assert cached(first) == 0 and cached(again) >= length - 32
+    assert text(again) == text(first)
+    # The next turn goes on behind the answer.
+    longer = f"{prompt}{text(complete(server, prompt, 150))} And then?"
+    turn = complete(server, longer)
+    assert cached(turn) >= length - 32
+    fresh = complete(server, longer, cache_salt="nobody else's")
+    assert cached(fresh) == 0 and text(fresh) == text(turn)
+
+
+def test_a_beginning_that_two_share_is_found_by_the_third(server: Launched) -> None:
+    answers = [
+        complete(server, f"Shared: {STORY} Question {number}: {number * 'why '}?") for number in range(2, 6)
+    ]
+    shared = answers[0]["usage"]["prompt_tokens"] - 40
+    # The second one computes what the first has as well, and keeps a copy where they part.
+    assert cached(answers[0]) < shared and min(map(cached, answers[2:])) >= shared
+
+
+def test_several_answers_to_one_prompt_compute_it_once(server: Launched) -> None:
+    prompt = f"Several: {STORY}"
+    before = server.metrics().value("penstock_computed_prompt_tokens")
+    answer = complete(server, prompt, temperature=1.0, seed=3, n=4)
+    computed = server.metrics().value("penstock_computed_prompt_tokens") - before
+    assert len({choice["text"] for choice in answer["choices"]}) > 1
+    assert computed < 1.5 * answer["usage"]["prompt_tokens"]
+
+
+def test_texts_beside_each_other_and_across_a_lost_worker_are_those_alone(server: Launched) -> None:
+    prompts = [f"Tell me of {thing}. {STORY[: 40 * number]}" for number, thing in enumerate("abcdefghijkl")]
+    alone = [text(complete(server, prompt, 60)) for prompt in prompts]
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        found[number] = text(complete(server, prompts[number], 60, cache_salt="again"))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    server.worker().signal(signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(len(prompts))] == alone
