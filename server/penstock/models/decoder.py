@@ -496,6 +496,7 @@ class Decoder(Module):
         streams, per_layer = layer.streams, layer.per_layer
         assert streams is not None and per_layer is not None and layer.beside_attention is not None
         assert layer.attention_norm is not None and layer.feed_forward_norm is not None
+        assert layer.attention is not None and layer.feed_forward is not None
         predicted_ATE = streams.predict(x_ATE)
         active_TE = predicted_ATE[streams.active]
         read_TE = layer.attention_norm(active_TE)

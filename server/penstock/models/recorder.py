@@ -111,7 +111,8 @@ class _Recorder:
         self.config: DecoderConfig = decoder.config
         self.made = Recording(Program())
         config = self.config
-        self.is_quantized = any(layer.attention.out.quantized is not None for layer in decoder.layers)
+        mixers = [layer.attention for layer in decoder.layers if layer.attention is not None]
+        self.is_quantized = any(mixer.out.quantized is not None for mixer in mixers)
         # What the layers' products read.
         self.layout = Layout.BYTES if self.is_quantized else Layout.BF16
         self.x = self._buffer("x", Layout.F32, config.width)

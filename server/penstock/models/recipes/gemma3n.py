@@ -134,7 +134,7 @@ class Gemma3nLoader(gemma4.Gemma4Loader):
         layer, choice, streams = super().layer(index), config.layers[index], config.streams
         assert streams is not None
         at, width, count = self.prefix + self.keys.layer.format(index), config.width, streams.count
-        if choice.gate_sparsity:
+        if choice.gate_sparsity and layer.feed_forward is not None:
             open_from = NormalDist().inv_cdf(choice.gate_sparsity)
             layer.feed_forward.activation = partial(
                 sparsely_gated,
