@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from penstock.engine.engine import Engine
-from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 from penstock.worker import keep_memory
@@ -64,10 +65,13 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
         engine.clear()
         each = -(-(length + new) // 16)
         slots = np.arange(rows)
+        starts = greedy_starts(rows)
+        if engine.states is not None:
+            starts = replace(starts, state_sources=np.full(rows, NO_SNAPSHOT, np.uint32))
         engine.step(
             Plan(1, none, slots, np.full(rows, START | SAMPLE, np.uint8), np.zeros(rows, np.int64),
                  np.full(rows, length), np.array(prompts, np.uint32).reshape(-1), np.full(rows, each),
-                 np.arange(rows * each * tables, dtype=np.uint32), none, greedy_starts(rows))
+                 np.arange(rows * each * tables, dtype=np.uint32), none, starts)
         )  # fmt: skip
         flags, ones, zeros = (
             np.full(rows, CONTINUE | SAMPLE, np.uint8),

@@ -44,16 +44,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
     question = Question(
-        arguments.num_shard,
-        arguments.dtype,
-        arguments.device,
-        arguments.memory_fraction,
-        arguments.trust_remote_code,
-        arguments.pipeline_parallel,
-        arguments.model_impl,
-        arguments.launcher,
-        arguments.quantize,
-        arguments.quantize_head,
+        shards=arguments.num_shard,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        memory_fraction=arguments.memory_fraction,
+        trusted=arguments.trust_remote_code,
+        stages=arguments.pipeline_parallel,
+        implementation=arguments.model_impl,
+        launcher=arguments.launcher,
+        quantize=arguments.quantize,
+        quantize_head=arguments.quantize_head,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)
