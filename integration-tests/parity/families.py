@@ -4,6 +4,7 @@ has it, shrunk.
 
 from typing import Any
 
+import pytest
 from newer_families import NEWER
 from older_families import OLDER
 from shapes import shaped, with_images
@@ -749,3 +750,80 @@ FAMILIES |= (
     | NEWER
     | OLDER
 )
+
+# Of what each of these does differently another family has the same: they are run by `make test-all` only.
+LONG_TAIL = frozenset(
+    {
+        *("Qwen2-VL", "Qwen3-VL-MoE", "GLM-4.5V, GLM-4.6V", "InternVL 3 (Qwen 2)", "InternVL 3.5 (Qwen 3)"),
+        *(
+            "LLaVA 1.5 (Llama)",
+            "Llama 4 with images",
+            "Gemma 4 with images",
+            "Gemma 4 12B",
+            "Ministral 3 with images",
+        ),
+        *(
+            "Mistral Small 4 with images",
+            "Gemma 4 31B",
+            "GLM-4.5, 4.6, 4.7",
+            "GLM-4.7 Flash",
+            "ERNIE 4.5",
+            "Seed-OSS",
+        ),
+        *(
+            "EXAONE 4 1.2B",
+            "K-EXAONE",
+            "OLMo 3",
+            "Ministral 8B",
+            "Arcee AFM",
+            "Granite MoE, shared expert",
+            "Jais 2",
+        ),
+        *(
+            "dots.llm1",
+            "Solar Open",
+            "Hunyuan",
+            "Hunyuan 3",
+            "nanochat",
+            "VaultGemma",
+            "Code World Model",
+            "Helium 1",
+        ),
+        *(
+            "LFM2-MoE",
+            "LFM3",
+            "Granite 4 (experts)",
+            "Bamba",
+            "Nemotron 3 (experts)",
+            "Qwen 3.5 (experts)",
+            "Ling 3.0",
+        ),
+        *(
+            "Qwen 3.5 (experts) with images",
+            "OLMo Hybrid",
+            "Falcon Mamba",
+            "Qwen 2, sliding window",
+            "DeepSeek V2",
+        ),
+        *(
+            "Cohere (Command R)",
+            "Falcon 40B",
+            "Falcon 11B",
+            "BLOOM, residual after the norm",
+            "StableLM 2 12B",
+        ),
+        *(
+            "OPT 350M",
+            "Galactica",
+            "MPT 30B",
+            "GPT-NeoX, one branch after the other",
+            "Phi 4",
+            "Phi 3, sliding window",
+        ),
+    }
+)
+
+
+def in_turn() -> list[Any]:
+    """All of them, for tests that are run with each."""
+    return [pytest.param(name, marks=pytest.mark.tail) if name in LONG_TAIL else name for name in FAMILIES]

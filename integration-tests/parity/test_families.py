@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from families import FAMILIES, vocabulary_of
+from families import FAMILIES, in_turn, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from page import saw
 from ranks import Ranks
@@ -45,7 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield pair
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", in_turn())
 def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path, pair: Ranks) -> None:
     from driver import Driver
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, vocabulary_of
+from families import FAMILIES, LONG_TAIL, vocabulary_of
 from models import Reference, ids, make
 from page import PAGE, saw
 from ranks import Ranks, RanksDriver
@@ -93,7 +93,11 @@ def test_the_page_names_the_families_that_were_divided_twice() -> None:
 
 @pytest.mark.parametrize(
     ("family", "two_stages"),
-    [(family, 1) for family in FAMILIES if family not in UNDIVIDED]
+    [
+        pytest.param(family, 1, marks=pytest.mark.tail if family in LONG_TAIL else ())
+        for family in FAMILIES
+        if family not in UNDIVIDED
+    ]
     + [(family, 2) for family in DIVIDED_TWICE],
     indirect=["two_stages"],
     scope="module",

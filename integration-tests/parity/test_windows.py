@@ -41,7 +41,14 @@ def text(address: wire.Address, prompt: str) -> str:
     return str(answer["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("family", ["Mistral, sliding window", "Gemma 2", "Gemma 3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "Mistral, sliding window",
+        pytest.param("Gemma 2", marks=pytest.mark.tail),
+        pytest.param("Gemma 3", marks=pytest.mark.tail),
+    ],
+)
 def test_long_sequences_share_a_small_cache(family: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", family)
     limits = ("--max-total-tokens", str(TOTAL), "--max-batch-prefill-tokens", "64", "--dtype", "float32")
