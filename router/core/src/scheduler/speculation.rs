@@ -4,6 +4,8 @@
 //!
 //! A plan may follow a verify row before its result is known. Its drafts then go on behind those in flight, and are worth
 //! something only if those are all accepted. Where it is worth more to know first, the plan waits for the result.
+//!
+//! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed.
 
 use super::core::Core;
 use super::cost::Work;
