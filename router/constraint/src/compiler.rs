@@ -17,11 +17,12 @@ use std::{
 use crate::{
     cache::Cache,
     error::{CompileError, Kind},
+    forced::Tokenize,
     grammar,
     limits::Limits,
     matcher::{Grammar, first_line},
     source::Source,
-    vocabulary::{Token, Tokenize, Vocabulary},
+    vocabulary::{Token, Vocabulary},
 };
 
 /// Stack of a compiling thread. The schema's depth, its chains of references and its number of properties are limited

@@ -65,12 +65,7 @@ pub(crate) fn compile(
     let parser =
         vocabulary.factory.create_parser(grammar).map_err(|cause| classify(&cause.to_string(), source))?;
     stop.check(limits)?;
-    let lexer = parser.parser.lexer_stats();
-    // The rules of the grammar cannot be asked for their size; they grow with what they were written from. Over 1,000
-    // grammars (lists of texts, objects, schemas of all shapes) between a fifth and nine tenths of this was resident.
-    let bytes = 2 * lexer.num_bytes + 64 * lexer.num_ast_nodes + 60 * written + (16 << 10);
-    let matcher = llguidance::Matcher::new(Ok(parser));
-    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), matcher, bytes)
+    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), parser, written)
 }
 
 /// How llguidance is to write JSON. This is ours to say: a client's own options are not in `core`.

@@ -13,6 +13,7 @@
 mod cache;
 mod compiler;
 mod error;
+mod forced;
 mod grammar;
 mod lark;
 mod limits;
@@ -25,8 +26,9 @@ mod vocabulary;
 
 pub use compiler::{CacheCounts, Cancel, Compiler};
 pub use error::{CompileError, Kind, MatchError};
+pub use forced::Tokenize;
 pub use limits::Limits;
 pub use matcher::{Grammar, Matcher};
 pub use penstock_output::Part;
 pub use source::Source;
-pub use vocabulary::{Token, Tokenize};
+pub use vocabulary::Token;

@@ -25,6 +25,8 @@ pub struct Limits {
     pub step_lexer_fuel: u64,
     /// The most states of a matcher's lexer; each has one to two kB.
     pub lexer_states: usize,
+    /// The most that a matcher's lexer may hold, in bytes.
+    pub matcher_bytes: usize,
     /// The most symbols of a compiled grammar.
     pub symbols: usize,
     /// The most parser items for one byte; more are seen with ambiguous grammars.
@@ -49,6 +51,7 @@ impl Default for Limits {
             lexer_fuel: 1_000_000,
             step_lexer_fuel: 200_000,
             lexer_states: 50_000,
+            matcher_bytes: 32 << 20,
             symbols: 500_000,
             row_items: 2_000,
             step_items: 50_000,

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use llguidance::api::StopReason;
+use llguidance::{TokenParser, api::StopReason, panic_utils};
 
 use crate::{
     error::{CompileError, Kind, MatchError, shortened},
@@ -18,7 +18,7 @@ pub struct Grammar {
     /// Bits of the tokens that it may ask for at all, less those that end a text.
     may: Arc<[u32]>,
     /// At its start, with the lexer states that the first mask needed.
-    template: llguidance::Matcher,
+    template: TokenParser,
     first_mask: Arc<[u32]>,
     /// Its only text is the empty one.
     only_end: bool,
@@ -26,17 +26,19 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// Takes over a parser at its start, and computes the first mask. `bytes` is an estimate of what the parser holds.
+    /// Takes over a parser that was just made, and computes the first mask. `written` is the size of what it was made of.
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
         may: Arc<[u32]>,
-        mut template: llguidance::Matcher,
-        bytes: usize,
+        mut template: TokenParser,
+        written: usize,
     ) -> Result<Grammar, CompileError> {
         // Without tokens it only notices a grammar whose only text is empty.
-        template
-            .consume_tokens(&[])
-            .map_err(|cause| CompileError::new(Kind::Invalid, first_line(&cause.to_string())))?;
+        let started = guarded(&mut template, |parser| {
+            parser.start_without_prompt();
+            parser.check_stop().map_err(|cause| cause.to_string())
+        });
+        started.map_err(|cause| CompileError::new(Kind::Invalid, first_line(&cause)))?;
         let mut first_mask = vec![0; vocabulary.words];
         let mut matcher = Matcher {
             vocabulary: vocabulary.clone(),
@@ -44,6 +46,7 @@ impl Grammar {
             inner: template,
             state: State::Open,
             first: None,
+            last: None,
             only_end: false,
         };
         matcher.mask(&mut first_mask).map_err(|error| match error {
@@ -52,7 +55,11 @@ impl Grammar {
             }
             error => CompileError::new(Kind::TooLarge, error.to_string()),
         })?;
-        let bytes = bytes + 4 * vocabulary.words;
+        // The rules of the grammar cannot be asked for their size; they grow with what they were written from. Over 1,000
+        // grammars (lists of texts, objects, schemas of all shapes) between a fifth and nine tenths of this was resident.
+        let lexer = matcher.inner.parser.lexer_stats();
+        let bytes =
+            2 * lexer.num_bytes + 64 * lexer.num_ast_nodes + 60 * written + 4 * vocabulary.words + (16 << 10);
         let only_end = matcher.only_end;
         Ok(Grammar {
             vocabulary,
@@ -72,6 +79,7 @@ impl Grammar {
             inner: self.template.deep_clone(),
             state: State::Open,
             first: Some(self.first_mask.clone()),
+            last: None,
             only_end: self.only_end,
         }
     }
@@ -98,10 +106,12 @@ pub struct Matcher {
     vocabulary: Arc<Vocabulary>,
     /// As its grammar's.
     may: Arc<[u32]>,
-    inner: llguidance::Matcher,
+    inner: TokenParser,
     state: State,
     /// The mask of the start, until a token is taken.
     first: Option<Arc<[u32]>>,
+    /// The last token that was taken.
+    last: Option<u32>,
     /// The last mask had nothing but the end.
     only_end: bool,
 }
@@ -140,8 +150,13 @@ impl Matcher {
             return Err(MatchError::NotAllowed(token));
         }
         self.first = None;
-        self.inner.consume_token(token).map_err(|cause| {
-            let text = cause.to_string();
+        self.last = Some(token);
+        let taken = guarded(&mut self.inner, |parser| {
+            // None of our grammars has the rules that take tokens back.
+            let taken = parser.consume_token(token).and_then(|_| parser.check_stop()).map(drop);
+            taken.map_err(|cause| cause.to_string())
+        });
+        taken.map_err(|text| {
             if text.contains("satisfy the grammar") || text.contains("fails parse") {
                 MatchError::NotAllowed(token)
             } else {
@@ -182,11 +197,19 @@ impl Matcher {
             self.set_eos(words);
             return Ok(());
         }
-        let allowed = self.inner.compute_mask().map_err(|cause| {
-            let text = cause.to_string();
+        let mask =
+            guarded(&mut self.inner, |parser| parser.compute_mask().map_err(|cause| cause.to_string()));
+        let allowed = mask.map_err(|text| {
             // llguidance's name for a mask without a token.
             if text.contains("NoExtensionBias") { MatchError::Stuck } else { too_complex(&text) }
         })?;
+        let held = self.inner.parser.lexer_stats().num_bytes;
+        if held > self.vocabulary.matcher_bytes {
+            return Err(MatchError::TooComplex(format!(
+                "its lexer needs more than {} MiB",
+                self.vocabulary.matcher_bytes >> 20
+            )));
+        }
         let allowed = allowed.as_slice();
         let mut any = 0;
         for (index, (word, may)) in words.iter_mut().zip(&*self.may).enumerate() {
@@ -206,12 +229,12 @@ impl Matcher {
     /// `most`. The last letters of a forced text are left where what follows may belong to their token.
     pub fn take_forced(&mut self, most: usize) -> Result<Vec<u32>, MatchError> {
         let mut taken = Vec::new();
-        while self.vocabulary.tells_forced
-            && taken.len() < most
-            && matches!(self.state, State::Open)
-            && !self.is_complete()
-        {
-            let forced = self.inner.compute_ff_tokens();
+        let vocabulary = self.vocabulary.clone();
+        let Some(speller) = &vocabulary.speller else { return Ok(taken) };
+        while taken.len() < most && matches!(self.state, State::Open) && !self.is_complete() {
+            let last = self.last;
+            let forced = guarded(&mut self.inner, |parser| Ok(speller.forced(parser, last)))
+                .map_err(|cause| too_complex(&cause))?;
             let fits = forced.iter().take(most - taken.len()).copied();
             let allowed: Vec<u32> = fits.take_while(|&token| self.may_have(token)).collect();
             if allowed.is_empty() {
@@ -242,8 +265,10 @@ impl Matcher {
     }
 
     fn may_end(&mut self) -> Result<bool, MatchError> {
-        Ok(self.is_complete()
-            || self.inner.is_accepting().map_err(|cause| too_complex(&cause.to_string()))?)
+        if self.is_complete() {
+            return Ok(true);
+        }
+        guarded(&mut self.inner, |parser| Ok(parser.is_accepting())).map_err(|cause| too_complex(&cause))
     }
 
     fn set_eos(&self, words: &mut [u32]) {
@@ -257,6 +282,15 @@ impl std::fmt::Debug for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matcher").field("complete", &self.is_complete()).finish_non_exhaustive()
     }
+}
+
+/// A panic of the parser is an error of one matcher.
+fn guarded<T>(
+    parser: &mut TokenParser,
+    step: impl FnOnce(&mut TokenParser) -> Result<T, String>,
+) -> Result<T, String> {
+    let done = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(step(parser))));
+    done.map_err(|cause| cause.to_string())?
 }
 
 fn too_complex(text: &str) -> MatchError {

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use llguidance::{
     ParserFactory,
-    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv},
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
 
-use crate::limits::Limits;
+use crate::{
+    forced::{Speller, Tokenize},
+    limits::Limits,
+};
 
 /// One token of the model's vocabulary; its id is its index.
 #[derive(Clone, Debug)]
@@ -19,39 +22,6 @@ pub struct Token {
     pub bytes: Vec<u8>,
     /// It is never part of the text: ends, roles, padding, reserved ids.
     pub special: bool,
-}
-
-/// Text to the ids that the model's tokenizer makes of it, without any that it adds by itself.
-pub type Tokenize = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
-
-/// Texts as they stand in the middle of constrained ones. A tokenizer that changes one of them (that puts a space in front,
-/// or makes letters small) cannot say how the part of a text is spelled.
-const PROBES: [&str; 5] = ["name", " a", "\": \"", "\n  ", "0.5}"];
-
-/// The model's tokenizer, for text that a grammar forces.
-struct OwnTokenizer {
-    trie: TokTrie,
-    tokenize: Tokenize,
-}
-
-impl OwnTokenizer {
-    /// The tokens, unless they spell something else: a text may name a special token.
-    fn faithful(&self, text: &str) -> Option<Vec<u32>> {
-        let tokens = (self.tokenize)(text);
-        let known = tokens.iter().all(|&token| (token as usize) < self.trie.vocab_size());
-        (known && self.trie.decode_raw(&tokens) == text.as_bytes()).then_some(tokens)
-    }
-}
-
-impl TokenizerEnv for OwnTokenizer {
-    fn tok_trie(&self) -> &TokTrie {
-        &self.trie
-    }
-
-    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
-        let own = std::str::from_utf8(bytes).ok().and_then(|text| self.faithful(text));
-        own.unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
-    }
 }
 
 /// The trie has ten bits for the length of a token.
@@ -67,7 +37,9 @@ pub(crate) struct Vocabulary {
     /// Names and ids of the special tokens that do not end a text, the longest first.
     special: Vec<(Vec<u8>, u32)>,
     /// What a grammar forces can be told in the model's own tokens.
-    pub(crate) tells_forced: bool,
+    pub(crate) speller: Option<Speller>,
+    /// The most that a matcher's lexer may hold, in bytes.
+    pub(crate) matcher_bytes: usize,
     /// The ids that end a text; sorted, each within the logits.
     pub(crate) eos: Vec<u32>,
     /// Words of 32 tokens in a mask.
@@ -139,16 +111,12 @@ impl Vocabulary {
             );
         }
 
-        let build = || -> Result<(ParserFactory, bool), String> {
+        let build = || -> Result<(ParserFactory, Option<Speller>), String> {
             let info = TokRxInfo::new(vocab_size as u32, eos[0]);
             let trie = TokTrie::from(&info, &in_trie).with_eos_tokens(&eos);
-            let own = tokenize.map(|tokenize| OwnTokenizer { trie: trie.clone(), tokenize });
-            let own = own.filter(|own| PROBES.iter().all(|text| own.faithful(text).is_some()));
-            let tells_forced = own.is_some();
-            let env: TokEnv = match own {
-                Some(own) => Arc::new(own),
-                None => Arc::new(ApproximateTokEnv::new(trie)),
-            };
+            let speller = tokenize.and_then(|tokenize| Speller::new(tokenize, &trie));
+            // One that says of itself that it is not canonical, so that llguidance forces nothing by itself.
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
                 .map_err(|cause| format!("the vocabulary cannot be indexed: {cause}"))?;
             factory.quiet();
@@ -160,14 +128,15 @@ impl Vocabulary {
             parser.max_lexer_states = limits.lexer_states;
             parser.max_grammar_size = limits.symbols;
             parser.verbose_errors = false;
-            Ok((factory, tells_forced))
+            Ok((factory, speller))
         };
-        let (factory, tells_forced) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
+        let (factory, speller) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
             .unwrap_or_else(|_| {
                 Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
             })?;
         special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
-        Ok(Vocabulary { factory, text: text.into(), special, tells_forced, eos, words })
+        let matcher_bytes = limits.matcher_bytes;
+        Ok(Vocabulary { factory, text: text.into(), special, speller, matcher_bytes, eos, words })
     }
 
     /// Bits of the tokens that text may have, and of these special ones.

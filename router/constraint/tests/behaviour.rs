@@ -463,6 +463,30 @@ fn bombs_end_in_time() {
     }
 }
 
+/// An automaton whose states are the last letters: each text finds states that no other one needs.
+#[test]
+fn what_a_matcher_holds_is_bounded() {
+    let limits = Limits { matcher_bytes: 4 << 20, ..Limits::default() };
+    let source = Source::Regex("[ab]*a[ab]{60}c".into());
+    let grammar = compiler_with(limits).compile(&source, &Cancel::new()).unwrap();
+    let (mut matcher, mut mask) = (grammar.matcher(), vec![0; grammar.mask_words()]);
+    let mut random = 1u64;
+    let error = (0..200_000).find_map(|_| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        matcher
+            .advance(u32::from(b"ab"[(random >> 63) as usize]))
+            .and_then(|()| matcher.mask(&mut mask))
+            .err()
+    });
+    assert!(
+        matches!(&error, Some(MatchError::TooComplex(why)) if why == "its lexer needs more than 4 MiB"),
+        "{error:?}"
+    );
+    assert_eq!(matcher.advance(u32::from(b'a')), Err(error.unwrap()), "it stays so");
+    let mut other = grammar.matcher();
+    other.mask(&mut mask).unwrap();
+}
+
 #[test]
 fn cancelling_ends_a_long_compile() {
     let compiler = compiler_with(Limits { timeout: Duration::from_secs(30), ..Limits::default() });

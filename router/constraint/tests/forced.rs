@@ -26,13 +26,14 @@ fn spelled(tokens: &[u32]) -> String {
 }
 
 /// The longest word first, and special tokens by name, as tokenizers do it.
-fn tokenize(mut text: &str) -> Vec<u32> {
+fn tokenize(text: &str) -> Vec<u32> {
     let mut tokens = Vec::new();
-    while let Some(&byte) = text.as_bytes().first() {
-        let words = (0..).zip(WORDS).filter(|(_, word)| text.starts_with(word));
+    let mut text = text.as_bytes();
+    while let Some(&byte) = text.first() {
+        let words = (0..).zip(WORDS).filter(|(_, word)| text.starts_with(word.as_bytes()));
         let word = words.max_by_key(|(_, word)| word.len());
         let (token, length) = match word {
-            _ if text.starts_with(CALL) => (257, CALL.len()),
+            _ if text.starts_with(CALL.as_bytes()) => (257, CALL.len()),
             Some((at, word)) => (258 + at, word.len()),
             None => (u32::from(byte), 1),
         };
@@ -139,4 +140,47 @@ fn a_tokenizer_that_changes_parts_of_a_text_tells_nothing() {
         let (chosen, tokens) = walk(&grammar, 64);
         assert_eq!((chosen, spelled(&tokens).as_str()), (tokens.len(), "the_name of a city"));
     }
+}
+
+/// A look ahead to the end of what is forced held 100 MB a text, and as much in the grammar that is kept.
+#[test]
+fn a_look_ahead_has_an_end() {
+    for source in [
+        Source::Regex("a{1000}{1000}".into()),
+        Source::Regex(format!("{}b", "a".repeat(100_000))),
+        Source::JsonSchema(json!({"const": "a".repeat(200_000)})),
+    ] {
+        let grammar = compile(source, own());
+        let mut mask = vec![0; grammar.mask_words()];
+        let mut matcher = grammar.matcher();
+        let first = matcher.take_forced(64).unwrap();
+        assert_eq!(first.len(), 64);
+        matcher.mask(&mut mask).unwrap();
+        assert!(grammar.bytes() < 20 << 20, "{} bytes", grammar.bytes());
+        assert_eq!(matcher.take_forced(1000).unwrap().len(), 1000);
+    }
+}
+
+/// The tokenizer's word for the end of a text that was cut in the middle of a letter is none.
+#[test]
+fn letters_of_several_bytes_are_forced_whole() {
+    for text in ["é".repeat(200), format!("a{}", "é".repeat(200)), "日本".repeat(100)] {
+        let grammar = compile(Source::Choice(vec![text.clone()]), own());
+        let (chosen, tokens) = walk(&grammar, 1000);
+        assert_eq!((chosen, spelled(&tokens)), (0, text.clone()));
+        // A run of 63 may end within a letter.
+        let (chosen, tokens) = walk(&grammar, 63);
+        assert!(chosen < text.len() / 20, "{chosen}");
+        assert_eq!(spelled(&tokens), text);
+    }
+}
+
+#[test]
+fn what_may_end_is_not_forced_further() {
+    let grammar = compile(Source::Regex("name(name)?".into()), own());
+    let mut matcher = grammar.matcher();
+    assert_eq!(spelled(&matcher.take_forced(64).unwrap()), "name");
+    assert!(matcher.take_forced(64).unwrap().is_empty());
+    matcher.advance(u32::from(b'n')).unwrap();
+    assert_eq!(spelled(&matcher.take_forced(64).unwrap()), "ame");
 }
