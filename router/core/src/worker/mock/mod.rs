@@ -1,8 +1,19 @@
 //! A worker without a model, for the tests and benchmarks of everything above the worker contract. It
-//! speaks the same gRPC over unix sockets; `model` executes its plans and refuses every wrong one, `server`
-//! is the process, `source` restarts it. It fails when and how a test tells it to.
+//! speaks the same gRPC over unix sockets; `model` executes its plans and refuses every wrong one (`columns` reads them,
+//! `sampling` chooses tokens, `reference` is what they have to be), `server` is the process, `source` restarts it. It fails when
+//! and how a test tells it to.
 
+/// Of what is executed: ends the function with what is wrong.
+macro_rules! require {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition { return Err(format!($($message)+)); }
+    };
+}
+
+mod columns;
 mod model;
+mod reference;
+mod sampling;
 mod server;
 mod source;
 

@@ -8,14 +8,13 @@
 //! sampled depends on it too, so a state that is not of exactly the tokens before changes the tokens; where there are
 //! keys and values, it is compared with what is stored for them.
 
-use bytes::Bytes;
-use penstock_proto::ids::TokenId;
 use penstock_proto::starts::StartColumns;
 use penstock_proto::tables::Tables;
 use penstock_proto::{Masks, RowError, RowFlag, StepPlan, StepResult};
 
+use super::columns::{Cursor, Encoder, ResultColumns, Rows, Start, u32s};
+use super::sampling::{ROOT, Sampled, SamplingKey, alternative, extend, mix, prompt_logprob, read};
 use super::{MockConfig, Verify};
-use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec};
 
 /// One per incarnation of a mock worker; also used without a worker, as the far side of the scheduler's core.
 pub struct MockModel {
@@ -74,63 +73,11 @@ struct Slot {
     top_tokens: u32,
 }
 
-/// What a sequence is sampled with, as far as it is not the model's.
-#[derive(Clone, Debug)]
-struct SamplingKey {
-    seed: u64,
-    samples: bool,
-    bias: u64,
-    /// All of the sequence, and how much of it is output, when a penalty is on.
-    history: Option<(Vec<u32>, u32)>,
-    /// What is not sampled, and below which position.
-    held_back: (Vec<u32>, u32),
-    watermark: u64,
-}
-
-/// One row's result.
-struct Sampled {
-    token: u32,
-    logprob: f32,
-    top: Vec<(u32, f32)>,
-}
-
-/// The part of a sequence that an encoder reads: its tokens, and the positions that they fill with padding.
-#[derive(Clone, Copy, Debug, Default)]
-struct Encoder {
-    tokens: u32,
-    positions: u32,
-}
-
 /// In the place of a page behind the window.
 const NO_PAGE: u32 = u32::MAX;
 
 /// In the place of a snapshot, at position 0.
 const NO_SNAPSHOT: u32 = u32::MAX;
-
-const ROOT: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// splitmix64's finalizer (Steele, Lea, Flood 2014), over a running value.
-fn mix(a: u64, b: u64) -> u64 {
-    let mut z = (a ^ b.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_add(ROOT);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-fn extend(chain: u64, token: u32, position: u32) -> u64 {
-    mix(mix(chain, u64::from(token)), u64::from(position))
-}
-
-/// What stands for all that an encoder has read.
-fn read(tokens: impl Iterator<Item = u32>) -> u64 {
-    tokens.fold(mix(ROOT, 17), |chain, token| mix(chain, u64::from(token)))
-}
-
-macro_rules! require {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition { return Err(format!($($message)+)); }
-    };
-}
 
 impl MockModel {
     pub fn new(config: MockConfig, max_slots: u32, max_step_tokens: u32) -> Self {
@@ -152,79 +99,6 @@ impl MockModel {
 
     pub fn with_drafts(self, max_step_drafts: u32) -> Self {
         Self { max_step_drafts, ..self }
-    }
-
-    /// What an undisturbed run of `spec` samples, with its end.
-    pub fn reference(config: &MockConfig, spec: &SequenceSpec) -> Vec<u32> {
-        let mut key = SamplingKey::of(&spec.sampling);
-        let ends: Vec<u32> =
-            config.eos_ids.iter().copied().chain(spec.stop_token_ids.iter().map(|id| id.0)).collect();
-        if spec.sampling.min_new_tokens > 0 {
-            let from = spec.prompt.len() as u32
-                + Encoder::new(spec.encoder.len() as u32, config.block_size).positions;
-            key.held_back = (ends, from + spec.sampling.min_new_tokens);
-        }
-        let encoder = Encoder::new(spec.encoder.len() as u32, config.block_size);
-        let mut chain = match encoder.positions {
-            0 => ROOT,
-            positions => mix(read(spec.encoder.iter().map(|token| token.0)), u64::from(positions - 1)),
-        };
-        let prompt = spec.prompt.iter().map(|token| token.0);
-        let before = encoder.positions + spec.prompt.len() as u32;
-        for (token, position) in prompt.clone().zip(encoder.positions..) {
-            chain = extend(chain, token, position);
-        }
-        if let Some((history, _)) = &mut key.history {
-            history.extend(prompt);
-        }
-        let mut matcher = spec.constraint.as_ref().map(|grammar| grammar.matcher());
-        let mut output = Vec::new();
-        while output.len() < spec.max_new_tokens as usize {
-            let position = before + output.len() as u32;
-            let allowed = matcher.as_mut().map(|matcher| {
-                let mut words = vec![0; config.vocab_size.div_ceil(32) as usize];
-                matcher.mask(&mut words).expect("the grammar goes on");
-                (0..config.vocab_size)
-                    .filter(|t| words[(t / 32) as usize] >> (t % 32) & 1 == 1)
-                    .collect::<Vec<_>>()
-            });
-            let last = output.last().copied().or(spec.prompt.last().map(|token| token.0)).unwrap_or(0);
-            let seen = if config.state_bytes > 0 { mix(chain, chain) } else { chain };
-            let sampled = key.sample(config, seen, position, last, 0, allowed.as_deref());
-            let sampled = sampled.expect("a grammar allows a token").token;
-            output.push(sampled);
-            let goes_on = spec.ignore_eos && spec.constraint.is_none();
-            let eos = config.eos_ids.contains(&sampled) && !goes_on;
-            if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
-                break;
-            }
-            if let Some(matcher) = &mut matcher {
-                matcher.advance(TokenId(sampled)).expect("the token was allowed");
-                if matcher.is_complete() {
-                    break;
-                }
-            }
-            key.remember(sampled);
-            chain = extend(chain, sampled, position);
-        }
-        output
-    }
-
-    /// The log probabilities of `spec`'s prompt.
-    pub fn reference_prompt(config: &MockConfig, spec: &SequenceSpec) -> Vec<PromptLogprob> {
-        let mut chain = ROOT;
-        let mut logprobs = vec![PromptLogprob::default()];
-        for (pair, position) in spec.prompt.windows(2).zip(0..) {
-            chain = extend(chain, pair[0].0, position);
-            logprobs.push(PromptLogprob {
-                logprob: Some(prompt_logprob(chain, pair[1].0)),
-                top: (0..spec.top_tokens)
-                    .map(|n| alternative(config, chain, n))
-                    .map(|(token, logprob)| (TokenId(token), logprob))
-                    .collect(),
-            });
-        }
-        logprobs
     }
 
     /// All tokens that the last plan fed.
@@ -266,9 +140,10 @@ impl MockModel {
         }
         // Within a layer every row's keys and values are written before any is read. So all rows write
         // first, and what they then attend to is checked afterwards.
-        let mut cursor = Cursor { sources: self.read_sources(&rows)?, ..Cursor::default() };
+        let sources = self.read_sources(&rows)?;
+        let mut cursor = Cursor::default();
         for at in 0..rows.slots.len() {
-            self.write(&rows, at, &mut cursor)?;
+            self.write(&rows, at, &sources, &mut cursor)?;
         }
         cursor.check_all_read(&rows)?;
         self.save(&rows)?;
@@ -311,7 +186,7 @@ impl MockModel {
         StepPlan { digest: digest.finalize(), ..plan }
     }
 
-    fn write(&mut self, rows: &Rows, at: usize, cursor: &mut Cursor) -> Result<(), String> {
+    fn write(&mut self, rows: &Rows, at: usize, sources: &[State], cursor: &mut Cursor) -> Result<(), String> {
         let (slot, count, drafts) = (rows.slots[at], rows.counts[at], rows.drafts[at]);
         let mut position = rows.positions[at];
         let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;
@@ -324,7 +199,9 @@ impl MockModel {
             if let Some(old) = self.slots[slot as usize].take() {
                 self.let_go(&old.pages);
             }
-            self.slots[slot as usize] = Some(cursor.start(rows, &self.config)?);
+            let start = cursor.start(rows, &self.config)?;
+            let source = sources[start.at];
+            self.slots[slot as usize] = Some(Slot::new(start, source));
         }
         let mut state = self.slots[slot as usize]
             .take()
@@ -689,257 +566,26 @@ fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
     digest.update(&plan.saves);
 }
 
-impl Encoder {
-    fn new(tokens: u32, block_size: u32) -> Self {
-        Self { tokens, positions: tokens.next_multiple_of(block_size) }
-    }
-}
-
-fn watermark((delta, greens): (f32, u32)) -> u64 {
-    if delta > 0.0 { mix(u64::from(delta.to_bits()), u64::from(greens)) } else { 0 }
-}
-
-/// The `n`-th most likely token where the tokens before are hashed to `chain`.
-fn alternative(config: &MockConfig, chain: u64, n: u32) -> (u32, f32) {
-    ((mix(chain, 100 + u64::from(n)) % u64::from(config.vocab_size)) as u32, -(n as f32))
-}
-
-fn prompt_logprob(chain: u64, target: u32) -> f32 {
-    -((mix(chain, u64::from(target)) % 1000) as f32) / 100.0
-}
-
 impl Slot {
-    /// Behind the last token fed.
-    fn state(&self) -> State {
-        self.states.last().copied().unwrap_or(NO_STATE)
-    }
-}
-
-impl SamplingKey {
-    fn of(sampling: &Sampling) -> Self {
-        let penalised = sampling.repetition_penalty != 1.0
-            || sampling.frequency_penalty != 0.0
-            || sampling.presence_penalty != 0.0;
+    fn new(start: Start, source: State) -> Self {
+        let Start { encoder, key, top_tokens, .. } = start;
         Self {
-            seed: sampling.seed,
-            samples: sampling.temperature > 0.0,
-            bias: sampling
-                .logit_bias
-                .iter()
-                .fold(0, |bias, &(token, value)| mix(bias, u64::from(token.0) ^ u64::from(value.to_bits()))),
-            history: penalised.then(|| (Vec::new(), 0)),
-            held_back: (Vec::new(), 0),
-            watermark: watermark(sampling.watermark.map_or((0.0, 0), |mark| (mark.delta, mark.greens))),
-        }
-    }
-
-    /// `last`: the token before. `mask`: the tokens that are allowed. `None`: there is none.
-    fn sample(
-        &self,
-        config: &MockConfig,
-        chain: u64,
-        position: u32,
-        last: u32,
-        top: u32,
-        mask: Option<&[u32]>,
-    ) -> Option<Sampled> {
-        let mut h = mix(mix(chain, self.bias), self.watermark);
-        if self.samples {
-            h = mix(h, mix(self.seed, u64::from(position)));
-        }
-        if let Some((history, outputs)) = &self.history {
-            h = history.iter().fold(mix(h, u64::from(*outputs)), |h, &token| mix(h, u64::from(token)));
-        }
-        let (held_back, first_end) = &self.held_back;
-        let may = |token: u32| position >= *first_end || !held_back.contains(&token);
-        let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
-        let next = (mix(u64::from(last), 5) % u64::from(config.vocab_size)) as u32;
-        let follows = config.surprise_one_in > 0 && !mix(h, 4).is_multiple_of(config.surprise_one_in);
-        let token = match mask {
-            Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
-            None if ends && may(config.eos_ids[0]) => config.eos_ids[0],
-            None if follows && may(next) && !config.eos_ids.contains(&next) => next,
-            None => (0..)
-                .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
-                .find(|token| !config.eos_ids.contains(token) && may(*token))
-                .expect("not every token ends a sequence"),
-        };
-        let top = (0..top).map(|n| alternative(config, h, n)).collect();
-        Some(Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top })
-    }
-
-    fn remember(&mut self, token: u32) {
-        if let Some((history, outputs)) = &mut self.history {
-            history.push(token);
-            *outputs += 1;
-        }
-    }
-}
-
-/// A plan's columns as arrays.
-struct Rows {
-    slots: Vec<u32>,
-    flags: Vec<u8>,
-    positions: Vec<u32>,
-    counts: Vec<u32>,
-    tokens: Vec<u32>,
-    new_block_counts: Vec<u32>,
-    new_pages: Vec<u32>,
-    prompt_targets: Vec<u32>,
-    drafts: Vec<u32>,
-    saves: Vec<u32>,
-    starts: StartColumns,
-}
-
-impl Rows {
-    fn read(plan: &StepPlan) -> Result<Self, String> {
-        let mut rows = Self {
-            slots: u32s(&plan.slots),
-            flags: plan.flags.to_vec(),
-            positions: u32s(&plan.positions),
-            counts: u32s(&plan.counts),
-            tokens: u32s(&plan.tokens),
-            new_block_counts: u32s(&plan.new_block_counts),
-            new_pages: u32s(&plan.new_pages),
-            prompt_targets: u32s(&plan.prompt_targets),
-            drafts: u32s(&plan.drafts),
-            saves: u32s(&plan.saves),
-            starts: plan.starts.as_ref().map_or(Ok(StartColumns::default()), StartColumns::read)?,
-        };
-        let n = rows.slots.len();
-        require!(n > 0, "a plan without rows");
-        let lengths =
-            [rows.flags.len(), rows.positions.len(), rows.counts.len(), rows.new_block_counts.len()];
-        require!(lengths == [n; 4], "columns of {n} rows have lengths {lengths:?}");
-        let drafts = rows.drafts.len();
-        require!(drafts == 0 || drafts == n, "{drafts} entries in drafts of {n} rows");
-        rows.drafts.resize(n, 0);
-        let starts = &rows.starts;
-        let named =
-            starts.first_ends.iter().zip(&starts.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
-        require!(named, "tokens are held back from no position, or none below one");
-        Ok(rows)
-    }
-}
-
-/// How much of the ragged columns was read.
-#[derive(Default)]
-struct Cursor {
-    tokens_read: usize,
-    pages_read: usize,
-    starts_read: usize,
-    history_read: usize,
-    biases_read: usize,
-    ends_read: usize,
-    targets_read: usize,
-    /// The state with which each START row begins.
-    sources: Vec<State>,
-}
-
-impl Cursor {
-    fn tokens<'a>(&mut self, rows: &'a Rows, count: u32) -> Result<&'a [u32], String> {
-        let from = self.tokens_read;
-        self.tokens_read += count as usize;
-        rows.tokens.get(from..self.tokens_read).ok_or("the tokens are too few".into())
-    }
-
-    fn new_pages(&mut self, rows: &Rows, at: usize, tables: u32) -> Result<Vec<u32>, String> {
-        let from = self.pages_read;
-        self.pages_read += (rows.new_block_counts[at] * tables) as usize;
-        rows.new_pages.get(from..self.pages_read).map(<[u32]>::to_vec).ok_or("the pages are too few".into())
-    }
-
-    fn start(&mut self, rows: &Rows, config: &MockConfig) -> Result<Slot, String> {
-        let (m, starts) = (self.starts_read, &rows.starts);
-        self.starts_read += 1;
-        require!(m < starts.seeds.len(), "{m} starts are too few");
-        let (from, biases, ends) = (self.history_read, self.biases_read, self.ends_read);
-        self.ends_read += starts.end_counts[m] as usize;
-        let held_back = starts.end_tokens.get(ends..self.ends_read).ok_or("the end tokens are too few")?;
-        self.history_read += starts.history_counts[m] as usize;
-        self.biases_read += starts.bias_counts[m] as usize;
-        let history = starts.history.get(from..self.history_read).ok_or("the history is too short")?;
-        let penalties =
-            [starts.repetition_penalties[m], starts.frequency_penalties[m], starts.presence_penalties[m]];
-        let penalised = penalties != [1.0, 0.0, 0.0];
-        require!(penalised != history.is_empty(), "a history is sent exactly with a penalty");
-        let bias_tokens = starts.bias_tokens.get(biases..self.biases_read).ok_or("the biases are too few")?;
-        let bias = bias_tokens.iter().zip(&starts.biases[biases..]);
-        let encoder = starts.encoder_counts.get(m).copied().unwrap_or(0);
-        let reads = !config.decoder_start_ids.is_empty();
-        require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
-        Ok(Slot {
             pages: Vec::new(),
             blocks: 0,
-            states: vec![self.sources[m]],
+            states: vec![source],
             last: 0,
-            encoder: Encoder::new(encoder, config.block_size),
+            encoder,
             len: 0,
             sampled: None,
             most: 0,
             skipped: false,
-            key: SamplingKey {
-                seed: starts.seeds[m],
-                samples: starts.temperatures[m] > 0.0,
-                bias: bias.fold(0, |bias, (&token, value)| {
-                    mix(bias, u64::from(token) ^ u64::from(value.to_bits()))
-                }),
-                history: penalised.then(|| (history.to_vec(), starts.history_outputs[m])),
-                held_back: (held_back.to_vec(), starts.first_ends[m]),
-                watermark: watermark((starts.watermark_deltas[m], starts.watermark_greens[m])),
-            },
-            top_tokens: starts.top_tokens[m],
-        })
+            key,
+            top_tokens,
+        }
     }
 
-    fn check_all_read(&self, rows: &Rows) -> Result<(), String> {
-        let read = [
-            self.tokens_read,
-            self.pages_read,
-            self.starts_read,
-            self.history_read,
-            self.biases_read,
-            self.ends_read,
-        ];
-        let starts = &rows.starts;
-        let there = [
-            rows.tokens.len(),
-            rows.new_pages.len(),
-            starts.seeds.len(),
-            starts.history.len(),
-            starts.biases.len(),
-            starts.end_tokens.len(),
-        ];
-        require!(read == there, "ragged columns have lengths {there:?}, the rows take {read:?}");
-        Ok(())
+    /// Behind the last token fed.
+    fn state(&self) -> State {
+        self.states.last().copied().unwrap_or(NO_STATE)
     }
-}
-
-#[derive(Default)]
-struct ResultColumns {
-    accepted: Vec<u32>,
-    sampled: Vec<u32>,
-    logprobs: Vec<f32>,
-    top_tokens: Vec<u32>,
-    top_logprobs: Vec<f32>,
-    prompt_logprobs: Vec<f32>,
-    prompt_top_tokens: Vec<u32>,
-    prompt_top_logprobs: Vec<f32>,
-}
-
-impl ResultColumns {
-    fn write(&self, result: &mut StepResult) {
-        result.accepted = Bytes::copy_from_slice(bytemuck::cast_slice(&self.accepted));
-        result.sampled = Bytes::copy_from_slice(bytemuck::cast_slice(&self.sampled));
-        result.logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.logprobs));
-        result.top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_tokens));
-        result.top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.top_logprobs));
-        result.prompt_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_logprobs));
-        result.prompt_top_tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_tokens));
-        result.prompt_top_logprobs = Bytes::copy_from_slice(bytemuck::cast_slice(&self.prompt_top_logprobs));
-    }
-}
-
-fn u32s(column: &[u8]) -> Vec<u32> {
-    bytemuck::allocation::pod_collect_to_vec(column)
 }

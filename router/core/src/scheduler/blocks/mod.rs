@@ -36,12 +36,18 @@
 //! A block may hold NaN: its keys and values were computed from an overflow, say. Whoever attends to it gets NaN,
 //! so a block is *sound* once a row that attends to it has sampled. When a row's logits are not numbers, the
 //! blocks that it may have got that from, or brought it into, are those that are not sound. It is the same with snapshots.
+//!
+//! `snapshot_nodes` says where snapshots hang.
+
+#[cfg(test)]
+mod checks;
+mod snapshot_nodes;
 
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
 use penstock_proto::tables::{Table, Tables};
 
 use super::prefix_cache::{NodeId, Parent, PrefixCache};
-use super::snapshots::{Snapshot, Snapshots, Worth};
+use super::snapshots::Snapshots;
 
 /// In the place of a page behind the window.
 const NO_PAGE: u32 = u32::MAX;
@@ -398,160 +404,10 @@ impl BlockPool {
         }
     }
 
-    pub fn has_states(&self) -> bool {
-        self.snapshots.is_some()
-    }
-
-    /// Places for snapshots, and how many of them have one.
-    pub fn snapshot_places(&self) -> (u32, u32) {
-        self.snapshots.as_ref().map_or((0, 0), |snapshots| (snapshots.total(), snapshots.used()))
-    }
-
-    /// The plan that was being built is finished: what it saves can be begun with.
-    pub fn plan_finished(&mut self) {
-        if let Some(snapshots) = &mut self.snapshots {
-            snapshots.plan_finished();
-        }
-    }
-
-    /// Whether a row can begin behind the first `blocks` of a table.
-    pub fn may_begin(&self, table: &Table, blocks: u32) -> bool {
-        self.usable(table, blocks).is_some()
-    }
-
-    /// The snapshot with which a row begins behind the first `blocks` of a table, at least 1.
-    pub fn begin(&mut self, table: &Table, blocks: u32) -> Option<Snapshot> {
-        let place = self.usable(table, blocks)?;
-        self.snapshots.as_mut().map(|snapshots| snapshots.begin(place))
-    }
-
-    fn usable(&self, table: &Table, blocks: u32) -> Option<u32> {
-        let last = *table.blocks.get(blocks.checked_sub(1)? as usize)?;
-        let place = self.blocks[index(last)].node.and_then(|node| self.cache.snapshot(node))?;
-        self.snapshots.as_ref().is_some_and(|snapshots| !snapshots.is_fresh(place)).then_some(place)
-    }
-
-    /// A place for the state behind the first `blocks` of `tokens`, which the plan being built saves. `table` is the
-    /// writer's. `None` when that prefix is not in the cache, or has a snapshot, or when no place is worth less.
-    pub fn save(
-        &mut self,
-        namespace: u64,
-        tokens: &[TokenId],
-        table: &Table,
-        blocks: u32,
-        worth: Worth,
-        writer: SequenceId,
-    ) -> Option<Snapshot> {
-        let node = self.node_behind(namespace, tokens, table, blocks)?;
-        if self.cache.snapshot(node).is_some() {
-            return None;
-        }
-        let snapshot = self.take_place(worth, writer)?;
-        self.attach(snapshot, node);
-        Some(snapshot)
-    }
-
-    /// A place for the state behind the first `blocks` of a sequence that decodes, whose last tokens are not known yet;
-    /// it is the sequence's until they are. `None` when it is off the tree, or when there is no place.
-    pub fn reserve(&mut self, table: &Table, blocks: u32, writer: SequenceId) -> Option<Snapshot> {
-        let before = blocks.checked_sub(2).map(|at| table.blocks[at as usize]);
-        if before.is_some_and(|block| self.blocks[index(block)].node.is_none()) {
-            return None;
-        }
-        self.take_place(Worth::Decoding, writer)
-    }
-
-    /// The tokens of a reserved snapshot are known and registered. Returns whether it has a node now; if not it is gone.
-    pub fn settle(
-        &mut self,
-        namespace: u64,
-        tokens: &[TokenId],
-        table: &Table,
-        blocks: u32,
-        snapshot: Snapshot,
-    ) -> bool {
-        let node = self.node_behind(namespace, tokens, table, blocks);
-        match node.filter(|&node| self.cache.snapshot(node).is_none()) {
-            Some(node) => {
-                self.attach(snapshot, node);
-                true
-            }
-            None => {
-                self.cancel(snapshot);
-                false
-            }
-        }
-    }
-
-    /// Gives up what is reserved.
-    pub fn cancel(&mut self, snapshot: Snapshot) {
-        if let Some(snapshots) = &mut self.snapshots
-            && snapshots.is_of_sequence(snapshot)
-        {
-            snapshots.release(snapshot.place);
-        }
-    }
-
-    /// Gives up what a sequence saved while it decoded, unless somebody began with it.
-    pub fn replace(&mut self, snapshot: Snapshot) {
-        if let Some(node) = self.snapshots.as_ref().and_then(|snapshots| snapshots.replaceable(snapshot)) {
-            self.drop_snapshot(node);
-        }
-    }
-
-    /// A row whose state went through a snapshot has sampled.
-    pub fn vouch_for_state(&mut self, snapshot: Snapshot) {
-        if let Some(snapshots) = &mut self.snapshots {
-            snapshots.vouch(snapshot);
-        }
-    }
-
-    fn take_place(&mut self, worth: Worth, writer: SequenceId) -> Option<Snapshot> {
-        let (snapshot, lost) = self.snapshots.as_mut()?.take(worth, writer)?;
-        if let Some(node) = lost {
-            self.cache.set_snapshot(node, None);
-        }
-        Some(snapshot)
-    }
-
-    fn attach(&mut self, snapshot: Snapshot, node: NodeId) {
-        self.cache.set_snapshot(node, Some(snapshot.place));
-        if let Some(snapshots) = &mut self.snapshots {
-            snapshots.attach(snapshot, node);
-        }
-    }
-
-    fn drop_snapshot(&mut self, node: NodeId) {
-        let snapshot = self.cache.snapshot(node);
-        self.cache.set_snapshot(node, None);
-        self.free_snapshot(snapshot);
-    }
-
-    fn free_snapshot(&mut self, place: Option<u32>) {
-        if let (Some(snapshots), Some(place)) = (&mut self.snapshots, place) {
-            snapshots.release(place);
-        }
-    }
-
     /// How many of the first `blocks` of a table, as far as it has them, are registered: none behind one that is not.
     fn registered(&self, table: &Table, blocks: usize) -> usize {
         let is_registered = |block: &BlockId| self.blocks[index(*block)].node.is_some();
         table.blocks[..blocks.min(table.blocks.len())].iter().rposition(is_registered).map_or(0, |at| at + 1)
-    }
-
-    /// The node behind the first `blocks` of `tokens`, at least 1. `table` has blocks of theirs, which need not be those
-    /// that are registered.
-    fn node_behind(&self, namespace: u64, tokens: &[TokenId], table: &Table, blocks: u32) -> Option<NodeId> {
-        let size = self.block_size() as usize;
-        let held = self.registered(table, blocks as usize);
-        let mut parent = self.parent(namespace, table, held)?;
-        for at in held..blocks as usize {
-            parent = Parent::Node(self.cache.find(parent, &tokens[at * size..(at + 1) * size])?);
-        }
-        match parent {
-            Parent::Node(node) => Some(node),
-            Parent::Root { .. } => None,
-        }
     }
 
     /// What the block at `at` of `table` hangs on; `None` when the one before it is not registered.
@@ -634,105 +490,6 @@ impl BlockPool {
         self.free_pages.extend(pages[self.tables.full as usize..].iter().rev());
         self.blocks[index(block)].is_windowed = false;
         self.tables.windowed
-    }
-
-    /// The pages of a block, and whether those of windowed tables are there.
-    #[cfg(test)]
-    pub fn pages_of(&self, block: BlockId) -> (&[u32], bool) {
-        let count = self.tables.count() as usize;
-        (&self.pages[index(block) * count..][..count], self.blocks[index(block)].is_windowed)
-    }
-
-    #[cfg(test)]
-    pub fn is_of(&self, block: BlockId, writer: SequenceId) -> bool {
-        self.blocks[index(block)].writer == writer
-    }
-
-    #[cfg(test)]
-    pub fn is_sound(&self, block: BlockId) -> bool {
-        self.blocks[index(block)].sound
-    }
-
-    #[cfg(test)]
-    pub fn is_state_sound(&self, place: u32) -> bool {
-        self.snapshots.as_ref().is_some_and(|snapshots| snapshots.is_sound(place))
-    }
-
-    /// Tables that hold a block.
-    #[cfg(test)]
-    pub fn references(&self, block: BlockId) -> u32 {
-        self.blocks[index(block)].references
-    }
-
-    /// All known places with a snapshot that a row of these tokens could begin with, and how many tokens before each.
-    #[cfg(test)]
-    pub fn snapshots_along(&self, namespace: u64, tokens: &[TokenId]) -> Vec<(u32, u32)> {
-        let blocks = 1..=tokens.len() as u32 / self.block_size();
-        let nodes = blocks.map_while(|blocks| {
-            Some((blocks, self.node_behind(namespace, tokens, &Table::default(), blocks)?))
-        });
-        nodes
-            .filter_map(|(blocks, node)| Some((blocks * self.block_size(), self.cache.snapshot(node)?)))
-            .collect()
-    }
-
-    /// Checks the invariants in the head of this file against the tables that are held, and the snapshots that sequences
-    /// have.
-    #[cfg(test)]
-    pub fn check(&self, tables: &[&Table], reserved: &[Snapshot]) {
-        let (mut held, mut windowed) = (vec![0u32; self.blocks.len()], vec![0u32; self.blocks.len()]);
-        for table in tables {
-            for (at, &block) in table.blocks.iter().enumerate() {
-                held[index(block)] += 1;
-                windowed[index(block)] +=
-                    u32::from(self.tables.windowed > 0 && at as u32 >= table.first_windowed);
-            }
-        }
-        let mut pages = self.free_pages.clone();
-        let (mut idle, mut registered) = (0, 0);
-        for (at, block) in self.blocks.iter().enumerate() {
-            let is_free = self.free_blocks.contains(&BlockId(at as u32));
-            assert_eq!(
-                held[at],
-                if is_free { 0 } else { block.references },
-                "references are the tables' entries"
-            );
-            assert_eq!(windowed[at], if is_free { 0 } else { block.windowed_references });
-            registered += usize::from(block.node.is_some());
-            if is_free {
-                assert!(block.node.is_none());
-                continue;
-            }
-            assert!(held[at] > 0 || block.node.is_some(), "a block is held, cached or free");
-            assert!(windowed[at] == 0 || block.is_windowed, "who reads windowed pages has them");
-            assert!(!block.is_windowed || windowed[at] > 0 || block.node.is_some());
-            let (own, has_window) = self.pages_of(BlockId(at as u32));
-            let (full, behind) = own.split_at(self.tables.full as usize);
-            pages.extend(full);
-            idle += if held[at] == 0 { self.tables.full } else { 0 };
-            if has_window {
-                pages.extend(behind);
-                idle += if windowed[at] == 0 { self.tables.windowed } else { 0 };
-            }
-        }
-        assert_eq!(idle, self.idle);
-        let nodes: Vec<NodeId> = self.blocks.iter().filter_map(|block| block.node).collect();
-        let of_nodes = nodes.iter().filter_map(|&node| Some((self.cache.snapshot(node)?, node))).collect();
-        match &self.snapshots {
-            Some(snapshots) => snapshots.check(of_nodes, reserved),
-            None => assert!(of_nodes.is_empty() && reserved.is_empty()),
-        }
-        for table in tables {
-            let registered = self.registered(table, table.blocks.len());
-            let mut before = table.blocks[..registered].iter();
-            assert!(
-                before.all(|&block| self.blocks[index(block)].node.is_some()),
-                "none behind one that is not"
-            );
-        }
-        assert_eq!(registered, self.cache.len());
-        pages.sort_unstable();
-        assert_eq!(pages, (0..self.total).collect::<Vec<_>>(), "every page is at one place");
     }
 }
 
