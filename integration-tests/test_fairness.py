@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,34 @@ def test_without_keys_the_queue_is_fair_between_users(launch: Launch) -> None:
     assert reply.status == 200 and "warnings" not in reply.json()
     assert steps(open_to_all) - before <= 2 * LENGTH
     flood.leave()
+
+
+def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(launch: Launch, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"batch priority=5: {FLOODER}\nchat: {OTHER}\n")
+    flags = ("--max-batch-size", str(SLOTS), "--api-key-file", str(keys), "--highest-priority", "-10")
+    narrow = launch(*flags, "--dtype", "float32").wait_ready()
+
+    def ask(number: int, key: str, **more: Any) -> wire.Reply:
+        # Of its own salt, so that no cached prefix makes one shorter.
+        body = long_answer(number, LENGTH, cache_salt=str(number), **more)
+        return wire.post(narrow.address, "/v1/completions", body, headers=bearer(key))
+
+    # Its key's priority is the highest that it gets.
+    alone = ask(0, FLOODER, priority=-10).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(8) as pool:
+        batch = [pool.submit(ask, 0, FLOODER) for _ in range(6)]
+        wait_for(lambda: narrow.metrics().value("tgi_queue_size") >= 3, "the queue to fill")
+        before = steps(narrow)
+        # The key's own, 0, is higher than that of the batch.
+        reply = wire.post(narrow.address, "/v1/completions", long_answer(1, 1), headers=bearer(OTHER))
+        took = steps(narrow) - before
+        assert reply.status == 200 and took <= LENGTH / 4, f"{took} steps"
+        assert narrow.metrics().value("penstock_priority_preemptions") >= 1
+        texts = [asked.result().json()["choices"][0]["text"] for asked in batch]
+    assert texts == [alone] * len(texts)
+    refused = ask(2, OTHER, priority=-11)
+    assert refused.status == 422 and "--highest-priority" in refused.json()["error"]["message"], refused
 
 
 def test_a_flooding_key_does_not_take_every_place(launch: Launch) -> None:

@@ -56,6 +56,9 @@ pub struct RouterArgs {
     /// A file of such keys, one on a line
     #[arg(long, env, help_heading = "Access")]
     pub api_key_file: Option<PathBuf>,
+    /// The highest `priority` that a request may ask for, a number from -1000 to 0: the lower one goes first
+    #[arg(long, env, default_value_t = 0, allow_negative_numbers = true, help_heading = "Access", value_parser = clap::value_parser!(i32).range(-1000..=0))]
+    pub highest_priority: i32,
     /// Ask for a key at /metrics, too, which names the keys
     #[arg(long, env, help_heading = "Access", value_parser = BoolishValueParser::new())]
     pub guard_metrics: bool,

@@ -18,9 +18,14 @@ pub struct Limits {
     pub max_client_batch_size: u32,
     /// Every token id is below it.
     pub vocab_size: u32,
+    /// The lowest number that a request's `priority` may be.
+    pub highest_priority: i32,
     /// What has no effect is refused.
     pub strict_requests: bool,
 }
+
+/// What a priority may be; the lower number goes first.
+pub const PRIORITIES: std::ops::RangeInclusive<i32> = -1000..=1000;
 
 /// A flag that contradicts another flag, the model or the machine. One line, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -166,6 +171,7 @@ impl Limits {
             max_top_n_tokens: args.max_top_n_tokens.min(model.max_top_tokens),
             max_client_batch_size: args.max_client_batch_size,
             vocab_size: model.vocab_size,
+            highest_priority: args.highest_priority,
             strict_requests: args.strict_requests,
         })
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use penstock_core::scheduler::offline::Offline;
-use penstock_core::scheduler::{Sampling, SequenceEvent, SequenceSpec, Settings, Tenant};
+use penstock_core::scheduler::{Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Tenant};
 use penstock_core::worker::PrepareLimits;
 use penstock_core::worker::mock::{MockConfig, MockModel, Verify};
 use penstock_proto::ids::TokenId;
@@ -105,6 +105,7 @@ impl Load {
             constraint: None,
             cache_namespace: 0,
             tenant: Tenant::Key(salt % 7),
+            priority: Priority::default(),
             deadline: None,
             stop_at: None,
             trace: None,

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use penstock_core::health::Health;
 use penstock_core::scheduler::offline::Offline;
-use penstock_core::scheduler::{Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant};
+use penstock_core::scheduler::{
+    Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant,
+};
 use penstock_core::worker::{GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
 use penstock_proto::ids::TokenId;
 
@@ -87,6 +89,7 @@ fn spec(salt: u32) -> SequenceSpec {
         constraint: None,
         cache_namespace: 0,
         tenant: Tenant::Anonymous,
+        priority: Priority::default(),
         deadline: None,
         stop_at: None,
         trace: None,

@@ -13,7 +13,8 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::{body, routes};
-use crate::limits::FlagError;
+use crate::limits::{FlagError, PRIORITIES};
+use crate::scheduler::Priority;
 
 /// The API keys of this server, and what is open without one.
 pub struct Auth {
@@ -30,9 +31,16 @@ impl Auth {
     }
 }
 
-/// Digests of the keys, all of one length, so that a comparison tells nothing of a key's; and what each is
-/// called where it must not be shown.
-pub struct Keys(Vec<([u8; 32], KeyName)>);
+/// The keys of this server; none when it is open to all.
+pub struct Keys(Vec<Key>);
+
+struct Key {
+    /// All of one length, so that a comparison tells nothing of a key's.
+    digest: [u8; 32],
+    /// What it is called where it must not be shown.
+    name: KeyName,
+    priority: Option<Priority>,
+}
 
 /// Which key a request came with, in metrics and in the log. `flag-2` is the second `--api-key`, `file-1` the
 /// first of the file, unless its line gives it a name; `none` where no key is asked for.
@@ -60,12 +68,31 @@ impl Default for KeyName {
 
 const LONGEST_NAME: usize = 64;
 
+/// What a line of the file says before a key: `NAME`, `priority=N`, or both.
+fn parse_label(label: &str) -> Result<(Option<KeyName>, Option<Priority>), String> {
+    let (name, priority) = match label.rsplit_once(' ').unwrap_or(("", label)) {
+        (name, last) if last.starts_with("priority=") => (name.trim_end(), last.strip_prefix("priority=")),
+        _ => (label, None),
+    };
+    let parse = |text: &str| {
+        let number = text.parse().ok().filter(|number| PRIORITIES.contains(number));
+        let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
+        number
+            .map(Priority)
+            .ok_or_else(|| format!("a key's priority must be a whole number from {least} to {most}"))
+    };
+    let priority = priority.map(parse).transpose()?;
+    let name = if name.is_empty() && priority.is_some() { None } else { Some(KeyName::parse(name)?) };
+    Ok((name, priority))
+}
+
 impl Keys {
-    /// None when the server is open to all.
     pub fn read(args: &RouterArgs) -> Result<Self, FlagError> {
         let numbered = |kind: &str, index: usize| KeyName(format!("{kind}-{}", index + 1).into());
         let of_flags = args.api_key.iter().enumerate();
-        let mut keys: Vec<_> = of_flags.map(|(index, key)| (digest(key), numbered("flag", index))).collect();
+        let of_flag =
+            |(index, key)| Key { digest: digest(key), name: numbered("flag", index), priority: None };
+        let mut keys: Vec<_> = of_flags.map(of_flag).collect();
         if let Some(path) = &args.api_key_file {
             let wrong = |why: &str| FlagError(format!("--api-key-file {}: {why}", path.display()));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(&error.to_string()))?;
@@ -75,14 +102,15 @@ impl Keys {
                     continue;
                 }
                 let at = |why: &str| wrong(&format!("line {}: {why}", number + 1));
-                let (name, key) = match line.split_once(": ") {
-                    Some((name, key)) => (KeyName::parse(name).map_err(|why| at(&why))?, key.trim_start()),
-                    None => (numbered("file", keys.len() - before), line),
-                };
-                if keys.iter().any(|(_, other)| *other == name) {
+                let (label, key) =
+                    line.split_once(": ").map_or((None, line), |(label, key)| (Some(label), key));
+                let label = label.map(parse_label).transpose().map_err(|why| at(&why))?;
+                let (name, priority) = label.unwrap_or_default();
+                let name = name.unwrap_or_else(|| numbered("file", keys.len() - before));
+                if keys.iter().any(|other| other.name == name) {
                     return Err(at(&format!("another key is called {}", name.0)));
                 }
-                keys.push((digest(&key.parse().map_err(at)?), name));
+                keys.push(Key { digest: digest(&key.trim_start().parse().map_err(at)?), name, priority });
             }
             if keys.len() == before {
                 return Err(wrong("it holds no key"));
@@ -99,8 +127,8 @@ impl Keys {
         let Some(sent) = key(headers) else { return Admission::Refused };
         let sent: [u8; 32] = Sha256::digest(sent).into();
         let mut found = (Choice::from(0), 0);
-        for (index, (key, _)) in (0u32..).zip(&self.0) {
-            let equal = key.ct_eq(&sent);
+        for (index, key) in (0u32..).zip(&self.0) {
+            let equal = key.digest.ct_eq(&sent);
             found = (found.0 | equal, u32::conditional_select(&found.1, &index, equal));
         }
         if found.0.into() { Admission::With(KeyIndex(found.1)) } else { Admission::Refused }
@@ -109,13 +137,21 @@ impl Keys {
 
 impl Keys {
     fn name(&self, KeyIndex(index): KeyIndex) -> KeyName {
-        self.0.get(index as usize).map_or_else(KeyName::default, |(_, name)| name.clone())
+        self.0.get(index as usize).map_or_else(KeyName::default, |key| key.name.clone())
+    }
+
+    fn priority(&self, KeyIndex(index): KeyIndex) -> KeyPriority {
+        KeyPriority(self.0.get(index as usize).and_then(|key| key.priority))
     }
 }
 
 /// The index of a key among the server's: who asks, as far as anything outside of this file may know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyIndex(pub u32);
+
+/// What the line of a key says of its requests' priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyPriority(pub Option<Priority>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
@@ -153,6 +189,7 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
         Admission::With(key) => {
             request.extensions_mut().insert(key);
             request.extensions_mut().insert(keys.name(key));
+            request.extensions_mut().insert(keys.priority(key));
         }
         Admission::Refused if reads && routes::is_open(args, request.uri().path()) => {}
         Admission::Refused => {
@@ -178,7 +215,8 @@ mod tests {
 
     fn keys(keys: &[&str]) -> Keys {
         let named = |(index, key): (usize, &&str)| {
-            (digest(&key.parse().expect("a key")), KeyName(format!("flag-{}", index + 1).into()))
+            let name = KeyName(format!("flag-{}", index + 1).into());
+            Key { digest: digest(&key.parse().expect("a key")), name, priority: None }
         };
         Keys(keys.iter().enumerate().map(named).collect())
     }
@@ -221,8 +259,18 @@ mod tests {
             Keys::read(&args)
         };
         let keys = read("one\n# a comment\nteam-a:  two\nthree\n").unwrap_or_else(|error| panic!("{error}"));
-        let names: Vec<_> = keys.0.iter().map(|(_, name)| &*name.0).collect();
+        let names: Vec<_> = keys.0.iter().map(|key| &*key.name.0).collect();
         assert_eq!(names, ["flag-1", "file-1", "team-a", "file-3"]);
+        let text = "batch priority=10: one\npriority=-5: two\npriority: three";
+        let prioritized = read(text).unwrap_or_else(|error| panic!("{error}"));
+        let of = |key: &Key| (key.name.0.to_string(), key.priority.map(|priority| priority.0));
+        let [zero, others @ ..] = &prioritized.0[..] else { panic!("four keys") };
+        assert_eq!(of(zero), ("flag-1".into(), None));
+        let expected = [("batch", Some(10)), ("file-2", Some(-5)), ("priority", None)];
+        assert_eq!(
+            others.iter().map(of).collect::<Vec<_>>(),
+            expected.map(|(name, it)| (name.to_string(), it))
+        );
         let Admission::With(key) = keys.admit(&sent(&["Bearer two"])) else { panic!("a key") };
         assert_eq!(keys.name(key).0.as_ref(), "team-a");
         for (text, says) in [
@@ -230,6 +278,9 @@ mod tests {
             ("flag-1: one", "line 1: another key is called flag-1"),
             ("a b: one", "line 1: a key's name must be"),
             ("two words", "line 1: must be visible"),
+            ("a priority=1001: one", "line 1: a key's priority must be a whole number from -1000 to 1000"),
+            ("a priority=high: one", "line 1: a key's priority must be a whole number"),
+            ("priority=1 a: one", "line 1: a key's name must be"),
         ] {
             let error = read(text).err().expect("an error").to_string();
             assert!(error.contains(says), "{text}: {error}");

@@ -10,6 +10,7 @@ use crate::http::openapi::RequestSchema;
 use crate::http::page;
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
 use crate::http::routes::{ROUTES, Verb};
+use crate::limits::PRIORITIES;
 
 pub async fn page() -> Response<Body> {
     let mut response = Response::new(Body::from(html(&markdown())));
@@ -79,6 +80,7 @@ fn bounds(field: &Field) -> String {
             Some(most) => format!("{least} to {most}"),
             None => format!("{least} or more"),
         },
+        Kind::Priority => format!("`--highest-priority` to {}", PRIORITIES.end()),
         Kind::Number { low, high } => {
             let low = match low {
                 Low::AtLeast(low) => format!("{low} or more"),

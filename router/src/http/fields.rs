@@ -12,8 +12,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, Cause};
-use crate::http::request_fields::{DEPTH, Field, Kind, Low, Most, NAME_LENGTH};
-use crate::limits::Limits;
+use crate::http::request_fields::{self, DEPTH, Field, Kind, Low, Most, NAME_LENGTH};
+use crate::limits::{Limits, PRIORITIES};
+use crate::scheduler::Priority;
 
 /// A JSON object whose members are still text: each is read when its field is asked for.
 pub struct Fields<'a> {
@@ -101,14 +102,14 @@ impl<'a> Fields<'a> {
 
     /// A whole number within the field's bounds.
     pub fn signed(&self, field: &Field) -> Result<Option<i128>, ApiError> {
-        let Kind::Integer { least, most } = field.kind else {
-            unreachable!("`{}` is no integer in the table", field.name)
+        let bounds = match field.kind {
+            Kind::Integer { least, most } => i128::from(least)..=i128::from(self.limits.most(most)),
+            Kind::Priority => self.limits.highest_priority.into()..=(*PRIORITIES.end()).into(),
+            _ => unreachable!("`{}` is no integer in the table", field.name),
         };
         let Some(raw) = self.raw(field) else { return Ok(None) };
         match whole_number(raw.get()) {
-            Some(value) if value >= i128::from(least) && value <= i128::from(self.limits.most(most)) => {
-                Ok(Some(value))
-            }
+            Some(value) if bounds.contains(&value) => Ok(Some(value)),
             _ => Err(self.wrong(field, raw)),
         }
     }
@@ -121,6 +122,12 @@ impl<'a> Fields<'a> {
     /// A whole number whose field has no values above 32 bits.
     pub fn small(&self, field: &Field) -> Result<Option<u32>, ApiError> {
         Ok(self.signed(field)?.map(|value| u32::try_from(value).expect("the table's bounds are within u32")))
+    }
+
+    /// How urgent it is.
+    pub fn priority(&self) -> Result<Option<Priority>, ApiError> {
+        let given = self.signed(&request_fields::PRIORITY)?;
+        Ok(given.map(|value| Priority(i32::try_from(value).expect("the table's bounds are within i32"))))
     }
 
     pub fn number(&self, field: &Field) -> Result<Option<f64>, ApiError> {
@@ -504,6 +511,7 @@ pub mod tests {
             max_top_n_tokens: 5,
             max_client_batch_size: 4,
             vocab_size: 1000,
+            highest_priority: -5,
             strict_requests: false,
         }
     }

@@ -15,7 +15,7 @@ use crate::http::request_fields::{self, Field, Kind, Low, Most};
 use crate::http::response::json;
 use crate::http::response_schemas::{self, reference};
 use crate::http::routes::{Answer, Docs, ROUTES, Route, Verb};
-use crate::limits::Limits;
+use crate::limits::{Limits, PRIORITIES};
 
 /// The bodies that routes take.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -295,6 +295,9 @@ fn schema(field: &Field, limits: &Limits) -> Value {
         Kind::Integer { least, most } => {
             json!({ "type": "integer", "minimum": least, "maximum": limits.most(most) })
         }
+        Kind::Priority => {
+            json!({ "type": "integer", "minimum": limits.highest_priority, "maximum": PRIORITIES.end() })
+        }
         Kind::Number { low, high } => {
             let mut schema = json!({ "type": "number" });
             match low {
@@ -376,7 +379,7 @@ mod tests {
                 let body = format!("{{\"{}\": {value}}}", field.name);
                 let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
                 match field.kind {
-                    Kind::Integer { .. } => fields.signed(field).is_ok(),
+                    Kind::Integer { .. } | Kind::Priority => fields.signed(field).is_ok(),
                     _ => fields.number(field).is_ok(),
                 }
             };

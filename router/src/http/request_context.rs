@@ -18,7 +18,7 @@ use crate::generation::{
     self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
 };
 use crate::http::access_log::RequestId;
-use crate::http::auth::{KeyIndex, KeyName};
+use crate::http::auth::{KeyIndex, KeyName, KeyPriority};
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames, Refusal};
 use crate::http::fields::{shortened, whole_number};
@@ -304,7 +304,8 @@ impl Account {
 pub fn caller_of(request: &Request, arrival: Instant) -> Caller {
     let of = request.extensions();
     let address = of.get().map(|&ClientAddress(address)| address::holder(address));
-    Caller { key: of.get().map(|&KeyIndex(index)| index), address, ..Caller::anonymous(arrival) }
+    let KeyPriority(priority) = of.get().copied().unwrap_or_default();
+    Caller { key: of.get().map(|&KeyIndex(index)| index), address, priority, ..Caller::anonymous(arrival) }
 }
 
 fn times(done: &[(FinishReason, Timings, u32)]) -> Times {

@@ -1,7 +1,7 @@
 //! What every field of a request may hold: one table, which validation (`fields`), the OpenAPI document and the docs
 //! read. A bound is fixed, or one of this server's `Limits`.
 
-use crate::limits::Limits;
+use crate::limits::{Limits, PRIORITIES};
 
 /// One field of a request.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub enum Kind {
         least: i64,
         most: Most,
     },
+    /// A whole number; how low it may be is a limit of this server.
+    Priority,
     Number {
         low: Low,
         high: f64,
@@ -73,6 +75,10 @@ impl Kind {
             }
             Kind::Integer { least, most } => {
                 format!("a whole number >= {least} and <= {}", limits.describe(most))
+            }
+            Kind::Priority => {
+                let (least, most) = (limits.highest_priority, PRIORITIES.end());
+                format!("a whole number >= {least} (--highest-priority) and <= {most}")
             }
             Kind::Number { low, high } => {
                 let low = match low {
@@ -258,6 +264,18 @@ pub const CACHE_SALT: Field = name(
 pub const PROMPT_CACHE_KEY: Field =
     name("prompt_cache_key", "none", "OpenAI's name for the same; with both, both have to be the same");
 
+pub const PRIORITY: Field = field(
+    "priority",
+    Kind::Priority,
+    "that of the API key, or 0",
+    "As in vLLM, the lower number goes first, before fairness between tenants and before age",
+);
+pub const SERVICE_TIER: Field = name(
+    "service_tier",
+    "auto",
+    "OpenAI's: `flex` is `priority` 10, `priority` is -10 as far as it is allowed, `auto`, `default` and `scale` are the usual one",
+);
+
 /// The members of `parameters` on TGI's routes.
 pub const TGI_PARAMETERS: &[&Field] = &[
     &BEST_OF,
@@ -281,6 +299,7 @@ pub const TGI_PARAMETERS: &[&Field] = &[
     &ADAPTER_ID,
     &MAX_TIME,
     &CACHE_SALT,
+    &PRIORITY,
 ];
 
 pub const MODEL: Field = name("model", "the served model", "Any name; echoed in the answer");
@@ -413,7 +432,7 @@ pub const USER: Field = name(
 );
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 31] = [
+const OPENAI: [&Field; 33] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -445,6 +464,8 @@ const OPENAI: [&Field; 31] = [
     &USER,
     &CACHE_SALT,
     &PROMPT_CACHE_KEY,
+    &PRIORITY,
+    &SERVICE_TIER,
 ];
 const CHAT: [&Field; 12] = [
     &MESSAGES,
@@ -530,6 +551,8 @@ pub fn responses_fields() -> Vec<&'static Field> {
         &RESPONSE_METADATA,
         &USER,
         &PROMPT_CACHE_KEY,
+        &PRIORITY,
+        &SERVICE_TIER,
         &CHAT_TEMPLATE_KWARGS,
     ]
 }
@@ -567,12 +590,13 @@ pub fn anthropic_fields() -> Vec<&'static Field> {
         &OUTPUT_CONFIG,
         &OUTPUT_FORMAT,
         &ANTHROPIC_METADATA,
+        &PRIORITY,
     ]
 }
 
 /// Fields that mean nothing to this server but that clients of OpenAI's API send as a matter of
 /// course: accepted, and named in `warnings`.
-pub const WITHOUT_EFFECT: &[&str] = &["metadata", "store", "service_tier"];
+pub const WITHOUT_EFFECT: &[&str] = &["metadata", "store"];
 
 /// How many prompts one request to /v1/completions may carry.
 pub const PROMPTS: Most = Most::Prompts;

@@ -279,7 +279,11 @@ fn describe() {
     describe_gauge!("penstock_state_snapshots", "Places for copies of recurrent states");
     describe_gauge!("penstock_state_snapshots_used", "Those of them that hold one");
     describe_counter!("penstock_state_saves", "Copies of recurrent states that were kept");
-    describe_counter!("penstock_preemptions", "Sequences set back to make room for older ones");
+    describe_counter!("penstock_preemptions", "Sequences set back to make room for others");
+    describe_counter!(
+        "penstock_priority_preemptions",
+        "Those of them that made room for a higher priority in the queue"
+    );
     describe_counter!("penstock_prefix_hit_tokens", "Prompt tokens found in the prefix cache");
     describe_counter!(
         "penstock_prefix_recomputed_tokens",

@@ -7,7 +7,7 @@ use penstock_proto::ids::{SpanRef, TokenId};
 
 use crate::constraint::GrammarSource;
 use crate::prompt::Input;
-use crate::scheduler::Sampling;
+use crate::scheduler::{Priority, Sampling};
 
 /// What any dialect asks for. All numbers were checked against `limits`, except those that depend on
 /// the prompt's length.
@@ -39,6 +39,8 @@ pub struct GenerationRequest {
     pub user: Option<String>,
     /// Cached blocks are shared only with requests that have the same.
     pub cache_salts: Vec<String>,
+    /// `None`: that of its key.
+    pub priority: Option<Priority>,
     /// From the request's arrival; the text ends with the token after it.
     pub max_time: Option<Duration>,
 }
@@ -52,6 +54,8 @@ pub struct Caller {
     pub key: Option<u32>,
     /// Who may not be told apart from it by its address alone: one of IPv4, or the network of one of IPv6.
     pub address: Option<IpAddr>,
+    /// That of its key: what its requests have, and the highest that they can ask for. `None`: there is no such limit.
+    pub priority: Option<Priority>,
     /// Nobody wants the answer after this.
     pub deadline: Option<Instant>,
     /// The request's span, when it is recorded.
@@ -59,8 +63,18 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// What a request has that asks for this.
+    pub fn priority(&self, asked: Option<Priority>) -> Priority {
+        let own = self.priority.unwrap_or_default();
+        match asked {
+            // The lower number is the higher priority.
+            Some(asked) => asked.max(self.priority.unwrap_or(asked)),
+            None => own,
+        }
+    }
+
     pub fn anonymous(arrival: Instant) -> Self {
-        Self { arrival, key: None, address: None, deadline: None, trace: None }
+        Self { arrival, key: None, address: None, priority: None, deadline: None, trace: None }
     }
 }
 
@@ -71,4 +85,20 @@ pub enum StopText {
     Keep,
     /// Left out, and never streamed (OpenAI's routes).
     Omit,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_priority_of_a_key_is_the_usual_one_of_its_requests_and_the_highest() {
+        let of = |key: Option<i32>, asked: Option<i32>| {
+            let caller = Caller { priority: key.map(Priority), ..Caller::anonymous(Instant::now()) };
+            caller.priority(asked.map(Priority)).0
+        };
+        assert_eq!([of(None, None), of(None, Some(7)), of(None, Some(-7))], [0, 7, -7]);
+        assert_eq!([of(Some(5), None), of(Some(5), Some(7)), of(Some(5), Some(0))], [5, 7, 5]);
+        assert_eq!([of(Some(-5), None), of(Some(-5), Some(0)), of(Some(-5), Some(-9))], [-5, 0, -5]);
+    }
 }

@@ -114,6 +114,7 @@ pub async fn start(
         constraint,
         cache_namespace: serving.namespace(caller, &request.cache_salts),
         tenant: serving.tenant(caller, request.user.as_deref()),
+        priority: caller.priority(request.priority),
         deadline: caller.deadline,
         stop_at: request.max_time.map(|time| caller.arrival + time),
         trace: caller.trace,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::health::Health;
 use crate::prompt::{Prompt, samples};
-use crate::scheduler::{PromptLogprob, Sampling, SequenceSpec, Settings, Tenant, Watermark};
+use crate::scheduler::{Priority, PromptLogprob, Sampling, SequenceSpec, Settings, Tenant, Watermark};
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -100,6 +100,7 @@ fn request(text: &str) -> GenerationRequest {
         grammar_is_optional: false,
         user: None,
         cache_salts: Vec::new(),
+        priority: None,
         max_time: None,
     }
 }
@@ -149,6 +150,7 @@ impl Server {
             constraint: None,
             cache_namespace: self.serving.cache_namespace,
             tenant: Tenant::Anonymous,
+            priority: Priority::default(),
             deadline: None,
             stop_at: None,
             trace: None,

@@ -17,6 +17,7 @@ use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
 use super::in_flight::{InFlight, RowRecord, Shape};
 use super::masks::MaskJob;
+use super::order::Precedence;
 use super::plan::PlanBuilder;
 use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
 use super::prompt_lookup::PromptLookup;
@@ -81,10 +82,10 @@ pub(super) struct Core {
     pub(super) by_id: HashMap<SequenceId, usize>,
     /// Preempted ones are among them.
     pub(super) waiting: FairQueue,
-    /// Keys of the sequences that have a slot, oldest first.
+    /// Keys of the sequences that have a slot, in their order: the first gets what it needs, the last is preempted first.
     pub(super) running: Vec<usize>,
     /// Those that have to run alone; see `quarantine`.
-    pub(super) quarantined: BTreeSet<SequenceId>,
+    pub(super) quarantined: BTreeSet<Precedence>,
     /// The size of the step that crashed with those, while none of them has crashed alone.
     pub(super) suspected_step: Option<StepSize>,
     pub(super) throttle: Throttle,
@@ -101,8 +102,8 @@ pub(super) struct Core {
     pub(super) spare_decodes: Vec<usize>,
     /// Memory for a row's drafts.
     pub(super) guesses: Vec<TokenId>,
-    /// The oldest found no blocks in the last plan, since those that could give some were in it already.
-    pub(super) oldest_is_due: bool,
+    /// The first that runs found no blocks in the last plan, since those that could give some were in it already.
+    pub(super) first_is_due: bool,
     /// When something is to be done about a sequence's deadline.
     pub(super) due: BTreeSet<(Instant, SequenceId)>,
     /// The head of the queue, if it found no room.
@@ -139,6 +140,8 @@ pub(super) struct Blocked {
 pub(super) struct Counters {
     pub steps: u64,
     pub preemptions: u64,
+    /// Those of them that made room for a higher priority in the queue.
+    pub priority_preemptions: u64,
     pub prefix_hit_tokens: u64,
     /// Tokens fed, of prompts and of decodes.
     pub prompt_tokens: u64,
@@ -188,7 +191,7 @@ impl Core {
             spare_prompts: Vec::new(),
             spare_decodes: Vec::new(),
             guesses: Vec::new(),
-            oldest_is_due: false,
+            first_is_due: false,
             due: BTreeSet::new(),
             blocked: None,
             departures: 0,
@@ -262,7 +265,7 @@ impl Core {
         let sequence = &self.sequences[key];
         // If it has passed, the token that it was left to may not come any more.
         self.due.extend(sequence.stop_at.map(|at| (at, sequence.id)));
-        self.waiting.push(sequence.account, sequence.id, key, sequence.tokens.len() as u32);
+        self.waiting.push(sequence.account, sequence.precedence(), key, sequence.tokens.len() as u32);
     }
 
     /// Its owner wants no more of it.
@@ -317,8 +320,8 @@ impl Core {
             self.leave_queue(id);
         }
         self.by_id.remove(&id);
-        self.quarantined.remove(&id);
         let sequence = self.sequences.remove(key);
+        self.quarantined.remove(&sequence.precedence());
         self.waiting.leave(sequence.account);
         for at in sequence.deadline.into_iter().chain(sequence.stop_at) {
             self.due.remove(&(at, id));
@@ -326,13 +329,21 @@ impl Core {
         sequence
     }
 
-    /// Makes room: the sequence goes back to the queue, where its age puts it, to be computed again later, mostly
-    /// from the prefix cache.
+    /// Makes room: the sequence goes back to the queue, where its priority and its age put it, to be computed again later,
+    /// mostly from the prefix cache.
     pub(super) fn preempt(&mut self, key: usize) {
         self.counters.preemptions += 1;
         self.sequences[key].preemptions += 1;
         self.vacate(key);
         self.wait(key);
+    }
+
+    /// Makes room for a higher priority. It is not that blocks were too few for those who run: when it comes back it need not
+    /// find more room than before.
+    pub(super) fn give_way(&mut self, key: usize) {
+        self.counters.preemptions += 1;
+        self.counters.priority_preemptions += 1;
+        self.send_back(key);
     }
 
     /// A sequence that runs waits again, though there are blocks for it.
@@ -345,8 +356,7 @@ impl Core {
     /// rows, so the slot may be taken by one of them.
     fn vacate(&mut self, key: usize) {
         self.departures += 1;
-        let id = self.sequences[key].id;
-        let at = self.running_index(id).expect("a sequence with a slot is running");
+        let at = self.running_index(key).expect("a sequence with a slot is running");
         self.running.remove(at);
         self.cancel_state(key);
         let sequence = &mut self.sequences[key];
@@ -377,7 +387,7 @@ impl Core {
     pub(super) fn assign_slot(&mut self, key: usize) {
         let id = self.sequences[key].id;
         self.leave_queue(id);
-        let at = self.running_index(id).unwrap_or_else(|at| at);
+        let at = self.running_index(key).unwrap_or_else(|at| at);
         self.running.insert(at, key);
         let sequence = &mut self.sequences[key];
         sequence.slot = self.free_slots.pop();
@@ -388,8 +398,9 @@ impl Core {
         }
     }
 
-    fn running_index(&self, id: SequenceId) -> Result<usize, usize> {
-        self.running.binary_search_by_key(&id, |&key| self.sequences[key].id)
+    fn running_index(&self, key: usize) -> Result<usize, usize> {
+        let own = self.sequences[key].precedence();
+        self.running.binary_search_by_key(&own, |&key| self.sequences[key].precedence())
     }
 
     /// When a worker that has not answered by then counts as hung; `None` while nothing is in flight, and while its
@@ -494,7 +505,7 @@ impl Core {
         self.pool.check(&tables, &reserved.collect::<Vec<_>>());
         assert_eq!(self.sequences.len(), self.by_id.len());
         assert_eq!(self.sequences.len(), self.waiting.len() + self.running.len());
-        assert!(self.running.is_sorted_by_key(|&key| self.sequences[key].id));
+        assert!(self.running.is_sorted_by_key(|&key| self.sequences[key].precedence()));
         let mut slots: Vec<_> = self.running.iter().filter_map(|&key| self.sequences[key].slot).collect();
         assert_eq!(slots.len(), self.running.len());
         slots.extend(&self.free_slots);
@@ -525,8 +536,9 @@ impl Core {
         assert!(self.due.len() <= due.count());
     }
 
-    pub fn oldest(&self) -> Option<SequenceId> {
-        self.by_id.keys().min().copied()
+    /// Of those that wait or run.
+    pub fn first(&self) -> Option<SequenceId> {
+        self.sequences.iter().map(|(_, sequence)| sequence.precedence()).min().map(|first| first.id)
     }
 
     /// Nobody waits past the time at which it is to stop, but for a token in flight or at its grammar.
@@ -543,6 +555,7 @@ impl Core {
         self.waiting.get(id).is_some()
     }
 
+    /// For want of blocks.
     pub fn preemptions_of(&self, id: SequenceId) -> Option<u32> {
         self.by_id.get(&id).map(|&key| self.sequences[key].preemptions)
     }

@@ -70,7 +70,7 @@ impl Core {
     /// is no slot or no room, as many ends as there are sequences before it.
     fn until_first_token(&mut self, sequence: &Sequence, now: Instant) -> Duration {
         let own = u64::from(sequence.prompt_len);
-        let ahead = self.waiting.ahead(sequence.account, own);
+        let ahead = self.waiting.ahead(sequence.account, sequence.priority, own);
         let computing =
             self.running.iter().map(|&key| &self.sequences[key]).filter(|sequence| !sequence.continues());
         let running: u64 = computing
@@ -80,7 +80,9 @@ impl Core {
             .sum();
         let before = Ahead { sequences: ahead.sequences + 1, tokens: ahead.tokens + running + own };
         let prompts = self.prompt_time(before);
-        let is_full = !self.has_slot() || self.blocked.is_some();
+        let outranks = |&last: &usize| sequence.priority < self.sequences[last].priority;
+        let is_full =
+            (!self.has_slot() || self.blocked.is_some()) && !self.running.last().is_some_and(outranks);
         // Before any sequence has ended nothing is known of when the next one will.
         let ends = self.completions.interval(now).filter(|_| is_full).unwrap_or_default();
         prompts.max(ends * u32::try_from(ahead.sequences + 1).unwrap_or(u32::MAX))

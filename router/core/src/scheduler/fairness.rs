@@ -1,17 +1,20 @@
 //! The queue, and whose turn it is, by virtual token counters as in "Fairness in Serving Large Language Models" (Sheng
 //! et al., OSDI 2024). Each tenant (an API key, or a `user` of an address) has an account of the tokens it was served,
-//! and the tenant that was served least is next; within a tenant, the oldest sequence. The users of one address, which
-//! can be made up, divide the share of one tenant: a token costs each of them as many times as there are of them, and a
-//! new one begins where its address stands. A clock keeps ever new tenants from delaying an older one for ever. Asked by
-//! `planning`; knows no slots and no blocks.
+//! and among sequences of the highest priority that waits the tenant that was served least is next; within a tenant, the
+//! oldest sequence. The users of one address, which can be made up, divide the share of one tenant: a token costs each of
+//! them as many times as there are of them, and a new one begins where its address stands. A clock keeps ever new tenants
+//! from delaying an older one of the same priority for ever; a lower priority may wait as long as a higher one has anything
+//! waiting. A tenant has one account, whatever the priorities of its sequences. Asked by `planning`; knows no slots and no
+//! blocks.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 
 use penstock_proto::ids::SequenceId;
 use slab::Slab;
 
-use super::submission::Tenant;
+use super::order::{Precedence, Turn};
+use super::submission::{Priority, Tenant};
 
 /// What a token costs its tenant: one that was generated took a step, one of a prompt a share of one. The
 /// weights of the paper.
@@ -42,11 +45,37 @@ struct Account {
     served: u64,
     /// Sequences that wait or run.
     live: u32,
-    waiting: BTreeSet<SequenceId>,
-    /// Of the prompts that wait.
-    waiting_tokens: u64,
+    /// Its sequences that wait, by priority; none is empty.
+    lines: BTreeMap<Priority, Line>,
     /// Where it stands in `order`.
-    position: Option<(u64, SequenceId)>,
+    position: Option<Turn>,
+}
+
+/// What a tenant has waiting of one priority.
+#[derive(Default)]
+struct Line {
+    ids: BTreeSet<SequenceId>,
+    /// Of their prompts.
+    tokens: u64,
+}
+
+impl Account {
+    /// The turn of its next sequence.
+    fn turn(&self) -> Option<Turn> {
+        let (&priority, line) = self.lines.first_key_value()?;
+        let &id = line.ids.first()?;
+        Some(Turn { priority, served: self.served, id })
+    }
+
+    /// What it has waiting of these priorities.
+    fn waiting(&self, priorities: impl std::ops::RangeBounds<Priority>) -> Ahead {
+        let mut sum = Ahead::default();
+        for line in self.lines.range(priorities).map(|(_, line)| line) {
+            sum.sequences += line.ids.len() as u64;
+            sum.tokens += line.tokens;
+        }
+        sum
+    }
 }
 
 /// What the users of an address are together.
@@ -61,6 +90,7 @@ struct Origin {
 struct Waiting {
     key: usize,
     account: AccountId,
+    priority: Priority,
     tokens: u32,
 }
 
@@ -81,8 +111,8 @@ pub(super) struct FairQueue {
     /// Sequences that wait or run.
     live: u32,
     tokens: u64,
-    /// Tenants with something waiting: the one served least first; among equals, whose sequence is older.
-    order: BTreeSet<(u64, SequenceId, AccountId)>,
+    /// Tenants with something waiting, by the turns of what they have next.
+    order: BTreeSet<(Turn, AccountId)>,
     /// Waiting tenants that were charged since `order` was looked at.
     charged: Vec<AccountId>,
     /// What a tenant would have been served by now that always had its share.
@@ -97,14 +127,7 @@ impl FairQueue {
             if self.accounts.len() >= REMEMBERED {
                 self.forget_the_absent();
             }
-            let account = Account {
-                tenant,
-                served: 0,
-                live: 0,
-                waiting: BTreeSet::new(),
-                waiting_tokens: 0,
-                position: None,
-            };
+            let account = Account { tenant, served: 0, live: 0, lines: BTreeMap::new(), position: None };
             let id = AccountId(self.accounts.insert(account));
             self.by_tenant.insert(tenant, id);
             id
@@ -151,12 +174,12 @@ impl FairQueue {
         self.origins.retain(|_, origin| origin.present > 0);
     }
 
-    /// Puts a sequence with so many tokens to compute into its tenant's queue, by its age.
-    pub fn push(&mut self, account: AccountId, id: SequenceId, key: usize, tokens: u32) {
+    /// Puts a sequence with so many tokens to compute into its tenant's queue, by its priority and age.
+    pub fn push(&mut self, account: AccountId, sequence: Precedence, key: usize, tokens: u32) {
         self.settle();
         let entry = self.entry_of(account);
         let tenant = &mut self.accounts[account.0];
-        if tenant.waiting.is_empty() {
+        if tenant.lines.is_empty() {
             tenant.served = tenant.served.max(entry);
             if let Some(origin) =
                 tenant.tenant.shared_origin().and_then(|origin| self.origins.get_mut(&origin))
@@ -164,28 +187,34 @@ impl FairQueue {
                 origin.served = entry;
             }
         }
-        tenant.waiting.insert(id);
-        tenant.waiting_tokens += u64::from(tokens);
+        let Precedence { priority, id } = sequence;
+        let line = tenant.lines.entry(priority).or_default();
+        line.ids.insert(id);
+        line.tokens += u64::from(tokens);
         self.tokens += u64::from(tokens);
-        self.waiting.insert(id, Waiting { key, account, tokens });
+        self.waiting.insert(id, Waiting { key, account, priority, tokens });
         self.reorder(account);
     }
 
     /// Takes a sequence out, wherever in the queue it is.
     pub fn remove(&mut self, id: SequenceId) {
-        let Some(Waiting { account, tokens, .. }) = self.waiting.remove(&id) else { return };
-        let tenant = &mut self.accounts[account.0];
-        tenant.waiting.remove(&id);
-        tenant.waiting_tokens -= u64::from(tokens);
+        let Some(Waiting { account, priority, tokens, .. }) = self.waiting.remove(&id) else { return };
         self.tokens -= u64::from(tokens);
+        if let btree_map::Entry::Occupied(mut line) = self.accounts[account.0].lines.entry(priority) {
+            line.get_mut().ids.remove(&id);
+            line.get_mut().tokens -= u64::from(tokens);
+            if line.get().ids.is_empty() {
+                line.remove();
+            }
+        }
         self.reorder(account);
     }
 
-    /// Whose turn it is, with its key, and what its tenant was served.
-    pub fn head(&mut self) -> Option<(SequenceId, usize, u64)> {
+    /// Whose turn it is, with its key.
+    pub fn head(&mut self) -> Option<(Turn, usize)> {
         self.settle();
-        let &(served, id, _) = self.order.first()?;
-        Some((id, self.waiting[&id].key, served))
+        let &(turn, _) = self.order.first()?;
+        Some((turn, self.waiting[&turn.id].key))
     }
 
     pub fn get(&self, id: SequenceId) -> Option<usize> {
@@ -223,7 +252,7 @@ impl FairQueue {
             return;
         }
         self.clock += cost / self.order.len() as u64;
-        if tenant.position.is_some_and(|(served, _)| served == before) {
+        if tenant.position.is_some_and(|position| position.served == before) {
             self.charged.push(account);
         }
     }
@@ -243,25 +272,31 @@ impl FairQueue {
         self.origin_of(account).map_or(entry, |origin| origin.served.max(entry))
     }
 
-    /// What would be served before a sequence of `tokens` that `account` submits now: all that its tenant has
-    /// waiting, and of each other tenant as much as makes them even.
-    pub fn ahead(&mut self, account: AccountId, tokens: u64) -> Ahead {
+    /// What would be served before a sequence of `tokens` that `account` submits now with this priority: all that waits
+    /// with a higher one; of the same one, all that its tenant has, and of each other tenant as much as makes them even.
+    pub fn ahead(&mut self, account: AccountId, priority: Priority, tokens: u64) -> Ahead {
         self.settle();
         let entry = self.entry_of(account);
         let own = &self.accounts[account.0];
-        let served = if own.waiting.is_empty() { own.served.max(entry) } else { own.served };
-        let mut ahead = Ahead { sequences: own.waiting.len() as u64, tokens: own.waiting_tokens };
-        let level = served + (own.waiting_tokens + tokens) * PROMPT_TOKEN * UNIT * self.divided_by(account);
-        for &(served, _, id) in &self.order {
-            if id == account || served >= level {
+        let served = if own.lines.is_empty() { own.served.max(entry) } else { own.served };
+        let mut ahead = own.waiting(..=priority);
+        let level = served + (ahead.tokens + tokens) * PROMPT_TOKEN * UNIT * self.divided_by(account);
+        for &(turn, id) in &self.order {
+            if turn.priority > priority {
+                break;
+            }
+            if id == account {
                 continue;
             }
             let other = &self.accounts[id.0];
             let price = PROMPT_TOKEN * UNIT * self.divided_by(id);
-            let share = ((level - served) / price).min(other.waiting_tokens);
+            let (higher, same) = (other.waiting(..priority), other.waiting(priority..=priority));
+            ahead.sequences += higher.sequences;
+            ahead.tokens += higher.tokens;
+            let share = level.saturating_sub(turn.served + higher.tokens * price) / price;
+            let share = share.min(same.tokens);
             ahead.tokens += share;
-            let count = other.waiting.len() as u64;
-            ahead.sequences += (share * count).div_ceil(other.waiting_tokens.max(1)).min(count);
+            ahead.sequences += (share * same.sequences).div_ceil(same.tokens.max(1)).min(same.sequences);
         }
         ahead
     }
@@ -270,10 +305,24 @@ impl FairQueue {
     /// served least nor behind the one that was served most. The clock runs on between these two, so that
     /// who waits has newcomers behind it in the end.
     fn entry(&mut self) -> u64 {
-        if let (Some(&(least, ..)), Some(&(most, ..))) = (self.order.first(), self.order.last()) {
+        if let Some((least, most)) = self.served_least_and_most() {
             self.clock = self.clock.clamp(least, most);
         }
         self.clock
+    }
+
+    /// Among those who wait, of all priorities.
+    fn served_least_and_most(&self) -> Option<(u64, u64)> {
+        let mut rest = self.order.first();
+        let (mut least, mut most) = (rest?.0.served, 0);
+        while let Some(&(Turn { priority, served, .. }, _)) = rest {
+            least = least.min(served);
+            let end = Turn { priority, served: u64::MAX, id: SequenceId(u64::MAX) };
+            let mut from_here = self.order.range(..=(end, AccountId(usize::MAX)));
+            most = most.max(from_here.next_back().map_or(0, |(turn, _)| turn.served));
+            rest = self.order.range((end, AccountId(usize::MAX))..).next();
+        }
+        Some((least, most))
     }
 
     fn settle(&mut self) {
@@ -287,15 +336,15 @@ impl FairQueue {
 
     fn reorder(&mut self, id: AccountId) {
         let account = &mut self.accounts[id.0];
-        let position = account.waiting.first().map(|&head| (account.served, head));
+        let position = account.turn();
         if position == account.position {
             return;
         }
-        if let Some((served, head)) = std::mem::replace(&mut account.position, position) {
-            self.order.remove(&(served, head, id));
+        if let Some(before) = std::mem::replace(&mut account.position, position) {
+            self.order.remove(&(before, id));
         }
-        if let Some((served, head)) = position {
-            self.order.insert((served, head, id));
+        if let Some(turn) = position {
+            self.order.insert((turn, id));
         }
     }
 }
@@ -310,16 +359,19 @@ impl FairQueue {
         let shared = |account: &Account| account.live > 0 && account.tenant.shared_origin().is_some();
         let present = self.accounts.iter().filter(|(_, account)| shared(account)).count() as u32;
         assert_eq!(self.origins.values().map(|origin| origin.present).sum::<u32>(), present);
-        let waiting: usize = self.accounts.iter().map(|(_, account)| account.waiting.len()).sum();
-        assert_eq!(waiting, self.waiting.len());
-        let tenants = self.accounts.iter().filter(|(_, account)| !account.waiting.is_empty()).count();
+        let waiting: u64 = self.accounts.iter().map(|(_, account)| account.waiting(..).sequences).sum();
+        assert_eq!(waiting, self.waiting.len() as u64);
+        let tenants = self.accounts.iter().filter(|(_, account)| !account.lines.is_empty()).count();
         assert_eq!(self.order.len(), tenants);
-        for &(served, head, id) in &self.order {
+        for &(turn, id) in &self.order {
             let account = &self.accounts[id.0];
-            assert_eq!(account.position, Some((served, head)));
-            assert_eq!(account.waiting.first(), Some(&head));
-            assert!(served <= account.served);
+            assert_eq!(account.position, Some(turn));
+            let now = account.turn().expect("it has something waiting");
+            assert_eq!((now.priority, now.id), (turn.priority, turn.id));
+            assert!(turn.served <= now.served);
         }
+        let lines = self.accounts.iter().flat_map(|(_, account)| account.lines.values());
+        assert_eq!(self.tokens, lines.map(|line| line.tokens).sum::<u64>());
         assert_eq!(self.tokens, self.waiting.values().map(|waiting| u64::from(waiting.tokens)).sum::<u64>());
     }
 }
@@ -345,18 +397,22 @@ mod tests {
         }
 
         fn push_as(&mut self, tenant: Tenant, key: usize, tokens: u32) -> SequenceId {
+            self.push_with(Priority::default(), tenant, key, tokens)
+        }
+
+        fn push_with(&mut self, priority: Priority, tenant: Tenant, key: usize, tokens: u32) -> SequenceId {
             let id = SequenceId(self.next);
             self.next += 1;
             let account = self.queue.enter(tenant);
-            self.queue.push(account, id, key, tokens);
+            self.queue.push(account, Precedence { priority, id }, key, tokens);
             id
         }
 
         /// Serves the head to its end; whose it was.
         fn serve(&mut self) -> Option<usize> {
-            let (id, tenant, _) = self.queue.head()?;
-            let Waiting { account, tokens, .. } = self.queue.waiting[&id];
-            self.queue.remove(id);
+            let (turn, tenant) = self.queue.head()?;
+            let Waiting { account, tokens, .. } = self.queue.waiting[&turn.id];
+            self.queue.remove(turn.id);
             self.queue.charge(account, u64::from(tokens));
             self.queue.leave(account);
             self.queue.check(self.queue.live as usize);
@@ -369,7 +425,7 @@ mod tests {
         let mut line = Line::new();
         let ids: Vec<_> = [5, 1, 9, 2].map(|tokens| line.push(0, tokens)).into();
         for id in ids {
-            assert_eq!(line.queue.head().map(|head| head.0), Some(id));
+            assert_eq!(line.queue.head().map(|(turn, _)| turn.id), Some(id));
             line.serve();
         }
         assert_eq!(line.serve(), None);
@@ -450,7 +506,7 @@ mod tests {
         let honest: usize = (0..100).filter_map(|_| line.serve()).sum();
         assert!((35..=50).contains(&honest), "{honest} of 100 went to the one beside 32 made-up users");
         let account = line.queue.enter(Tenant::Address(HONEST));
-        let ahead = line.queue.ahead(account, 10);
+        let ahead = line.queue.ahead(account, Priority::default(), 10);
         assert!(ahead.sequences < 50, "{ahead:?}");
     }
 
@@ -498,10 +554,62 @@ mod tests {
         for _ in 0..64 {
             line.push(0, 100);
         }
+        let usual = Priority::default();
         let own = line.queue.enter(Tenant::Key(0));
-        assert_eq!(line.queue.ahead(own, 100), Ahead { sequences: 64, tokens: 6400 });
+        assert_eq!(line.queue.ahead(own, usual, 100), Ahead { sequences: 64, tokens: 6400 });
         let other = line.queue.enter(Tenant::Key(1));
-        assert_eq!(line.queue.ahead(other, 100), Ahead { sequences: 1, tokens: 100 });
+        assert_eq!(line.queue.ahead(other, usual, 100), Ahead { sequences: 1, tokens: 100 });
+        // Before a lower priority goes all that waits, before a higher one nothing.
+        assert_eq!(line.queue.ahead(other, Priority(1), 100), Ahead { sequences: 64, tokens: 6400 });
+        assert_eq!(line.queue.ahead(own, Priority(-1), 100), Ahead::default());
+    }
+
+    #[test]
+    fn a_higher_priority_goes_first_and_fairness_holds_within_one() {
+        let mut line = Line::new();
+        let push = |line: &mut Line, priority, tenant: u32| {
+            line.push_with(Priority(priority), Tenant::Key(tenant), tenant as usize, 10)
+        };
+        push(&mut line, 0, 3);
+        for _ in 0..3 {
+            push(&mut line, 0, 0);
+            push(&mut line, 5, 1);
+        }
+        // Of another tenant, and later.
+        for _ in 0..2 {
+            push(&mut line, -3, 2);
+            push(&mut line, -3, 3);
+        }
+        let served: Vec<_> = std::iter::from_fn(|| line.serve()).collect();
+        // What tenant 3 had by its higher priority counts when it waits with the others.
+        assert_eq!(served, [2, 3, 2, 3, 0, 0, 3, 0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn within_a_tenant_a_higher_priority_goes_first() {
+        let mut line = Line::new();
+        let own = Tenant::Key(0);
+        let [low, high, usual] = [7, -7, 0].map(|priority| line.push_with(Priority(priority), own, 0, 10));
+        let mut order = Vec::new();
+        while let Some((turn, _)) = line.queue.head() {
+            order.push(turn.id);
+            line.serve();
+        }
+        assert_eq!(order, [high, usual, low]);
+    }
+
+    #[test]
+    fn newcomers_begin_between_those_who_wait_whatever_the_priorities() {
+        let mut line = Line::new();
+        let spread = |line: &Line| line.queue.served_least_and_most();
+        assert_eq!(spread(&line), None);
+        for (priority, tenant, served) in [(3, 0, 5), (-2, 1, 9), (0, 2, 1), (0, 3, 7)] {
+            line.push_with(Priority(priority), Tenant::Key(tenant), 0, 10);
+            let account = line.queue.by_tenant[&Tenant::Key(tenant)];
+            line.queue.accounts[account.0].served = served;
+            line.queue.reorder(account);
+        }
+        assert_eq!(spread(&line), Some((1, 9)));
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub(super) struct Metrics {
     snapshots_used: Gauge,
     state_saves: Counter,
     preemptions: Counter,
+    priority_preemptions: Counter,
     prefix_hit_tokens: Counter,
     recomputed_tokens: Counter,
     prompt_tokens: Counter,
@@ -113,6 +114,7 @@ impl Metrics {
             snapshots_used: gauge!("penstock_state_snapshots_used"),
             state_saves: counter!("penstock_state_saves"),
             preemptions: counter!("penstock_preemptions"),
+            priority_preemptions: counter!("penstock_priority_preemptions"),
             prefix_hit_tokens: counter!("penstock_prefix_hit_tokens"),
             recomputed_tokens: counter!("penstock_prefix_recomputed_tokens"),
             prompt_tokens: counter!("penstock_computed_prompt_tokens"),
@@ -182,6 +184,7 @@ impl Metrics {
         self.snapshots_used.set(stats.snapshots_used);
         self.state_saves.absolute(counters.state_saves);
         self.preemptions.absolute(counters.preemptions);
+        self.priority_preemptions.absolute(counters.priority_preemptions);
         self.prefix_hit_tokens.absolute(counters.prefix_hit_tokens);
         self.recomputed_tokens.absolute(counters.recomputed_tokens);
         self.prompt_tokens.absolute(counters.prompt_tokens);

@@ -2,7 +2,7 @@
 //!
 //! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out. `task` drives
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
-//! queue of `fairness`, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
+//! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
 //! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, from `prompt_lookup`;
 //! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
@@ -19,6 +19,7 @@ mod mask_threads;
 mod masks;
 mod metrics;
 pub mod offline;
+mod order;
 mod plan;
 mod planning;
 mod policy;
@@ -45,8 +46,8 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use handle::{Handle, Permit, Settings, Stats};
 pub use submission::{
-    Finish, Late, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
-    SequenceSpec, Submitted, Tenant, Ticket, Watermark,
+    Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
+    SequenceFailure, SequenceSpec, Submitted, Tenant, Ticket, Watermark,
 };
 
 use crate::health::{Health, HealthSender};

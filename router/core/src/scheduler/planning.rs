@@ -1,10 +1,13 @@
 //! Builds the next plan: a row for every running sequence that decodes, then prompts, running ones and new ones
-//! from the queue, as far as slots, blocks and the step's budget go, those first whose tenant was served least.
+//! from the queue, as far as slots, blocks and the step's budget go, in the `order` of priority, fairness and age.
 //!
-//! When blocks run out they are taken from the youngest that has no row in the plan yet: one that has a row
-//! never loses its blocks to a later one (see `blocks` for why that must not happen). The oldest sequence that
-//! runs always gets what it needs: if all that could give blocks have rows already, it comes first in the next
-//! plan. No sequence is longer than the pool, so it ends, and the next one is the oldest.
+//! When blocks run out they are taken from the last in that order, lowest priority and youngest, if it has no row in the plan
+//! yet: one that has a row never loses its blocks to a later one (see `blocks` for why that must not happen). The first
+//! sequence that runs, the oldest of the highest priority, always gets what it needs: if all that could give blocks have rows
+//! already, it comes first in the next plan. No sequence is longer than the pool, so it ends, and the next one is the first.
+//!
+//! A sequence in the queue that finds no slot or no blocks takes those of sequences that run with a lower priority, one in a
+//! plan (`make_way`).
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +19,7 @@ use super::core::{Blocked, Core};
 use super::cost::Work;
 use super::fairness::cost;
 use super::in_flight::{InFlight, RowRecord};
+use super::order::Turn;
 use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
 use super::sequence::{PromptLogprobs, Sequence};
@@ -58,8 +62,9 @@ impl Core {
             drafts: Vec::new(),
         };
         match self.quarantined.first() {
-            Some(&suspect) => self.plan_quarantined(suspect, &mut draft),
+            Some(&suspect) => self.plan_quarantined(suspect.id, &mut draft),
             None => {
+                self.make_way();
                 self.plan_decodes(&mut draft);
                 self.plan_prompts(&mut draft);
             }
@@ -121,15 +126,15 @@ impl Core {
         }
         keys.clear();
         self.spare_decodes = keys;
-        if std::mem::take(&mut self.oldest_is_due)
-            && let Some(&oldest) = self.running.first()
+        if std::mem::take(&mut self.first_is_due)
+            && let Some(&first) = self.running.first()
         {
-            self.plan_row(oldest, draft);
+            self.plan_row(first, draft);
         }
         let mut at = 0;
         while let Some(&key) = self.running.get(at) {
             let sequence = &self.sequences[key];
-            // The oldest may have its row already.
+            // The first may have its row already.
             let is_next = sequence.continues() && draft.rows.first().is_none_or(|row| row.key != key);
             if is_next
                 && microbatches.may_decode(sequence)
@@ -141,7 +146,26 @@ impl Core {
         }
     }
 
-    /// Prompts, in the order in which their tenants were served so far: those that run and those that wait
+    /// Preempts the last that runs if the head of the queue has a higher priority, and found no slot or no room. One at a
+    /// time: what it leaves may be enough.
+    fn make_way(&mut self) {
+        let Some((head, key)) = self.waiting.head() else { return };
+        let is_stuck = !self.has_slot() || self.is_still_blocked(head.id);
+        if let Some(&last) = self.running.last()
+            && head.priority < self.sequences[last].priority
+            && self.sequences[key].rows_in_flight == 0
+            && is_stuck
+        {
+            self.give_way(last);
+        }
+    }
+
+    fn turn(&self, key: usize) -> Turn {
+        let sequence = &self.sequences[key];
+        Turn { priority: sequence.priority, served: self.waiting.served(sequence.account), id: sequence.id }
+    }
+
+    /// Prompts, in the order of their turns: those that run and those that wait
     /// compete for what is left of the step. The first in the queue that finds no room holds up those behind
     /// it: a large request cannot be overtaken for ever by small ones.
     fn plan_prompts(&mut self, draft: &mut Draft) {
@@ -152,16 +176,13 @@ impl Core {
             !sequence.continues() && !sequence.is_fully_scheduled() && !has_row(key)
         }));
         // The one that is next comes last.
-        prompts.sort_by_key(|&key| {
-            let sequence = &self.sequences[key];
-            std::cmp::Reverse((self.waiting.served(sequence.account), sequence.id))
-        });
+        prompts.sort_by_key(|&key| std::cmp::Reverse(self.turn(key)));
         let mut room = Room { running_growth: None, is_there: true };
         while draft.budget.chunk(&self.cost, 0, self.pool.block_size()) > 0 {
-            let running = prompts.last().map(|&key| self.waiting.served(self.sequences[key].account));
+            let running = prompts.last().map(|&key| self.turn(key));
             let waiting = if room.is_there { self.waiting.head() } else { None };
             match (running, waiting) {
-                (Some(served), Some((.., least))) if least < served => self.admit(draft, &mut room),
+                (Some(running), Some((head, _))) if head.overtakes(running) => self.admit(draft, &mut room),
                 (Some(_), _) => {
                     let Some(key) = prompts.pop() else { break };
                     // An earlier row may have taken its blocks, and with them its slot; it may even be back.
@@ -182,7 +203,7 @@ impl Core {
     /// Lets in the sequence whose turn it is, or finds that there is no room for it now.
     fn admit(&mut self, draft: &mut Draft, room: &mut Room) {
         room.is_there = false;
-        let Some((id, key, _)) = self.waiting.head() else { return };
+        let Some((Turn { id, .. }, key)) = self.waiting.head() else { return };
         let block_size = self.pool.block_size();
         // Rows of a preempted sequence that are still in flight will bring tokens to start from.
         if !self.has_slot() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
@@ -251,9 +272,9 @@ impl Core {
                     return;
                 }
                 if self.free_slots.is_empty()
-                    && let Some(&youngest) = self.running.last()
+                    && let Some(&last) = self.running.last()
                 {
-                    self.preempt(youngest);
+                    self.preempt(last);
                 }
                 self.reuse_cached(key);
                 self.assign_slot(key);
@@ -491,7 +512,7 @@ impl Core {
         self.settle_state(key);
     }
 
-    /// Gets the blocks for the next `count` tokens, from younger sequences if need be, and gives back what is behind
+    /// Gets the blocks for the next `count` tokens, from later sequences if need be, and gives back what is behind
     /// their window. `false` when the sequence has to step back itself.
     fn take_blocks(&mut self, key: usize, count: u32, draft: &Draft) -> bool {
         let sequence = &mut self.sequences[key];
@@ -518,20 +539,20 @@ impl Core {
         true
     }
 
-    /// The youngest running sequence, unless that is `key` or has a row in this plan.
+    /// The last running sequence, unless that is `key` or has a row in this plan.
     fn victim(&self, key: usize, draft: &Draft) -> Option<usize> {
         let other = |candidate: &&usize| **candidate != key;
-        let youngest = match self.quarantined.is_empty() {
+        let last = match self.quarantined.is_empty() {
             true => self.running.last().filter(other),
             false => self.running.iter().rev().find(other),
         };
-        youngest.copied().filter(|victim| draft.rows.iter().all(|row| row.key != *victim))
+        last.copied().filter(|victim| draft.rows.iter().all(|row| row.key != *victim))
     }
 
     fn step_back(&mut self, key: usize) {
         if self.running.len() > 1 {
             match self.running.first() == Some(&key) && self.quarantined.is_empty() {
-                true => self.oldest_is_due = true,
+                true => self.first_is_due = true,
                 false => self.preempt(key),
             }
             return;

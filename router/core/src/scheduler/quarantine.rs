@@ -54,7 +54,7 @@ impl Core {
             history.cleared_at = sequence.num_scheduled_tokens.max(row.end) + PAST;
             if history.count >= CRASHES {
                 history.quarantined = true;
-                self.quarantined.insert(row.id);
+                self.quarantined.insert(sequence.precedence());
                 // A step of one row is no batch.
                 self.suspected_step = largest.filter(|size| size.rows > 1);
             }
@@ -84,9 +84,9 @@ impl Core {
         }
         // Those that have passed keep running, beside as many as may.
         while self.running.len() as u32 > self.throttle.rows()
-            && let Some(&youngest) = self.running.last()
+            && let Some(&last) = self.running.last()
         {
-            self.send_back(youngest);
+            self.send_back(last);
         }
     }
 }

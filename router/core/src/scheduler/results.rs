@@ -146,7 +146,7 @@ impl Core {
             }
             if sequence.crash_history.quarantined && sequence.answered >= sequence.crash_history.cleared_at {
                 sequence.crash_history = CrashHistory::default();
-                self.quarantined.remove(&row.id);
+                self.quarantined.remove(&sequence.precedence());
             }
             sequence.collect(&answer.prompt, row.wanted_targets as usize);
             if row.is_skipped {

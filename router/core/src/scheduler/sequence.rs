@@ -11,10 +11,11 @@ use tokio::sync::mpsc;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::masks::Constraint;
+use super::order::Precedence;
 use super::plan::Encoder;
 use super::prompt_lookup::PromptLookup;
 use super::states::StateRecord;
-use super::submission::{PromptLogprob, Sampling, SequenceEvent};
+use super::submission::{Priority, PromptLogprob, Sampling, SequenceEvent};
 
 pub(super) struct Sequence {
     pub id: SequenceId,
@@ -41,6 +42,7 @@ pub(super) struct Sequence {
     pub lookup: Option<PromptLookup>,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
+    pub priority: Priority,
     /// Of its tenant.
     pub account: AccountId,
     /// Positions that its tenant was charged for: what is computed again is free.
@@ -132,6 +134,7 @@ impl Sequence {
             lookup: None,
             deadline: spec.deadline,
             stop_at: spec.stop_at,
+            priority: spec.priority,
             account,
             charged: 0,
             slot: None,
@@ -154,6 +157,11 @@ impl Sequence {
             preemptions: 0,
             crash_history: CrashHistory::default(),
         }
+    }
+
+    /// Where it stands among those that run.
+    pub fn precedence(&self) -> Precedence {
+        Precedence { priority: self.priority, id: self.id }
     }
 
     /// Tokens it has, with the most that plans in flight can bring.

@@ -181,7 +181,7 @@ impl Core {
     /// The first in the queue may begin like a prompt that is just planned, and find no room to say so itself: then that one
     /// keeps its state where they part.
     fn note_head(&mut self, key: usize, position: u32) {
-        let Some((_, head, _)) = self.waiting.head() else { return };
+        let Some((_, head)) = self.waiting.head() else { return };
         let (running, waiting) = (&self.sequences[key], &self.sequences[head]);
         if waiting.reads_cache() && running.states.wants_no_branch(position) {
             let alike = running.begins_like(waiting, self.pool.block_size());

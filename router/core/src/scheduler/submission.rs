@@ -83,6 +83,7 @@ pub struct SequenceSpec {
     /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
     pub cache_namespace: u64,
     pub tenant: Tenant,
+    pub priority: Priority,
     /// Nobody wants it any more after this.
     pub deadline: Option<Instant>,
     /// It ends with the token that is in flight then, as if by length; at once if none is.
@@ -90,6 +91,10 @@ pub struct SequenceSpec {
     /// The request's span, which the workers' spans are to name. `None` unless it is recorded.
     pub trace: Option<SpanRef>,
 }
+
+/// How urgent a sequence is: the lowest number goes first, as in vLLM. Goes before fairness between tenants, and before age.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(pub i32);
 
 /// On whose behalf a sequence runs. The queue is fair between tenants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

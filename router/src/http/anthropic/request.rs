@@ -15,13 +15,14 @@ const THINKING: &str = request_fields::THINKING.name;
 const SYSTEM: &str = request_fields::SYSTEM.name;
 
 /// What goes over as it is.
-const SAME: [&Field; 6] = [
+const SAME: [&Field; 7] = [
     &request_fields::MODEL,
     &request_fields::STREAM,
     &request_fields::OPENAI_TEMPERATURE,
     &request_fields::TOP_P,
     &request_fields::OPENAI_TOP_K,
     &request_fields::MAX_TOKENS,
+    &request_fields::PRIORITY,
 ];
 
 /// What the chat calls them, and this dialect.

@@ -13,7 +13,7 @@ use crate::http::request_fields::{self, Field};
 use crate::http::sampling;
 use crate::http::warnings::Warnings;
 use crate::ids::TokenId;
-use crate::scheduler::Sampling;
+use crate::scheduler::{Priority, Sampling};
 
 /// How to generate, as both dialects ask for it.
 pub struct GenerationParams {
@@ -36,6 +36,7 @@ pub struct GenerationParams {
     pub user: Option<String>,
     /// `cache_salt` and `prompt_cache_key`, as far as they are given.
     pub cache_salts: Vec<String>,
+    pub priority: Option<Priority>,
     /// Not settled yet: the dialect may have more.
     pub warnings: Warnings,
 }
@@ -101,6 +102,7 @@ impl GenerationParams {
         if include_usage && !stream {
             warnings.no_effect("stream_options", "when the answer is not streamed");
         }
+        let priority = priority(fields, &mut warnings)?;
         Ok(Self {
             model,
             sampling,
@@ -124,6 +126,7 @@ impl GenerationParams {
             .flatten()
             .map(Cow::into_owned)
             .collect(),
+            priority,
             warnings,
         })
     }
@@ -148,6 +151,7 @@ impl GenerationParams {
             grammar_is_optional: false,
             user: self.user.clone(),
             cache_salts: self.cache_salts.clone(),
+            priority: self.priority,
             max_time: None,
         }
     }
@@ -172,6 +176,35 @@ fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
         None => Ok(()),
     }
 }
+
+/// `priority`, or what `service_tier` comes to.
+fn priority(fields: &Fields, warnings: &mut Warnings) -> Result<Option<Priority>, ApiError> {
+    let priority = fields.priority()?;
+    let Some(tier) = fields.text(&request_fields::SERVICE_TIER)? else { return Ok(priority) };
+    let wanted = match tier.as_ref() {
+        "auto" | "default" | "scale" => return Ok(priority),
+        "flex" => FLEX,
+        "priority" => URGENT,
+        _ => {
+            let text = "`service_tier` must be one of auto, default, flex, priority, scale";
+            return Err(ApiError::invalid("service_tier", text).given(shortened(&tier)));
+        }
+    };
+    if priority.is_some() {
+        warnings.no_effect("service_tier", "beside `priority`");
+        return Ok(priority);
+    }
+    let highest = Priority(fields.limits().highest_priority);
+    if wanted < Priority::default() && highest == Priority::default() {
+        warnings.no_effect("service_tier", "here: --highest-priority is 0");
+        return Ok(None);
+    }
+    Ok(Some(wanted.max(highest)))
+}
+
+/// What OpenAI's tiers come to.
+const FLEX: Priority = Priority(10);
+const URGENT: Priority = Priority(-10);
 
 fn stop_token_ids(fields: &Fields) -> Result<Vec<TokenId>, ApiError> {
     const NAME: &str = "stop_token_ids";
@@ -300,6 +333,38 @@ mod tests {
         assert_eq!((params.n, params.stop.as_slice()), (2, ["END".to_string()].as_slice()));
         assert!(params.ignore_eos && params.stream && params.include_usage);
         assert!(params.min_tokens == 7 && params.watermark);
+    }
+
+    #[test]
+    fn a_priority_is_a_number_or_a_tier() {
+        let of = |body: &str| {
+            parsed(body).map(|params| (params.priority.map(|it| it.0), params.warnings.lines().join(" ")))
+        };
+        for (body, priority, warning) in [
+            ("{}", None, ""),
+            (r#"{"priority": 7}"#, Some(7), ""),
+            (r#"{"priority": -5}"#, Some(-5), ""),
+            (r#"{"service_tier": "auto"}"#, None, ""),
+            (r#"{"service_tier": "flex"}"#, Some(10), ""),
+            // As high as it may be.
+            (r#"{"service_tier": "priority"}"#, Some(-5), ""),
+            (
+                r#"{"service_tier": "flex", "priority": 3}"#,
+                Some(3),
+                "`service_tier` has no effect beside `priority`",
+            ),
+        ] {
+            assert_eq!(of(body), Ok((priority, warning.to_string())), "{body}");
+        }
+        let error = of(r#"{"priority": -6}"#).expect_err("too high");
+        assert!(
+            error.contains("`priority` must be a whole number >= -5 (--highest-priority) and <= 1000"),
+            "{error}"
+        );
+        let error = of(r#"{"priority": 1001}"#).expect_err("too low");
+        assert!(error.contains("<= 1000. Given: 1001"), "{error}");
+        let error = of(r#"{"service_tier": "gold"}"#).expect_err("unknown");
+        assert!(error.contains("must be one of auto, default, flex, priority, scale"), "{error}");
     }
 
     #[test]

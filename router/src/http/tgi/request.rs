@@ -109,6 +109,7 @@ impl GenerateRequest {
             grammar_is_optional: false,
             user: None,
             cache_salts: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned).into_iter().collect(),
+            priority: p.priority()?,
             max_time: p.number(&request_fields::MAX_TIME)?.map(Duration::from_secs_f64),
         };
         if let Some(adapter) = p.text(&request_fields::ADAPTER_ID)? {

@@ -146,7 +146,13 @@ impl BlockPool {
 
     /// The node behind the first `blocks` of `tokens`, at least 1. `table` has blocks of theirs, which need not be those
     /// that are registered.
-    pub(super) fn node_behind(&self, namespace: u64, tokens: &[TokenId], table: &Table, blocks: u32) -> Option<NodeId> {
+    pub(super) fn node_behind(
+        &self,
+        namespace: u64,
+        tokens: &[TokenId],
+        table: &Table,
+        blocks: u32,
+    ) -> Option<NodeId> {
         let size = self.block_size() as usize;
         let held = self.registered(table, blocks as usize);
         let mut parent = self.parent(namespace, table, held)?;

@@ -18,8 +18,8 @@ use crate::scheduler::results::Stepped;
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::states::SnapshotDistances;
 use crate::scheduler::submission::{
-    Finish, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure, SequenceSpec,
-    Tenant,
+    Finish, Priority, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
+    SequenceSpec, Tenant,
 };
 use crate::worker::mock::{MockConfig, MockModel};
 
@@ -67,6 +67,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         constraint: None,
         cache_namespace: 0,
         tenant: Tenant::Anonymous,
+        priority: Priority::default(),
         deadline: None,
         stop_at: None,
         trace: None,

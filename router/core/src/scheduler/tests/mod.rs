@@ -8,6 +8,7 @@ mod fair;
 mod harness;
 mod masks;
 mod pages;
+mod priorities;
 mod random;
 mod served;
 mod speculation;

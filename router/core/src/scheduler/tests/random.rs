@@ -4,8 +4,9 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
+use crate::scheduler::core::Counters;
 use crate::scheduler::speculation::Drafting;
-use crate::scheduler::submission::{Release, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant, Watermark};
 use crate::worker::mock::MockConfig;
 
 #[derive(Clone, Debug)]
@@ -46,8 +47,9 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
     let grammar = prop::option::weighted(0.3, (2u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6));
-    (prompts(), 1u32..96, sampling, options, grammar).prop_map(
-        move |(prompt, new, sampling, options, grammar)| {
+    let priority = prop_oneof![3 => Just(0), 1 => -1..3];
+    (prompts(), 1u32..96, sampling, options, grammar, priority).prop_map(
+        move |(prompt, new, sampling, options, grammar, priority)| {
             let (seed, samples, penalty, bias) = sampling;
             let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, tenant) =
                 options;
@@ -78,6 +80,7 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
                     .and_then(|(modulus, length, end, forced)| every_forcing(modulus, length, end, forced)),
                 cache_namespace,
                 tenant: Tenant::Key(tenant),
+                priority: Priority(priority),
                 deadline: None,
                 stop_at: None,
                 trace: None,
@@ -126,7 +129,7 @@ fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Draf
             }
             Op::Steps(count) => {
                 for _ in 0..count {
-                    step_and_watch_the_oldest(&mut harness);
+                    step_and_watch_the_first(&mut harness);
                 }
             }
             Op::Plan => drop(harness.plan()),
@@ -140,7 +143,7 @@ fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Draf
         harness.check();
     }
     for _ in 0..50_000 {
-        if !step_and_watch_the_oldest(&mut harness) {
+        if !step_and_watch_the_first(&mut harness) {
             break;
         }
     }
@@ -148,9 +151,15 @@ fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Draf
     assert_eq!(harness.core.pool.available(), pages, "every page came back");
     harness.check_against_reference();
     forgets_what_is_not_a_number(&mut harness);
-    // Doubling the room that is asked for bounds the preemptions of each sequence.
-    let most = ids.len() as u64 * 8;
-    assert!(harness.core.counters.preemptions <= most, "thrashes: {}", harness.core.counters.preemptions);
+    // Doubling the room that is asked for bounds the preemptions of each sequence, but for those by sequences of a higher
+    // priority that came later.
+    let priorities = harness.clients.values().map(|client| client.spec.priority);
+    let (lowest, highest) = (priorities.clone().max(), priorities.min());
+    let later = if lowest == highest { 0 } else { ids.len() as u64 };
+    let most = ids.len() as u64 * (8 + later);
+    let Counters { preemptions, priority_preemptions, .. } = harness.core.counters;
+    assert!(preemptions - priority_preemptions <= most, "thrashes: {preemptions}");
+    assert!(priority_preemptions <= ids.len() as u64 * later, "thrashes: {priority_preemptions}");
 }
 
 /// Nobody is served NaN of others twice: who meets it makes it forgotten.
@@ -176,13 +185,13 @@ fn forgets_what_is_not_a_number(harness: &mut Harness) {
     }
 }
 
-/// Steps once. While anybody lives something is planned, and the oldest is never preempted.
-fn step_and_watch_the_oldest(harness: &mut Harness) -> bool {
-    let oldest = harness.core.oldest();
-    let before = oldest.map(|id| harness.core.preemptions_of(id));
+/// Steps once. While anybody lives something is planned, and the oldest of the highest priority is never preempted.
+fn step_and_watch_the_first(harness: &mut Harness) -> bool {
+    let first = harness.core.first();
+    let before = first.map(|id| harness.core.preemptions_of(id));
     let stepped = harness.step().is_some();
     assert!(stepped || harness.core.is_empty(), "sequences live and nothing is planned");
-    if let (Some(id), Some(before)) = (oldest, before)
+    if let (Some(id), Some(before)) = (first, before)
         && harness.core.quarantined.is_empty()
     {
         assert!(harness.core.preemptions_of(id).is_none_or(|after| before == Some(after)), "{id:?}");

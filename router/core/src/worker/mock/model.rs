@@ -186,7 +186,13 @@ impl MockModel {
         StepPlan { digest: digest.finalize(), ..plan }
     }
 
-    fn write(&mut self, rows: &Rows, at: usize, sources: &[State], cursor: &mut Cursor) -> Result<(), String> {
+    fn write(
+        &mut self,
+        rows: &Rows,
+        at: usize,
+        sources: &[State],
+        cursor: &mut Cursor,
+    ) -> Result<(), String> {
         let (slot, count, drafts) = (rows.slots[at], rows.counts[at], rows.drafts[at]);
         let mut position = rows.positions[at];
         let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;

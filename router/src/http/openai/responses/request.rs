@@ -13,7 +13,7 @@ const TOOLS: &str = request_fields::TOOLS.name;
 const CHOICE: &str = request_fields::TOOL_CHOICE.name;
 
 /// What goes over as it is.
-const SAME: [&Field; 14] = [
+const SAME: [&Field; 16] = [
     &request_fields::MODEL,
     &request_fields::STREAM,
     &request_fields::OPENAI_TEMPERATURE,
@@ -27,6 +27,8 @@ const SAME: [&Field; 14] = [
     &request_fields::PARALLEL_TOOL_CALLS,
     &request_fields::USER,
     &request_fields::PROMPT_CACHE_KEY,
+    &request_fields::PRIORITY,
+    &request_fields::SERVICE_TIER,
     &request_fields::CHAT_TEMPLATE_KWARGS,
 ];
 
@@ -144,6 +146,12 @@ pub fn translated(fields: &Fields) -> Result<Translated, ApiError> {
     for name in ECHOED {
         let given = fields.value(name);
         echo.insert(name.to_owned(), given.unwrap_or_else(|| default_of(name)));
+    }
+    let raises = fields.limits().highest_priority < 0;
+    if let Some(tier) = fields.value(request_fields::SERVICE_TIER.name)
+        && (tier == "flex" || (tier == "priority" && raises))
+    {
+        echo.insert("service_tier".to_owned(), tier);
     }
     echo.insert("text".to_owned(), text.unwrap_or_else(|| json!({"format": {"type": "text"}})));
     echo.insert(
