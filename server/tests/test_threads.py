@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.threads import LONGEST_PAUSE, SLOW_STEPS, SMALL, Choice, Threads
+from penstock.engine.threads import KINDS, LONGEST_PAUSE, SLOW_STEPS, WORTH, Choice, Threads
 
 pytestmark = pytest.mark.alone
 
@@ -44,19 +44,30 @@ def test_trials_that_change_nothing_become_rare() -> None:
     choice, trials, at = Choice(2), 0, 0.0
     for _ in range(60_000):  # ten minutes of steps that are slow with any number
         trials += choice.now == 1
-        at = run(choice, 1, {1: 4.0, 2: 4.0}, at)
+        at = run(choice, 1, {1: 5.0, 2: 4.0}, at)
     assert 0 < trials < 200, trials
 
 
-def test_small_and_large_steps_have_a_choice_each() -> None:
+def test_all_threads_have_to_be_worth_what_they_cost_others() -> None:
+    choice = Choice(2)
+    choice.settle(1.0, 1.0 / (WORTH - 0.1))
+    assert choice.settled == 1
+    # Tried again now and then, and as little worth as before.
+    run(choice, 10_000, {1: 1.0, 2: 1.0 / (WORTH - 0.1)}, 0.0)
+    assert choice.settled == 1
+    choice.settle(1.0, 1.0 / (WORTH + 0.1))
+    assert choice.settled == 2
+
+
+def test_each_kind_of_steps_has_a_choice() -> None:
     applied: list[int] = []
     threads = Threads(4, applied.append)
     threads.begin(1)
-    threads.small.settle(1)
+    threads.choice(1).settle(1.0, 1.0)
     threads.begin(1)
     assert applied == []  # no cost model yet: who measures says how many
     threads.expected = lambda fed, attended: 1000.0 * fed
-    for tokens in (SMALL, SMALL + 1, 500):
+    for tokens in (1, *(kind + 1 for kind in KINDS)):
         threads.begin(tokens)
         threads.end(tokens, 0, 1000.0 * tokens)
     assert applied == [1, 4]

@@ -19,7 +19,6 @@ from penstock.engine.plan import NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
-from penstock.engine.threads import GAIN
 from penstock.errors import TooLittleMemory
 from penstock.loading.memory import device_room
 from penstock.models.model import ModelConfig
@@ -290,7 +289,7 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
 
 
 def _fastest(engine: Engine, rows: int, fed: int, cached: int) -> float:
-    """Times a step with all threads, and with one where that may be chosen, and chooses for steps of its kind."""
+    """Times a step with all threads, and with one where that may be chosen; the time with those that it chooses for its kind."""
     best = min(_run(engine, rows, fed, cached) for _ in range(2))
     threads = engine.threads
     if threads is None:
@@ -299,8 +298,9 @@ def _fastest(engine: Engine, rows: int, fed: int, cached: int) -> float:
     alone = min(_run(engine, rows, fed, cached) for _ in range(2))
     threads.use(threads.most)
     # The last of a kind that is measured is the largest.
-    threads.choice(rows * fed).settle(1 if alone < GAIN * best else threads.most)
-    return min(best, alone)
+    choice = threads.choice(rows * fed)
+    choice.settle(alone, best)
+    return alone if choice.settled == 1 else best
 
 
 def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:

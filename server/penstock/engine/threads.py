@@ -1,12 +1,14 @@
-"""How many threads compute on a CPU: all, or one, whichever is faster by measurement.
+"""How many threads compute on a CPU: all, or one where the others gain little, by measurement.
 
 Used by the engine for every step, and by Prepare, which measures first. Threads that share an operation wait for each other
 at its end. On idle processors that costs microseconds; where something else runs, one of them may not be running, the
 others spin meanwhile, and a step takes ten times as long as with one thread. So when steps take much longer than the cost
 model says, the other number of threads is tried in turn with this one, and one thread tries all of them again from time
-to time.
+to time. The router and its clients run beside every step: on two processors one token of a small model comes sooner
+from one thread that leaves them the other processor than from two, which are a little faster where nothing else runs.
 """
 
+import bisect
 import statistics
 import time
 from collections.abc import Callable
@@ -16,16 +18,19 @@ import torch
 # A step is slow when it takes SLOW times what the cost model says; SLOW_STEPS of them in a row begin a trial.
 SLOW, SLOW_STEPS = 2.0, 8
 # A trial: TURN steps with each number of threads in turn, TURNS times. The other number is taken if its median time
-# is below GAIN of the current one's.
+# is below GAIN of the current one's, where all threads count as fast as they would be without what they cost others.
 TURN, TURNS, GAIN = 3, 2, 0.9
+# So many times faster than one thread all of them have to be.
+WORTH = 1.3
 # Seconds from a trial to the next one, doubled by each that changes nothing.
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# Tokens up to which a step is small: decodes are, and their operations are short. Large steps have a choice of their own.
-SMALL = 32
+# Tokens up to which steps are of one kind, with a choice of its own; the last kind are larger ones. Operations of decodes are
+# short, and so are their gains.
+KINDS = (1, 8, 32)
 
 
 class Choice:
-    """The number of threads for steps of one kind, small or large."""
+    """The number of threads for steps of one kind."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -46,8 +51,11 @@ class Choice:
             return self.settled
         return self.settled if len(self._trial) // TURN % 2 else self.other
 
-    def settle(self, count: int) -> None:
-        """Takes what was measured."""
+    def settle(self, alone: float, together: float) -> None:
+        """Takes what was measured: the time of a step with one thread, and with all."""
+        self._take(1 if alone < WORTH * together else self.most)
+
+    def _take(self, count: int) -> None:
         self.settled, self._trial, self._slow = count, None, 0
 
     def observe(self, ratio: float, at: float) -> None:
@@ -65,29 +73,30 @@ class Choice:
     def _decide(self, trial: list[tuple[int, float]], at: float) -> None:
         ours, theirs = (
             statistics.median(ratio for count, ratio in trial if count == wanted)
+            * (1.0 if wanted == 1 else WORTH)
             for wanted in (self.settled, self.other)
         )
         if theirs < GAIN * ours:
-            self.settle(self.other)
+            self._take(self.other)
             self._pause = PAUSE
         else:
-            self.settle(self.settled)
+            self._take(self.settled)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._next_trial = at + self._pause
 
 
 class Threads:
-    """The threads of this process, for small and for large steps."""
+    """The threads of this process, for each kind of steps."""
 
     def __init__(self, most: int, apply: Callable[[int], None] = torch.set_num_threads) -> None:
         self.most = most
-        self.small, self.large = Choice(most), Choice(most)
+        self.choices = [Choice(most) for _ in range(len(KINDS) + 1)]
         self.expected: Callable[[int, int], float] | None = None  # nanoseconds, of tokens fed and attended to
         self._apply, self._applied = apply, most
 
     def choice(self, tokens: int) -> Choice:
         """The choice for steps that feed this many tokens."""
-        return self.small if tokens <= SMALL else self.large
+        return self.choices[bisect.bisect_left(KINDS, tokens)]
 
     def use(self, count: int) -> None:
         """Sets the number of threads that compute."""
