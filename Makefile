@@ -145,7 +145,7 @@ client-environments: $(CLIENT_ENVIRONMENTS)
 
 .PHONY: test-clients
 test-clients: install client-environments ## tests of client libraries, and the examples
-	$(PYTEST) integration-tests/test_clients.py
+	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 .PHONY: test-all
 test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
@@ -164,7 +164,8 @@ test-gpu: install ## the worker's tests on this machine's GPU
 .PHONY: bench
 bench: install ## the measurements of benchmarks/RESULTS.md
 	cargo bench --locked -p penstock-core --bench scheduler
-	cargo bench --locked -p penstock-core --bench step_overhead -- $(BIN)/python benchmarks/null_worker.py
+	PYTHONPATH=$(abspath integration-tests/null_worker) cargo bench --locked -p penstock-core --bench step_overhead -- \
+		$(BIN)/python -m penstock.worker --model-dir server/penstock/tiny/model
 	cargo bench --locked -p penstock-router --bench streaming
 	for script in start prefix throughput structured recovery prompts long_prompts; do $(BIN)/python benchmarks/$$script.py; done
 	if [ -f "$$PENSTOCK_SCHEMAS" ]; then cargo run --release --locked --example maskbench -- "$$PENSTOCK_SCHEMAS"; fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def exact(exact_server: Launched) -> wire.Address:
 
 
 @pytest.fixture
+def launch_null(launch: Launch) -> Launch:
+    """The same with workers that compute nothing: for what router and launcher do whatever the texts are."""
+    return partial(launch, null_worker=True)
+
+
+@pytest.fixture
 def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
     """Starts servers of this test's own, and ends those that the test has left running."""
     started: list[Launched] = []
@@ -77,9 +84,11 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Of several processes one runs a whole file, since files share servers; and one runs all of parity/, since
-    `test_the_page` tells what the tests before it saw."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """With `--dist loadfile` one of several processes runs a whole file, since files share servers; and one runs all of
+    parity/, since `test_the_page` tells what the tests before it saw."""
+    if config.getoption("dist") != "loadfile":
+        return None
 
     class ByFileOrParity(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
@@ -107,3 +116,16 @@ def assert_no_stack_trace(text: str) -> None:
     assert match is None, (
         f"a stack trace in the log: ...{text[max(0, match.start() - 300) : match.start() + 2000]}"
     )
+
+
+def fails(launched: Launched, code: int, *mentions: str, seconds: float = 60) -> str:
+    """It ends by itself with this code; the last line of stderr is one error that names these things."""
+    assert launched.wait_ended(seconds) == code, launched.log()[-4000:]
+    launched.assert_no_orphan(5)
+    text = launched.log()
+    assert_no_stack_trace(text)
+    errors = [line for line in launched.stderr().splitlines() if line.strip()]
+    assert errors, f"nothing on stderr:\n{text}"
+    for mention in mentions:
+        assert mention in errors[-1], f"{mention!r} is not named in the last line:\n{text[-4000:]}"
+    return errors[-1]

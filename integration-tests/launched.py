@@ -25,6 +25,11 @@ from processes import MARK, Process, marked, wait_for
 # Beside the interpreter that runs the tests: what `make install` put into the same environment.
 BINARY = Path(sys.executable).parent / "penstock"
 
+# On PYTHONPATH, it makes workers that compute nothing.
+NULL_WORKER = Path(__file__).parent / "null_worker"
+# As long as a step of the shipped model takes.
+NULL_STEP_US = 2000
+
 # A cold start on a busy two-core machine takes a few seconds, most of it importing torch.
 START_DEADLINE = 120.0
 STOP_DEADLINE = 30.0
@@ -36,8 +41,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def fair_share() -> dict[str, str]:
+    """Beside other processes of tests, workers compute with this one's share of the processors: threads that wait for one that
+    does not run make a step ten times as long."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1:
+        return {}
+    return {"WORKER_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
+
+
 class Launched:
-    """One run of `penstock`. Its logs are `stdout` and `stderr` in `folder`."""
+    """One run of `penstock`. Its logs are `stdout` and `stderr` in `folder`.
+
+    `null_worker`: its workers are processes like any other, but compute nothing, start in a fraction of the time, and give
+    any old text (`null_worker/null_startup.py`): for tests of the router and the launcher alone.
+    """
 
     def __init__(
         self,
@@ -46,6 +64,7 @@ class Launched:
         env: Mapping[str, str] | None = None,
         port: int | None = None,
         prefix: Sequence[str] = (),
+        null_worker: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -64,13 +83,15 @@ class Launched:
         inherited = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
         }
+        if null_worker:
+            inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**inherited, "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
+                env={**inherited, **fair_share(), "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
                 start_new_session=True,
             )
 

@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self, upstream: wire.Address) -> None:
         self.upstream = upstream
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._in_flight = 0
         self._test: str | None = None
         self._taken: dict[str, list[dict[str, Any]]] = {}
         recorder = self
@@ -55,12 +55,12 @@ class Recorder:
 
     def begin(self) -> str | None:
         with self._changed:
-            self._under_way += 1
+            self._in_flight += 1
             return self._test
 
     def end(self, test: str | None, exchange: dict[str, Any] | None) -> None:
         with self._changed:
-            self._under_way -= 1
+            self._in_flight -= 1
             if test is not None and exchange is not None:
                 self._taken.setdefault(test, []).append(exchange)
             self._changed.notify_all()
@@ -68,7 +68,7 @@ class Recorder:
     def take(self) -> dict[str, list[dict[str, Any]]]:
         """What was recorded since the last call, by test. Requests that run side by side come in any order."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._under_way == 0, wire.TIMEOUT), (
+            assert self._changed.wait_for(lambda: self._in_flight == 0, wire.TIMEOUT), (
                 "an answer does not end"
             )
             taken, self._taken, self._test = self._taken, {}, None

@@ -49,7 +49,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     keys = folder / "keys"
     keys.write_text(f"# of the team\n\n{FILED}\n")
     flags = ("--api-key", KEY, "--api-key", OTHER, "--api-key-file", str(keys), "--json-output")
-    with Launched(folder, *flags) as launched:
+    with Launched(folder, *flags, null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -185,12 +185,12 @@ def test_no_key_is_in_the_log(guarded: Launched) -> None:
     ("content", "says"), [(None, "No such file"), ("# none\n", "it holds no key"), ("two words\n", "line 1")]
 )
 def test_a_file_without_a_key_stops_the_launcher(
-    launch: Launch, tmp_path: Path, content: str | None, says: str
+    launch_null: Launch, tmp_path: Path, content: str | None, says: str
 ) -> None:
     keys = tmp_path / "keys"
     if content is not None:
         keys.write_text(content)
-    launched = launch("--api-key-file", str(keys))
+    launched = launch_null("--api-key-file", str(keys))
     assert launched.wait_ended(20) == 1
     assert "--api-key-file" in launched.stderr() and says in launched.stderr(), launched.stderr()
 
@@ -278,9 +278,9 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="open
 
 
 @needs_openssl
-def test_https_with_both_versions_of_http(launch: Launch, certificate: tuple[Path, Path]) -> None:
+def test_https_with_both_versions_of_http(launch_null: Launch, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    launched = launch("--tls-cert", str(cert), "--tls-key", str(key), "--api-key", KEY)
+    launched = launch_null("--tls-cert", str(cert), "--tls-key", str(key), "--api-key", KEY)
     context = ssl.create_default_context(cafile=str(cert))
 
     def answer() -> int | None:
@@ -321,7 +321,7 @@ def test_https_with_both_versions_of_http(launch: Launch, certificate: tuple[Pat
 
 @needs_openssl
 def test_wrong_files_of_https_stop_the_launcher(
-    launch: Launch, certificate: tuple[Path, Path], tmp_path: Path
+    launch_null: Launch, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = map(str, certificate)
     empty = tmp_path / "empty.pem"
@@ -333,6 +333,6 @@ def test_wrong_files_of_https_stop_the_launcher(
         (["--tls-cert", str(empty), "--tls-key", key], "--tls-cert"),
         (["--tls-cert", cert, "--tls-key", cert], "--tls-key"),
     ):
-        launched = launch(*arguments)
+        launched = launch_null(*arguments)
         assert launched.wait_ended(20) == 1
         assert flag in launched.stderr(), launched.stderr()

@@ -21,8 +21,6 @@ from launched import Launched
 from load import ask, complete, generate
 from processes import wait_for
 
-pytestmark = pytest.mark.alone
-
 HEADER_TIMEOUT, IDLE_TIMEOUT, BODY_TIMEOUT = 2, 3, 2
 # A stream beside an attack may pause so long; the machine may be busy with other things.
 PAUSE = 30.0
@@ -45,6 +43,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         *("--body-timeout", str(BODY_TIMEOUT), "--max-connections", "1500"),
         *("--max-connections-per-address", "1500"),
         *("--tokenizer-config-path", str(config)),
+        null_worker=True,
     ) as launched:
         yield launched.wait_ready()
 
@@ -195,8 +194,8 @@ def test_a_thousand_idle_connections_disturb_nobody(strict: Launched) -> None:
     assert wire.get(strict.address, "/health").status == 200
 
 
-def test_connections_beyond_the_limit_are_told_to_come_back(launch: Launch) -> None:
-    few = launch("--max-connections", "8").wait_ready()
+def test_connections_beyond_the_limit_are_told_to_come_back(launch_null: Launch) -> None:
+    few = launch_null("--max-connections", "8").wait_ready()
     with contextlib.ExitStack() as stack:
         # At work, all of them: one that waits would go for another. One may be the last probe's, which is about to end.
         half = wire.raw_post("/generate", b"{", length=100)
@@ -242,8 +241,8 @@ def test_half_closed_connections_end(strict: Launched) -> None:
     wait_for(lambda: strict.metrics().value("tgi_batch_current_size") <= 1, "only the stream beside to run")
 
 
-def test_a_client_that_does_not_read_is_given_up(launch: Launch) -> None:
-    impatient = launch("--write-timeout", "1", "--max-best-of", "64").wait_ready()
+def test_a_client_that_does_not_read_is_given_up(launch_null: Launch) -> None:
+    impatient = launch_null("--write-timeout", "1", "--max-best-of", "64").wait_ready()
     body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 64, "logprobs": 20}
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -409,6 +408,7 @@ def test_idle_connections_of_http_2_are_closed(strict: Launched) -> None:
         assert 1 in seen and 7 in seen, "it answered, and said goodbye"
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_under_large_requests(strict: Launched) -> None:
     def rss() -> int:
         status = Path(f"/proc/{strict.process.pid}/status").read_text()

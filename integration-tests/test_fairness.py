@@ -20,8 +20,6 @@ from conftest import Launch
 from launched import Launched
 from processes import wait_for
 
-pytestmark = pytest.mark.alone
-
 FLOODER, OTHER = "key-of-the-flood", "key-of-another"
 FLOOD = 64
 LENGTH = 60  # tokens of each request of the flood
@@ -65,9 +63,11 @@ class Flood:
 
 
 @pytest.fixture
-def narrow(launch: Launch) -> Iterator[Launched]:
+def narrow(launch_null: Launch) -> Iterator[Launched]:
     """Two sequences run at a time, so that there is a queue."""
-    yield launch(*("--max-batch-size", str(SLOTS), "--api-key", FLOODER, "--api-key", OTHER)).wait_ready()
+    yield launch_null(
+        *("--max-batch-size", str(SLOTS), "--api-key", FLOODER, "--api-key", OTHER)
+    ).wait_ready()
 
 
 def test_a_flooding_key_delays_another_by_one_sequence_at_most(narrow: Launched) -> None:
@@ -83,8 +83,8 @@ def test_a_flooding_key_delays_another_by_one_sequence_at_most(narrow: Launched)
     flood.leave()
 
 
-def test_without_keys_the_queue_is_fair_between_users(launch: Launch) -> None:
-    open_to_all = launch("--max-batch-size", str(SLOTS)).wait_ready()
+def test_without_keys_the_queue_is_fair_between_users(launch_null: Launch) -> None:
+    open_to_all = launch_null("--max-batch-size", str(SLOTS)).wait_ready()
     flood = Flood(open_to_all, FLOOD // 2, long_answer(0, LENGTH, user="flood"), {})
     wait_for(lambda: open_to_all.metrics().value("tgi_queue_size") >= FLOOD / 2 - 6, "the queue to fill")
     before = steps(open_to_all)
@@ -123,8 +123,8 @@ def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(launch
     assert refused.status == 422 and "--highest-priority" in refused.json()["error"]["message"], refused
 
 
-def test_a_flooding_key_does_not_take_every_place(launch: Launch) -> None:
-    full = launch(
+def test_a_flooding_key_does_not_take_every_place(launch_null: Launch) -> None:
+    full = launch_null(
         *("--max-concurrent-requests", "16", "--api-key", FLOODER, "--api-key", OTHER),
         *("--step-timeout", "120"),
     ).wait_ready()
@@ -162,8 +162,8 @@ def test_a_deadline_that_is_none_is_a_422_that_names_the_header(server: Launched
     assert reply.status == 422 and "`x-request-deadline-ms` must be a whole number" in reply.json()["error"]
 
 
-def test_what_waits_past_its_deadline_is_refused_then(launch: Launch) -> None:
-    narrow = launch("--max-batch-size", "1", "--step-timeout", "120").wait_ready()
+def test_what_waits_past_its_deadline_is_refused_then(launch_null: Launch) -> None:
+    narrow = launch_null("--max-batch-size", "1", "--step-timeout", "120").wait_ready()
     busy = Flood(narrow, 1, long_answer(0, 900), {})
     wait_for(lambda: narrow.metrics().value("tgi_batch_current_size") == 1, "the slot to be taken")
     worker = narrow.worker()
@@ -182,11 +182,11 @@ def test_what_waits_past_its_deadline_is_refused_then(launch: Launch) -> None:
     assert wire.post(narrow.address, "/generate", ONE_TOKEN).status == 200
 
 
-def test_what_runs_past_its_deadline_ends_with_an_error(launch: Launch) -> None:
-    launched = launch("--step-timeout", "120").wait_ready()
+def test_what_runs_past_its_deadline_ends_with_an_error(launch_null: Launch) -> None:
+    launched = launch_null("--step-timeout", "120").wait_ready()
     worker = launched.worker()
     endless = long_answer(0, 1800)
-    host = b"Host: test\r\nX-Request-Deadline-Ms: 5000\r\nConnection: close"
+    host = b"Host: test\r\nX-Request-Deadline-Ms: 3000\r\nConnection: close"
     raw = wire.raw_post("/v1/completions", {**endless, "stream": True}).replace(b"Host: test", host)
     with wire.exchange(launched.address, raw) as connection, connection.makefile("rb") as lines:
         events: list[Any] = []
@@ -203,7 +203,7 @@ def test_what_runs_past_its_deadline_ends_with_an_error(launch: Launch) -> None:
 
     # The worker is stopped when the request runs: one that still waits is refused with a 429 instead.
     wait_for(lambda: launched.metrics().value("tgi_batch_current_size") == 0, "the first one to be released")
-    head = {"x-request-deadline-ms": "5000"}
+    head = {"x-request-deadline-ms": "3000"}
     with ThreadPoolExecutor(1) as beside:
         answer = beside.submit(wire.post, launched.address, "/v1/completions", endless, headers=head)
         wait_for(lambda: launched.metrics().value("tgi_batch_current_size") == 1, "the second one to run")
@@ -217,9 +217,9 @@ def test_what_runs_past_its_deadline_ends_with_an_error(launch: Launch) -> None:
     assert wire.post(launched.address, "/generate", ONE_TOKEN).status == 200
 
 
-def test_max_time_ends_the_text_as_its_length_does(launch: Launch) -> None:
-    launched = launch("--step-timeout", "120").wait_ready()
-    parameters = {"max_new_tokens": 200, "max_time": 4.0, "details": True}
+def test_max_time_ends_the_text_as_its_length_does(launch_null: Launch) -> None:
+    launched = launch_null("--step-timeout", "120").wait_ready()
+    parameters = {"max_new_tokens": 200, "max_time": 2.0, "details": True}
     body = {"inputs": "Tell me a long story", "parameters": parameters}
     worker = launched.worker()
     with wire.Events(launched.address, "/generate_stream", body) as events:
@@ -229,7 +229,7 @@ def test_max_time_ends_the_text_as_its_length_does(launch: Launch) -> None:
                 data.append(json.loads(event))
                 if len(data) == 1:
                     worker.signal(signal.SIGSTOP)
-                    threading.Timer(5.0, worker.signal, [signal.SIGCONT]).start()
+                    threading.Timer(3.0, worker.signal, [signal.SIGCONT]).start()
         finally:
             worker.signal(signal.SIGCONT)
     assert data[-1]["details"]["finish_reason"] == "length"

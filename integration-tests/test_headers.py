@@ -34,7 +34,9 @@ COUNTS = ("x-prompt-tokens", "x-generated-tokens")
 def outspoken(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """With COMPUTE_TYPE as a platform sets it, and prompts in the log."""
     folder = tmp_path_factory.mktemp("outspoken")
-    with Launched(folder, "--json-output", "--log-prompts", env={"COMPUTE_TYPE": "2-our-own"}) as launched:
+    with Launched(
+        folder, "--json-output", "--log-prompts", env={"COMPUTE_TYPE": "2-our-own"}, null_worker=True
+    ) as launched:
         yield launched.wait_ready()
 
 
@@ -113,8 +115,8 @@ def test_prompts_are_logged_when_asked_for(outspoken: Launched) -> None:
     assert json.loads(line_about(outspoken, "said-1")["prompts"]) == ["the first é", "the second"]
 
 
-def test_no_text_of_a_client_is_logged_otherwise(launch: Launch) -> None:
-    launched = launch("--json-output").wait_ready()
+def test_no_text_of_a_client_is_logged_otherwise(launch_null: Launch) -> None:
+    launched = launch_null("--json-output").wait_ready()
     secret = "sesameword"
     bodies: list[tuple[str, object]] = [
         ("/generate", {"inputs": secret, "parameters": SHORT}),

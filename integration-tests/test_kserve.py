@@ -3,7 +3,6 @@ behind the same key as all else."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ VERSIONED = "/v2/models/any/versions/3"
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     env = {"AIP_PREDICT_ROUTE": PREDICT, "AIP_HEALTH_ROUTE": HEALTH, "API_KEY": "sesame", "KSERVE": "true"}
-    with Launched(tmp_path_factory.mktemp("platform"), env=env) as launched:
+    with Launched(tmp_path_factory.mktemp("platform"), env=env, null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -122,20 +121,19 @@ def test_vertex_asks_by_the_paths_it_chose(platform: Launched) -> None:
     assert wrong.status == 422 and "`instances`" in wrong.json()["error"]
 
 
-def test_the_port_that_vertex_chose_wins_over_the_images(launch: Launch) -> None:
+def test_the_port_that_vertex_chose_wins_over_the_images(launch_null: Launch) -> None:
     port = free_port()
     # The fixture gives --port, which would win: so an environment alone, by way of env(1).
-    started = launch("--help", prefix=["env", f"AIP_HTTP_PORT={port}", "PORT=1"])
+    started = launch_null("--help", prefix=["env", f"AIP_HTTP_PORT={port}", "PORT=1"])
     assert started.wait_ended() == 0
     assert f"[env: AIP_HTTP_PORT={port}]" in started.stdout().replace("\n", " ")
 
 
 def test_ready_is_truthful_while_live_goes_on(platform: Launched) -> None:
-    platform.worker().signal(signal.SIGKILL)
-
     def ready() -> int:
         assert wire.get(platform.address, "/v2/health/live").status == 200
         return wire.get(platform.address, "/v2/health/ready").status
 
-    wait_for(lambda: ready() == 503, "readiness to end", 30)
+    with platform.without_worker():
+        wait_for(lambda: ready() == 503, "readiness to end", 30)
     wait_for(lambda: ready() == 200, "readiness to return", 60)

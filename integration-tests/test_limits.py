@@ -25,9 +25,9 @@ MAX_TOTAL = 300
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    arguments = ("--payload-limit", str(PAYLOAD), "--max-input-tokens", str(MAX_INPUT), "--dtype", "float32")
+    arguments = ("--payload-limit", str(PAYLOAD), "--max-input-tokens", str(MAX_INPUT))
     more = ("--max-total-tokens", str(MAX_TOTAL), "--max-concurrent-requests", "4")
-    with Launched(tmp_path_factory.mktemp("limited"), *arguments, *more) as launched:
+    with Launched(tmp_path_factory.mktemp("limited"), *arguments, *more, null_worker=True) as launched:
         yield launched.wait_ready()
         assert_no_stack_trace(launched.log())
 
@@ -433,19 +433,17 @@ def test_what_clients_send_by_habit_is_accepted(limited: Launched, parameters: d
 
 
 @pytest.mark.parametrize("absent", [{}, {"parameters": None}, {"parameters": {}}])
-def test_missing_parameters_mean_greedy(limited: Launched, absent: dict[str, Any]) -> None:
-    texts = {
-        wire.post(limited.address, "/generate", {"inputs": as_text(ADD), **absent}).text for _ in range(2)
-    }
+def test_missing_parameters_mean_greedy(address: wire.Address, absent: dict[str, Any]) -> None:
+    texts = {wire.post(address, "/generate", {"inputs": as_text(ADD), **absent}).text for _ in range(2)}
     assert len(texts) == 1
 
 
 # The queue.
 
 
-def test_a_full_house_is_a_429_with_retry_after(launch: Launch) -> None:
+def test_a_full_server_is_a_429_with_retry_after(launch_null: Launch) -> None:
     """Held full by a worker that is frozen, so that nothing depends on how fast it is."""
-    full = launch("--max-concurrent-requests", "4", "--step-timeout", "120").wait_ready()
+    full = launch_null("--max-concurrent-requests", "4", "--step-timeout", "120").wait_ready()
     assert ask(full.address, generate("x", 1)).finish == "length"  # so the stream of plans is open
     answers: list[Answer] = []
     clients = [

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import wire
-from conftest import Launch
+from conftest import Launch, fails
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
-from test_lifecycle import fails
 
 try:
     cpu_engine.instruction_set()

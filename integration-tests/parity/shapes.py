@@ -45,3 +45,22 @@ def with_images(
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": text.get("tie_word_embeddings", True),
     }
+
+
+# Latent attention with experts, as DeepSeek V2 has them.
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "attention_bias": False,
+}

@@ -33,7 +33,7 @@ ROUTES = (
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     folder = tmp_path_factory.mktemp("guarded")
-    with Launched(folder, "--api-key", VICTIM, "--api-key", ATTACKER) as launched:
+    with Launched(folder, "--api-key", VICTIM, "--api-key", ATTACKER, null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -108,8 +108,8 @@ def test_salts_have_a_length(guarded: Launched) -> None:
     assert wire.post(guarded.address, "/generate", long, headers=headers).status == 422
 
 
-def test_the_operator_may_let_keys_share_and_salts_still_do_not(launch: Launch) -> None:
-    server = launch("--api-key", VICTIM, "--api-key", ATTACKER, "--shared-prefix-cache").wait_ready()
+def test_the_operator_may_let_keys_share_and_salts_still_do_not(launch_null: Launch) -> None:
+    server = launch_null("--api-key", VICTIM, "--api-key", ATTACKER, "--shared-prefix-cache").wait_ready()
     prompt = secret("shared")
     assert found(server, VICTIM, prompt) == 0
     assert found(server, ATTACKER, prompt) > 60

@@ -96,7 +96,7 @@ def text_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": RAISES, "eos_token": "<|end|>"}))
     arguments = ("--kserve", "--tokenizer-config-path", str(config), "--log-level", request.param)
-    with Launched(folder / "run", *arguments) as launched:
+    with Launched(folder / "run", *arguments, null_worker=True) as launched:
         launched.wait_ready()
         ask_everything(launched)
         yield (launched.folder / "stdout").read_bytes().decode()
@@ -126,7 +126,7 @@ def test_a_json_log_has_one_short_object_a_line(tmp_path_factory: pytest.TempPat
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": RAISES, "eos_token": "<|end|>"}))
     with Launched(
-        folder / "run", "--kserve", "--json-output", "--tokenizer-config-path", str(config)
+        folder / "run", "--kserve", "--json-output", "--tokenizer-config-path", str(config), null_worker=True
     ) as launched:
         launched.wait_ready()
         ask_everything(launched)

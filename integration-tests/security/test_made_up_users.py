@@ -36,10 +36,10 @@ def in_flight(launched: Launched) -> float:
     return launched.metrics().value("penstock_requests_in_flight")
 
 
-def test_made_up_users_do_not_fill_the_places_of_all(launch: Launch) -> None:
+def test_made_up_users_do_not_fill_the_places_of_all(launch_null: Launch) -> None:
     """64 requests of 32 made-up users from one address, held by a frozen worker: they get the places but for the last
     eighth, and a client at another address that nobody has made up gets one of those."""
-    server = launch("--max-concurrent-requests", str(PLACES), "--step-timeout", "120").wait_ready()
+    server = launch_null("--max-concurrent-requests", str(PLACES), "--step-timeout", "120").wait_ready()
     assert ask(server, HONEST, "honest") == 200
     statuses: Counter[tuple[str, int]] = Counter()
 

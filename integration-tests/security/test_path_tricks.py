@@ -25,14 +25,14 @@ SECRETS = (b"model_id", b"max_total_tokens", b"penstock_keys")
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     folder = tmp_path_factory.mktemp("guarded")
-    with Launched(folder, "--api-key", KEY, "--guard-metrics", "--kserve") as launched:
+    with Launched(folder, "--api-key", KEY, "--guard-metrics", "--kserve", null_worker=True) as launched:
         yield launched.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     folder = tmp_path_factory.mktemp("named")
-    with Launched(folder, "--allowed-hosts", "localhost,*.models.example") as launched:
+    with Launched(folder, "--allowed-hosts", "localhost,*.models.example", null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -98,7 +98,7 @@ def test_what_is_open_is_open_for_reading_only(guarded: Launched, method: str) -
     assert statuses(answer) == [401], answer[:200]
 
 
-def test_metrics_ask_for_a_key_where_they_are_guarded(guarded: Launched, launch: Launch) -> None:
+def test_metrics_ask_for_a_key_where_they_are_guarded(guarded: Launched, launch_null: Launch) -> None:
     assert wire.get(guarded.address, "/metrics").status == 401
     bearer = {"Authorization": f"Bearer {KEY}"}
     assert 'key="flag-1"' in wire.get(guarded.address, "/metrics", headers=bearer).text or (
@@ -106,7 +106,7 @@ def test_metrics_ask_for_a_key_where_they_are_guarded(guarded: Launched, launch:
     )
     paths = wire.get(guarded.address, "/api-doc/openapi.json").json()["paths"]
     assert "security" in paths["/metrics"]["get"]
-    keyless = launch("--guard-metrics")
+    keyless = launch_null("--guard-metrics")
     assert keyless.wait_ended(30) in (1, 2)
     assert "--guard-metrics needs --api-key" in keyless.stderr()
 

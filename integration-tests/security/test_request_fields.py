@@ -28,7 +28,7 @@ MB = 1 << 20
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    with Launched(tmp_path_factory.mktemp("attacked"), "--kserve") as launched:
+    with Launched(tmp_path_factory.mktemp("attacked"), "--kserve", null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -154,10 +154,10 @@ def test_the_tokens_of_a_long_text_take_bounded_memory(attacked: Launched) -> No
         assert grown < 250 * MB
 
 
-def test_clients_that_do_not_read_hold_little(launch: Launch) -> None:
+def test_clients_that_do_not_read_hold_little(launch_null: Launch) -> None:
     """14 clients that ask for the tokens of a long text and read nothing; 2.2 GB when answers were held whole. The
     text is as long as is still answered."""
-    held = launch("--write-timeout", "60").wait_ready()
+    held = launch_null("--write-timeout", "60").wait_ready()
     text = words(500_000)
     answered = wire.post(held.address, "/tokenize", {"inputs": text})
     assert answered.status == 200 and len(answered.json()) > 100_000
@@ -176,9 +176,9 @@ def test_clients_that_do_not_read_hold_little(launch: Launch) -> None:
             client.close()
 
 
-def test_telling_tokens_counts_like_a_request(launch: Launch) -> None:
+def test_telling_tokens_counts_like_a_request(launch_null: Launch) -> None:
     """Answers that nobody reads hold their places: beyond `--max-concurrent-requests` it is 429 at once."""
-    full = launch("--max-concurrent-requests", "4").wait_ready()
+    full = launch_null("--max-concurrent-requests", "4").wait_ready()
     text = words(500_000)
     clients = [wire.exchange(full.address, wire.raw_post("/tokenize", {"inputs": text})) for _ in range(4)]
     try:

@@ -109,11 +109,11 @@ def status_from(launched: Launched, path: str, source: str) -> int:
 # Answers that nobody takes.
 
 
-def test_an_answer_that_is_not_taken_is_given_up_and_costs_no_other(launch: Launch) -> None:
+def test_an_answer_that_is_not_taken_is_given_up_and_costs_no_other(launch_null: Launch) -> None:
     """A window of 0 keeps an answer back for ever, while pings keep its connection alive. The stream is reset, and the
     others of its connection go on.
     """
-    launched = launch("--write-timeout", "2").wait_ready()
+    launched = launch_null("--write-timeout", "2").wait_ready()
     with http2.Connection(launched.address, window=0) as client:
         stalled = [client.post("/v1/completions", {**SMALL, "stream": stream}) for stream in (True, False)]
         reset: set[int] = set()
@@ -129,8 +129,8 @@ def test_an_answer_that_is_not_taken_is_given_up_and_costs_no_other(launch: Laun
         assert status == 200 and body.endswith(b"}")
 
 
-def test_one_byte_now_and_then_keeps_no_answer(launch: Launch) -> None:
-    launched = launch("--write-timeout", "3").wait_ready()
+def test_one_byte_now_and_then_keeps_no_answer(launch_null: Launch) -> None:
+    launched = launch_null("--write-timeout", "3").wait_ready()
     with http2.Connection(launched.address, window=1) as client:
         stream = client.post("/v1/completions", {**SMALL, "max_tokens": 300, "stream": True})
         began = time.monotonic()
@@ -142,11 +142,11 @@ def test_one_byte_now_and_then_keeps_no_answer(launch: Launch) -> None:
         assert one.kind == http2.RST_STREAM
 
 
-def test_a_place_is_held_until_the_answer_is_taken(launch: Launch) -> None:
+def test_a_place_is_held_until_the_answer_is_taken(launch_null: Launch) -> None:
     """Answers that are complete and wait for their client count against --max-concurrent-requests, so that their
     number is bounded; they are given up with --write-timeout.
     """
-    launched = launch("--write-timeout", "8", "--max-concurrent-requests", "2").wait_ready()
+    launched = launch_null("--write-timeout", "8", "--max-concurrent-requests", "2").wait_ready()
     with http2.Connection(launched.address, window=0) as client:
         for _ in range(2):
             client.post("/v1/completions", SMALL)
@@ -158,8 +158,8 @@ def test_a_place_is_held_until_the_answer_is_taken(launch: Launch) -> None:
         )
 
 
-def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch: Launch) -> None:
-    launched = launch("--max-best-of", "16", "--shutdown-timeout", "100").wait_ready()
+def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch_null: Launch) -> None:
+    launched = launch_null("--max-best-of", "16", "--shutdown-timeout", "100").wait_ready()
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect((launched.address.host, launched.address.port))
@@ -178,65 +178,75 @@ def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch
 
 
 @pytest.fixture(scope="module")
-def small_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+def few_connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     flags = ("--max-connections", "40", "--max-connections-per-address", "20", "--body-timeout", "300")
     with Launched(
-        tmp_path_factory.mktemp("house"), *flags, "--trusted-proxy", "127.0.9.0/24", "--header-timeout", "300"
+        tmp_path_factory.mktemp("connections"),
+        *flags,
+        "--trusted-proxy",
+        "127.0.9.0/24",
+        "--header-timeout",
+        "300",
+        null_worker=True,
     ) as launched:
         yield launched.wait_ready()
 
 
-def test_half_heads_of_one_address_cost_it_alone(small_house: Launched) -> None:
+def test_half_heads_of_one_address_cost_it_alone(few_connections: Launched) -> None:
     with contextlib.ExitStack() as stack:
-        other = stack.enter_context(half_head(small_house, "127.0.0.3"))
+        other = stack.enter_context(half_head(few_connections, "127.0.0.3"))
         time.sleep(0.2)  # a connection is not sent away before it is a moment old
         held = []
         for _ in range(60):
-            held.append(stack.enter_context(half_head(small_house, "127.0.0.2")))
+            held.append(stack.enter_context(half_head(few_connections, "127.0.0.2")))
             time.sleep(0.02)
-        assert status_from(small_house, "/info", "127.0.0.1") == 200
+        assert status_from(few_connections, "/info", "127.0.0.1") == 200
         wait_for(lambda: sum(map(is_open, held)) <= 20, "those beyond the limit to be closed")
         assert is_open(other)
-        assert status_from(small_house, "/info", "127.0.0.2") in (200, 503)
+        assert status_from(few_connections, "/info", "127.0.0.2") in (200, 503)
 
 
-def test_half_heads_of_many_addresses_give_way_to_who_asks_the_oldest_first(small_house: Launched) -> None:
+def test_half_heads_of_many_addresses_give_way_to_who_asks_the_oldest_first(
+    few_connections: Launched,
+) -> None:
     with contextlib.ExitStack() as stack:
         held = []
         for number in range(120):
-            held.append(stack.enter_context(half_head(small_house, f"127.0.1.{number % 12 + 1}")))
+            held.append(stack.enter_context(half_head(few_connections, f"127.0.1.{number % 12 + 1}")))
             time.sleep(0.02)
         for path in ("/health", "/livez", "/info") * 5:
-            assert status_from(small_house, path, "127.0.0.1") == 200
+            assert status_from(few_connections, path, "127.0.0.1") == 200
         alive = [is_open(connection) for connection in held]
         assert not any(alive[:40]), "the oldest are gone"
         assert any(alive[-20:]), "the newest are not"
 
 
-def test_probes_are_answered_when_every_connection_is_at_work(small_house: Launched) -> None:
+def test_probes_are_answered_when_every_connection_is_at_work(few_connections: Launched) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(40):
-            stack.enter_context(half_body(small_house, f"127.0.2.{number % 4 + 1}"))
-        wait_for(lambda: status_from(small_house, "/info", "127.0.0.1") == 503, "the house to be full")
+            stack.enter_context(half_body(few_connections, f"127.0.2.{number % 4 + 1}"))
+        wait_for(
+            lambda: status_from(few_connections, "/info", "127.0.0.1") == 503, "every connection to be taken"
+        )
         for path in ("/health", "/livez", "/readyz"):
-            assert status_from(small_house, path, "127.0.0.1") == 200
+            assert status_from(few_connections, path, "127.0.0.1") == 200
         # Half heads in the reserve, too.
         late = []
         for number in range(40):
-            late.append(stack.enter_context(half_head(small_house, f"127.0.3.{number % 4 + 1}")))
+            late.append(stack.enter_context(half_head(few_connections, f"127.0.3.{number % 4 + 1}")))
             time.sleep(0.02)
         time.sleep(0.2)
-        assert status_from(small_house, "/livez", "127.0.0.1") == 200
-    wait_for(lambda: status_from(small_house, "/info", "127.0.0.1") == 200, "room again")
+        assert status_from(few_connections, "/livez", "127.0.0.1") == 200
+    wait_for(lambda: status_from(few_connections, "/info", "127.0.0.1") == 200, "room again")
 
 
-def test_a_client_at_its_limit_is_told_so_and_a_trusted_proxy_has_none(small_house: Launched) -> None:
+def test_a_client_at_its_limit_is_told_so_and_a_trusted_proxy_has_none(few_connections: Launched) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            stack.enter_context(half_body(small_house, "127.0.4.1"))
+            stack.enter_context(half_body(few_connections, "127.0.4.1"))
 
         def refused() -> bool:
-            with connect(small_house, "127.0.4.1") as connection:
+            with connect(few_connections, "127.0.4.1") as connection:
                 connection.settimeout(20)
                 try:
                     connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -246,13 +256,13 @@ def test_a_client_at_its_limit_is_told_so_and_a_trusted_proxy_has_none(small_hou
             return b" 503 " in answer and b"connections of this address" in answer
 
         wait_for(refused, "the client's limit")
-        assert status_from(small_house, "/info", "127.0.4.2") == 200
+        assert status_from(few_connections, "/info", "127.0.4.2") == 200
 
     def has_none() -> bool:
         """False while the server has not read yet that those before were closed: 40 is the limit of all."""
         with contextlib.ExitStack() as stack, contextlib.suppress(ConnectionError, IndexError):
-            proxied = [stack.enter_context(half_body(small_house, "127.0.9.7")) for _ in range(30)]
-            return status_from(small_house, "/info", "127.0.9.7") == 200 and all(map(is_open, proxied))
+            proxied = [stack.enter_context(half_body(few_connections, "127.0.9.7")) for _ in range(30)]
+            return status_from(few_connections, "/info", "127.0.9.7") == 200 and all(map(is_open, proxied))
         return False
 
     wait_for(has_none, "more connections of a trusted proxy than an address may have")
@@ -302,9 +312,9 @@ def test_a_lost_worker_is_replaced_while_clients_hold_every_connection(launch: L
     wait_for(lambda: restarts(launched) == 2, "room, and both restarts")
 
 
-def test_descriptors_that_run_out_are_waited_for(launch: Launch) -> None:
+def test_descriptors_that_run_out_are_waited_for(launch_null: Launch) -> None:
     """The limit falls below what is open, so that nothing can be opened any more, while the worker is lost."""
-    launched = launch().wait_ready()
+    launched = launch_null().wait_ready()
     pid = launched.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, before[1]))
@@ -318,7 +328,7 @@ def test_descriptors_that_run_out_are_waited_for(launch: Launch) -> None:
     assert restarts(launched) == 1
 
 
-def test_too_few_descriptors_are_an_error_at_start(launch: Launch) -> None:
-    launched = launch(prefix=(*LIMITED, "48"))
+def test_too_few_descriptors_are_an_error_at_start(launch_null: Launch) -> None:
+    launched = launch_null(prefix=(*LIMITED, "48"))
     assert launched.wait_ended(30) == 1
     assert "48 open files" in launched.stderr(), launched.stderr()

@@ -25,8 +25,6 @@ from checkpoints import SHIPPED, random_llama
 from conftest import Launch
 from launched import BINARY, Launched
 
-pytestmark = pytest.mark.alone
-
 CHATS = "/v1/chat/completions"
 MEGABYTE = 1 << 20
 
@@ -110,7 +108,7 @@ def router_memory(server: Launched) -> int:
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     model = random_llama(tmp_path_factory.mktemp("hostile") / "model", hidden=64, layers=1)
     (model / "chat_template.jinja").write_text(branches())
-    with Launched(tmp_path_factory.mktemp("server"), "--model-id", str(model)) as launched:
+    with Launched(tmp_path_factory.mktemp("server"), "--model-id", str(model), null_worker=True) as launched:
         yield launched.wait_ready()
 
 
@@ -134,6 +132,7 @@ def test_a_template_bomb_is_a_422_and_the_server_goes_on(hostile: Launched, name
     assert hostile.process.poll() is None
 
 
+@pytest.mark.alone
 def test_large_variables_are_given_back(hostile: Launched) -> None:
     """Tried: `chat_template_kwargs` of 1.8 MB (600,000 empty objects) where the template has a macro.
 
@@ -151,6 +150,7 @@ def test_large_variables_are_given_back(hostile: Launched) -> None:
     assert ask(12) - settled < 200 * MEGABYTE
 
 
+@pytest.mark.alone
 def test_a_rendering_ends_with_its_client(hostile: Launched) -> None:
     """Tried: 16 clients that start the most expensive renderings and leave at once.
 
@@ -239,7 +239,9 @@ TOKENIZER_BOMBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", TOKENIZER_BOMBS)
-def test_a_tokenizer_bomb_is_refused_before_it_is_built(tmp_path: Path, launch: Launch, name: str) -> None:
+def test_a_tokenizer_bomb_is_refused_before_it_is_built(
+    tmp_path: Path, launch_null: Launch, name: str
+) -> None:
     """Tried: a tokenizer.json that makes gigabytes of a short text.
 
     Before: it was loaded, and the first request with the right letter took all memory. The start ends with a line that
@@ -247,7 +249,7 @@ def test_a_tokenizer_bomb_is_refused_before_it_is_built(tmp_path: Path, launch: 
     """
     model = random_llama(tmp_path / "model", hidden=64, layers=1)
     tokenizer_with(model, **TOKENIZER_BOMBS[name])
-    server = launch("--model-id", str(model))
+    server = launch_null("--model-id", str(model))
     assert server.process.wait(120) == 1
     part = name.split(",")[0]
     assert f"tokenizer.json: is not valid: its {part}" in server.log()
@@ -262,7 +264,7 @@ def test_a_tokenizer_bomb_is_refused_before_it_is_built(tmp_path: Path, launch: 
 
 
 def test_a_broken_template_is_found_by_the_doctor_and_a_missing_one_is_told(
-    tmp_path: Path, launch: Launch
+    tmp_path: Path, launch_null: Launch
 ) -> None:
     """Tried: a template that does not compile, and none at all.
 
@@ -284,7 +286,7 @@ def test_a_broken_template_is_found_by_the_doctor_and_a_missing_one_is_told(
     configuration = json.loads((SHIPPED / "tokenizer_config.json").read_text())
     configuration.pop("chat_template", None)
     (model / "tokenizer_config.json").write_text(json.dumps(configuration))
-    server = launch("--model-id", str(model)).wait_ready()
+    server = launch_null("--model-id", str(model)).wait_ready()
     assert "no chat template" in server.log()
     refused = wire.post(server.address, CHATS, chat())
     assert refused.status == 422

@@ -104,8 +104,8 @@ def test_the_sockets_lie_in_a_folder_that_only_this_user_enters(launch: Launch) 
     assert not any("ranks" in name for name in left), f"where ranks met is left open: {left}"
 
 
-def test_a_folder_of_sockets_that_was_removed_is_made_again(launch: Launch) -> None:
-    launched = launch().wait_ready()
+def test_a_folder_of_sockets_that_was_removed_is_made_again(launch_null: Launch) -> None:
+    launched = launch_null().wait_ready()
     before = ask(launched.address, STORY)
     for _ in range(2):
         folder = socket_folder(launched.worker())
@@ -120,14 +120,14 @@ def test_a_folder_of_sockets_that_was_removed_is_made_again(launch: Launch) -> N
     assert not new.exists(), "it goes with the server"
 
 
-def test_workers_are_given_no_secrets(launch: Launch) -> None:
+def test_workers_are_given_no_secrets(launch_null: Launch) -> None:
     secrets = {
         "API_KEY": "sesame",
         "HF_TOKEN": "sesame",
         "AWS_SECRET_ACCESS_KEY": "sesame",
         "DB_PASSWORD": "sesame",
     }
-    launched = launch(env={**secrets, "OMP_WAIT_POLICY": "passive"}).wait_ready()
+    launched = launch_null(env={**secrets, "OMP_WAIT_POLICY": "passive"}).wait_ready()
     given = Path(f"/proc/{launched.worker().pid}/environ").read_bytes().decode().split("\0")
     assert not [entry for entry in given if "sesame" in entry]
     assert "OMP_WAIT_POLICY=passive" in given, "what is no secret stays"

@@ -7,6 +7,7 @@ import argparse
 import gc
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ import torch
 from penstock.engine import self_check
 from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
+from penstock.engine.preparation import prepare
 from penstock.loading.device import device_of, dtype_of
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.models.architectures import left_out
@@ -79,7 +81,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         arguments.stages,
     )
     thread = EngineThread()
-    servicer = WorkerServicer(engine, thread, description, ProcessExit())
+    servicer = WorkerServicer(engine, partial(prepare, engine), thread, description, ProcessExit())
     _server = listen(servicer, arguments.socket)  # stops when it is collected
     log(
         "INFO",

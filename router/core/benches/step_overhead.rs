@@ -1,7 +1,5 @@
 //! Figure 2: what router and gRPC cost per step beyond the model's own time, against a worker process that
-//! computes nothing: `benchmarks/null_worker.py`, or any other with a `--socket` flag.
-//!
-//!     cargo bench -p penstock-core --bench step_overhead -- PYTHON benchmarks/null_worker.py
+//! computes nothing, the tests' null worker (`integration-tests/null_worker/`): `make bench` has the command.
 //!
 //! A step's cost is the time from the last result to its own, less what the worker says its model took.
 //! With one plan in flight everything router and wire do is in it; with two, what the model's time does not
@@ -9,6 +7,8 @@
 //! nominal model time: what the worker oversleeps counts against it.
 
 use std::collections::VecDeque;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,7 @@ const LIMITS: PrepareLimits = PrepareLimits {
 /// One worker process, started by hand.
 struct Process {
     command: Vec<String>,
+    step_us: u64,
     dir: tempfile::TempDir,
     running: Mutex<Option<Child>>,
 }
@@ -52,6 +53,7 @@ impl WorkerSource for Process {
             .args(&self.command[1..])
             .arg("--socket")
             .arg(&socket)
+            .env("PENSTOCK_NULL_STEP_US", self.step_us.to_string())
             .stdin(Stdio::null())
             .spawn()
             .map_err(|error| GiveUp(format!("cannot start {}: {error}", self.command[0])))?;
@@ -190,9 +192,7 @@ fn report(label: &str, mut costs: Vec<Duration>) {
 fn main() {
     let command: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     if command.is_empty() {
-        println!(
-            "step_overhead: skipped, no worker was named (see the head of router/core/benches/step_overhead.rs)"
-        );
+        println!("step_overhead: skipped, no worker was named (see `bench` in the Makefile)");
         return;
     }
     // `cargo bench` runs in the package; paths are meant from the workspace.
@@ -202,10 +202,14 @@ fn main() {
     for step_us in [0u64, 2000] {
         println!("model time {step_us} us");
         for rows in [1, 32, 256] {
-            let command = [&command[..], &["--step-us".into(), step_us.to_string()]].concat();
+            let owners = Permissions::from_mode(0o700);
             let source = Arc::new(Process {
-                command,
-                dir: tempfile::tempdir().expect("there is a temporary folder"),
+                command: command.clone(),
+                step_us,
+                dir: tempfile::Builder::new()
+                    .permissions(owners)
+                    .tempdir()
+                    .expect("there is a temporary folder"),
                 running: Mutex::new(None),
             });
             let group = alone(Group::start(&*source, |_| Ok(LIMITS))).expect("the null worker starts");

@@ -1,7 +1,6 @@
 """One Run call between gRPC and the engine's thread: queues of plans and masks in, a queue of results out.
 
-Used by the servicer, and by the worker that computes nothing (benchmarks/null_worker.py), so that both are measured
-alike. Knows neither model nor device, and does not import torch.
+Used by the servicer. Knows neither model nor device, and does not import torch.
 """
 
 import queue

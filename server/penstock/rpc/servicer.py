@@ -1,22 +1,33 @@
 """The four calls of the worker contract: Describe, Prepare, Run and Check.
 
 Turns messages into calls of the engine and errors into status codes; holds nothing of a request. A plan is read while
-the last one runs, so that two may be in flight.
+the last one runs, so that two may be in flight. Does not import torch: a null worker is served by it, too.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
-from penstock.engine.preparation import prepare
 from penstock.errors import BadPlan, OutOfStep, PeerLost, TooLittleMemory, one_line
 from penstock.proto import penstock_pb2 as pb
-from penstock.rpc.run_call import RunCall, Superseded
+from penstock.rpc.run_call import RunCall, Steps, Superseded
 from penstock.telemetry import log
+
+
+class ServedEngine(Steps[Any], Protocol):
+    """What the servicer asks of an engine, beside executing plans."""
+
+    steps: int
+
+    @property
+    def prepared(self) -> bool:
+        """Whether Prepare has succeeded."""
+
+    def check(self) -> None:
+        """Computes something on the device. Raises when that fails."""
 
 
 class WorkerServicer:
@@ -24,12 +35,15 @@ class WorkerServicer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServedEngine,
+        prepare: Callable[[pb.PrepareRequest], pb.Prepared],
         thread: EngineThread,
         description: pb.ModelDescription,
         on_failure: Callable[[Exception, threading.Event], None],
     ) -> None:
+        """`prepare` makes the engine ready for these limits. Raises ValueError naming the field, or TooLittleMemory."""
         self._engine = engine
+        self._prepare = prepare
         self._thread = thread
         self._description = description
         self._on_failure = on_failure
@@ -44,7 +58,7 @@ class WorkerServicer:
         if self._engine.prepared:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was called before")
         try:
-            prepared = self._thread.call(lambda: prepare(self._engine, request))
+            prepared = self._thread.call(lambda: self._prepare(request))
         except ValueError as error:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (TooLittleMemory, MemoryError) as error:
