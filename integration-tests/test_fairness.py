@@ -95,7 +95,9 @@ def test_without_keys_the_queue_is_fair_between_users(launch_null: Launch) -> No
     flood.leave()
 
 
-def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(launch: Launch, tmp_path: Path) -> None:
+def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(
+    launch: Launch, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"batch priority=5: {FLOODER}\nchat: {OTHER}\n")
     flags = ("--max-batch-size", str(SLOTS), "--api-key-file", str(keys), "--highest-priority", "-10")
