@@ -77,7 +77,10 @@ def build(compiler: list[str], folder: Path) -> None:
         )
         for name in sets
     ]
-    jobs += [([*FLAGS, *defined], f"{name}.cpp", f"{name}.o") for name in ("api", "isa", "program", "team")]
+    jobs += [
+        ([*FLAGS, *defined], f"{name}.cpp", f"{name}.o")
+        for name in ("api", "check", "isa", "program", "team")
+    ]
 
     def compile_one(job: tuple[list[str], str, str]) -> None:
         flags, source, target = job

@@ -16,6 +16,9 @@ import penstock_kernels  # noqa: F401 - before anything is computed: it tells MK
 
 LENGTH = 100
 
+# Of a bf16 model with experts: what another expert changes a token's logits by at most, and for how many tokens of a test.
+MOST_TIPPED, TIPPED_TOKENS = 0.5, 4
+
 # Ends of the names of buffers that are learned.
 LEARNED = ("bias", "layer_scalar")
 
@@ -85,6 +88,9 @@ class Reference:
 
     def __init__(self, folder: Path, sequences: list[list[int]]) -> None:
         self.folder, self.sequences = folder, sequences
+        # Tokens that another expert was chosen for: in bf16 a choice between two that are nearly equal may fall either way.
+        self.has_experts = any("expert" in key for key in json.loads((folder / "config.json").read_text()))
+        self.tipped: set[tuple[int, int]] = set()
         self.exact = logits_of(folder, sequences, torch.float32)
 
     @cached_property
@@ -103,6 +109,10 @@ class Reference:
             for rounded, exact in zip(self.rounded, self.exact, strict=True)
         )
         error = float((ours_V - exact_V).norm() / exact_V.norm())
+        if self.has_experts and 1.5 * theirs < error < MOST_TIPPED:
+            self.tipped.add((sequence, position))
+            assert len(self.tipped) <= TIPPED_TOKENS, f"other experts for {sorted(self.tipped)}"
+            return
         assert error <= 1.5 * theirs, f"relative error {error:.4f}, of transformers up to {theirs:.4f}"
 
 

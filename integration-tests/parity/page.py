@@ -5,6 +5,9 @@ from pathlib import Path
 from families import FAMILIES
 
 from penstock.models.architectures import RECIPES
+from penstock.models.config import DecoderConfig
+from penstock.models.recipes import read_config
+from penstock.models.recorder import unknown_choice
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
@@ -23,14 +26,27 @@ def saw(family: str, column: str, what: str) -> None:
 def written() -> str:
     """The page with this table in it."""
     page = PAGE.read_text()
-    lines = ["| family | architecture | recipe | as transformers in |", "|---|---|---|---|"]
+    lines = [
+        "| family | architecture | recipe | as transformers in | on a CPU in bf16 |",
+        "|---|---|---|---|---|",
+    ]
     for family, found in seen.items():
         architecture = FAMILIES[family]["architectures"][0]
-        lines.append(f"| {family} | `{architecture}` | `{RECIPES[architecture]}` | {cell(found)} |")
+        lines.append(
+            f"| {family} | `{architecture}` | `{RECIPES[architecture]}` | {cell(found)} | {runs(family)} |"
+        )
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     table = "\n".join(lines)
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def runs(family: str) -> str:
+    """What runs the family on a CPU in bf16, in one process: the engine, or torch and why."""
+    shape = read_config(FAMILIES[family])
+    assert isinstance(shape, DecoderConfig)
+    why = unknown_choice(shape)
+    return "engine" if why is None else f"torch: {why}"
 
 
 def cell(found: dict[str, str]) -> str:

@@ -29,7 +29,7 @@ from penstock_kernels.program import (
 from penstock_kernels.sampling import LogitsSummary
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 2
+ABI = 3
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -41,23 +41,36 @@ NUMBERS = (
     *(
         "kind",
         "source",
+        "second",
+        "third",
         "target",
+        "source_at",
+        "inner_at",
+        "outer_at",
+        "target_at",
         "rows",
         "columns",
         "norm",
         "norm_over",
+        "norm_rotated",
         "accumulate",
         "epilogue",
         "activation",
     ),
     *("layer", "heads", "kv_heads", "head_dim", "rope_dim", "window", "chunked", "offset", "format"),
+    *("experts", "per_token", "sigmoid", "normalize", "groups", "top_groups", "group_best", "weighs_input"),
+    *("value_dim", "rule", "channels", "learns"),
 )
-FLOATS = ("eps", "scale", "softcap", "clip")
-TENSORS = ("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums")
+FLOATS = ("eps", "scale", "softcap", "clip", "limit", "alpha", "lowest", "highest", "one_by_one")
+TENSORS = (
+    *("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums"),
+    "sinks",
+)
+NO_SAVES: I64 = np.zeros((0, 3), np.int64)
 
 
 class CBuffer(Structure):
-    _fields_ = [("layout", c_int32), ("width", c_int32)]
+    _fields_ = [("layout", c_int32), ("width", c_int32), ("rows", c_int32)]
 
 
 class COperation(Structure):
@@ -73,6 +86,8 @@ class CStep(Structure):
         *((name, c_int64) for name in ("rows", "tokens")),
         *((name, c_void_p) for name in ("ids", "slots", "first", "counts", "pages")),
         *((name, c_int64) for name in ("max_slots", "width")),
+        ("saves", c_void_p),
+        ("saved", c_int64),
     ]
 
 
@@ -127,6 +142,7 @@ def library() -> ctypes.CDLL:
         ("workspace", c_int64, [c_void_p, c_int64, c_int64, c_int64]),
         ("reserve", c_int, [c_void_p, c_int64, c_int64, c_int64]),
         ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int32]),
+        ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
         ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
@@ -216,7 +232,7 @@ class CpuProgram:
         each other."""
         self.program = program
         self.threads = threads
-        buffers = [CBuffer(int(buffer.layout), buffer.width) for buffer in program.buffers]
+        buffers = [CBuffer(int(buffer.layout), buffer.width, buffer.rows) for buffer in program.buffers]
         body, head = ([_encoded(one) for one in operations] for operations in (program.body, program.head))
         self._library = library()
         self._handle = self._library.penstock_cpu_create(
@@ -250,17 +266,37 @@ class CpuProgram:
         """Where a layer's pages are, and which table of a step names them."""
         _succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, pages.data_ptr(), table))
 
+    def set_state(self, layer: int, state: int, places: Tensor) -> None:
+        """Where a layer's states are: (places, kernel - 1, channels) in bf16 of its convolution, state 0, and (places, heads, ...)
+        in fp32 of what is behind it, state 1. The caller keeps them.
+        """
+        assert places.is_contiguous() and places.dtype == (torch.float32 if state else torch.bfloat16)
+        place_bytes = places[:1].nbytes
+        _succeeded(
+            self._library.penstock_cpu_set_state(self._handle, layer, state, places.data_ptr(), place_bytes)
+        )
+
     def set_threads(self, threads: int) -> None:
         """Threads that compute from now on."""
         self._library.penstock_cpu_set_threads(self._handle, threads)
 
-    def step(self, ids_T: I64, slots_R: I64, first_R: I64, counts_R: I64, pages: I64) -> None:
+    def step(
+        self,
+        ids_T: I64,
+        slots_R: I64,
+        first_R: I64,
+        counts_R: I64,
+        pages: I64,
+        saves_C3: I64 = NO_SAVES,
+    ) -> None:
         """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
-        pages (tables, slots, blocks): the page of each block."""
-        columns = (ids_T, slots_R, first_R, counts_R, pages)
+        pages (tables, slots, blocks): the page of each block. saves: (row, tokens, place), ascending: behind so many of the row's
+        tokens its states are copied to that place."""
+        columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
-        at = [column.ctypes.data for column in columns]
-        step = CStep(len(slots_R), len(ids_T), *at, pages.shape[1], pages.shape[2])
+        *at, saves = [column.ctypes.data for column in columns]
+        shape = pages.shape[1], pages.shape[2]
+        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3))
         _succeeded(self._library.penstock_cpu_step(self._handle, step))
 
     def head(self, hidden_SE: Tensor, out_SV: Tensor) -> None:

@@ -4,6 +4,7 @@ Made once, when a model is loaded (`penstock.models.recorder`), printed by `prin
 holds numbers for each token of a step. What each kind of operation computes is said in csrc/cpu/penstock_cpu.h.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
@@ -25,6 +26,17 @@ class Kind(IntEnum):
     WRITE_KV = 3
     ATTENTION = 4
     QUANTIZE = 5
+    GATED_NORM = 6
+    OPEN = 7
+    ROUTE = 8
+    GATHER = 9
+    EXPERTS = 10
+    CONVOLVE = 11
+    RATES = 12
+    RECUR = 13
+    HEADS = 14
+    WRITE_LATENT = 15
+    SCAN = 16
 
 
 class Norm(IntEnum):
@@ -61,7 +73,7 @@ class Format(IntEnum):
 
 
 class Activation(IntEnum):
-    """Functions of `ACTIVATIONS`."""
+    """Functions of `ACTIVATIONS`, of `gated_clamped`, and of gates."""
 
     SILU = 0
     GELU = 1
@@ -69,6 +81,20 @@ class Activation(IntEnum):
     QUICK_GELU = 3
     RELU = 4
     RELU_SQUARED = 5
+    CLAMPED_GATE = 6
+    SIGMOID = 7
+    SOFTPLUS = 8
+    IDENTITY = 9
+
+
+class Rule(IntEnum):
+    """What a recurrent layer's states keep and learn by."""
+
+    DELTA_RULE = 0
+    STATE_SPACE = 1
+    CONSTANT = 2
+    CHANNELS = 3
+    BOUNDED_CHANNELS = 4
 
 
 class Layout(IntEnum):
@@ -83,11 +109,12 @@ class Layout(IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Numbers of each token of a step."""
+    """Numbers of each token of a step: `rows` rows of them, in the order of experts where a token has several."""
 
     name: str
     layout: Layout
     width: int
+    rows: int = 1
 
 
 @dataclass
@@ -97,10 +124,17 @@ class Operation:
     kind: Kind
     source: int
     target: int
+    second: int = -1
+    third: int = -1
+    source_at: int = 0
+    inner_at: int = -1
+    outer_at: int = -1
+    target_at: int = 0
     rows: int = 0
     columns: int = 0
     norm: Norm = Norm.NONE
     norm_over: NormOver = NormOver.HEAD
+    norm_rotated: bool = False
     accumulate: bool = False
     epilogue: Epilogue = Epilogue.STORE
     activation: Activation = Activation.SILU
@@ -113,10 +147,27 @@ class Operation:
     chunked: bool = False
     offset: int = 0
     format: Format = Format.BF16
+    experts: int = 0
+    per_token: int = 0
+    sigmoid: bool = False
+    normalize: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    weighs_input: bool = False
+    value_dim: int = 0
+    rule: Rule = Rule.DELTA_RULE
+    channels: bool = False
+    learns: bool = False
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
     clip: float = 0.0
+    limit: float = 0.0
+    alpha: float = 0.0
+    lowest: float = 0.0
+    highest: float = math.inf
+    one_by_one: float = 0.0
     weight: Tensor | None = None
     bias: Tensor | None = None
     norm_weight: Tensor | None = None
@@ -126,6 +177,7 @@ class Operation:
     positions: Tensor | None = None
     scales: Tensor | None = None
     sums: Tensor | None = None  # int32
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -152,9 +204,9 @@ class Program:
     body: list[Operation] = field(default_factory=list)
     head: list[Operation] = field(default_factory=list)
 
-    def buffer(self, name: str, layout: Layout, width: int) -> int:
+    def buffer(self, name: str, layout: Layout, width: int, rows: int = 1) -> int:
         """The number of the buffer of this name, which is made where there is none."""
-        wanted = Buffer(name, layout, width)
+        wanted = Buffer(name, layout, width, rows)
         for number, buffer in enumerate(self.buffers):
             if buffer.name == name:
                 assert buffer == wanted, f"{buffer} is not {wanted}"
@@ -185,7 +237,10 @@ class Program:
         said = []
         for one in fields(operation)[3:]:
             value = getattr(operation, one.name)
-            if isinstance(value, Tensor):
+            if one.name in ("second", "third"):
+                if value >= 0:
+                    source += f", {self.buffers[value].name}"
+            elif isinstance(value, Tensor):
                 said.append(one.name)
             elif value != one.default:
                 said.append(f"{one.name} {_shown(value)}")

@@ -65,6 +65,7 @@ class Bench:
         table = packed(table_TE)
         self.program.body.append(Operation(Kind.EMBED, -1, self.x, columns=table_TE.shape[1], weight=table))
         self.cache: Tensor | None = None
+        self.states: dict[int, Tensor] = {}  # of layer 0
 
     def add(self, kind: Kind, source: int, target: int, **choices: Any) -> None:
         """One more operation."""
@@ -78,7 +79,12 @@ class Bench:
         return target
 
     def run(
-        self, ids: list[int], counts: list[int] | None = None, first: list[int] | None = None
+        self,
+        ids: list[int],
+        counts: list[int] | None = None,
+        first: list[int] | None = None,
+        saves: list[tuple[int, int, int]] | None = None,
+        slots: list[int] | None = None,
     ) -> CpuProgram:
         """A step of these tokens, in rows of `counts` that begin at `first`, in slots 0, 1, ..."""
         if not hasattr(self, "made"):
@@ -86,14 +92,17 @@ class Bench:
             self.made.reserve(600, 8, LONGEST)
             if self.cache is not None:
                 self.made.set_cache(0, self.cache, 0)
+            for state, places in self.states.items():
+                self.made.set_state(0, state, places)
         counts = counts or [len(ids)]
         rows = len(counts)
         blocks = rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS
         pages = np.arange(rows * blocks).reshape(1, rows, blocks)[:, :, ::-1].copy()
-        slots, firsts, lengths = (
-            np.array(column, np.int64) for column in (range(rows), first or [0] * rows, counts)
+        places, firsts, lengths = (
+            np.array(column, np.int64) for column in (slots or range(rows), first or [0] * rows, counts)
         )
-        self.made.step(np.array(ids, np.int64), slots, firsts, lengths, pages)
+        copies = np.array(saves or [], np.int64).reshape(-1, 3)
+        self.made.step(np.array(ids, np.int64), places, firsts, lengths, pages, copies)
         return self.made
 
 

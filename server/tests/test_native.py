@@ -23,11 +23,11 @@ from penstock.models.config import (
     NormConfig,
     PerLayerConfig,
     StreamsConfig,
-    Temperature,
 )
 from penstock.models.native import NativeDecoder
 from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
+from penstock.models.recurrent_config import DeltaConfig, GriffinConfig, ShortConvConfig
 from penstock.parallel.group import ALONE
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
@@ -160,13 +160,11 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     monkeypatch.delenv(cpu_engine.VARIABLE)
     rehearsed: list[object] = []
     monkeypatch.setattr(recipes, "load", rehearsed.append)
-    config = checkpoints.config(
-        architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=4, num_experts_per_tok=2
-    )
+    config = checkpoints.config(architectures=["BloomForCausalLM"], model_type="bloom", n_layer=3, n_head=4)
     wide = checkpoints.config(intermediate_size=70_000)
     with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
         choice.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
-    with pytest.raises(UnusableModel, match="it does not serve experts"):
+    with pytest.raises(UnusableModel, match="it does not serve linear biases"):
         choice.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"
     with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
@@ -237,24 +235,25 @@ def test_a_program_is_a_list_that_can_be_read(tmp_path: Path) -> None:
     assert lines[-1].split("  ")[-1] == "logits = linear(chosen normed): rows 199, columns 64, weight"
 
 
-EXPERTS = ExpertsConfig(4, 8, ops.Routing(2))
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": Temperature(0.1, 16)}, "queries scaled by position"),
-    ({"experts": replace(EXPERTS, weighs_input=True)}, "weights of what experts read"),
-    ({"experts": replace(EXPERTS, routing=ops.Routing(2, one_by_one=0.02))}, "experts chosen one by one"),
+    ({"recurrent": GriffinConfig(16, 2, 4, "gelu")}, "gated recurrences"),
+    ({"recurrent": ShortConvConfig(16, 12)}, "convolutions of 12 tokens"),
+    ({"recurrent": DeltaConfig(2, 2, 512, 16, 4, 1e-5)}, "states of 512 rows"),
+    ({"experts": ExpertsConfig(5000, 8, ops.Routing(2))}, "more than 4096 experts"),
     ({"gate_sparsity": 0.95}, "sparse gates"),
     ({"kv_heads": 1}, "heads of several sizes"),
     ({"head_dim": 8}, "heads of several sizes"),
     ({"heads": 2}, "layers with heads of their own number"),
     ({"keys_of": 0}, "layers that share keys"),
     ({"values_are_keys": True}, "values that are keys"),
-    ({"qk_normed": False}, "layers without norms of queries"),
 ]
 UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
-    ({"qk_norm": NormConfig(1e-5), "qk_norm_rotated": True}, "norms of queries and keys behind the rotation"),
+    (
+        {"qk_norm": NormConfig(1e-5), "qk_norm_rotated": True, "qk_norm_over": "all"},
+        "norms over all queries behind the rotation",
+    ),
     ({"value_norm": NormConfig(1e-5)}, "normalised values"),
     ({"value_scale": 0.7}, "scaled values"),
-    ({"out_gate": "head"}, "gates of what is attended to"),
     ({"layer_scales": True}, "scaled layers"),
     ({"experts_beside": True}, "experts beside a dense layer"),
     ({"streams": StreamsConfig(4, 0, 8)}, "several residual streams"),
@@ -275,7 +274,5 @@ def test_a_choice_that_the_engine_does_not_know_is_named(
     assert isinstance(plain, DecoderConfig)
     *others, last = plain.layers
     changed = replace(plain, layers=(*others, replace(last, **of_layer)), **of_all)
-    # Experts of every kind are unknown: what is new about some is named, too, once the engine knows experts.
-    known = ("experts",) if of_layer.get("experts") else ()
-    assert words in unknown_choices(changed) and unknown_choice(changed) in (words, *known)
+    assert words in unknown_choices(changed) and unknown_choice(changed) == words
     assert unknown_choice(plain) is None

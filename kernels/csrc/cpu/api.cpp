@@ -126,6 +126,10 @@ int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages
     return guarded([&] { program->program.set_cache(layer, pages, table); });
 }
 
+int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places, int64_t place_bytes) {
+    return guarded([&] { program->program.set_state(layer, state, places, place_bytes); });
+}
+
 void penstock_cpu_set_threads(penstock_program *program, int32_t threads) {
     program->program.set_threads(threads);
 }

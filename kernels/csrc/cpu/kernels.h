@@ -64,6 +64,32 @@ struct NormArgs {
     return round_up(width, PENSTOCK_BYTE_INPUTS);
 }
 
+struct GatedNormArgs {
+    int64_t rows;
+    int groups, width;  // numbers of a group, which is normed by itself
+    penstock_norm norm;
+    float eps;
+    bool gate_first;
+    penstock_activation activation;
+    const float *weight;
+    int weight_step;  // numbers from one group's weights to the next one's
+    const uint8_t *source, *gates;
+    int64_t source_bytes, gates_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct OpenArgs {
+    int64_t rows;
+    int heads, head_dim;
+    bool of_heads;  // one gate for each head
+    penstock_activation activation;
+    const uint8_t *gates;
+    int64_t gates_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 struct QuantizeArgs {
     int64_t rows;
     int width;
@@ -93,12 +119,61 @@ struct LinearArgs {
     const float *bias;
     penstock_epilogue epilogue;
     penstock_activation activation;
-    float scale, softcap;
+    float scale, softcap, limit, alpha;
     const uint8_t *source;
     int64_t source_bytes;
     uint8_t *target;
     int64_t target_bytes;
     bool to_bf16;
+    // Of the sum over experts: of each row the token that it is added to, and its weight.
+    const int32_t *tokens;
+    const float *weights;
+};
+
+// A step's tokens by the experts that they go to: entries of an expert are neighbours, in the order of tokens. Written by
+// `group`.
+struct Groups {
+    int32_t *tokens;   // of each entry
+    float *weights;    // alike
+    int32_t *begins;   // (experts + 1,): entries of each expert
+    int32_t *active;   // experts that have some
+    int32_t *active_count;
+    int32_t *most;     // entries of one expert
+};
+
+struct RouteArgs {
+    int64_t tokens;
+    int experts, per_token;
+    bool sigmoid, normalize;
+    int groups, top_groups, group_best;
+    float scale, one_by_one;
+    const float *correction;
+    const uint8_t *logits;
+    int64_t logits_bytes;
+    uint8_t *target;  // of a token its experts' weights, and behind them their numbers
+    int64_t target_bytes;
+    Groups grouped;
+};
+
+struct GatherArgs {
+    int64_t entries;
+    Groups grouped;
+    penstock_layout layout;
+    int width;
+    bool weighs;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct ExpertsArgs {
+    LinearArgs linear;  // of expert 0; rows are those of the step
+    Groups grouped;
+    int64_t weight_bytes;  // from one expert to the next
+    int bias_step;
+    bool sums_up;  // over a token's experts, in their order
+    bool weighs;
 };
 
 // Of a row: a sequence and its tokens in this step.
@@ -110,8 +185,28 @@ struct Row {
 
 struct Heads {
     int kv_heads, group, head_dim;  // group: queries of a key head
+    int value_size;                 // numbers of a value
     int key_dim, value_dim;         // D rounded up to whole tiles
     int64_t page_bytes, head_bytes, value_offset;
+};
+
+struct HeadsArgs {
+    LinearArgs linear;  // of head 0
+    int heads;
+    int64_t weight_bytes, source_step, target_step;  // from one head to the next
+};
+
+struct WriteLatentArgs {
+    int64_t tokens;
+    const int32_t *token_rows, *token_positions;
+    const Row *rows;
+    Heads heads;
+    int rope_dim, query_size;  // numbers of a head of `rotated`, of which the last are
+    const float *cos, *sin, *query_factors;
+    const uint8_t *source, *rotated, *latents;
+    int64_t source_bytes, rotated_bytes, latents_bytes;
+    uint8_t *queries;
+    uint8_t *cache;
 };
 
 struct WriteKvArgs {
@@ -124,7 +219,9 @@ struct WriteKvArgs {
     float clip, eps;
     penstock_norm norm;
     penstock_norm_over norm_over;
+    bool norm_rotated;
     const float *query_norm, *key_norm;
+    const float *query_factors;  // by position, or none
     const uint8_t *source;
     int64_t source_bytes;
     uint8_t *queries;
@@ -155,11 +252,82 @@ struct AttentionArgs {
     float scale, softcap;
     int window;
     bool chunked;
+    const float *sinks;
     const uint8_t *queries;
     int64_t head_stride;
     const uint8_t *cache;
     float *parts;
     int64_t part_floats;  // of one key head; a part has kv_heads of them
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+// Of a row: its tokens in this step and its sequence's state.
+struct StateRow {
+    int64_t first_token, count, place;
+    const int64_t *saves;  // (save_count, 3): the row's
+    int64_t save_count;
+};
+
+// Places of states in memory.
+struct States {
+    uint8_t *places;
+    int64_t place_bytes;
+};
+
+struct ConvolveArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int channels, kernel;
+    const float *weight, *bias;  // (kernel, channels), (channels,)
+    penstock_activation activation;
+    const uint8_t *source, *inner, *outer;  // of the first token; inner and outer gates may be none
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+    bool to_bf16;
+};
+
+struct RatesArgs {
+    int64_t tokens;
+    penstock_rule rule;
+    int heads;
+    const float *decay, *bias;
+    float scale, lowest, highest;
+    const uint8_t *a, *b;
+    int64_t source_bytes, b_bytes;
+    int head_dim;     // of channels
+    uint8_t *target;  // of a token what each head keeps, and behind that how much it learns
+    int64_t target_bytes;
+    // Queries and keys of some heads, brought to length 1 where they are; heads 0: none.
+    int unit_heads, unit_dim;
+    float unit_eps, query_scale;
+    uint8_t *units;
+    int64_t units_bytes;
+};
+
+struct RecurArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int heads, key_heads, key_dim, value_dim;
+    bool learns, channels;
+    const float *skip;
+    const uint8_t *queries, *keys, *values, *rates;
+    int64_t source_bytes, rates_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct ScanArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int channels, size;
+    const float *decay, *skip;
+    const uint8_t *source, *rates, *b, *c;
+    int64_t source_bytes, rates_bytes, other_bytes;
     uint8_t *target;
     int64_t target_bytes;
 };
@@ -186,11 +354,23 @@ struct Kernels {
     void (*end)();
     void (*embed)(const EmbedArgs &, const Work &);
     void (*norm)(const NormArgs &, const Work &);  // by every thread for all rows where work.next is null
-    void (*quantize)(const QuantizeArgs &, const Work &);  // alike
+    void (*gated_norm)(const GatedNormArgs &, const Work &);
+    void (*open)(const OpenArgs &, const Work &);
+    void (*quantize)(const QuantizeArgs &, const Work &);  // as norm
     void (*linear)(const LinearArgs &, const Work &);
+    void (*route)(const RouteArgs &, const Work &);
+    void (*group)(const RouteArgs &);  // by one thread, behind `route`
+    void (*gather)(const GatherArgs &, const Work &);
+    void (*experts)(const ExpertsArgs &, const Work &);
     void (*write_kv)(const WriteKvArgs &, const Work &);
+    void (*heads)(const HeadsArgs &, const Work &);
+    void (*write_latent)(const WriteLatentArgs &, const Work &);
     void (*attention)(const AttentionArgs &, const Work &);
     void (*join_attention)(const AttentionArgs &, const Work &);
+    void (*convolve)(const ConvolveArgs &, const Work &);
+    void (*rates)(const RatesArgs &, const Work &);
+    void (*recur)(const RecurArgs &, const Work &);
+    void (*scan)(const ScanArgs &, const Work &);
     void (*quantize_weight)(const QuantizeWeightArgs &);
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);

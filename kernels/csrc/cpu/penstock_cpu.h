@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 2 };
+enum { PENSTOCK_CPU_ABI = 3 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -43,6 +43,28 @@ enum penstock_kind {
     PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values to the cache
     PENSTOCK_ATTENTION = 4,  // target = causal attention of queries over the cache
     PENSTOCK_QUANTIZE = 5,   // target, of bytes, = source, of bf16
+    PENSTOCK_GATED_NORM = 6,  // target, of bf16, = norm(source) activation(gates), or norm(source activation(gates)) where
+                              // `accumulate` is set; gates are in `second` from column source_at on
+    PENSTOCK_OPEN = 7,        // target, of bf16, times activation(source), `columns` gates: one of each head, or number
+    PENSTOCK_ROUTE = 8,       // target = weights of the experts that logits choose for a token, and behind them their numbers
+    PENSTOCK_GATHER = 9,      // target = rows of the source, one for each expert of each token, by expert
+    PENSTOCK_EXPERTS = 10,    // as LINEAR, of gathered rows, each with its expert's weight. What is stored or added is the
+                              // sum over a token's experts in their order, each times its weight
+    PENSTOCK_CONVOLVE = 11,   // target = outer activation(convolution of `columns` channels inner x), kernel `rows`, weight
+                              // norm_weight (kernel, channels); x, inner and outer begin at columns of the source
+    PENSTOCK_RATES = 12,      // target = what each of `columns` heads keeps of its state, then how much it learns, by `rule`
+                              // from a (source_at) and b (inner_at); decay is norm_weight. Brings queries and keys, `heads`
+                              // of each in `second`, to length 1, and queries to length alpha
+    PENSTOCK_RECUR = 13,      // target = answers of states (heads, head_dim, value_dim) to queries, once they have kept and
+                              // learnt what `second` says of keys and values; queries, keys and values begin at source_at,
+                              // inner_at and outer_at, the first two of kv_heads heads. norm_weight times values is added
+    PENSTOCK_HEADS = 14,      // target = each of `heads` heads, of bf16 and `head_dim` apart, times `rows` outputs of its own
+    PENSTOCK_WRITE_LATENT = 15,  // queries to target, of `value_dim` numbers of the source, a head's latents, and the last
+                                 // rope_dim of each head of `second`, all bf16; latents of `third`, and what is rotated
+                                 // behind them, to the cache as keys, and the latents as values as well
+    PENSTOCK_SCAN = 16,       // target = answers of `columns` channels' states of head_dim numbers; rates, before softplus, are
+                              // `second`, and B and C begin at inner_at and outer_at of `third`. decay is weight `positions`
+                              // (columns, head_dim), negative; norm_weight times what is read is added
 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
@@ -64,6 +86,21 @@ enum penstock_activation {
     PENSTOCK_QUICK_GELU = 3,
     PENSTOCK_RELU = 4,
     PENSTOCK_RELU_SQUARED = 5,
+    PENSTOCK_CLAMPED_GATE = 6,  // of a gate and what it opens: min(gate, limit) sigmoid(alpha gate) (1 + up within limit)
+    PENSTOCK_SIGMOID = 7,
+    PENSTOCK_SOFTPLUS = 8,
+    PENSTOCK_IDENTITY = 9,
+};
+
+// From what RATES reads a and b to what a state keeps and learns.
+enum penstock_rule {
+    PENSTOCK_DELTA_RULE = 0,   // kept exp(-decay softplus(a + bias)), learnt scale sigmoid(b)
+    PENSTOCK_STATE_SPACE = 1,  // kept exp(-decay rate), learnt rate = softplus(a + bias) from `lowest` to `highest`
+    PENSTOCK_CONSTANT = 2,     // kept exp(-decay), learnt 1
+    // The same as the delta rule of each of a head's head_dim channels, which a is read of; and kept exp(lowest sigmoid(
+    // decay (a + bias))).
+    PENSTOCK_CHANNELS = 3,
+    PENSTOCK_BOUNDED_CHANNELS = 4,
 };
 
 // What a buffer holds for each token.
@@ -79,14 +116,18 @@ enum penstock_layout {
 
 typedef struct {
     int32_t layout;
-    int32_t width;  // numbers of a token; of queries those of all heads, without padding
+    int32_t width;  // numbers of a row; of queries those of all heads, without padding
+    int32_t rows;   // of each token: of what experts read and give, as many as it has experts, by expert
 } penstock_buffer;
 
 typedef struct {
     int32_t kind;
-    int32_t source, target;  // buffers
+    int32_t source, second, third, target;  // buffers; of RATES, b is read of the third where there is one
+    int32_t source_at, inner_at, outer_at;  // first columns of what is read; -1: nothing is
+    int32_t target_at;  // first column of a target of bf16 that a convolution or a gated norm writes
     int32_t rows, columns;   // of the weight: outputs and inputs; of a norm: 0 and the width
     int32_t norm, norm_over;
+    int32_t norm_rotated;  // of queries and keys: behind the rotation
     int32_t accumulate;  // of a norm: whether the target is added to
     int32_t epilogue, activation;
     int32_t layer;  // whose cache
@@ -94,15 +135,26 @@ typedef struct {
     int32_t window, chunked;  // of attention: keys that a query sees; 0: all before it
     int32_t offset;           // row of `positions` for position 0
     int32_t format;           // of the weight
+    int32_t experts, per_token;
+    int32_t sigmoid, normalize;                // of a route: scores are sigmoids, or their softmax; add up to 1
+    int32_t groups, top_groups, group_best;    // of a route: experts are chosen from the best groups
+    int32_t weighs_input;                      // of experts: weights are factors of what they read
+    int32_t value_dim, rule;                   // of states (heads, head_dim, value_dim)
+    int32_t channels;  // of states: whether each of the head_dim rows keeps a share of its own
+    int32_t learns;   // of states: a value is what the state's answer to the key lacks of it
     float eps, scale, softcap, clip;
+    float limit, alpha;      // of a clamped gate
+    float lowest, highest;   // of rates
+    float one_by_one;        // of a route: see penstock_kernels/experts.py; 0: all at once
     const void *weight;          // packed, 64-byte aligned
     const float *bias;           // (rows,) rounded up to whole tiles, or of a norm (columns,)
     const float *norm_weight;    // of a norm; of WRITE_KV that of queries
     const float *second_weight;  // of WRITE_KV that of keys
     const float *cos, *sin;      // (positions, rope_dim / 2)
-    const float *positions;      // of EMBED, (positions, columns), or null
+    const float *positions;      // of EMBED, (positions, columns), or null; of WRITE_KV, factors of queries (positions,), or null
     const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles
     const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers
+    const float *sinks;          // of attention, (heads,): a score of each that has no value; or null
 } penstock_operation;
 
 typedef struct {
@@ -113,6 +165,9 @@ typedef struct {
     const int64_t *counts;  // (rows,): its tokens
     const int64_t *pages;   // (tables, max_slots, width): the page of each block of a slot
     int64_t max_slots, width;
+    // States are copied on the way: behind so many tokens of a row, to a place. (saved, 3), ascending by row and tokens.
+    const int64_t *saves;
+    int64_t saved;
 } penstock_step;
 
 typedef struct penstock_program penstock_program;
@@ -153,6 +208,11 @@ PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tok
 // Memory of a layer's pages, each kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes, and the table they are
 // in.
 PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int32_t table);
+
+// Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
+// (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1.
+PENSTOCK_CPU_API int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places,
+                                            int64_t place_bytes);
 
 // Threads that compute from now on, the caller's among them: 1 to those that the program was created with.
 PENSTOCK_CPU_API void penstock_cpu_set_threads(penstock_program *program, int32_t threads);

@@ -11,12 +11,19 @@ namespace penstock {
 
 namespace {
 
+constexpr int kReadAtOnce = 8;
 constexpr int64_t kLine = 64, kPage = 4096;
-// 255 times 127 for each input stays below 2^31.
-constexpr int kMostByteInputs = 1 << 16;
-
 std::invalid_argument wrong(const std::string &what) {
     return std::invalid_argument(what);
+}
+
+// From one expert's tiles to the next one's.
+int64_t expert_bytes(const penstock_operation &operation) {
+    const int64_t panels = round_up(operation.rows, PENSTOCK_TILE_OUTPUTS) / PENSTOCK_TILE_OUTPUTS;
+    if (operation.format == PENSTOCK_FORMAT_INT4)
+        return panels * (round_up(operation.columns, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS) * PENSTOCK_INT4_BYTES;
+    const int64_t number = operation.format == PENSTOCK_FORMAT_BF16 ? 2 : 1;
+    return panels * PENSTOCK_TILE_OUTPUTS * operation.columns * number;
 }
 
 }  // namespace
@@ -53,6 +60,8 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         Buffer made;
         made.layout = static_cast<penstock_layout>(buffer.layout);
         made.width = buffer.width;
+        made.per_token = buffer.rows;
+        if (buffer.rows < 1) throw wrong("a buffer without rows");
         buffers_.push_back(made);
     }
     check(body_, false);
@@ -62,13 +71,22 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         Buffer &source = buffers_[static_cast<size_t>(std::max(operation.source, 0))];
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         if (operation.kind != PENSTOCK_EMBED) source.in_body = true;
+        if (reads_second(operation)) buffers_[static_cast<size_t>(operation.second)].in_body = true;
+        if (reads_third(operation)) buffers_[static_cast<size_t>(operation.third)].in_body = true;
         target.in_body = true;
         if (may_be_own(operation, target)) target.own_offset = 0;
-        if (operation.kind == PENSTOCK_LINEAR && operation.format == PENSTOCK_FORMAT_INT4)
+        if (is_product(operation) && operation.format == PENSTOCK_FORMAT_INT4)
             int4_inputs_ = std::max(int4_inputs_, operation.columns);
-        if (operation.kind == PENSTOCK_WRITE_KV || operation.kind == PENSTOCK_ATTENTION) {
+        experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
+        if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
+            operation.kind == PENSTOCK_SCAN) {
+            has_states_ = true;
+            layers = std::max(layers, operation.layer + 1);
+        }
+        if (operation.kind == PENSTOCK_WRITE_KV || operation.kind == PENSTOCK_WRITE_LATENT ||
+            operation.kind == PENSTOCK_ATTENTION) {
             const Heads heads = heads_of(operation);
-            (operation.kind == PENSTOCK_WRITE_KV ? target : source).heads = heads;
+            (operation.kind == PENSTOCK_ATTENTION ? source : target).heads = heads;
             key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
             kv_heads_ = heads.kv_heads, group_ = std::max(group_, heads.group);
             layers = std::max(layers, operation.layer + 1);
@@ -88,81 +106,24 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         target.in_head = true;
         if (may_be_own(operation, target)) target.own_offset = 0;
-        if (operation.kind == PENSTOCK_LINEAR && operation.format == PENSTOCK_FORMAT_INT4)
+        if (is_product(operation) && operation.format == PENSTOCK_FORMAT_INT4)
             int4_inputs_ = std::max(int4_inputs_, operation.columns);
     }
+    // What anyone writes a part of is everyone's.
+    for (const std::vector<penstock_operation> *operations : {&body_, &head_})
+        for (const penstock_operation &operation : *operations) {
+            Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+            if (!may_be_own(operation, target)) target.own_offset = -1;
+        }
     caches_.resize(static_cast<size_t>(layers));
 }
 
-// Whether few rows of the target may be computed by every thread for itself: it is only read as a product's source.
+// Whether few rows of the target may be computed by every thread for itself: it is only read as a product's source, or
+// gathered.
 bool Program::may_be_own(const penstock_operation &operation, const Buffer &target) {
-    return (operation.kind == PENSTOCK_NORM && (target.layout == PENSTOCK_BF16 || target.layout == PENSTOCK_BYTES)) ||
-           operation.kind == PENSTOCK_QUANTIZE;
-}
-
-void Program::check(const std::vector<penstock_operation> &operations, bool is_head) const {
-    const auto known = [&](int buffer) { return 0 <= buffer && buffer < static_cast<int>(buffers_.size()); };
-    for (const penstock_operation &operation : operations) {
-        if (!known(operation.target) || (operation.kind != PENSTOCK_EMBED && !known(operation.source)))
-            throw wrong("an operation names a buffer that is not there");
-        const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
-        switch (operation.kind) {
-            case PENSTOCK_EMBED:
-                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight)
-                    throw wrong("an embedding makes fp32 in the body");
-                break;
-            case PENSTOCK_NORM:
-                if (operation.columns > target.width) throw wrong("a norm is wider than its target");
-                if (operation.accumulate && target.layout != PENSTOCK_F32) throw wrong("a norm adds to fp32 only");
-                break;
-            case PENSTOCK_QUANTIZE: {
-                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
-                if (source.layout != PENSTOCK_BF16 || target.layout != PENSTOCK_BYTES || source.width != target.width)
-                    throw wrong("what is quantized is as many numbers in bf16");
-                break;
-            }
-            case PENSTOCK_LINEAR: {
-                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
-                const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
-                const bool is_bf16 = operation.format == PENSTOCK_FORMAT_BF16;
-                if (operation.format < PENSTOCK_FORMAT_BF16 || operation.format > PENSTOCK_FORMAT_INT4)
-                    throw wrong("a format of weights that this library does not know");
-                if (source.layout != (is_bf16 ? PENSTOCK_BF16 : PENSTOCK_BYTES))
-                    throw wrong(is_bf16 ? "a product reads bf16" : "a product with quantized weights reads bytes");
-                const int inputs = is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS;
-                if (operation.columns % inputs || operation.columns != round_up(source.width, inputs))
-                    throw wrong("a product's inputs are not its source's");
-                if (!is_bf16 && (operation.columns > kMostByteInputs || !operation.scales || !operation.sums))
-                    throw wrong("quantized weights without scales, or with sums beyond 32 bits");
-                if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
-                    throw wrong("a product's outputs are not its target's");
-                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32)
-                    throw wrong("a product is added to fp32 only");
-                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) &&
-                    target.layout != PENSTOCK_BF16)
-                    throw wrong("an activation makes bf16 only");
-                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE ||
-                    operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_RELU_SQUARED)
-                    throw wrong("an epilogue or activation that this library does not know");
-                if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight)
-                    throw wrong("a weight is not aligned to 64 bytes");
-                break;
-            }
-            case PENSTOCK_WRITE_KV:
-            case PENSTOCK_ATTENTION:
-                if (is_head) throw wrong("the head does not attend");
-                if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
-                    operation.head_dim > 1024)
-                    throw wrong("heads that this library does not know");
-                break;
-            default:
-                throw wrong("an operation of an unknown kind");
-        }
-    }
-    if (is_head && !operations.empty() &&
-        (buffers_[static_cast<size_t>(operations.front().source)].layout != PENSTOCK_EXTERNAL ||
-         buffers_[static_cast<size_t>(operations.back().target)].layout != PENSTOCK_EXTERNAL))
-        throw wrong("the head's ends are not external");
+    return target.per_token == 1 && ((operation.kind == PENSTOCK_NORM &&
+                                      (target.layout == PENSTOCK_BF16 || target.layout == PENSTOCK_BYTES)) ||
+                                     operation.kind == PENSTOCK_QUANTIZE);
 }
 
 Heads Program::heads_of(const penstock_operation &operation) {
@@ -171,7 +132,8 @@ Heads Program::heads_of(const penstock_operation &operation) {
     heads.group = operation.heads / operation.kv_heads;
     heads.head_dim = operation.head_dim;
     heads.key_dim = static_cast<int>(round_up(operation.head_dim, PENSTOCK_TILE_INPUTS));
-    heads.value_dim = static_cast<int>(round_up(operation.head_dim, 16));
+    heads.value_size = operation.value_dim ? operation.value_dim : operation.head_dim;
+    heads.value_dim = static_cast<int>(round_up(heads.value_size, 16));
     heads.value_offset = heads.key_dim * 2 * PENSTOCK_PAGE_TOKENS;
     heads.head_bytes = (heads.key_dim + heads.value_dim) * 2 * PENSTOCK_PAGE_TOKENS;
     heads.page_bytes = heads.head_bytes * heads.kv_heads;
@@ -194,7 +156,7 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
     for (Buffer &buffer : buffers) {
         if (buffer.layout == PENSTOCK_EXTERNAL) continue;
         const int64_t most = std::max(buffer.in_body ? tokens : 0, buffer.in_head ? rows : 0);
-        buffer.rows = round_up(most, kRowBlock);
+        buffer.rows = round_up(most * buffer.per_token, kRowBlock);
         if (buffer.layout == PENSTOCK_QUERIES) {
             buffer.row_bytes = buffer.heads.key_dim * 2;
             buffer.head_stride = round_up((buffer.rows + 1) * buffer.heads.group + kQueries, 2) * buffer.row_bytes;
@@ -220,7 +182,7 @@ int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const 
     int64_t parts, scratch;
     const int64_t items = (tokens * (group_ + 16) / 16 + part_count(longest)) * static_cast<int64_t>(divisions_.size());
     return lay_out(buffers, tokens, rows, longest, &parts, &scratch) +
-           items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8;
+           items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8 * (1 + per_token_);
 }
 
 void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
@@ -228,6 +190,12 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     longest_ = longest, most_tokens_ = tokens, most_rows_ = rows;
     token_rows_.assign(static_cast<size_t>(tokens), 0);
     token_positions_.assign(static_cast<size_t>(tokens), 0);
+    if (experts_ > 0) {
+        grouped_.tokens.assign(static_cast<size_t>(tokens * per_token_), 0);
+        grouped_.weights.assign(static_cast<size_t>(tokens * per_token_), 0.0f);
+        grouped_.begins.assign(static_cast<size_t>(experts_ + 2), 0);
+        grouped_.active.assign(static_cast<size_t>(experts_), 0);
+    }
     for (Division &division : divisions_) {
         division.items.reserve(static_cast<size_t>(tokens * (group_ + 16) / 16 + part_count(longest)));
         division.joins.reserve(static_cast<size_t>(4 * team_.size() + 1));
@@ -236,8 +204,15 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
 
 void Program::set_cache(int layer, void *pages, int table) {
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
-    caches_[static_cast<size_t>(layer)] = {static_cast<uint8_t *>(pages), table};
+    LayerCache &cache = caches_[static_cast<size_t>(layer)];
+    cache.pages = static_cast<uint8_t *>(pages), cache.table = table;
     tables_ = std::max(tables_, table + 1);
+}
+
+void Program::set_state(int layer, int state, void *places, int64_t place_bytes) {
+    if (layer < 0 || layer >= static_cast<int>(caches_.size()) || state < 0 || state > 1)
+        throw wrong("a state that is not there");
+    caches_[static_cast<size_t>(layer)].states[state] = {static_cast<uint8_t *>(places), place_bytes};
 }
 
 void Program::set_threads(int threads) {
@@ -276,10 +251,29 @@ void Program::step(const penstock_step &step) {
         }
     }
     if (token != step.tokens) throw wrong("a step's rows have fewer tokens than the step");
+    if (has_states_) note_states(step);
     now_ = &step;
     for (Division &division : divisions_) divide(division);
     run(body_, step.tokens);
     now_ = nullptr;
+}
+
+void Program::note_states(const penstock_step &step) {
+    state_rows_.resize(static_cast<size_t>(step.rows));
+    int64_t save = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        const Row &here = rows_[static_cast<size_t>(row)];
+        const int64_t first = save;
+        int64_t last = 0;
+        for (; save < step.saved && step.saves[3 * save] == row; save++) {
+            if (step.saves[3 * save + 1] <= last || step.saves[3 * save + 1] > here.count)
+                throw wrong("a state is to be copied where its row is not");
+            last = step.saves[3 * save + 1];
+        }
+        state_rows_[static_cast<size_t>(row)] = {here.first_token, here.count, step.slots[row], step.saves + 3 * first,
+                                                 save - first};
+    }
+    if (save != step.saved) throw wrong("a state is to be copied where its row is not");
 }
 
 void Program::divide(Division &division) {
@@ -364,11 +358,22 @@ void Program::execute(const std::vector<penstock_operation> &operations, int64_t
     // The call is on the caller's stack, and gone once the last barrier is passed: nothing below reads it.
     kernels_.begin();
     const size_t count = operations.size();
+    // What others may still read for themselves: whoever writes it waits for them.
+    int being_read[kReadAtOnce], readers = 0;
     for (size_t i = 0; i < count; i++) {
+        const penstock_operation &operation = operations[i];
         const bool last = i + 1 == count;
-        const bool waits = compute(operations[i], rows, member);
+        if (std::find(being_read, being_read + readers, operation.target) != being_read + readers ||
+            readers == kReadAtOnce) {
+            team_.barrier();
+            readers = 0;
+        }
+        const bool waits = compute(operation, rows, member);
         if (last) kernels_.end();
-        if (waits || last) team_.barrier();
+        if (waits || last)
+            team_.barrier(), readers = 0;
+        else
+            being_read[readers++] = operation.source;
     }
 }
 
@@ -391,23 +396,111 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             if (own) work.next = nullptr;
             kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps,
                            operation.scale, operation.accumulate != 0, target.layout,
-                           operation.norm_weight, operation.bias, from, from_bytes, to, target.row_bytes},
+                           operation.norm_weight, operation.bias, from + operation.source_at * 4, from_bytes,
+                           to + operation.target_at * (target.layout == PENSTOCK_BF16 ? 2 : 4), target.row_bytes},
                           work);
             return !own;
         }
         case PENSTOCK_QUANTIZE: {
-            const bool own = rows <= kRowsOfOwn;
+            const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
             if (own) work.next = nullptr;
-            kernels_.quantize({rows, target.width, from, from_bytes, to, target.row_bytes}, work);
+            kernels_.quantize({rows * target.per_token, target.width, from, from_bytes, to, target.row_bytes}, work);
             return !own;
         }
         case PENSTOCK_LINEAR:
-            kernels_.linear({rows, operation.rows, operation.columns, static_cast<penstock_format>(operation.format),
-                             operation.scales, operation.sums, static_cast<const uint8_t *>(operation.weight),
-                             operation.bias, static_cast<penstock_epilogue>(operation.epilogue),
-                             static_cast<penstock_activation>(operation.activation), operation.scale, operation.softcap,
-                             from, from_bytes, to, target.row_bytes, target.layout == PENSTOCK_BF16},
+        case PENSTOCK_HEADS:
+        case PENSTOCK_EXPERTS: {
+            const LinearArgs args = {rows,
+                                     operation.rows,
+                                     operation.columns,
+                                     static_cast<penstock_format>(operation.format),
+                                     operation.scales,
+                                     operation.sums,
+                                     static_cast<const uint8_t *>(operation.weight),
+                                     operation.bias,
+                                     static_cast<penstock_epilogue>(operation.epilogue),
+                                     static_cast<penstock_activation>(operation.activation),
+                                     operation.scale,
+                                     operation.softcap,
+                                     operation.limit,
+                                     operation.alpha,
+                                     from,
+                                     from_bytes,
+                                     to,
+                                     target.row_bytes,
+                                     target.layout == PENSTOCK_BF16,
+                                     nullptr,
+                                     nullptr};
+            if (operation.kind == PENSTOCK_LINEAR) {
+                kernels_.linear(args, work);
+                return true;
+            }
+            if (operation.kind == PENSTOCK_HEADS) {
+                HeadsArgs of_heads = {args, operation.heads, expert_bytes(operation), operation.head_dim * 2,
+                                      operation.rows * (args.to_bf16 ? 2 : 4)};
+                of_heads.linear.source += operation.source_at * 2;
+                kernels_.heads(of_heads, work);
+                return true;
+            }
+            const bool sums_up = operation.epilogue == PENSTOCK_STORE || operation.epilogue == PENSTOCK_ADD;
+            kernels_.experts({args, groups(), expert_bytes(operation),
+                              static_cast<int>(round_up(operation.rows, PENSTOCK_TILE_OUTPUTS)), sums_up,
+                              operation.weighs_input == 0},
+                             work);
+            return true;
+        }
+        case PENSTOCK_ROUTE: {
+            const RouteArgs args = {rows,
+                                    operation.experts,
+                                    operation.per_token,
+                                    operation.sigmoid != 0,
+                                    operation.normalize != 0,
+                                    operation.groups,
+                                    operation.top_groups,
+                                    operation.group_best,
+                                    operation.scale,
+                                    operation.one_by_one,
+                                    operation.bias,
+                                    from,
+                                    from_bytes,
+                                    to,
+                                    target.row_bytes,
+                                    groups()};
+            kernels_.route(args, work);
+            team_.barrier();
+            if (member == 0) kernels_.group(args);
+            return true;
+        }
+        case PENSTOCK_GATHER:
+            kernels_.gather({rows * operation.per_token, groups(), target.layout, target.width,
+                             operation.weighs_input != 0, from, from_bytes, to, target.row_bytes},
                             work);
+            return true;
+        case PENSTOCK_OPEN:
+            kernels_.open({rows, operation.heads, operation.head_dim, operation.columns == operation.heads,
+                           static_cast<penstock_activation>(operation.activation),
+                           column(operation.source, operation.source_at, member, rows), from_bytes, to,
+                           target.row_bytes},
+                          work);
+            return true;
+        case PENSTOCK_GATED_NORM:
+            kernels_.gated_norm({rows, operation.heads, operation.head_dim, static_cast<penstock_norm>(operation.norm),
+                                 operation.eps, operation.accumulate != 0,
+                                 static_cast<penstock_activation>(operation.activation), operation.norm_weight,
+                                 operation.norm_over == PENSTOCK_OVER_HEADS ? operation.head_dim : 0, from,
+                                 column(operation.second, operation.source_at, member, rows), from_bytes,
+                                 buffers_[static_cast<size_t>(operation.second)].row_bytes, to + operation.target_at * 2,
+                                 target.row_bytes},
+                                work);
+            return true;
+        case PENSTOCK_CONVOLVE:
+        case PENSTOCK_RATES:
+        case PENSTOCK_RECUR:
+        case PENSTOCK_SCAN:
+            recur(operation, work);
+            return true;
+        case PENSTOCK_WRITE_LATENT:
+            write_latent(operation, work);
             return true;
         case PENSTOCK_WRITE_KV: {
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
@@ -415,7 +508,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                 {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
                  heads_of(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
                  static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
-                 operation.norm_weight, operation.second_weight, from, from_bytes, to, target.head_stride, cache.pages},
+                 operation.norm_rotated != 0, operation.norm_weight, operation.second_weight, operation.positions, from,
+                 from_bytes, to, target.head_stride, cache.pages},
                 work);
             return true;
         }
@@ -442,6 +536,7 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 operation.softcap,
                                 operation.window,
                                 operation.chunked != 0,
+                                operation.sinks,
                                 memory_.begin() + queries.offset,
                                 queries.head_stride,
                                 cache.pages,
@@ -453,6 +548,76 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
     if (args.join_count == 0) return;
     team_.barrier();
     kernels_.join_attention(args, work);
+}
+
+const uint8_t *Program::column(int buffer, int column, int member, int64_t rows) const {
+    return column < 0 ? nullptr : at(buffer, member, rows) + column * 4;
+}
+
+Groups Program::groups() {
+    return {grouped_.tokens.data(), grouped_.weights.data(),  grouped_.begins.data(),
+            grouped_.active.data(), &grouped_.active_count, &grouped_.most};
+}
+
+void Program::recur(const penstock_operation &operation, const Work &work) {
+    const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
+                 &target = buffers_[static_cast<size_t>(operation.target)];
+    const int64_t rows = now_->tokens, row_count = now_->rows;
+    uint8_t *to = at(operation.target, work.member, rows);
+    const auto of_source = [&](int first) { return column(operation.source, first, work.member, rows); };
+    if (operation.kind == PENSTOCK_RATES) {
+        const bool has_units = operation.heads > 0;
+        const int other = operation.third >= 0 ? operation.third : operation.source;
+        kernels_.rates({rows, static_cast<penstock_rule>(operation.rule), operation.columns, operation.norm_weight,
+                        operation.bias, operation.scale, operation.lowest, operation.highest,
+                        of_source(operation.source_at), column(other, operation.inner_at, work.member, rows),
+                        source.row_bytes, buffers_[static_cast<size_t>(other)].row_bytes, operation.head_dim, to,
+                        target.row_bytes, operation.heads, operation.head_dim, operation.eps, operation.alpha,
+                        has_units ? at(operation.second, work.member, rows) : nullptr,
+                        has_units ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0},
+                       work);
+        return;
+    }
+    const States *states = caches_[static_cast<size_t>(operation.layer)].states;
+    if (operation.kind == PENSTOCK_CONVOLVE) {
+        kernels_.convolve({state_rows_.data(), row_count, states[0], operation.columns, operation.rows,
+                           operation.norm_weight, operation.bias, static_cast<penstock_activation>(operation.activation),
+                           of_source(operation.source_at), of_source(operation.inner_at), of_source(operation.outer_at),
+                           source.row_bytes, to + operation.target_at * 2, target.row_bytes,
+                           target.layout == PENSTOCK_BF16},
+                          work);
+        return;
+    }
+    const int64_t second_bytes = buffers_[static_cast<size_t>(operation.second)].row_bytes;
+    if (operation.kind == PENSTOCK_SCAN) {
+        kernels_.scan({state_rows_.data(), row_count, states[1], operation.columns, operation.head_dim,
+                       operation.positions, operation.norm_weight, of_source(operation.source_at),
+                       at(operation.second, work.member, rows),
+                       column(operation.third, operation.inner_at, work.member, rows),
+                       column(operation.third, operation.outer_at, work.member, rows), source.row_bytes, second_bytes,
+                       buffers_[static_cast<size_t>(operation.third)].row_bytes, to, target.row_bytes},
+                      work);
+        return;
+    }
+    kernels_.recur({state_rows_.data(), row_count, states[1], operation.heads, operation.kv_heads, operation.head_dim,
+                    operation.value_dim, operation.learns != 0, operation.channels != 0, operation.norm_weight, of_source(operation.source_at),
+                    of_source(operation.inner_at), of_source(operation.outer_at),
+                    at(operation.second, work.member, rows), source.row_bytes, second_bytes, to, target.row_bytes},
+                   work);
+}
+
+void Program::write_latent(const penstock_operation &operation, const Work &work) {
+    const auto bytes = [&](int buffer) { return buffers_[static_cast<size_t>(buffer)].row_bytes; };
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens;
+    const Buffer &rotated = buffers_[static_cast<size_t>(operation.second)];
+    kernels_.write_latent(
+        {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
+         heads_of(operation), operation.rope_dim, rotated.width / operation.heads, operation.cos, operation.sin,
+         operation.positions, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
+         at(operation.third, work.member, rows), bytes(operation.source), bytes(operation.second),
+         bytes(operation.third), at(operation.target, work.member, rows), cache.pages},
+        work);
 }
 
 }  // namespace penstock

@@ -31,6 +31,23 @@ private:
     size_t bytes_ = 0;
 };
 
+// Whether an operation is a product with weights, and whether it reads a second buffer, and a third.
+inline bool is_product(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_LINEAR || operation.kind == PENSTOCK_EXPERTS ||
+           operation.kind == PENSTOCK_HEADS;
+}
+
+inline bool reads_third(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
+           (operation.kind == PENSTOCK_RATES && operation.third >= 0);
+}
+
+inline bool reads_second(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_GATED_NORM || operation.kind == PENSTOCK_RECUR ||
+           operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
+           (operation.kind == PENSTOCK_RATES && operation.heads > 0);
+}
+
 class Program {
 public:
     // Throws std::invalid_argument with one line where the operations contradict each other.
@@ -40,6 +57,7 @@ public:
     int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
     void reserve(int64_t tokens, int64_t rows, int64_t longest);
     void set_cache(int layer, void *pages, int table);
+    void set_state(int layer, int state, void *places, int64_t place_bytes);
     void set_threads(int threads);
 
     void step(const penstock_step &step);
@@ -54,6 +72,7 @@ private:
     struct Buffer {
         penstock_layout layout;
         int width;
+        int per_token = 1;  // rows
         int64_t row_bytes = 0, rows = 0, head_stride = 0;
         int64_t offset = 0;       // in the workspace
         int64_t own_offset = -1;  // where each thread has kRowsOfOwn rows of its own; -1: it has none
@@ -74,6 +93,14 @@ private:
     struct LayerCache {
         uint8_t *pages = nullptr;
         int table = 0;
+        States states[2] = {};  // of a convolution, and of heads
+    };
+
+    // Of a step's tokens by their experts: written by one ROUTE, and read by what follows it.
+    struct Grouped {
+        std::vector<int32_t> tokens, begins, active;
+        std::vector<float> weights;
+        int32_t active_count = 0, most = 0;
     };
 
     static Heads heads_of(const penstock_operation &operation);
@@ -89,6 +116,12 @@ private:
     // Whether what follows must wait for all threads.
     bool compute(const penstock_operation &operation, int64_t rows, int member);
     void attend(const penstock_operation &operation, const Work &work);
+    // Of what is read, the first token's number in a column; none where the column is -1.
+    const uint8_t *column(int buffer, int column, int member, int64_t rows) const;
+    Groups groups();
+    void recur(const penstock_operation &operation, const Work &work);
+    void write_latent(const penstock_operation &operation, const Work &work);
+    void note_states(const penstock_step &step);
 
     const Kernels &kernels_;
     std::vector<Buffer> buffers_;
@@ -98,6 +131,8 @@ private:
     int tables_ = 1;
     int key_dim_ = 32, value_dim_ = 32, kv_heads_ = 1, group_ = 1;
     int int4_inputs_ = 0;  // most of a weight of int4
+    int experts_ = 0, per_token_ = 0;
+    bool has_states_ = false;
     Team team_;
     int threads_;
 
@@ -105,7 +140,9 @@ private:
     int64_t parts_ = 0, scratch_ = 0, longest_ = 0, most_tokens_ = 0, most_rows_ = 0;
     const penstock_step *now_ = nullptr;
     std::vector<Row> rows_;  // (tables, rows)
+    std::vector<StateRow> state_rows_;
     std::vector<int32_t> token_rows_, token_positions_;
+    Grouped grouped_;
     std::vector<Summary> summaries_;
 };
 

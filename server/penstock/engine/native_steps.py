@@ -8,6 +8,7 @@ from penstock.engine.attention_metadata import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeStep
+from penstock_kernels.cpu_engine import NO_SAVES
 
 
 class NativeSteps:
@@ -41,10 +42,14 @@ class NativeSteps:
             sample_positions=plan.positions[sample_rows] + counts[sample_rows] - behind,
             prompt_tokens=np.flatnonzero(asked_T),
         )
+        saves = NO_SAVES
+        if len(plan.saves):  # snapshot i is at the place behind those of all slots
+            saves = plan.saves.astype(np.int64) + (0, 0, self.slots.limits.max_slots)
         return indices, NativeStep(
             ids_T=torch.from_numpy(ids),
             slots_R=np.ascontiguousarray(plan.slots, np.int64),
             first_R=np.ascontiguousarray(plan.positions, np.int64),
             counts_R=np.ascontiguousarray(counts, np.int64),
             pages=self.slots.pages,
+            saves_C3=saves,
         )

@@ -51,8 +51,7 @@ class CheckpointKeys:
     k_norm: str = ""
     out: str = ""
     sinks: str = ""
-    head_gates: str = ""
-    out_gate: str = ""
+    output_gate: str = ""
 
     gate: str = ""
     up: str = ""

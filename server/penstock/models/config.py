@@ -80,6 +80,15 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class OutputGate:
+    """What is attended to is multiplied with gates that are made of what attention read."""
+
+    function: Literal["sigmoid", "softplus"]
+    per_number: bool = False  # each number has one; else each head
+    in_query: bool = False  # they are rows behind each head's query; else a matrix of their own makes them
+
+
+@dataclass(frozen=True)
 class PerLayerConfig:
     """A second table of embeddings, with numbers for every layer (see `per_layer_inputs`)."""
 
@@ -156,13 +165,8 @@ class DecoderConfig:
     value_dim: int = (
         0  # numbers of a value in the checkpoint, where they are fewer than D; filled up with zeros
     )
-    out_gate: Literal["", "head", "number"] = (
-        ""  # softplus of the token, a factor of each head or number attended to
-    )
+    output_gate: OutputGate | None = None
     clip_qkv: float = 0.0
-    # What attention gives is multiplied with sigmoids of what it read: "": not; "channels": the gates of each head are rows
-    # behind its query; "heads": a matrix of their own gives one for each head.
-    attention_gate: str = ""
     latent: LatentConfig | None = None
 
     # Feed-forward.

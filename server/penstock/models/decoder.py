@@ -10,19 +10,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
-from penstock.models.config import DecoderConfig
+from penstock.models.config import DecoderConfig, OutputGate
 from penstock.models.model import Reference
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.recurrent import Recurrent
 from penstock.models.step import LayerCache, Step
 from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock_kernels.program import QuantizedMatrix
+
+
+def opened(gate: OutputGate, gates: Tensor) -> Tensor:
+    """Factors of what is attended to, from what its gates' rows give: any shape, in its dtype."""
+    if gate.function == "sigmoid":
+        return gates.sigmoid()
+    return F.softplus(gates.float()).to(gates.dtype)
 
 
 class Attention(Module):
@@ -41,11 +50,10 @@ class Attention(Module):
         q_norm: Norm | None,
         k_norm: Norm | None,
         score_modifiers: ops.ScoreModifiers,
-        head_gates: Linear | None = None,
         gate: Linear | None = None,
     ) -> None:
         choice = config.layers[layer]
-        self.gate = gate  # rows: this rank's heads, or their numbers
+        self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
         self.value_scale = config.value_scale
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
         self.own_cache = config.same_heads  # its rows are as this layer has them
@@ -58,8 +66,6 @@ class Attention(Module):
         self.window = config.windows.index(window)
         self.temperature = config.layers[layer].temperature
         self.clip = config.clip_qkv
-        self.gated = config.attention_gate == "channels"
-        self.head_gates = head_gates  # one number for each head
         self.norms_rotated = config.qk_norm_rotated
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
@@ -103,13 +109,9 @@ class Attention(Module):
             ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
         ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
-        if self.gate is not None:
-            opened_TO = torch.nn.functional.softplus(self.gate(x_TE).float()).to(x_TE.dtype)
-            attended_THD *= opened_TO.view(tokens, heads, -1)
-        if self.gated:
-            attended_THD *= heads_TD[:, heads + 2 * kv_heads :].sigmoid()
-        if self.head_gates is not None:
-            attended_THD *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
+        if self.output_gate is not None:
+            gates = heads_TD[:, heads + 2 * kv_heads :] if self.gate is None else self.gate(x_TE)
+            attended_THD *= opened(self.output_gate, gates).view(tokens, heads, -1)
         return attended_THD.view(tokens, heads * self.head_dim)
 
     def _normalise(self, q_THD: Tensor, k_TKD: Tensor) -> None:
@@ -144,11 +146,11 @@ class LatentAttention(TiledModule):
         values_HVR: Tensor,
         out: Linear,
         score_modifiers: ops.ScoreModifiers,
-        head_gates: Linear | None = None,
+        gate: Linear | None = None,
     ) -> None:
         super().__init__()
         assert config.latent is not None
-        self.head_gates = head_gates  # one number for each head
+        self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
         self.heads, self.sizes = heads, config.latent
         size = self.sizes.plain_dim + self.sizes.rope_dim
         self.scale = size**-0.5 if config.scale is None else config.scale
@@ -191,8 +193,8 @@ class LatentAttention(TiledModule):
         )
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
-        if self.head_gates is not None:
-            values_THV *= self.head_gates(x_TE).sigmoid().unsqueeze(-1)
+        if self.output_gate is not None and self.gate is not None:
+            values_THV *= opened(self.output_gate, self.gate(x_TE)).view(tokens, heads, -1)
         return values_THV.view(tokens, heads * sizes.value_dim)
 
 
@@ -247,6 +249,9 @@ class Experts(TiledModule):
         self.shared, self.shared_gate = shared, shared_gate
         self.latent_in: Linear | None = None  # to what experts read
         self.latent_out: Linear | None = None  # from what they give
+        # For the CPU engine, rows of all experts below one another; `up_XGE` and `down_XEF` have no experts then.
+        self.quantized_up: QuantizedMatrix | None = None
+        self.quantized_down: QuantizedMatrix | None = None
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """This rank's part of the output: (T, E)."""

@@ -175,12 +175,6 @@ class Loader:
         size = config.head_dim_of(index)
         heads, kv_heads = self.heads_of(index), self.kv_heads_of(index)
         choice = config.layers[index]
-        gate = None
-        if config.out_gate:
-            rows = size if config.out_gate == "number" else 1
-            taken = [range(heads.start * rows, heads.stop * rows)]
-            every = config.heads_of(index) * rows
-            gate = Linear(self.read(at + keys.out_gate, (every, config.width), rows=taken))
         q_norm = k_norm = None
         if config.qk_norm is not None and choice.qk_normed:
             q_norm = self.head_norm(at + keys.q_norm, config.heads_of(index), heads, index)
@@ -203,16 +197,19 @@ class Loader:
             q_norm=q_norm,
             k_norm=k_norm,
             score_modifiers=self.score_modifiers(at),
-            gate=gate,
-            head_gates=self.head_gates(at),
+            gate=self.output_gate(at, index),
         )
 
-    def head_gates(self, at: str) -> Linear | None:
-        """What one number for each of this rank's heads is made with, in families that have such gates."""
-        config = self.config
-        if config.attention_gate != "heads":
+    def output_gate(self, at: str, index: int) -> Linear | None:
+        """The matrix that makes gates of what this rank's heads attend to, in families that have one."""
+        config, gate = self.config, self.config.output_gate
+        if gate is None or gate.in_query:
             return None
-        return Linear(self.read(at + self.keys.head_gates, (config.heads, config.width), rows=[self.heads]))
+        rows = config.head_dim_of(index) if gate.per_number else 1
+        mine = self.heads_of(index)
+        shape = (config.heads_of(index) * rows, config.width)
+        taken = [range(mine.start * rows, mine.stop * rows)]
+        return Linear(self.read(at + self.keys.output_gate, shape, rows=taken))
 
     def heads_of(self, index: int) -> range:
         """This rank's query heads in a layer."""
@@ -262,7 +259,7 @@ class Loader:
                 found.append((at + keys.k, kv_heads * size, kv))
                 if not choice.values_are_keys:
                     found.append((at + keys.v, kv_heads * size, kv))
-                if config.attention_gate == "channels":  # behind the query of each head
+                if config.output_gate is not None and config.output_gate.in_query:
                     gates = [(2 * head + 1) * size for head in self.heads_of(index)]
                     found[0] = (at + keys.q, 2 * heads * size, [gate - size for gate in gates])
                     found.append((at + keys.q, 2 * heads * size, gates))

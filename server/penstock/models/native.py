@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.layers.rope import frequencies
-from penstock.models.config import DecoderConfig
+from penstock.models.config import DecoderConfig, Temperature
 from penstock.models.decoder import Decoder
 from penstock.models.model import Model, ModelConfig, Reference
 from penstock.models.packing import FORMATS, Quantizer
@@ -39,6 +40,7 @@ class NativeStep:
     first_R: I64  # position of each row's first token
     counts_R: I64
     pages: I64  # (tables, slots, blocks)
+    saves_C3: I64  # (row, tokens, place): where states are copied to
 
 
 class NativeDecoder:
@@ -61,7 +63,7 @@ class NativeDecoder:
     def weight_formats(self) -> str:
         """In words, for the log."""
         layers, head = (
-            {one.format for one in operations if one.kind == Kind.LINEAR}
+            {one.format for one in operations if one.kind in (Kind.LINEAR, Kind.EXPERTS)}
             for operations in (self.program.body, self.program.head)
         )
         said = " and ".join(one.name.lower() for one in sorted(layers))
@@ -74,7 +76,12 @@ class NativeDecoder:
     @property
     def cache_shape(self) -> tuple[int, int]:
         """(J, D) of as many numbers as the engine's pages hold for a token: heads in whole tiles."""
-        size = self.config.head_dim
+        size, latent = self.config.head_dim, self.config.latent
+        if latent is not None:  # latents are held as keys and as values
+            key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
+            return 2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2
+        if not self.config.layer_windows:
+            return 0, 0
         return 2 * self.config.kv_heads, (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS)) // 2
 
     def make_batch_invariant(self, rows: int) -> None:
@@ -87,6 +94,8 @@ class NativeDecoder:
         tables = [self._rotary_table(rope, longest) for rope in range(len(self.config.ropes))]
         for operation, rope in self._recording.rotations:
             operation.cos, operation.sin = tables[rope]
+        for operation, heat in self._recording.temperatures:
+            operation.positions = self._factors(heat, longest)
         self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
         self._longest, self._bound = longest, None
 
@@ -96,6 +105,13 @@ class NativeDecoder:
         positions = rounded_up(longest + 1, PAGE_TOKENS)
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), per_position)
         return angles.cos() * magnitude, angles.sin() * magnitude
+
+    def _factors(self, heat: Temperature, longest: int) -> Tensor:
+        """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
+        positions = torch.arange(rounded_up(longest + 1, PAGE_TOKENS))
+        factors_THD = torch.ones((len(positions), 1, 1), dtype=torch.bfloat16)
+        ops.scale_by_position(factors_THD, positions, heat.scale, heat.span, heat.offset)
+        return factors_THD.flatten().float()
 
     def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
         """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""
@@ -126,11 +142,16 @@ class NativeDecoder:
     def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) in fp32, which the next step overwrites."""
         if caches is not self._bound:
-            for layer, cache in enumerate(caches):
-                self._runs.set_cache(layer, cache.rows_NJD, cache.table)
+            layers = self.config.layers
+            for layer, (choice, cache) in enumerate(zip(layers, caches, strict=True)):
+                if choice.attends:
+                    self._runs.set_cache(layer, cache.rows_NJD, cache.table)
+                for state_P in cache.states:
+                    self._runs.set_state(layer, int(state_P.dtype == torch.float32), state_P)
             self._bound = caches
         ids_T = step.ids_T.numpy()
-        self._runs.step(ids_T, step.slots_R, step.first_R, step.counts_R, step.pages)
+        rows = (step.slots_R, step.first_R, step.counts_R)
+        self._runs.step(ids_T, *rows, step.pages, step.saves_C3)
         return self._runs.rows(0, len(ids_T))
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
@@ -176,7 +197,7 @@ def quantizer(
     if why is not None:
         raise UnusableModel(f"{says}, and it does not serve {why}")
     assert shape is not None, "transformers would run it"
-    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim)
+    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim, shape.mixer_width // 4)
     if widest > MOST_BYTE_INPUTS:
         raise UnusableModel(
             f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"

@@ -1,7 +1,10 @@
 """Brings a decoder's matrices into the CPU engine's tiles: in bf16 where they lie, once the model is loaded; or as whole numbers of
 8 or 4 bits (`--quantize`), layer by layer while it is read, so that memory never holds the model in bf16.
+
+Matrices of experts are one, of all experts' rows, where each expert begins with a tile.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +13,16 @@ from torch import Tensor
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import META, Checkpoint
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Attention, Ends, FeedForward, Layer
+from penstock.models.decoder import (
+    Attention,
+    Beside,
+    Ends,
+    Experts,
+    LatentAttention,
+    Layer,
+    Mixer,
+)
+from penstock.models.recurrent import GatedRecurrence, ShortConv
 from penstock_kernels import cpu_engine
 from penstock_kernels.program import (
     TILE_OUTPUTS,
@@ -34,15 +46,19 @@ class Quantizer:
     threads: int
 
     def take_layer(self, layer: Layer, config: DecoderConfig, checkpoint: Checkpoint) -> None:
-        """Quantizes a layer that was just read."""
-        attention, feed_forward = layer.attention, layer.feed_forward
-        assert isinstance(attention, Attention) and isinstance(feed_forward, FeedForward), (
-            "the engine serves it"
-        )
-        if config.gated:
-            align_halves(feed_forward.up)
-        for linear in (attention.qkv, attention.out, feed_forward.up, feed_forward.out):
-            self._take(linear, checkpoint)
+        """Quantizes the matrices of a layer that was just read. Those that choose and open stay as they are: they are small."""
+        if layer.attention is not None:
+            for linear in _matrices(layer.attention):
+                self._take(linear, checkpoint)
+        feed_forward = layer.feed_forward
+        if isinstance(feed_forward, Experts):
+            self._take_experts(feed_forward, config, checkpoint)
+            feed_forward = feed_forward.shared
+        if feed_forward is not None:
+            if config.gated:
+                align_halves(feed_forward.up)
+            for linear in (feed_forward.up, feed_forward.out):
+                self._take(linear, checkpoint)
 
     def take_ends(self, ends: Ends, checkpoint: Checkpoint) -> None:
         """Quantizes the head, where that is asked for. A table that is the head's and the embedding's stays as it is beside it."""
@@ -51,18 +67,44 @@ class Quantizer:
             self._take(ends.head, checkpoint, is_shared=ends.head.weight_OI is ends.embedding.weight_VE)
 
     def _take(self, linear: Linear, checkpoint: Checkpoint, *, is_shared: bool = False) -> None:
-        weight_OI = linear.weight_OI
-        rows, columns = weight_OI.shape
+        linear.quantized = self._quantized(linear.weight_OI, checkpoint)
+        if not is_shared:
+            checkpoint.bytes_made -= linear.weight_OI.nbytes
+            linear.weight_OI = linear.weight_OI.new_empty((0, linear.quantized.columns))
+
+    def _take_experts(self, experts: Experts, config: DecoderConfig, checkpoint: Checkpoint) -> None:
+        align_experts(experts, config.gated)
+        checkpoint.bytes_made -= experts.up_XGE.nbytes + experts.down_XEF.nbytes
+        experts.quantized_up = self._quantized(one_matrix(experts.up_XGE), checkpoint)
+        experts.up_XGE = experts.up_XGE.new_empty((0, *experts.up_XGE.shape[1:]))
+        experts.quantized_down = self._quantized(one_matrix(experts.down_XEF), checkpoint)
+        experts.down_XEF = experts.down_XEF.new_empty((0, *experts.down_XEF.shape[1:]))
+
+    def _quantized(self, matrix_OI: Tensor, checkpoint: Checkpoint) -> QuantizedMatrix:
+        rows, columns = matrix_OI.shape
         into = checkpoint.new((quantized_bytes(self.format, rows, columns),), torch.uint8)
         if checkpoint.device == META:
-            linear.quantized = QuantizedMatrix(self.format, rows, columns, into, into, into)
-        else:
-            linear.quantized = cpu_engine.quantize(
-                weight_OI, self.format, self.instruction_set, self.threads, into
-            )
-        if not is_shared:
-            checkpoint.bytes_made -= weight_OI.nbytes
-            linear.weight_OI = weight_OI.new_empty((0, columns))
+            return QuantizedMatrix(self.format, rows, columns, into, into, into)
+        return cpu_engine.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into)
+
+
+def _matrices(mixer: Mixer) -> Iterator[Linear]:
+    """The large ones of what mixes tokens."""
+    if isinstance(mixer, Beside):
+        for one in (mixer.attention, mixer.recurrent):
+            yield from (linear for linear in _matrices(one) if linear is not mixer.out)
+    elif isinstance(mixer, Attention):
+        yield mixer.qkv
+    elif isinstance(mixer, LatentAttention):
+        yield from (mixer.query, mixer.latent)
+        if mixer.query_down is not None:
+            yield mixer.query_down
+    elif isinstance(mixer, ShortConv):
+        yield mixer.gates
+    else:
+        assert not isinstance(mixer, GatedRecurrence), "the engine serves it"
+        yield mixer.parts
+    yield mixer.out
 
 
 def packed(matrix_OI: Tensor) -> Tensor:
@@ -74,16 +116,53 @@ def packed(matrix_OI: Tensor) -> Tensor:
 
 def align_halves(up: Linear) -> None:
     """Has gate and up begin with a tile each."""
-    half = len(up.weight_OI) // 2
+    up.weight_OI = aligned_halves(up.weight_OI)
+    if up.bias_O is not None:
+        up.bias_O = aligned_halves(up.bias_O)
+
+
+def align_experts(experts: Experts, gated: bool) -> None:
+    """The same of experts."""
+    if not gated:
+        return
+    experts.up_XGE = aligned_halves(experts.up_XGE, 1)
+    if experts.up_bias_XG is not None:
+        experts.up_bias_XG = aligned_halves(experts.up_bias_XG, 1)
+
+
+def aligned_halves(rows: Tensor, dimension: int = 0) -> Tensor:
+    """Rows whose halves are filled up with zeros to whole tiles; themselves where they are."""
+    half = rows.shape[dimension] // 2
     wanted = rounded_up(half, TILE_OUTPUTS)
     if half == wanted:
-        return
+        return rows
+    shape = list(rows.shape)
+    shape[dimension] = 2 * wanted
+    made = rows.new_zeros(shape)
+    made.narrow(dimension, 0, half).copy_(rows.narrow(dimension, 0, half))
+    made.narrow(dimension, wanted, half).copy_(rows.narrow(dimension, half, half))
+    return made
 
-    def aligned(rows: Tensor) -> Tensor:
-        made = rows.new_zeros((2 * wanted, *rows.shape[1:]))
-        made[:half], made[wanted : wanted + half] = rows[:half], rows[half:]
-        return made
 
-    up.weight_OI = aligned(up.weight_OI)
-    if up.bias_O is not None:
-        up.bias_O = aligned(up.bias_O)
+def one_matrix(matrices_XOI: Tensor) -> Tensor:
+    """The rows of all experts' matrices, each filled up with zeros to whole tiles: (X O, I)."""
+    count, rows, columns = matrices_XOI.shape
+    wanted = rounded_up(rows, TILE_OUTPUTS)
+    if rows != wanted:
+        made = matrices_XOI.new_zeros((count, wanted, columns))
+        made[:, :rows] = matrices_XOI
+        matrices_XOI = made
+    return matrices_XOI.reshape(count * wanted, columns)
+
+
+def exact_parts(matrix_OI: Tensor) -> list[Tensor]:
+    """Matrices of bf16 that add up to one of fp32, to the last bit: three, or fewer where its numbers are short."""
+    if matrix_OI.dtype == torch.bfloat16:
+        return [matrix_OI]
+    parts: list[Tensor] = []
+    for _ in range(3):
+        part = matrix_OI.bfloat16()
+        matrix_OI = matrix_OI - part.float()
+        if not parts or part.count_nonzero():
+            parts.append(part)
+    return parts

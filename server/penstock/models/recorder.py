@@ -2,58 +2,35 @@
 
 Follows `Decoder.forward` and `Decoder.logits`, choice by choice of the configuration, and says of which choices the engine knows
 nothing. Weights are packed where they are (`packing`), or were quantized when they were read: a decoder that was recorded cannot
-be run by torch any more. Letters as in `decoder`.
+be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'s and `experts_recorder`'s. Letters as in `decoder`.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from penstock.layers.linear import Linear
-from penstock.layers.norm import LayerNorm, Norm, RmsNorm
+from penstock.layers.norm import Norm
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Attention, Decoder, FeedForward, Layer
-from penstock.models.packing import align_halves, packed
-from penstock_kernels import program as programs
-from penstock_kernels.program import (
-    BYTE_INPUTS,
-    TILE_OUTPUTS,
-    Activation,
-    Epilogue,
-    Kind,
-    Layout,
-    NormOver,
-    Operation,
-    Program,
+from penstock.models.decoder import Attention, Beside, Decoder, Experts, LatentAttention, Layer, Mixer
+from penstock.models.experts_recorder import hidden_of, record_experts
+from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
+from penstock.models.packing import packed
+from penstock.models.program_writer import (
+    ACTIVATIONS,
+    ProgramWriter,
+    Recording,
+    fp32,
+    kind_of,
+    optional_fp32,
 )
+from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
+from penstock_kernels.program import Activation, Epilogue, Kind, Layout, NormOver
 
-ACTIVATIONS = {
-    "silu": Activation.SILU,
-    "swish": Activation.SILU,
-    "gelu": Activation.GELU,
-    "gelu_python": Activation.GELU,
-    "gelu_pytorch": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_fast": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "gelu_python_tanh": Activation.GELU_TANH,
-    "quick_gelu": Activation.QUICK_GELU,
-    "relu": Activation.RELU,
-    "relu2": Activation.RELU_SQUARED,
-}
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
+GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
 LARGEST_HEAD = 256
-
-
-@dataclass
-class Recording:
-    """A program, and which of its operations rotate by which of the model's tables: those follow from the longest
-    sequence."""
-
-    program: Program
-    rotations: list[tuple[Operation, int]] = field(default_factory=list)
+MOST_EXPERTS = 4096
 
 
 def unknown_choice(config: DecoderConfig) -> str | None:
@@ -64,37 +41,39 @@ def unknown_choice(config: DecoderConfig) -> str | None:
 def unknown_choices(config: DecoderConfig) -> list[str]:
     """All of them."""
     experts = [layer.experts for layer in config.layers if layer.experts is not None]
+    mixers = {unknown_mixer(layer.recurrent) for layer in config.layers if layer.recurrent is not None}
     checks = (
-        (config.has_state, "recurrent layers"),
-        (bool(config.attention_gate), "gated attention"),
-        (config.latent is not None, "latent attention"),
-        (any(layer.temperature is not None for layer in config.layers), "queries scaled by position"),
+        *((what is not None, str(what)) for what in mixers),
         (
-            config.qk_norm is not None and config.qk_norm_rotated,
-            "norms of queries and keys behind the rotation",
+            config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
+            f"latents of more than {LARGEST_LATENT}",
         ),
-        (any(layer.experts is not None for layer in config.layers), "experts"),
-        (any(one.weighs_input for one in experts), "weights of what experts read"),
-        (any(one.routing.one_by_one > 0 for one in experts), "experts chosen one by one"),
+        (
+            config.qk_norm is not None and config.qk_norm_rotated and config.qk_norm_over == "all",
+            "norms over all queries behind the rotation",
+        ),
+        (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
         (config.experts_beside, "experts beside a dense layer"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
         (bool(config.slopes), "linear biases (ALiBi)"),
-        (config.sinks, "attention sinks"),
         (not config.same_heads, "heads of several sizes"),
         (any(layer.keys_of is not None for layer in config.layers), "layers that share keys"),
         (any(layer.values_are_keys for layer in config.layers), "values that are keys"),
         (config.value_norm is not None, "normalised values"),
         (config.value_scale != 1.0, "scaled values"),
-        (bool(config.out_gate), "gates of what is attended to"),
         (any(layer.heads for layer in config.layers), "layers with heads of their own number"),
         (config.layer_scales, "scaled layers"),
         (config.streams is not None, "several residual streams"),
         (config.per_layer is not None, "per-layer embeddings"),
-        (any(not layer.qk_normed for layer in config.layers), "layers without norms of queries"),
         (bool(config.embedding_width), "an embedding of another width"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         (config.qk_norm is not None and config.qk_norm.bias, "biases in the norms of queries and keys"),
-        (config.head_dim > LARGEST_HEAD or config.head_dim % 2 == 1, f"heads of {config.head_dim}"),
+        (
+            bool(config.layer_windows)
+            and config.latent is None
+            and (config.head_dim > LARGEST_HEAD or config.head_dim % 2 == 1),
+            f"heads of {config.head_dim}",
+        ),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
     )
     return [what for is_there, what in checks if is_there]
@@ -109,27 +88,26 @@ class _Recorder:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.config: DecoderConfig = decoder.config
-        self.made = Recording(Program())
-        config = self.config
-        mixers = [layer.attention for layer in decoder.layers if layer.attention is not None]
-        self.is_quantized = any(mixer.out.quantized is not None for mixer in mixers)
-        # What the layers' products read.
-        self.layout = Layout.BYTES if self.is_quantized else Layout.BF16
-        self.x = self._buffer("x", Layout.F32, config.width)
-        self.normed = self._buffer("normed", self.layout, config.width)
+        branches = [
+            branch
+            for layer in decoder.layers
+            for branch in (layer.attention, layer.feed_forward)
+            if branch is not None
+        ]
+        is_quantized = any(
+            (branch.quantized_down if isinstance(branch, Experts) else branch.out.quantized) is not None
+            for branch in branches
+        )
+        self.writer = ProgramWriter(self.config.width, is_quantized)
+        self.x, self.normed = self.writer.x, self.writer.normed
 
     def record(self) -> Recording:
-        program = self.made.program
-        self.operations = program.body
         self._embed()
         for index, layer in enumerate(self.decoder.layers):
             self._layer(index, layer)
-        self.operations = program.head
+        self.writer.operations = self.writer.made.program.head
         self._head()
-        return self.made
-
-    def _buffer(self, name: str, layout: Layout, width: int) -> int:
-        return self.made.program.buffer(name, layout, width)
+        return self.writer.made
 
     def _embed(self) -> None:
         config, ends = self.config, self.decoder.ends
@@ -140,187 +118,194 @@ class _Recorder:
             ends.head.weight_OI = ends.embedding.weight_VE
         elif ends.head.quantized is None:
             ends.head.weight_OI = packed(ends.head.weight_OI)
-        # The factor is rounded to bf16 first, as the families that have one do.
-        scale = float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16))
-        positions = None if ends.positions is None else _fp32(ends.positions.weight_VE)
-        self.operations.append(
-            Operation(
-                Kind.EMBED,
-                -1,
-                self.x,
-                columns=config.width,
-                scale=scale,
-                weight=ends.embedding.weight_VE,
-                positions=positions,
-                offset=config.position_offset,
-            )
+        self.writer.add(
+            Kind.EMBED,
+            -1,
+            self.x,
+            columns=config.width,
+            # The factor is rounded to bf16 first, as the families that have one do.
+            scale=float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16)),
+            weight=ends.embedding.weight_VE,
+            positions=None if ends.positions is None else fp32(ends.positions.weight_VE),
+            offset=config.position_offset,
         )
         if ends.embedding_norm is not None:
-            self._norm(self.x, self.x, ends.embedding_norm)
+            self.writer.norm(self.x, self.x, ends.embedding_norm)
 
     def _layer(self, index: int, layer: Layer) -> None:
-        config = self.config
-        attention, feed_forward = layer.attention, layer.feed_forward
-        assert isinstance(attention, Attention) and isinstance(feed_forward, FeedForward)
-        self._read(layer.attention_norm)
+        """Both branches, of which a layer may have one."""
+        config, attention, feed_forward = self.config, layer.attention, layer.feed_forward
+        short = None
+        if attention is not None:
+            attends = attention.attention if isinstance(attention, Beside) else attention
+            has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
+            short = self._read(layer.attention_norm, has_gate)
         reads = self.normed
-        if config.parallel and layer.feed_forward_norm is not None:
-            reads = self._buffer("normed twice", self.layout, config.width)
-            self._norm(self.x, reads, layer.feed_forward_norm)
-        attended = self._attention(index, attention)
-        self._add(attended, attention.out, None if config.parallel else layer.attention_out_norm)
+        if config.parallel and feed_forward is not None:
+            if layer.feed_forward_norm is not None:
+                reads = self.writer.buffer("normed twice", self.writer.layout, config.width)
+                self.writer.norm(self.x, reads, layer.feed_forward_norm)
+            if isinstance(feed_forward, Experts):
+                short = self._shortened(layer.feed_forward_norm or layer.attention_norm, reads)
+        if attention is not None:
+            mixed = self._mixer(index, attention, self.normed if short is None else short)
+            self._scale(layer.attention_residual)
+            self._add(mixed, attention.out, None if config.parallel else layer.attention_out_norm)
+        if feed_forward is None:
+            return
         if not config.parallel:
-            self._read(layer.feed_forward_norm)
-        hidden = self._feed_forward(feed_forward, reads)
-        self._add(hidden, feed_forward.out, None if config.parallel else layer.feed_forward_out_norm)
+            short = self._read(layer.feed_forward_norm, isinstance(feed_forward, Experts))
+        norm = None if config.parallel else layer.feed_forward_out_norm
+        self._scale(layer.feed_forward_residual)
+        if isinstance(feed_forward, Experts):
+            self._experts(index, feed_forward, reads, reads if short is None else short, norm)
+        else:
+            hidden = hidden_of(self.writer, config, feed_forward, reads)
+            self._add(self.writer.readable(hidden), feed_forward.out, norm)
 
-    def _read(self, norm: Norm | None) -> None:
-        """What a branch reads."""
+    def _read(self, norm: Norm | None, wants_short: bool) -> int | None:
+        """What a branch reads; where that is bytes and some of it reads bf16, the buffer of that."""
         if self.config.residual_normed and norm is not None:
-            self._norm(self.x, self.x, norm)
+            self.writer.norm(self.x, self.x, norm)
             norm = None
-        self._norm(self.x, self.normed, norm)
+        self.writer.norm(self.x, self.normed, norm)
+        return self._shortened(norm, self.normed) if wants_short else None
 
-    def _attention(self, index: int, attention: Attention) -> int:
-        config = self.config
+    def _shortened(self, norm: Norm | None, reads: int) -> int:
+        """The buffer of bf16 with what was normed into this one."""
+        if not self.writer.is_quantized:
+            return reads
+        name = self.writer.made.program.buffers[reads].name
+        short = self.writer.buffer(f"{name} in bf16", Layout.BF16, self.config.width)
+        self.writer.norm(self.x, short, norm)
+        return short
+
+    def _scale(self, factor: float) -> None:
+        """Multiplies the residual."""
+        if factor != 1.0:
+            self.writer.norm(self.x, self.x, None, accumulate=True, scale=factor - 1.0)
+
+    def _mixer(self, index: int, mixer: Mixer, reads_short: int) -> int:
+        """What the branch's last matrix reads."""
+        config, writer = self.config, self.writer
+        if isinstance(mixer, Beside):
+            attention = mixer.attention
+            attended_width = attention.heads * attention.head_dim
+            total = (
+                mixer.out.weight_OI.shape[1] if mixer.out.quantized is None else mixer.out.quantized.columns
+            )
+            both = writer.buffer("attended and mixed", Layout.BF16, total)
+            self._attention(index, attention, reads_short, both)
+            record_mixer(writer, index, mixer.recurrent, both, attended_width)
+            return writer.readable(both)
+        if isinstance(mixer, Attention):
+            attended = writer.buffer("attended", Layout.BF16, mixer.heads * mixer.head_dim)
+            self._attention(index, mixer, reads_short, attended)
+            return writer.readable(attended)
+        if isinstance(mixer, LatentAttention):
+            window = config.windows[mixer.window]
+            attended = record_latent_attention(writer, index, mixer, window)
+            self._open(mixer, mixer.heads, mixer.sizes.value_dim, reads_short, attended, None)
+            return writer.readable(attended)
+        return writer.readable(record_mixer(writer, index, mixer))
+
+    def _attention(self, index: int, attention: Attention, reads_short: int, attended: int) -> None:
+        config, writer, gate = self.config, self.writer, attention.output_gate
         heads, kv_heads, size = attention.heads, attention.kv_heads, attention.head_dim
-        qkv = self._buffer("qkv", Layout.F32, (heads + 2 * kv_heads) * size)
-        queries = self._buffer("queries", Layout.QUERIES, heads * size)
-        attended = self._buffer("attended", Layout.BF16, heads * size)
+        gates_at = (heads + 2 * kv_heads) * size
+        in_query = gate is not None and gate.in_query
+        qkv = writer.buffer("qkv", Layout.F32, gates_at + (heads * size if in_query else 0))
+        queries = writer.buffer("queries", Layout.QUERIES, heads * size)
         shape: dict[str, Any] = {"layer": index, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
-        self._linear(self.normed, qkv, attention.qkv)
-        write = Operation(Kind.WRITE_KV, qkv, queries, **shape, clip=attention.clip)
+        writer.linear(self.normed, qkv, attention.qkv)
+        write = writer.add(Kind.WRITE_KV, qkv, queries, **shape, clip=attention.clip)
         if attention.q_norm is not None and attention.k_norm is not None:
-            write.norm, write.eps = _kind(attention.q_norm), attention.q_norm.eps
-            write.norm_over = NORMS_OVER[config.qk_norm_over]
-            write.norm_weight = _optional_fp32(attention.q_norm.weight_E)
-            write.second_weight = _optional_fp32(attention.k_norm.weight_E)
-        self.operations.append(write)
+            write.norm, write.eps = kind_of(attention.q_norm), attention.q_norm.eps
+            write.norm_over, write.norm_rotated = NORMS_OVER[config.qk_norm_over], config.qk_norm_rotated
+            write.norm_weight = optional_fp32(attention.q_norm.weight_E)
+            write.second_weight = optional_fp32(attention.k_norm.weight_E)
         if attention.rope is not None:
             write.rope_dim = attention.rope_dim
-            self.made.rotations.append((write, attention.rope))
+            writer.made.rotations.append((write, attention.rope))
+        if attention.temperature is not None:
+            writer.made.temperatures.append((write, attention.temperature))
         window = config.windows[attention.window]
-        self.operations.append(
-            Operation(
-                Kind.ATTENTION,
-                queries,
-                attended,
-                **shape,
-                window=0 if window is None else window.size,
-                chunked=window is not None and window.chunked,
-                scale=attention.scale,
-                softcap=attention.score_modifiers.softcap,
-            )
+        writer.add(
+            Kind.ATTENTION,
+            queries,
+            attended,
+            **shape,
+            window=0 if window is None else window.size,
+            chunked=window is not None and window.chunked,
+            scale=attention.scale,
+            softcap=attention.score_modifiers.softcap,
+            sinks=optional_fp32(attention.score_modifiers.sinks_H),
         )
-        return self._quantized(attended)
+        self._open(attention, heads, size, reads_short, attended, (qkv, gates_at))
 
-    def _feed_forward(self, feed_forward: FeedForward, reads: int) -> int:
+    def _open(
+        self,
+        attention: Attention | LatentAttention,
+        heads: int,
+        size: int,
+        reads_short: int,
+        attended: int,
+        behind: tuple[int, int] | None,
+    ) -> None:
+        """Multiplies what was attended to with its gates. `behind`: the buffer and the column of those that are rows of queries."""
+        gate, writer = attention.output_gate, self.writer
+        if gate is None:
+            return
+        count = heads * size if gate.per_number else heads
+        if attention.gate is not None:
+            behind = writer.buffer("output gates", Layout.F32, count), 0
+            writer.short_linear(reads_short, behind[0], attention.gate)
+        assert behind is not None, "gates are rows or a matrix"
+        opens = {"heads": heads, "head_dim": size, "columns": count, "source_at": behind[1]}
+        writer.add(Kind.OPEN, behind[0], attended, **opens, activation=GATES[gate.function])
+
+    def _experts(self, index: int, experts: Experts, reads: int, short: int, norm: Norm | None) -> None:
         config = self.config
-        out = feed_forward.out
-        width = out.weight_OI.shape[1] if out.quantized is None else out.quantized.columns
-        gated = config.gated
-        if gated:
-            if feed_forward.up.quantized is None:
-                align_halves(feed_forward.up)
-            width = programs.rounded_up(width, TILE_OUTPUTS)
-        hidden = self._buffer("hidden", Layout.BF16, width)
-        self._linear(
-            reads,
-            hidden,
-            feed_forward.up,
-            epilogue=Epilogue.GATE if gated else Epilogue.ACTIVATE,
-            activation=ACTIVATIONS[config.activation],
-        )
-        return self._quantized(hidden)
-
-    def _quantized(self, source: int) -> int:
-        """The buffer as the layers' products read it."""
-        if not self.is_quantized:
-            return source
-        buffer = self.made.program.buffers[source]
-        target = self._buffer(f"{buffer.name} in bytes", Layout.BYTES, buffer.width)
-        self.operations.append(Operation(Kind.QUANTIZE, source, target))
-        return target
+        choice = config.layers[index].experts
+        assert choice is not None, "it has experts"
+        given, scale, adds = self.x, config.residual_scale, True
+        if norm is not None and config.branch_norm:
+            given, scale, adds = self.writer.buffer("given", Layout.F32, config.width), 1.0, False
+        record_experts(self.writer, config, choice, experts, reads, short, given, scale, adds)
+        self._join(given, norm)
 
     def _add(self, source: int, out: Linear, norm: Norm | None) -> None:
         """The residual plus what a branch gives, which is normed before or after it is added."""
         config = self.config
         if norm is not None and config.branch_norm:
-            given = self._buffer("given", Layout.F32, config.width)
-            self._linear(source, given, out)
-            self._norm(given, self.x, norm, accumulate=True, scale=config.residual_scale)
+            given = self.writer.buffer("given", Layout.F32, config.width)
+            self.writer.linear(source, given, out)
         else:
-            self._linear(source, self.x, out, epilogue=Epilogue.ADD, scale=config.residual_scale)
+            given = self.x
+            self.writer.linear(source, given, out, epilogue=Epilogue.ADD, scale=config.residual_scale)
+        self._join(given, norm)
+
+    def _join(self, given: int, norm: Norm | None) -> None:
+        """Once a branch has given: to the residual, or to a buffer whose norm is added to that."""
+        config = self.config
+        if given != self.x:
+            self.writer.norm(given, self.x, norm, accumulate=True, scale=config.residual_scale)
         if norm is not None and config.sum_norm:
-            self._norm(self.x, self.x, norm)
+            self.writer.norm(self.x, self.x, norm)
 
     def _head(self) -> None:
-        config, ends = self.config, self.decoder.ends
+        config, ends, writer = self.config, self.decoder.ends, self.writer
         assert ends.head is not None, "asked of a decoder in one piece"
-        chosen = self._buffer("chosen", Layout.EXTERNAL, config.width)
-        logits = self._buffer("logits", Layout.EXTERNAL, config.vocab_size)
+        chosen = writer.buffer("chosen", Layout.EXTERNAL, config.width)
+        logits = writer.buffer("logits", Layout.EXTERNAL, config.vocab_size)
         layout = Layout.BF16 if ends.head.quantized is None else Layout.BYTES
-        normed = self._buffer("chosen normed", layout, config.width)
-        self._norm(chosen, normed, ends.norm)
-        self._linear(normed, logits, ends.head, scale=config.logit_scale, softcap=config.logit_softcap)
-
-    def _norm(
-        self, source: int, target: int, norm: Norm | None, *, accumulate: bool = False, scale: float = 1.0
-    ) -> None:
-        made = Operation(
-            Kind.NORM, source, target, columns=self.config.width, accumulate=accumulate, scale=scale
+        normed = writer.buffer("chosen normed", layout, config.width)
+        writer.norm(chosen, normed, ends.norm)
+        writer.linear(
+            normed,
+            logits,
+            ends.head,
+            scale=config.logit_scale,
+            softcap=config.logit_softcap,
+            is_packed=True,
         )
-        if norm is not None:
-            made.norm, made.eps = _kind(norm), norm.eps
-            made.norm_weight = _optional_fp32(norm.weight_E)
-            made.bias = _optional_fp32(norm.bias_E) if isinstance(norm, LayerNorm) else None
-        self.operations.append(made)
-
-    def _linear(
-        self,
-        source: int,
-        target: int,
-        linear: Linear,
-        *,
-        epilogue: Epilogue = Epilogue.STORE,
-        activation: Activation = Activation.SILU,
-        scale: float = 1.0,
-        softcap: float = 0.0,
-    ) -> None:
-        quantized = linear.quantized
-        if linear is not self.decoder.ends.head and quantized is None:
-            linear.weight_OI = packed(linear.weight_OI)
-        outputs = self.made.program.buffers[target].width * (2 if epilogue == Epilogue.GATE else 1)
-        bias = None
-        if linear.bias_O is not None:
-            bias = torch.zeros(programs.rounded_up(outputs, TILE_OUTPUTS))
-            bias[: len(linear.bias_O)] = linear.bias_O.float()
-        made = Operation(
-            Kind.LINEAR,
-            source,
-            target,
-            rows=outputs,
-            epilogue=epilogue,
-            activation=activation,
-            scale=scale,
-            softcap=softcap,
-            bias=bias,
-        )
-        if quantized is None:
-            made.weight, made.columns = linear.weight_OI, linear.weight_OI.shape[1]
-        else:
-            made.weight, made.columns = quantized.tiles, programs.rounded_up(quantized.columns, BYTE_INPUTS)
-            made.format, made.scales, made.sums = quantized.format, quantized.scales, quantized.sums
-        self.operations.append(made)
-
-
-def _kind(norm: Norm) -> programs.Norm:
-    return programs.Norm.RMS if isinstance(norm, RmsNorm) else programs.Norm.LAYER
-
-
-def _fp32(tensor: Tensor) -> Tensor:
-    return tensor.float().contiguous()
-
-
-def _optional_fp32(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _fp32(tensor)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
-from penstock.models.config import DecoderConfig
+from penstock.models.config import DecoderConfig, OutputGate
 from penstock.models.decoder import FeedForward
 from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
@@ -24,7 +24,7 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
     return replace(
         found,
         embedding="model.word_embeddings",
-        head_gates="g_proj",  # below attention
+        output_gate="g_proj",  # below attention
         experts=replace(experts, correction="mlp.gate.expert_bias"),
     )
 
@@ -53,7 +53,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         if fields.flag("kda_safe_gate", True)
         else None,
     )
-    return replace(read, attention_gate="heads").with_layers(
+    return replace(read, output_gate=OutputGate("sigmoid")).with_layers(
         attends=[not here for here in recurrent],
         recurrent=[mixer if here else None for here in recurrent],
     )

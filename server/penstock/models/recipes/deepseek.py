@@ -196,7 +196,7 @@ class DeepseekLoader(Loader):
                 at + self.last, sizes.value_dim, self.heads, heads, width, config.attention_out_bias
             ),
             self.score_modifiers(at),
-            self.head_gates(at),
+            self.output_gate(at, index),
         )
 
 

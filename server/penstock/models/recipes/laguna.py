@@ -8,7 +8,7 @@ from typing import Any
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.models.checkpoint_keys import CheckpointKeys
-from penstock.models.config import DecoderConfig, ExpertsConfig, Window
+from penstock.models.config import DecoderConfig, ExpertsConfig, OutputGate, Window
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama, qwen2_moe
 from penstock.models.recipes.fields import Fields
@@ -19,7 +19,7 @@ KEYS = replace(
     llama.KEYS,
     q_norm="self_attn.q_norm",
     k_norm="self_attn.k_norm",
-    out_gate="self_attn.g_proj",
+    output_gate="self_attn.g_proj",
     experts=replace(EXPERTS, correction="mlp.experts.e_score_correction_bias", shared_gate=""),
 )
 
@@ -70,7 +70,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         read,
         qk_norm=read.norm,
         max_positions=positions,
-        out_gate="head" if config.get("gating", True) in (True, "per-head") else "number",
+        output_gate=OutputGate("softplus", per_number=config.get("gating", True) == "per-element"),
         layers=tuple(
             replace(
                 layer,

@@ -7,7 +7,7 @@ from penstock.errors import UnusableModel
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rope import RopeConfig, read_rope
 from penstock.models.checkpoint_keys import CheckpointKeys
-from penstock.models.config import DecoderConfig, Window
+from penstock.models.config import DecoderConfig, OutputGate, Window
 from penstock.models.decoder import Attention
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import lfm2, llama
@@ -21,7 +21,7 @@ KEYS = replace(
     q_norm="self_attn.q_norm",
     k_norm="self_attn.k_norm",
     out="self_attn.o_proj",
-    head_gates="self_attn.gate_proj",
+    output_gate="self_attn.gate_proj",
 )
 KINDS = ("full_attention", "sliding_attention", "conv")
 
@@ -47,7 +47,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         read,
         norm=fields.norm("norm_eps", 1e-5),
         qk_norm=fields.norm("rms_norm_eps", 1e-5),
-        attention_gate="heads" if fields.flag("use_attention_gate", True) else "",
+        output_gate=OutputGate("sigmoid") if fields.flag("use_attention_gate", True) else None,
         branch_norm=behind,
     )
     return read.with_layers(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.models.config import DecoderConfig, NormConfig
+from penstock.models.config import DecoderConfig, NormConfig, OutputGate
 from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama, qwen2_moe, qwen3
@@ -47,7 +47,9 @@ def hybrid(config: dict[str, Any]) -> DecoderConfig:
         )
     recurrent = [kind == "linear_attention" for kind in kinds]
     mixer = delta_rule(fields, norm)
-    read = replace(read, norm=norm, qk_norm=norm, attention_gate="channels")
+    read = replace(
+        read, norm=norm, qk_norm=norm, output_gate=OutputGate("sigmoid", per_number=True, in_query=True)
+    )
     return read.with_layers(
         attends=[not is_recurrent for is_recurrent in recurrent],
         recurrent=[mixer if is_recurrent else None for is_recurrent in recurrent],

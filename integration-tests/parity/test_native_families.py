@@ -1,0 +1,131 @@
+"""Experts, recurrent layers and latents on the CPU engine, one family for each kind: near to fp32 with every instruction set; the same to
+the last bit in pieces, beside others, behind a snapshot, with one thread and with two; and quantized.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks  # noqa: F401 - the driver is one of the worker's own tests
+import torch
+from families import FAMILIES, vocabulary_of
+from models import LENGTH, Reference, ids, make
+from torch import Tensor
+
+from penstock.models.native import NativeDecoder
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
+
+try:
+    SETS = cpu_engine.instruction_sets()
+except NoCpuEngine as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+KINDS = (
+    "Mixtral",
+    "Qwen2-MoE",
+    "Qwen3-MoE",
+    "GPT-OSS",
+    "GLM-4.5, 4.6, 4.7",
+    "ERNIE 4.5 MoE",
+    "Phi 3.5 MoE",
+    "Command A+, North Mini",
+    "Nemotron 3 (latent experts)",
+    "Qwen3-Next",
+    "Qwen 3.5",
+    "OLMo Hybrid",
+    "LFM2",
+    "LFM3",
+    "Granite 4 (experts)",
+    "Falcon-H1",
+    "Mamba 2",
+    "MiniMax-Text-01",
+    "Kimi Linear",
+    "Ling 3.0",
+    "Jamba",
+    "Mamba",
+    "DeepSeek V2 Lite",
+    "DeepSeek V3",
+    "Mistral Small 4 with images",
+    "Llama 4",
+    "Hunyuan",
+)
+LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence_tokens": 160, "blocks": 120}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Any:
+    """As many as a server on this machine would have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def driver_of(folder: Path, **options: Any) -> Any:
+    from driver import Driver
+
+    made = Driver(folder, torch.bfloat16, **LIMITS, **options)
+    assert isinstance(made.engine.model, NativeDecoder)
+    return made
+
+
+def whole(driver: Any, sequence: list[int]) -> Tensor:
+    """Logits (T, V) after every token, in one piece."""
+    from client import row
+
+    blocks = list(range(-(-len(sequence) // 16)))
+    return driver.all_logits(  # type: ignore[no-any-return]
+        [row(0, sequence, 0, blocks, start={}, sample=False, targets=[1] * len(sequence))]
+    )
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_family_is_near_to_fp32_with_every_instruction_set(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FAMILIES[family]
+    folder = make(tmp_path, config)
+    sequence = ids(vocabulary_of(config), 1)
+    reference = Reference(folder, [sequence])
+    for name in SETS:
+        monkeypatch.setenv(cpu_engine.VARIABLE, name)
+        for position, logits_V in enumerate(whole(driver_of(folder), sequence)):
+            reference.check(logits_V, 0, position, torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("quantize", ["", "int8", "int4"])
+def test_a_token_is_the_same_to_the_last_bit(family: str, quantize: str, tmp_path: Path) -> None:
+    from client import row
+
+    config = FAMILIES[family]
+    folder, sequence = make(tmp_path, config), ids(vocabulary_of(config), 1)
+    driver = driver_of(folder, quantize=quantize)
+    native = driver.engine.native
+    whole_TV = whole(driver, sequence)
+    if quantize:
+        exact = whole(driver_of(folder), sequence)
+        error = (whole_TV - exact).norm() / (exact - exact.mean(-1, keepdim=True)).norm()
+        # A route that tips sends a token elsewhere.
+        assert 0 < error < (0.5 if quantize == "int8" else 1.2), float(error)
+    position = 0
+    for turn, count in enumerate((1, 3, 16, 37, 30, *[1] * 12)):
+        native.set_threads(1 + turn % 2)
+        rows = []
+        for slot in range(1, 7 - turn // 3):  # in the end the first is alone
+            blocks = [] if position else list(range(8 * slot, 8 * slot + 7))
+            start: dict[str, Any] | None = None if position else {}
+            # The third piece ends at 20, and the fourth at 57.
+            saves = [(28, 2)] if slot == 1 and turn == 3 and driver.has_state else []
+            rows.append(
+                row(slot, sequence[position : position + count], position, blocks, start=start, saves=saves)
+            )
+        driver.step(rows)
+        position += count
+        assert torch.equal(driver.last_logits()[0], whole_TV[position - 1]), position
+    # Behind blocks of the first slot, and the state that it kept behind 48 tokens.
+    shared = [8, 9, 10, *range(60, 64)]
+    begins = {"state_source": 2} if driver.has_state else {}
+    driver.step([row(9, sequence[48:], 48, shared, start=begins)])
+    assert torch.equal(driver.last_logits()[0], whole_TV[LENGTH - 1])

@@ -1,0 +1,366 @@
+// Queries, keys and values into their places, and attention over the pages of the cache. Included by kernels.cpp.
+#pragma once
+
+#include "norms.h"
+
+namespace {
+
+SEPARATE void norm_head(const WriteKvArgs &args, bool normed, float mean, float factor, const float *weight, float *x) {
+    if (!normed) return;
+    const int size = args.heads.head_dim;
+    if (args.norm_over != PENSTOCK_OVER_ALL) statistics(x, size, args.norm, args.eps, &mean, &factor);
+    for (int i = 0; i < size; i++) x[i] = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+}
+
+// One head, from (D,) fp32 to (width,) bf16 with zeros beyond D, times `scale`. `x` is memory for the numbers in between.
+SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, float mean, float factor,
+                      const float *weight, const float *cos, const float *sin, float scale, float *x, int width,
+                      uint16_t *to) {
+    const int size = args.heads.head_dim;
+    for (int at = 0; at < width; at += 16)
+        store(x + at, at + 16 <= size ? load(from + at) : at < size ? load_some(from + at, size - at) : F16{});
+    if (args.clip != 0.0f)
+        for (int at = 0; at < width; at += 16)
+            store(x + at, maximum(minimum(load(x + at), all(args.clip)), all(-args.clip)));
+    if (!args.norm_rotated) norm_head(args, normed, mean, factor, weight, x);
+    if (cos) {
+        const int half = args.rope_dim / 2;
+        for (int i = 0; i < half; i++) {
+            const float a = x[i], b = x[i + half];
+            x[i] = a * cos[i] - b * sin[i];
+            x[i + half] = b * cos[i] + a * sin[i];
+        }
+    }
+    if (args.norm_rotated) norm_head(args, normed, mean, factor, weight, x);
+    for (int at = 0; at < width; at += 16) store_bf16(to + at, to_bf16(load(x + at) * scale));
+}
+
+// Of a norm over all heads at once; clipped as the heads will be.
+SEPARATE void statistics_over_all(const WriteKvArgs &args, const float *from, int width, float *copy, float *mean,
+                                  float *factor) {
+    if (args.clip == 0.0f) {
+        statistics(from, width, args.norm, args.eps, mean, factor);
+        return;
+    }
+    for (int i = 0; i < width; i++)
+        copy[i] = from[i] > args.clip ? args.clip : from[i] < -args.clip ? -args.clip : from[i];
+    statistics(copy, width, args.norm, args.eps, mean, factor);
+}
+
+void write_kv(const WriteKvArgs &args, const Work &work) {
+    const Heads &heads = args.heads;
+    const int size = heads.head_dim, all_queries = heads.group * heads.kv_heads;
+    float *x = reinterpret_cast<float *>(work.scratch);
+    uint16_t *short_x = reinterpret_cast<uint16_t *>(x + heads.key_dim);
+    const bool normed = args.norm != PENSTOCK_NORM_NONE, over_all = normed && args.norm_over == PENSTOCK_OVER_ALL;
+    const bool over_heads = args.norm_over != PENSTOCK_OVER_HEAD;  // a weight for each head
+    const int64_t at_once = share(args.tokens, work), parts = (args.tokens + at_once - 1) / at_once;
+    for (int64_t item; (item = take(work, 1)) < parts * heads.kv_heads;) {
+        const int head = static_cast<int>(item % heads.kv_heads);
+        const int64_t begin = item / heads.kv_heads * at_once;
+        for (int64_t token = begin; token < least(begin + at_once, args.tokens); token++) {
+            const float *from = reinterpret_cast<const float *>(args.source + token * args.source_bytes);
+            const float *keys = from + all_queries * size, *values = keys + heads.kv_heads * size;
+            const int64_t position = args.token_positions[token];
+            const float *cos = args.cos ? args.cos + position * (args.rope_dim / 2) : nullptr;
+            const float *sin = args.sin ? args.sin + position * (args.rope_dim / 2) : nullptr;
+            const float scale = args.query_factors ? args.query_factors[position] : 1.0f;
+            float query_mean = 0, query_factor = 1, key_mean = 0, key_factor = 1;
+            if (over_all) {
+                // `copy` is behind what the heads need; only clipped models use it.
+                float *copy = reinterpret_cast<float *>(work.scratch + 16 * 1024);
+                statistics_over_all(args, from, all_queries * size, copy, &query_mean, &query_factor);
+                statistics_over_all(args, keys, heads.kv_heads * size, copy, &key_mean, &key_factor);
+            }
+            for (int g = 0; g < heads.group; g++) {
+                const int query = head * heads.group + g;
+                const float *weight = args.query_norm ? args.query_norm + (over_heads ? query * size : 0) : nullptr;
+                uint8_t *to = args.queries + head * args.head_stride + (token * heads.group + g) * heads.key_dim * 2;
+                head_of(args, from + query * size, normed, query_mean, query_factor, weight, cos, sin, scale, x,
+                        heads.key_dim, reinterpret_cast<uint16_t *>(to));
+            }
+            const int64_t page = args.rows[args.token_rows[token]].pages[position / PENSTOCK_PAGE_TOKENS];
+            const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
+            uint8_t *there = args.cache + page * heads.page_bytes + head * heads.head_bytes;
+            const float *weight = args.key_norm ? args.key_norm + (over_heads ? head * size : 0) : nullptr;
+            head_of(args, keys + head * size, normed, key_mean, key_factor, weight, cos, sin, 1.0f, x, heads.key_dim,
+                    short_x);
+            for (int pair = 0; pair < heads.key_dim / 2; pair++)
+                *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
+                    short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
+            head_of(args, values + head * size, false, 0, 1, nullptr, nullptr, nullptr, 1.0f, x, heads.value_dim, short_x);
+            uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
+            for (int i = 0; i < heads.value_dim; i++)
+                *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = short_x[i];
+        }
+    }
+}
+
+// ---- latents ----
+
+// Rotates numbers whose halves are the coordinates of planes.
+SEPARATE void rotate(float *x, int size, const float *cos, const float *sin) {
+    const int half = size / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cos[i] - b * sin[i];
+        x[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+// `size` numbers behind those that are there already, zeros up to `width`, to bf16.
+SEPARATE void shorten(float *x, int size, int width, float scale, uint16_t *to) {
+    for (int at = size; at < width; at++) x[at] = 0.0f;
+    for (int at = 0; at < width; at += 16) store_bf16(to + at, to_bf16(load(x + at) * scale));
+}
+
+void write_latent(const WriteLatentArgs &args, const Work &work) {
+    const Heads &heads = args.heads;
+    const int rank = heads.value_size, size = heads.head_dim, rope = args.rope_dim;
+    float *x = reinterpret_cast<float *>(work.scratch);
+    uint16_t *short_x = reinterpret_cast<uint16_t *>(x + heads.key_dim + 16);
+    for (int64_t token; (token = take(work, 1)) < args.tokens;) {
+        const int64_t position = args.token_positions[token];
+        const float *cos = args.cos ? args.cos + position * (rope / 2) : nullptr;
+        const float *sin = args.sin ? args.sin + position * (rope / 2) : nullptr;
+        const float scale = args.query_factors ? args.query_factors[position] : 1.0f;
+        for (int head = 0; head < heads.group; head++) {
+            const uint8_t *asked = args.source + token * args.source_bytes + (int64_t)head * rank * 2;
+            const uint8_t *turned =
+                args.rotated + token * args.rotated_bytes + ((int64_t)(head + 1) * args.query_size - rope) * 2;
+            for (int at = 0; at < rank; at += 16) store(x + at, from_bf16(load_bf16(asked + at * 2)));
+            for (int at = 0; at < rope; at += 16) store(x + rank + at, from_bf16(load_bf16(turned + at * 2)));
+            if (cos) rotate(x + rank, rope, cos, sin);
+            shorten(x, size, heads.key_dim, scale,
+                    reinterpret_cast<uint16_t *>(args.queries + (token * heads.group + head) * heads.key_dim * 2));
+        }
+        const float *latent = reinterpret_cast<const float *>(args.latents + token * args.latents_bytes);
+        for (int at = 0; at < size; at += 16) store_up_to(x + at, load_up_to(latent + at, size - at), size - at);
+        if (cos) rotate(x + rank, rope, cos, sin);
+        shorten(x, size, heads.key_dim, 1.0f, short_x);
+        const int64_t page = args.rows[args.token_rows[token]].pages[position / PENSTOCK_PAGE_TOKENS];
+        const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
+        uint8_t *there = args.cache + page * heads.page_bytes;
+        for (int pair = 0; pair < heads.key_dim / 2; pair++)
+            *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
+                short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
+        uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
+        for (int i = 0; i < heads.value_dim; i++)
+            *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = i < rank ? short_x[i] : 0;
+    }
+}
+
+// What is known of a query after some splits: the largest score, the sum of exponentials relative to it, and the sum of
+// values (value_dim). A split adds its own. `total` 0: no key was seen yet, or none in the split.
+SEPARATE void join(float *largest, float *total, float *sum, float split_largest, float split_total,
+                   const float *split_sum, long stride, int value_dim) {
+    if (split_total == 0.0f) return;
+    if (*total == 0.0f) {
+        *largest = split_largest, *total = split_total;
+        for (int at = 0; at < value_dim; at += 16) store(sum + at, load(split_sum + at / 16 * stride));
+        return;
+    }
+    const float both = *largest > split_largest ? *largest : split_largest;
+    const F16 factors = exponential(F16{*largest - both, split_largest - both});
+    const float old = factors[0], added = factors[1];
+    for (int at = 0; at < value_dim; at += 16)
+        store(sum + at, load(sum + at) * old + load(split_sum + at / 16 * stride) * added);
+    *total = *total * old + split_total * added;
+    *largest = both;
+}
+
+INLINE int64_t first_seen(const AttentionArgs &args, int64_t position) {
+    if (args.window == 0) return 0;
+    if (args.chunked) return position / args.window * args.window;
+    return most(position + 1 - args.window, 0);
+}
+
+constexpr int kScoreFloats = kPagesInSplit * kBlockFloats;
+constexpr int kWeightBytes = kSplit * 2 + 64;
+
+struct AttentionScratch {
+    float *scores;     // (pages, queries, 16 keys)
+    uint8_t *weights;  // (queries, kWeightBytes): exponentials in bf16
+    float *values;     // (columns, queries, 16)
+    float *sums;       // (queries, value_dim)
+    uint8_t *page;     // values of the last page, where it is not full
+};
+
+INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) {
+    AttentionScratch s;
+    uint8_t *at = work.scratch;
+    s.scores = reinterpret_cast<float *>(at), at += kScoreFloats * 4;
+    s.weights = at, at += kQueries * kWeightBytes;
+    s.values = reinterpret_cast<float *>(at), at += kMostTiles * kBlockFloats * 4;
+    s.page = at, at += args.heads.value_dim * 32;
+    s.sums = reinterpret_cast<float *>(at);
+    return s;
+}
+
+// Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score.
+SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights, int pages, int64_t first_key,
+                     int64_t lowest, int64_t position, float *largest, float *total) {
+    const F16 hidden = all(-__builtin_inff());
+    *total = 0.0f, *largest = -__builtin_inff();
+    int begin = 0, end = pages;
+    while (begin < pages && first_key + begin * 16 + 15 < lowest) begin++;
+    while (end > begin && first_key + (end - 1) * 16 > position) end--;
+    for (int page = 0; page < pages; page++)
+        if (page < begin || page >= end) store_bf16(weights + page * 32, H16{});
+    if (begin == end) return;
+    F16 best = hidden;
+    for (int page = begin; page < end; page++) {
+        float *at = scores + page * kBlockFloats;
+        F16 x = load(at) * args.scale;
+        if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
+        const int64_t key = first_key + page * 16;
+        if (key + 15 > position || key < lowest) {
+            const I16 keys = lanes() + static_cast<int32_t>(key);
+            x = keys > static_cast<int32_t>(position) ? hidden : x;
+            x = keys < static_cast<int32_t>(lowest) ? hidden : x;
+        }
+        store(at, x);
+        best = maximum(x, best);
+    }
+    *largest = maximum_of(best);
+    F16 sum = {};
+    for (int page = begin; page < end; page++) {
+        const F16 x = exponential(load(scores + page * kBlockFloats) - *largest);
+        sum += x;
+        store_bf16(weights + page * 32, to_bf16(x));
+    }
+    *total = sum_of(sum);
+}
+
+// Splits of an item of a key head, into largest, total and sums of up to kQueries queries.
+void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s, float *largest,
+            float *total, float *sums) {
+    const Heads &heads = args.heads;
+    const Row &row = args.rows[item.row];
+    const int queries = static_cast<int>(least(kQueries, row.count * heads.group - item.first_query));
+    const uint8_t *q =
+        args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
+    const int64_t first_position = row.position + item.first_query / heads.group;
+    const int64_t last_position = row.position + (item.first_query + queries - 1) / heads.group;
+    const int64_t lowest = first_seen(args, first_position), filled = row.position + row.count;
+    const int columns = heads.value_dim / 16;
+    for (int i = 0; i < queries; i++) largest[i] = 0.0f, total[i] = 0.0f;
+    for (int split = item.split_begin; split < item.split_end; split++) {
+        const int64_t first_page = most((int64_t)split * kPagesInSplit, lowest / PENSTOCK_PAGE_TOKENS);
+        const int64_t end_page = least((int64_t)(split + 1) * kPagesInSplit, last_position / PENSTOCK_PAGE_TOKENS + 1);
+        const int pages = static_cast<int>(end_page - first_page);
+        if (pages <= 0) continue;
+        const uint8_t *page[kPagesInSplit];
+        for (int i = 0; i < pages; i++)
+            page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
+        const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
+        for (int i = 0; i < pages; i += kMostTiles) {
+            if (is_decode)
+                for (int next = i; next < least(i + kMostTiles, pages); next++) {
+                    if (next + kMostTiles < pages) fetch_near(page[next + kMostTiles], heads.value_offset);
+                    fetch_far(page[next] + heads.value_offset, heads.value_dim * 32);
+                }
+            product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)),
+                    heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, s.scores + i * kBlockFloats);
+        }
+        float split_largest[kQueries], split_total[kQueries];
+        for (int i = 0; i < queries; i++) {
+            const int64_t position = row.position + (item.first_query + i) / heads.group;
+            soften(args, s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS,
+                   first_seen(args, position), position, &split_largest[i], &split_total[i]);
+        }
+        if (end_page * PENSTOCK_PAGE_TOKENS > filled) {
+            // A key that is not there yet has the weight 0, and what is in its place may be no number.
+            const uint8_t *from = page[pages - 1] + heads.value_offset;
+            const int64_t there = filled - (end_page - 1) * PENSTOCK_PAGE_TOKENS;
+            for (int at = 0; at < heads.value_dim / 2; at++) {  // a pair of tokens
+                const int token = at % 8 * 2;
+                const U16 pair = *reinterpret_cast<const U16 *>(from + at * 64);
+                *reinterpret_cast<U16 *>(s.page + at * 64) = token + 1 < there ? pair
+                                                             : token < there   ? pair & 0xffffu
+                                                                               : U16{};
+            }
+            page[pages - 1] = s.page - heads.value_offset;
+        }
+        for (int column = 0; column < columns; column += kMostTiles) {
+            const int some = static_cast<int>(least(kMostTiles, columns - column));
+            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512,
+                                s.values);
+            for (int i = 0; i < queries; i++) {
+                // Each group of columns is joined with the same numbers.
+                float so_far = largest[i], so_much = total[i];
+                join(&so_far, &so_much, sums + i * heads.value_dim + column * 16, split_largest[i], split_total[i],
+                     s.values + i * 16, kBlockFloats, some * 16);
+                if (column + kMostTiles >= columns) largest[i] = so_far, total[i] = so_much;
+            }
+        }
+    }
+}
+
+SEPARATE void write_attended(const AttentionArgs &args, const AttentionItem &item, int head, int query, float largest,
+                             float total, const float *sums) {
+    const Heads &heads = args.heads;
+    const int64_t at = item.first_query + query, token = args.rows[item.row].first_token + at / heads.group;
+    uint8_t *to =
+        args.target + token * args.target_bytes + (head * heads.group + at % heads.group) * heads.value_size * 2;
+    float factor = 1.0f / total;
+    if (args.sinks) {
+        const float sink = args.sinks[head * heads.group + at % heads.group];
+        const float both = largest > sink ? largest : sink;
+        const F16 factors = exponential(F16{largest - both, sink - both});
+        factor = factors[0] / (total * factors[0] + factors[1]);
+    }
+    for (int i = 0; i < heads.value_size; i += 16) {
+        const H16 x = to_bf16(load(sums + i) * factor);
+        if (heads.value_size - i >= 16)
+            store_bf16(to + i * 2, x);
+        else
+            store_some_bf16(to + i * 2, x, heads.value_size - i);
+    }
+}
+
+void attention(const AttentionArgs &args, const Work &work) {
+    const Heads &heads = args.heads;
+    const AttentionScratch s = scratch_of(args, work);
+    int configured = 0;
+    for (int64_t number; (number = take(work, 1)) < args.item_count * heads.kv_heads;) {
+        const AttentionItem &item = args.items[number / heads.kv_heads];
+        const int head = static_cast<int>(number % heads.kv_heads);
+        const int queries =
+            static_cast<int>(least(kQueries, args.rows[item.row].count * heads.group - item.first_query));
+        if (queries != configured) configure_attention(configured = queries);
+        float largest[kQueries], total[kQueries];
+        if (item.part < 0) {
+            attend(args, item, head, s, largest, total, s.sums);
+            for (int i = 0; i < queries; i++)
+                write_attended(args, item, head, i, largest[i], total[i], s.sums + i * heads.value_dim);
+            continue;
+        }
+        float *part = args.parts + ((int64_t)item.part * heads.kv_heads + head) * args.part_floats;
+        attend(args, item, head, s, part, part + kQueries, part + 2 * kQueries);
+    }
+}
+
+void join_attention(const AttentionArgs &args, const Work &work) {
+    const Heads &heads = args.heads;
+    const AttentionScratch s = scratch_of(args, work);
+    for (int64_t number; (number = take(work, 1)) < args.join_count * heads.kv_heads;) {
+        const AttentionJoin &parts = args.joins[number / heads.kv_heads];
+        const int head = static_cast<int>(number % heads.kv_heads);
+        const int queries =
+            static_cast<int>(least(kQueries, args.rows[parts.row].count * heads.group - parts.first_query));
+        const AttentionItem item = {parts.row, parts.first_query, 0, 0, -1};
+        for (int i = 0; i < queries; i++) {
+            float largest = 0.0f, total = 0.0f;
+            for (int split = 0; split < parts.parts; split++) {
+                const float *part =
+                    args.parts + ((int64_t)(parts.first_part + split) * heads.kv_heads + head) * args.part_floats;
+                join(&largest, &total, s.sums, part[i], part[kQueries + i], part + 2 * kQueries + i * heads.value_dim,
+                     16, heads.value_dim);
+            }
+            write_attended(args, item, head, i, largest, total, s.sums);
+        }
+    }
+}
+
+}  // namespace

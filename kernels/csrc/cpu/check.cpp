@@ -1,0 +1,201 @@
+// What operations have to be: whatever contradicts itself is refused when a program is made, in one line.
+#include <algorithm>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace penstock {
+
+namespace {
+
+constexpr int64_t kLine = 64;
+// 255 times 127 for each input stays below 2^31.
+constexpr int kMostByteInputs = 1 << 16;
+
+// Of a route, and of a recurrent layer: what their memory holds.
+constexpr int kMostExperts = 4096, kMostPerToken = 64, kMostGroups = 256;
+constexpr int kMostKernel = 8, kMostKeyDim = 384;
+
+std::invalid_argument wrong(const std::string &what) {
+    return std::invalid_argument(what);
+}
+
+}  // namespace
+
+void Program::check(const std::vector<penstock_operation> &operations, bool is_head) const {
+    const auto known = [&](int buffer) { return 0 <= buffer && buffer < static_cast<int>(buffers_.size()); };
+    // Whether fp32 has so many columns from there on, where it is read.
+    const auto fits = [&](int number, int first, int columns) {
+        const Buffer &buffer = buffers_[static_cast<size_t>(number)];
+        return first < 0 || (buffer.layout == PENSTOCK_F32 && first + columns <= buffer.width);
+    };
+    for (const penstock_operation &operation : operations) {
+        if (!known(operation.target) || (operation.kind != PENSTOCK_EMBED && !known(operation.source)))
+            throw wrong("an operation names a buffer that is not there");
+        if (reads_second(operation) && !known(operation.second))
+            throw wrong("an operation names a buffer that is not there");
+        if (reads_third(operation) && !known(operation.third))
+            throw wrong("an operation names a buffer that is not there");
+        const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+        switch (operation.kind) {
+            case PENSTOCK_EMBED:
+                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight)
+                    throw wrong("an embedding makes fp32 in the body");
+                break;
+            case PENSTOCK_NORM:
+                if (operation.columns + operation.target_at > target.width || operation.target_at < 0 ||
+                    (operation.target_at > 0 && target.layout == PENSTOCK_BYTES) || operation.source_at < 0)
+                    throw wrong("a norm is wider than its target");
+                if (operation.accumulate && target.layout != PENSTOCK_F32) throw wrong("a norm adds to fp32 only");
+                break;
+            case PENSTOCK_QUANTIZE: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (source.layout != PENSTOCK_BF16 || target.layout != PENSTOCK_BYTES || source.width != target.width)
+                    throw wrong("what is quantized is as many numbers in bf16");
+                break;
+            }
+            case PENSTOCK_LINEAR:
+            case PENSTOCK_EXPERTS: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
+                const bool is_bf16 = operation.format == PENSTOCK_FORMAT_BF16;
+                if (operation.format < PENSTOCK_FORMAT_BF16 || operation.format > PENSTOCK_FORMAT_INT4)
+                    throw wrong("a format of weights that this library does not know");
+                if (source.layout != (is_bf16 ? PENSTOCK_BF16 : PENSTOCK_BYTES))
+                    throw wrong(is_bf16 ? "a product reads bf16" : "a product with quantized weights reads bytes");
+                const int inputs = is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS;
+                if (operation.columns % inputs || operation.columns != round_up(source.width, inputs))
+                    throw wrong("a product's inputs are not its source's");
+                if (!is_bf16 && (operation.columns > kMostByteInputs || !operation.scales || !operation.sums))
+                    throw wrong("quantized weights without scales, or with sums beyond 32 bits");
+                if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
+                    throw wrong("a product's outputs are not its target's");
+                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32)
+                    throw wrong("a product is added to fp32 only");
+                if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) &&
+                    target.layout != PENSTOCK_BF16)
+                    throw wrong("an activation makes bf16 only");
+                if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE ||
+                    operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_CLAMPED_GATE)
+                    throw wrong("an epilogue or activation that this library does not know");
+                if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight)
+                    throw wrong("a weight is not aligned to 64 bytes");
+                if (operation.kind == PENSTOCK_EXPERTS) {
+                    const bool sums_up =
+                        operation.epilogue == PENSTOCK_STORE || operation.epilogue == PENSTOCK_ADD;
+                    if (is_head || operation.experts < 1 || operation.experts > kMostExperts)
+                        throw wrong("experts that this library does not know");
+                    if (source.per_token != operation.per_token ||
+                        target.per_token != (sums_up ? 1 : operation.per_token) ||
+                        (sums_up && target.layout != PENSTOCK_F32))
+                        throw wrong("experts read what was gathered, and add to fp32");
+                }
+                break;
+            }
+            case PENSTOCK_ROUTE:
+                if (is_head || operation.experts < 1 || operation.experts > kMostExperts || operation.per_token < 1 ||
+                    operation.per_token > std::min(kMostPerToken, operation.experts) || operation.groups < 1 ||
+                    operation.groups > kMostGroups || operation.experts % operation.groups ||
+                    operation.group_best > kMostPerToken ||
+                    (operation.groups > 1 && (operation.top_groups < 1 || operation.group_best < 1)))
+                    throw wrong("a route that this library does not know");
+                if (buffers_[static_cast<size_t>(operation.source)].width < operation.experts ||
+                    target.width != 2 * operation.per_token || target.layout != PENSTOCK_F32)
+                    throw wrong("a route has weights and numbers of a token's experts");
+                break;
+            case PENSTOCK_GATHER: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || target.per_token != operation.per_token || source.per_token != 1 ||
+                    source.layout != target.layout || source.width != target.width ||
+                    (source.layout != PENSTOCK_BF16 && source.layout != PENSTOCK_BYTES))
+                    throw wrong("what is gathered is a product's source");
+                break;
+            }
+            case PENSTOCK_OPEN:
+                if (target.layout != PENSTOCK_BF16 || operation.heads * operation.head_dim > target.width ||
+                    !fits(operation.source, operation.source_at, operation.columns))
+                    throw wrong("gates of what is not there");
+                break;
+            case PENSTOCK_GATED_NORM:
+                if (target.layout != PENSTOCK_BF16 || operation.target_at < 0 ||
+                    operation.target_at + operation.heads * operation.head_dim > target.width ||
+                    !fits(operation.source, 0, operation.heads * operation.head_dim) ||
+                    !fits(operation.second, operation.source_at, operation.heads * operation.head_dim))
+                    throw wrong("a gated norm of what is not there");
+                break;
+            case PENSTOCK_CONVOLVE:
+                if (is_head || operation.rows < 1 || operation.rows > kMostKernel || !operation.norm_weight ||
+                    operation.target_at < 0 || (operation.target_at > 0 && target.layout != PENSTOCK_BF16) ||
+                    operation.target_at + operation.columns > target.width ||
+                    !fits(operation.source, operation.source_at, operation.columns) ||
+                    !fits(operation.source, operation.inner_at, operation.columns) ||
+                    !fits(operation.source, operation.outer_at, operation.columns))
+                    throw wrong("a convolution that this library does not know");
+                break;
+            case PENSTOCK_RATES:
+                if (is_head || operation.columns < 1 || target.layout != PENSTOCK_F32 ||
+                    target.width < operation.columns * (operation.rule >= PENSTOCK_CHANNELS ? 1 + operation.head_dim : 2) ||
+                    !operation.norm_weight ||
+                    (operation.rule != PENSTOCK_CONSTANT && !operation.bias) ||
+                    (operation.heads > 0 && !fits(operation.second, 0, 2 * operation.heads * operation.head_dim)))
+                    throw wrong("rates of states that this library does not know");
+                break;
+            case PENSTOCK_RECUR:
+                if (is_head || operation.kv_heads < 1 || operation.heads % operation.kv_heads ||
+                    operation.head_dim < 1 || operation.head_dim > kMostKeyDim || operation.value_dim < 1 ||
+                    target.layout != PENSTOCK_F32 || target.width != operation.heads * operation.value_dim ||
+                    !fits(operation.source, operation.source_at, operation.kv_heads * operation.head_dim) ||
+                    !fits(operation.source, operation.inner_at, operation.kv_heads * operation.head_dim) ||
+                    !fits(operation.source, operation.outer_at, operation.heads * operation.value_dim) ||
+                    !fits(operation.second, 0, operation.heads * (operation.channels ? 1 + operation.head_dim : 2)) ||
+                    (operation.channels && !operation.learns))
+                    throw wrong("states that this library does not know");
+                break;
+            case PENSTOCK_HEADS:
+                if (is_head || operation.heads < 1 || operation.format != PENSTOCK_FORMAT_BF16 ||
+                    operation.epilogue != PENSTOCK_STORE || operation.columns % PENSTOCK_TILE_INPUTS ||
+                    buffers_[static_cast<size_t>(operation.source)].layout != PENSTOCK_BF16 ||
+                    operation.heads * operation.head_dim > buffers_[static_cast<size_t>(operation.source)].width ||
+                    operation.source_at < 0 || operation.source_at >= operation.head_dim ||
+                    target.width != operation.heads * operation.rows || !operation.weight)
+                    throw wrong("products of heads that this library does not know");
+                break;
+            case PENSTOCK_SCAN:
+                if (is_head || operation.head_dim < 1 || operation.head_dim > kMostKeyDim || !operation.positions ||
+                    !operation.norm_weight || target.layout != PENSTOCK_F32 || target.width != operation.columns ||
+                    !fits(operation.source, operation.source_at, operation.columns) ||
+                    !fits(operation.second, 0, operation.columns) ||
+                    !fits(operation.third, operation.inner_at, operation.head_dim) ||
+                    !fits(operation.third, operation.outer_at, operation.head_dim))
+                    throw wrong("states that this library does not know");
+                break;
+            case PENSTOCK_WRITE_LATENT: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
+                             &rotated = buffers_[static_cast<size_t>(operation.second)];
+                if (is_head || operation.kv_heads != 1 || operation.heads < 1 || operation.value_dim < 1 ||
+                    operation.head_dim != operation.value_dim + operation.rope_dim || operation.head_dim > 1024 ||
+                    source.layout != PENSTOCK_BF16 || source.width != operation.heads * operation.value_dim ||
+                    rotated.layout != PENSTOCK_BF16 || rotated.width % operation.heads ||
+                    rotated.width / operation.heads < operation.rope_dim ||
+                    !fits(operation.third, 0, operation.head_dim))
+                    throw wrong("latents that this library does not know");
+                break;
+            }
+            case PENSTOCK_WRITE_KV:
+            case PENSTOCK_ATTENTION:
+                if (is_head) throw wrong("the head does not attend");
+                if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
+                    operation.head_dim > 1024)
+                    throw wrong("heads that this library does not know");
+                break;
+            default:
+                throw wrong("an operation of an unknown kind");
+        }
+    }
+    if (is_head && !operations.empty() &&
+        (buffers_[static_cast<size_t>(operations.front().source)].layout != PENSTOCK_EXTERNAL ||
+         buffers_[static_cast<size_t>(operations.back().target)].layout != PENSTOCK_EXTERNAL))
+        throw wrong("the head's ends are not external");
+}
+
+}  // namespace penstock

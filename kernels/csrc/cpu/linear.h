@@ -1,0 +1,363 @@
+// Products with weights and what becomes of them, for all rows of a step or for those of each expert. Included by
+// kernels.cpp.
+#pragma once
+
+#include "quantize.h"
+#include "work.h"
+
+namespace {
+
+// Rows whose products are taken while a column of tiles is in the processor's second cache.
+constexpr int kRowsInChunk = 256;
+
+// Of a tile, for `finish`.
+struct Finish {
+    F16 bias, up_bias;
+    float scale, softcap, limit, alpha;
+    int count;  // outputs that there are
+};
+
+template <penstock_epilogue epilogue, penstock_activation activation, bool short_target>
+INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const float *up, uint8_t *to,
+                        int64_t target_bytes) {
+    for (int row = 0; row < rows; row++, to += target_bytes) {
+        F16 y = load(sums + row * 16) + finish.bias;
+        float *long_to = reinterpret_cast<float *>(to);
+        if (epilogue == PENSTOCK_GATE && activation == PENSTOCK_CLAMPED_GATE) {
+            const F16 gate = minimum(y, all(finish.limit)), limit = all(finish.limit);
+            const F16 opened = maximum(minimum(load(up + row * 16) + finish.up_bias, limit), -limit) + 1.0f;
+            y = gate * sigmoid(finish.alpha * gate) * opened;
+        } else if (epilogue == PENSTOCK_GATE) {
+            y = activated(y, activation) * (load(up + row * 16) + finish.up_bias);
+        }
+        if (epilogue == PENSTOCK_ACTIVATE) y = activated(y, activation);
+        if (epilogue == PENSTOCK_ADD) y = y * finish.scale + load(long_to);
+        if (epilogue == PENSTOCK_STORE) {
+            if (finish.scale != 1.0f) y = y * finish.scale;
+            if (finish.softcap != 0.0f) y = tanh_of(y / finish.softcap) * finish.softcap;
+        }
+        if (short_target)
+            store_bf16_up_to(to, y, finish.count);
+        else if (finish.count == 16)
+            store(long_to, y);
+        else
+            store_some(long_to, y, finish.count);
+    }
+}
+
+template <penstock_epilogue epilogue, bool short_target>
+INLINE void finish_activated(penstock_activation activation, const Finish &finish, int rows, const float *sums,
+                             const float *up, uint8_t *to, int64_t bytes) {
+    switch (activation) {
+        case PENSTOCK_SILU:
+            return finish_rows<epilogue, PENSTOCK_SILU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU:
+            return finish_rows<epilogue, PENSTOCK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_GELU_TANH:
+            return finish_rows<epilogue, PENSTOCK_GELU_TANH, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_QUICK_GELU:
+            return finish_rows<epilogue, PENSTOCK_QUICK_GELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU:
+            return finish_rows<epilogue, PENSTOCK_RELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_RELU_SQUARED:
+            return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
+        default:
+            return finish_rows<epilogue, PENSTOCK_CLAMPED_GATE, short_target>(finish, rows, sums, up, to, bytes);
+    }
+}
+
+// From sums of 32 bits to what they stand for, where they are.
+INLINE void scale_sums(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums) {
+    const F16 scales = load(args.scales + tile * 16);
+    const I16 turned = kIsTurned ? (I16)load(reinterpret_cast<const float *>(args.sums) + tile * 16) : I16{};
+    const uint8_t *from = args.source + first_row * args.source_bytes + scale_offset(args.inputs);
+    for (int row = 0; row < rows; row++, from += args.source_bytes) {
+        const I16 whole = (I16)load(sums + row * 16) - turned;
+        store(sums + row * 16, __builtin_convertvector(whole, F16) * *reinterpret_cast<const float *>(from) * scales);
+    }
+}
+
+// Of rows of an expert, each added to its token's, times its weight.
+SEPARATE void finish_expert(const LinearArgs &args, int64_t first_row, int rows, int tile, const float *sums) {
+    const int output = tile * 16, count = static_cast<int>(least(16, args.outputs - output));
+    const F16 bias = args.bias ? load(args.bias + output) : F16{};
+    for (int row = 0; row < rows; row++) {
+        const int64_t entry = first_row + row;
+        const float weight = args.weights ? args.weights[entry] : 1.0f;
+        float *to = reinterpret_cast<float *>(args.target + args.tokens[entry] * args.target_bytes) + output;
+        const F16 y = (load(sums + row * 16) + bias) * (weight * args.scale);
+        store_up_to(to, load_up_to(to, count) + y, count);
+    }
+}
+
+// 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are
+// multiplied with.
+SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums, float *up,
+                     int up_tile) {
+    if (args.format != PENSTOCK_FORMAT_BF16) {
+        scale_sums(args, first_row, rows, tile, sums);
+        if (up) scale_sums(args, first_row, rows, up_tile, up);
+    }
+    if (args.tokens) return finish_expert(args, first_row, rows, tile, sums);
+    const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
+    const Finish finish = {args.bias ? load(args.bias + output) : F16{},
+                           args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale, args.softcap,
+                           args.limit, args.alpha,
+                           static_cast<int>(least(16, outputs - output))};
+    uint8_t *to = args.target + first_row * args.target_bytes + (int64_t)output * (args.to_bf16 ? 2 : 4);
+    constexpr penstock_activation none = PENSTOCK_RELU;
+    switch (args.epilogue) {
+        case PENSTOCK_GATE:
+            return finish_activated<PENSTOCK_GATE, true>(args.activation, finish, rows, sums, up, to,
+                                                         args.target_bytes);
+        case PENSTOCK_ACTIVATE:
+            return finish_activated<PENSTOCK_ACTIVATE, true>(args.activation, finish, rows, sums, up, to,
+                                                             args.target_bytes);
+        case PENSTOCK_ADD:
+            return finish_rows<PENSTOCK_ADD, none, false>(finish, rows, sums, up, to, args.target_bytes);
+        case PENSTOCK_STORE:
+            if (args.to_bf16)
+                return finish_rows<PENSTOCK_STORE, none, true>(finish, rows, sums, up, to, args.target_bytes);
+            return finish_rows<PENSTOCK_STORE, none, false>(finish, rows, sums, up, to, args.target_bytes);
+    }
+}
+
+#if defined(PENSTOCK_AMX)
+// Blocks of rows and tiles of inputs whose products are taken while the weights of two columns and the sums are in the
+// first cache, which holds 48 KB.
+constexpr int kRowsNear = 128, kTilesNear = 9;
+
+// Two columns of tiles, or one, of more than 16 rows.
+template <Numbers numbers>
+INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns,
+                       const int *tiles, int count, int k_tiles, Use use, float *sums) {
+    const int at_once = use == kOfStream ? k_tiles : kTilesNear;
+    for (int64_t near = begin; near < end; near += kRowsNear) {
+        const int64_t stop = least(near + kRowsNear, end);
+        for (int k = 0; k < k_tiles; k += at_once) {
+            const int some = static_cast<int>(least(at_once, k_tiles - k));
+            const uint8_t *const from[2] = {columns[0] + (int64_t)k * kTileBytes,
+                                            columns[count - 1] + (int64_t)k * kTileBytes};
+            float *c = sums;
+            for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
+                const uint8_t *a = args.source + row * args.source_bytes + k * 64;
+                if (count == 1)
+                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
+                else if (use == kOfStream)
+                    wide_product_of<2, kOfStream, numbers>(a, args.source_bytes, from, some, k > 0, c);
+                else
+                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
+            }
+        }
+        float *c = sums;
+        for (int64_t row = near; row < stop; row += 16, c += kBlockFloats) {
+            if ((row - near) % 32 == 0 && row > near) c += 2 * kBlockFloats;
+            const int rows = static_cast<int>(least(16, stop - row));
+            float *second = c + 2 * kBlockFloats;
+            if (args.epilogue == PENSTOCK_GATE) {
+                finish(args, row, rows, tiles[0], c, second, tiles[1]);
+            } else {
+                finish(args, row, rows, tiles[0], c, nullptr, 0);
+                if (count > 1) finish(args, row, rows, tiles[1], second, nullptr, 0);
+            }
+        }
+    }
+}
+#endif
+
+// Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
+constexpr int kInt4Near = 4;
+
+// Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`, or of one or two rows in
+// registers.
+INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
+                         const int *outputs, int count, int k_tiles, uint8_t *unpacked, float *sums) {
+    const int tiles = (k_tiles + 1) / 2;
+#if defined(PENSTOCK_AVX512)
+    while (rows <= 2 && count >= 2) {
+        const int32_t *const weight_sums[] = {args.sums + outputs[0] * 16, args.sums + outputs[1] * 16};
+        if (rows == 1)
+            int4_rows<1, 2>(a, args.source_bytes, columns, weight_sums, tiles, sums);
+        else
+            int4_rows<2, 2>(a, args.source_bytes, columns, weight_sums, tiles, sums);
+        columns += 2, outputs += 2, count -= 2, sums += 2 * kBlockFloats;
+    }
+    if (count == 0) return;
+#else
+    (void)outputs;
+#endif
+    const uint8_t *from[kMostTiles];
+    for (int i = 0; i < count; i++) from[i] = unpacked + i * kInt4Near * 2 * kTileBytes;
+    for (int first = 0; first < tiles; first += kInt4Near) {
+        const int some = static_cast<int>(least(kInt4Near, tiles - first));
+        for (int i = 0; i < count; i++)
+            for (int k = 0; k < some; k++) {
+                const uint8_t *tile = columns[i] + (int64_t)(first + k) * PENSTOCK_INT4_BYTES;
+                fetch_near(tile + 2 * PENSTOCK_INT4_BYTES, PENSTOCK_INT4_BYTES);
+                unpack_int4(tile, unpacked + (i * kInt4Near + k) * 2 * kTileBytes);
+            }
+        byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,
+                     static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, first > 0, sums);
+    }
+}
+
+// Up to four tiles of outputs of some rows.
+INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, float *sums) {
+    const bool gated = args.epilogue == PENSTOCK_GATE, is_bf16 = args.format == PENSTOCK_FORMAT_BF16;
+    bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
+    const int k_tiles = args.inputs / (is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS);
+    const int64_t column_bytes = is_int4 ? (int64_t)((k_tiles + 1) / 2) * PENSTOCK_INT4_BYTES
+                                         : (int64_t)k_tiles * kTileBytes;
+    const uint8_t *columns[kMostTiles];
+    for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
+    uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
+    if (is_int4 && args.rows > 16) {
+        // Two columns whole, for all rows.
+        const int64_t unpacked_bytes = (int64_t)(k_tiles + 1) / 2 * 2 * kTileBytes;
+        for (int i = 0; i < count; i++) {
+            for (int k = 0; k < (k_tiles + 1) / 2; k++)
+                unpack_int4(columns[i] + k * PENSTOCK_INT4_BYTES, unpacked + i * unpacked_bytes + k * 2 * kTileBytes);
+            columns[i] = unpacked + i * unpacked_bytes;
+        }
+        is_int4 = false;
+    }
+#if defined(PENSTOCK_AMX)
+    if (args.rows > 16) {
+        const Use use = args.rows <= 32 && args.format != PENSTOCK_FORMAT_INT4 ? kOfStream : kOfCached;
+        for (int i = 0; i < count; i += 2) {
+            const int some = static_cast<int>(least(2, count - i));
+            if (is_bf16)
+                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+            else
+                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+        }
+        return;
+    }
+#endif
+    const Use use = args.rows <= 16 ? kOfStream : kOfCached;
+    for (int64_t row = begin; row < end; row += 16) {
+        const int rows = static_cast<int>(least(16, end - row));
+        const uint8_t *a = args.source + row * args.source_bytes;
+        if (is_bf16)
+            product(a, args.source_bytes, rows, columns, count, k_tiles, use, sums);
+        else if (is_int4)
+            int4_product(args, a, rows, columns, tiles, count, k_tiles, unpacked, sums);
+        else
+            byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, false, sums);
+        for (int i = 0; i < count; i += gated ? 2 : 1)
+            finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
+                   gated ? tiles[i + 1] : 0);
+    }
+}
+
+void linear(const LinearArgs &args, const Work &work) {
+    float *sums = reinterpret_cast<float *>(work.scratch);
+    const int all_tiles = static_cast<int>(round_up(args.outputs, 16) / 16);
+    const bool gated = args.epilogue == PENSTOCK_GATE;
+    const int half = all_tiles / 2;
+    const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
+    const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
+    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 && args.rows > 16;
+    const int units_at_once = units * chunks >= 16 * work.members && !is_unpacked_whole ? 2 : 1;
+    const int64_t groups = (units + units_at_once - 1) / units_at_once;
+    configure_products(static_cast<int>(least(16, args.rows)));
+    for (int64_t item; (item = take(work, 1)) < groups * chunks;) {
+        const int64_t chunk = item % chunks;
+        const int first = static_cast<int>(item / chunks) * units_at_once;
+        int tiles[kMostTiles], count = 0;
+        for (int unit = first; unit < least(first + units_at_once, units); unit++) {
+            tiles[count++] = gated ? unit : 2 * unit;
+            if (gated)
+                tiles[count++] = unit + half;
+            else if (2 * unit + 1 < all_tiles)
+                tiles[count++] = 2 * unit + 1;
+        }
+        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, sums);
+    }
+}
+
+// ---- experts ----
+
+// Two columns of tiles of an expert's weights.
+INLINE int tiles_of(int unit, bool gated, int all_tiles, int *tiles) {
+    tiles[0] = gated ? unit : 2 * unit;
+    tiles[1] = gated ? unit + all_tiles / 2 : 2 * unit + 1;
+    return tiles[1] < all_tiles ? 2 : 1;
+}
+
+// The product with one expert's weights, of its entries.
+INLINE LinearArgs of_expert(const ExpertsArgs &args, int expert) {
+    LinearArgs one = args.linear;
+    const int64_t begin = args.grouped.begins[expert];
+    one.rows = args.grouped.begins[expert + 1] - begin;
+    one.weight += expert * args.weight_bytes;
+    one.source += begin * one.source_bytes;
+    if (one.bias) one.bias += (int64_t)expert * args.bias_step;
+    const int64_t whole = round_up(one.outputs, 16);
+    if (one.scales) one.scales += expert * whole, one.sums += expert * whole;
+    if (args.sums_up) {
+        one.tokens = args.grouped.tokens + begin;
+        one.weights = args.weighs ? args.grouped.weights + begin : nullptr;
+    } else {
+        one.target += begin * one.target_bytes;
+    }
+    return one;
+}
+
+void experts(const ExpertsArgs &args, const Work &work) {
+    float *sums = reinterpret_cast<float *>(work.scratch);
+    const LinearArgs &linear = args.linear;
+    const int all_tiles = static_cast<int>(round_up(linear.outputs, 16) / 16);
+    const bool gated = linear.epilogue == PENSTOCK_GATE;
+    const int units = gated ? all_tiles / 2 : (all_tiles + 1) / 2;
+    const int active = *args.grouped.active_count;
+    int tiles[kMostTiles];
+    if (!args.sums_up) {
+        const int64_t chunks = (*args.grouped.most + kRowsInChunk - 1) / kRowsInChunk;
+        for (int64_t item; (item = take(work, 1)) < active * units * chunks;) {
+            const LinearArgs one = of_expert(args, args.grouped.active[item / (units * chunks)]);
+            const int64_t begin = item % chunks * kRowsInChunk;
+            if (begin >= one.rows) continue;
+            const int count = tiles_of(static_cast<int>(item / chunks % units), gated, all_tiles, tiles);
+            configure_products(static_cast<int>(least(16, one.rows)));
+            linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+        }
+        return;
+    }
+    // All experts' parts of two columns are one thread's, which adds them in the experts' order.
+    for (int64_t unit; (unit = take(work, 1)) < units;) {
+        const int count = tiles_of(static_cast<int>(unit), false, all_tiles, tiles);
+        if (linear.epilogue == PENSTOCK_STORE)
+            for (int64_t token = 0; token < linear.rows; token++)
+                for (int i = 0; i < count; i++)
+                    store_up_to(reinterpret_cast<float *>(linear.target + token * linear.target_bytes) + tiles[i] * 16,
+                                F16{}, linear.outputs - tiles[i] * 16);
+        for (int i = 0; i < active; i++) {
+            const LinearArgs one = of_expert(args, args.grouped.active[i]);
+            configure_products(static_cast<int>(least(16, one.rows)));
+            for (int64_t begin = 0; begin < one.rows; begin += kRowsInChunk)
+                linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+        }
+    }
+}
+
+// ---- heads ----
+
+void heads_linear(const HeadsArgs &args, const Work &work) {
+    float *sums = reinterpret_cast<float *>(work.scratch);
+    const int all_tiles = static_cast<int>(round_up(args.linear.outputs, 16) / 16), units = (all_tiles + 1) / 2;
+    const int64_t chunks = (args.linear.rows + kRowsInChunk - 1) / kRowsInChunk;
+    configure_products(static_cast<int>(least(16, args.linear.rows)));
+    for (int64_t item; (item = take(work, 1)) < args.heads * units * chunks;) {
+        const int64_t head = item / (units * chunks), begin = item % chunks * kRowsInChunk;
+        LinearArgs one = args.linear;
+        one.weight += head * args.weight_bytes;
+        one.source += head * args.source_step;
+        one.target += head * args.target_step;
+        int tiles[kMostTiles];
+        const int count = tiles_of(static_cast<int>(item / chunks % units), false, all_tiles, tiles);
+        linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+    }
+}
+
+}  // namespace

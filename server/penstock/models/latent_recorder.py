@@ -1,0 +1,83 @@
+"""Latent attention as operations: what keys and values are made of is applied to queries and to what is attended to, head by head.
+Called by `recorder`; follows `LatentAttention`, choice by choice. Letters as there.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from penstock.models.config import Window
+from penstock.models.decoder import LatentAttention
+from penstock.models.packing import one_matrix, packed
+from penstock.models.program_writer import ProgramWriter, optional_fp32
+from penstock_kernels.program import Kind, Layout
+
+LARGEST_LATENT = 1024  # with what is rotated behind it
+
+
+def record_latent_attention(
+    writer: ProgramWriter, layer: int, attention: LatentAttention, window: Window | None
+) -> int:
+    """What the layer's gates and its last matrix read: a buffer of bf16."""
+    heads, sizes = attention.heads, attention.sizes
+    rank, size = sizes.rank, sizes.plain_dim + sizes.rope_dim
+    reads = writer.normed
+    if attention.query_down is not None and attention.query_norm is not None:
+        low = writer.buffer("low queries", Layout.F32, sizes.query_rank)
+        writer.linear(reads, low, attention.query_down)
+        reads = writer.buffer("normed low queries", writer.layout, sizes.query_rank)
+        writer.norm(low, reads, attention.query_norm, columns=sizes.query_rank)
+    asked = writer.buffer("asked", Layout.BF16, heads * size)
+    writer.linear(reads, asked, attention.query)
+    latent = writer.buffer("latents", Layout.F32, rank + sizes.rope_dim)
+    writer.linear(writer.normed, latent, attention.latent)
+    writer.norm(latent, latent, attention.latent_norm, columns=rank)
+    # A head's key is its matrix times the latent: the query is multiplied with it instead.
+    asked_latents = writer.buffer("asked latents", Layout.BF16, heads * rank)
+    _of_heads(writer, asked, asked_latents, attention.keys_HDR.transpose(1, 2), step=size)
+    attention.keys_HDR = attention.keys_HDR.new_empty((0, *attention.keys_HDR.shape[1:]))
+    queries = writer.buffer("queries", Layout.QUERIES, heads * (rank + sizes.rope_dim))
+    shape: dict[str, Any] = {
+        "layer": layer,
+        "heads": heads,
+        "kv_heads": 1,
+        "head_dim": rank + sizes.rope_dim,
+        "value_dim": rank,
+    }
+    write = writer.add(
+        Kind.WRITE_LATENT,
+        asked_latents,
+        queries,
+        second=asked,
+        third=latent,
+        **shape,
+        rope_dim=sizes.rope_dim,
+    )
+    if attention.rope is not None:
+        writer.made.rotations.append((write, attention.rope))
+    if attention.temperature is not None:
+        writer.made.temperatures.append((write, attention.temperature))
+    found = writer.buffer("latents attended to", Layout.BF16, heads * rank)
+    writer.add(
+        Kind.ATTENTION,
+        queries,
+        found,
+        **shape,
+        window=0 if window is None else window.size,
+        chunked=window is not None and window.chunked,
+        scale=attention.scale,
+        softcap=attention.score_modifiers.softcap,
+        sinks=optional_fp32(attention.score_modifiers.sinks_H),
+    )
+    attended = writer.buffer("attended", Layout.BF16, heads * sizes.value_dim)
+    _of_heads(writer, found, attended, attention.values_HVR, step=rank)
+    attention.values_HVR = attention.values_HVR.new_empty((0, *attention.values_HVR.shape[1:]))
+    return attended
+
+
+def _of_heads(writer: ProgramWriter, source: int, target: int, weights_HOI: Tensor, step: int) -> None:
+    """Each head's numbers, `step` apart, times a matrix of its own."""
+    count, rows, _ = weights_HOI.shape
+    weight = packed(one_matrix(weights_HOI.contiguous()))
+    shape = {"heads": count, "head_dim": step, "rows": rows, "columns": weight.shape[1]}
+    writer.add(Kind.HEADS, source, target, **shape, weight=weight)
