@@ -9,6 +9,7 @@ and across a lost worker. Masks and drafts it does not know.
 import argparse
 import gc
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.engine.tables import BLOCK_SIZE
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.proto import penstock_pb2 as pb
 from penstock.proto.contract import CONTRACT
+from penstock.rpc.address import Address
 from penstock.rpc.server import ProcessExit, listen
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
@@ -132,8 +134,10 @@ def description_of(
     )
 
 
-def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
-    """Serves on this thread until a signal handler raises. Raises UnusableModel."""
+def serve(
+    arguments: argparse.Namespace, address: Address, listening: threading.Event, began: float
+) -> NoReturn:
+    """Serves on this thread until a signal handler raises, and sets `listening` when it does. Raises UnusableModel."""
     gc.enable()
     folder: Path = arguments.model_dir
     config = read_config(folder)
@@ -143,6 +147,7 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
     engine = NullEngine(int(os.environ["PENSTOCK_NULL_STEP_US"]) / 1e6, answers)
     thread = EngineThread()
     servicer = WorkerServicer(engine, engine.prepare, thread, description, ProcessExit())
-    _server = listen(servicer, arguments.socket)  # stops when it is collected
-    log("INFO", "ready", start_seconds=round(time.perf_counter() - began, 3), device="null")
+    _server = listen(servicer, address)  # stops when it is collected
+    listening.set()
+    log("INFO", "ready", listening=True, start_seconds=round(time.perf_counter() - began, 3), device="null")
     thread.serve()

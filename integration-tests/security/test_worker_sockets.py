@@ -51,7 +51,7 @@ def listening_ports(process: Process) -> list[int]:
 
 def socket_folder(process: Process) -> Path:
     words = process.command.split()
-    return Path(words[words.index("--socket") + 1]).parent
+    return Path(words[words.index("--listen") + 1].removeprefix("unix:")).parent
 
 
 def lose(launched: Launched, rank: int) -> None:

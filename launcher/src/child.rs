@@ -44,6 +44,8 @@ struct LastWords {
     /// The last line that was no event: what Python prints of an exception.
     other: Option<String>,
     progress: Instant,
+    /// It has said that it listens.
+    listens: bool,
 }
 
 impl Watched {
@@ -94,6 +96,11 @@ impl Watched {
     /// When it last said that something which takes long goes on; else when it was started.
     pub fn last_progress(&self) -> Instant {
         self.words.lock().unwrap_or_else(PoisonError::into_inner).progress
+    }
+
+    /// Whether it has said that it is loaded and listens.
+    pub fn listens(&self) -> bool {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner).listens
     }
 
     pub fn exited(&self) -> Option<Exit> {
@@ -163,7 +170,7 @@ impl Exit {
 
 impl LastWords {
     fn none() -> Self {
-        Self { fatal: None, other: None, progress: Instant::now() }
+        Self { fatal: None, other: None, progress: Instant::now(), listens: false }
     }
 
     fn said(&self) -> &Option<String> {
@@ -172,6 +179,7 @@ impl LastWords {
 
     fn hear(&mut self, line: &ChildLine) {
         match line {
+            ChildLine::Event { listening: true, .. } => self.listens = true,
             ChildLine::Event { progress: true, .. } => self.progress = Instant::now(),
             ChildLine::Event { message, fatal: true, .. } => self.fatal = Some(first_line(message)),
             ChildLine::Other(text) if !text.trim().is_empty() => self.other = Some(text.trim().to_owned()),

@@ -25,14 +25,20 @@ pub fn check_device(device: Option<&str>, devices: &Path) -> Result<(), String> 
 
 /// Refuses what the model in `folder` cannot be divided into, or has no positions for.
 pub fn check_model(folder: &Path, cli: &Cli, num_shard: u32) -> Result<(), String> {
+    config(folder).map_or(Ok(()), |config| check_config(&config, cli, num_shard))
+}
+
+/// `model_type` of the model in `folder`.
+pub fn model_type(folder: &Path) -> Option<String> {
+    Some(config(folder)?.get("model_type")?.as_str()?.to_owned())
+}
+
+/// None: the worker says what is wrong with it.
+fn config(folder: &Path) -> Option<Map<String, Value>> {
     let file = folder.join("config.json");
     let small = file.metadata().is_ok_and(|found| found.is_file() && found.len() <= LONGEST_CONFIG);
-    let text = small.then(|| std::fs::read(&file).ok()).flatten();
-    match text.and_then(|text| serde_json::from_slice(&text).ok()) {
-        Some(Value::Object(config)) => check_config(&config, cli, num_shard),
-        // The worker says what is wrong with it.
-        _ => Ok(()),
-    }
+    let text = small.then(|| std::fs::read(&file).ok()).flatten()?;
+    serde_json::from_slice(&text).ok()
 }
 
 fn check_config(config: &Map<String, Value>, cli: &Cli, num_shard: u32) -> Result<(), String> {

@@ -11,6 +11,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use penstock_router::config::RouterArgs;
 use penstock_router::limits::check_flags;
 
+use crate::remote::RemoteArgs;
 use crate::{log, tgi_flags};
 
 #[derive(Parser, Clone, Debug)]
@@ -18,7 +19,8 @@ use crate::{log, tgi_flags};
     name = "penstock",
     version,
     about = "Penstock, a server for large language models",
-    after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing.\n\n\
+    after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing. \
+                  `penstock worker --listen ...` computes for a server on another host.\n\n\
                   Every flag has an environment variable, named in [env: ...]; the flag wins. \
                   Without --model-id, Penstock serves the tiny model that ships with it.",
     next_help_heading = "Other"
@@ -28,6 +30,8 @@ pub struct Cli {
     pub model: ModelArgs,
     #[command(flatten)]
     pub worker: WorkerArgs,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
     #[command(flatten)]
     pub router: RouterArgs,
     #[command(flatten)]
@@ -220,6 +224,7 @@ pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refu
 fn check(cli: &Cli) -> Result<Vec<String>, String> {
     let router = &cli.router;
     let warnings = check_model_and_workers(&cli.model, &cli.worker)?;
+    cli.remote.check(&cli.worker)?;
     check_flags(router).map_err(|error| error.to_string())?;
     if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
         && tokens < rows
@@ -240,18 +245,9 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
 
 /// Those flags of them that the doctor has, too.
 pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
-    let mut warnings = Vec::new();
-
-    match worker.quantize.as_deref() {
-        // TGI has many more names; a scheme that is not there is no wrong usage.
-        Some(name) if !name.is_empty() && quantization_name(name).is_none() => {
-            return Err(
-                "--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into()
-            );
-        }
-        None | Some("") if worker.quantize_head => return Err("--quantize-head needs --quantize".into()),
-        _ => {}
-    }
+    let mut warnings = check_model(model)?;
+    check_quantization(worker)?;
+    check_python(worker)?;
     let shards = worker.num_shard.unwrap_or(1);
     match worker.sharded {
         Some(false) if shards > 1 => {
@@ -276,11 +272,30 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
             warnings.push(format!("{flag} has no effect: one worker has no other to find"));
         }
     }
-    if let Some(path) = &worker.python
-        && !path.is_file()
-    {
-        return Err(format!("--python: {} is not a file", path.display()));
+    Ok(warnings)
+}
+
+pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
+    match worker.quantize.as_deref() {
+        // TGI has many more names; a scheme that is not there is no wrong usage.
+        Some(name) if !name.is_empty() && quantization_name(name).is_none() => {
+            Err("--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into())
+        }
+        None | Some("") if worker.quantize_head => Err("--quantize-head needs --quantize".into()),
+        _ => Ok(()),
     }
+}
+
+pub fn check_python(worker: &WorkerArgs) -> Result<(), String> {
+    match &worker.python {
+        Some(path) if !path.is_file() => Err(format!("--python: {} is not a file", path.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Answers a warning for each flag that has no effect.
+pub fn check_model(model: &ModelArgs) -> Result<Vec<String>, String> {
+    let mut warnings = Vec::new();
     if let Some(path) = &model.weights_cache_override
         && !path.is_dir()
     {
@@ -379,6 +394,13 @@ mod tests {
             ("--revision main", "--revision"),
             ("--quantize gptq", "--quantize"),
             ("--quantize-head", "--quantize-head"),
+            ("--worker-address tcp:10.0.0.1:9000", "--allow-plain-tcp"),
+            ("--worker-address tls:10.0.0.1:9000", "--worker-tls-cert"),
+            ("--worker-address tcp:localhost:9000 --worker-tls-cert c", "go together"),
+            ("--worker-tls-cert c --worker-tls-key k --worker-tls-ca a", "--worker-address"),
+            ("--worker-address tcp:localhost:9000 --dtype float16", "--dtype"),
+            ("--worker-address tcp:localhost:9000 --num-shard 2", "--num-shard 2"),
+            ("--worker-address tcp:localhost:9000 --pipeline-parallel 2", "--pipeline-parallel 2"),
         ] {
             let line = refused(arguments);
             assert!(line.contains(names), "{arguments}: {line}");
@@ -399,6 +421,8 @@ mod tests {
             "--master-addr a/b",
             "--log-level verbose",
             "--load-timeout 0",
+            "--worker-address host:9000",
+            "--worker-address tls:host",
             "--cors-allow-origin a\u{1}b",
             "--memory-fraction nan",
             "--memory-fraction 0",

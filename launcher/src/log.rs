@@ -154,6 +154,8 @@ pub enum ChildLine {
         fatal: bool,
         /// It tells how far something is that takes long.
         progress: bool,
+        /// What was started is there, and takes connections.
+        listening: bool,
     },
     Other(String),
 }
@@ -168,6 +170,8 @@ impl ChildLine {
             fatal: bool,
             #[serde(default)]
             progress: bool,
+            #[serde(default)]
+            listening: bool,
             #[serde(flatten)]
             more: Map<String, Value>,
         }
@@ -192,7 +196,13 @@ impl ChildLine {
                 message = format!("{message} {name}={value}");
             }
         }
-        ChildLine::Event { level, message, fatal: event.fatal, progress: event.progress }
+        ChildLine::Event {
+            level,
+            message,
+            fatal: event.fatal,
+            progress: event.progress,
+            listening: event.listening,
+        }
     }
 
     /// What a worker tells of itself at level info is for those who debug: the router says the same of the
@@ -201,10 +211,10 @@ impl ChildLine {
     pub fn log_of_worker(self, rank: Option<u32>) {
         let who = rank.map(|rank| format!("worker {rank}: ")).unwrap_or_default();
         let named = match self {
-            ChildLine::Event { level, message, fatal, progress } => {
+            ChildLine::Event { level, message, fatal, progress, listening } => {
                 let told_elsewhere = fatal || level == Level::INFO && !progress;
                 let level = if told_elsewhere { Level::DEBUG } else { level };
-                ChildLine::Event { level, message: who + &message, fatal, progress }
+                ChildLine::Event { level, message: who + &message, fatal, progress, listening }
             }
             ChildLine::Other(text) => ChildLine::Other(who + &text),
         };
@@ -300,7 +310,8 @@ mod tests {
                 level: Level::WARN,
                 message: "slow step=3".into(),
                 fatal: false,
-                progress: false
+                progress: false,
+                listening: false
             }
         );
         assert!(matches!(
@@ -316,7 +327,13 @@ mod tests {
         );
         assert_eq!(
             line,
-            ChildLine::Event { level: Level::ERROR, message: "broken".into(), fatal: true, progress: false }
+            ChildLine::Event {
+                level: Level::ERROR,
+                message: "broken".into(),
+                fatal: true,
+                progress: false,
+                listening: false
+            }
         );
     }
 

@@ -13,12 +13,14 @@ mod lines;
 mod log;
 mod model;
 mod python;
+mod remote;
 mod report;
 mod restart_policy;
 mod shards;
 mod sockets;
 mod tgi_flags;
 mod tokenizer;
+mod worker_host;
 mod workers;
 
 use std::ffi::OsString;
@@ -29,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use penstock_router::config::Config;
 use penstock_router::health::Health;
+use penstock_router::worker::{RemoteWorkers, WorkerSource};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinError;
@@ -37,8 +40,8 @@ use tracing::{error, info, warn};
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::Cli;
-use crate::model::{Model, Named};
+use crate::flags::{Cli, ModelArgs, WorkerArgs};
+use crate::model::{Named, Wanted, Weights};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
 use crate::workers::{WorkerCommand, Workers};
@@ -67,6 +70,9 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == doctor::PROMPT_FILES) {
         return doctor::prompt_files(std::env::args_os().nth(2));
     }
+    if std::env::args_os().nth(1).is_some_and(|word| word == worker_host::WORKER) {
+        return worker_host::run(std::env::args_os().skip(1), &environment);
+    }
     let (cli, warnings) = match flags::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report()),
@@ -75,10 +81,7 @@ fn main() -> ExitCode {
         for line in warnings {
             warn!("{line}");
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| format!("the system gives no threads: {error}"))?;
+        let runtime = runtime()?;
         let outcome = runtime.block_on(supervise(&cli, &environment, began));
         // Requests that outlived their time are not waited for.
         runtime.shutdown_background();
@@ -86,16 +89,24 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(line) => {
-            // Where people read, it stands out on its own; where a machine does, it is an event.
-            if cli.log.json_output {
-                error!("{line}")
-            } else {
-                eprintln!("error: {line}")
-            }
-            ExitCode::FAILURE
-        }
+        Err(line) => fail(&line, cli.log.json_output),
     }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the system gives no threads: {error}"))
+}
+
+/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event.
+fn fail(line: &str, json_output: bool) -> ExitCode {
+    match json_output {
+        true => error!("{line}"),
+        false => eprintln!("error: {line}"),
+    }
+    ExitCode::FAILURE
 }
 
 /// Serves until a signal says stop: the first drains, the second ends at once. A stop is no failure.
@@ -134,9 +145,14 @@ async fn serve(
     drain: CancellationToken,
 ) -> Result<(), String> {
     contradictions::check_device(cli.worker.device.as_deref(), Path::new("/dev"))?;
-    let named = Named::read(&cli.model)?;
-    let (num_shard, counted) = shards::count(&cli.worker, &environment.devices, report::gpus()).await?;
+    let endpoints = cli.remote.endpoints()?;
+    let weights = if endpoints.is_empty() { Weights::Here } else { Weights::Elsewhere };
+    let named = Named::read(&cli.model, weights)?;
     let stages = cli.worker.pipeline_parallel;
+    let (num_shard, counted) = match endpoints.len() as u32 {
+        0 => shards::count(&cli.worker, &environment.devices, report::gpus()).await?,
+        ranks => (ranks / stages, None),
+    };
     let world_size = num_shard.saturating_mul(stages);
     let connections = descriptors::for_connections(cli.router.max_connections, world_size)?;
     if connections < cli.router.max_connections {
@@ -156,8 +172,14 @@ async fn serve(
         report::environment(&interpreter).await;
     }
     let show_progress = environment.stderr_is_terminal && !cli.log.json_output;
+    let wanted = Wanted {
+        args: &cli.model,
+        worker: &cli.worker,
+        max_total_tokens: cli.router.max_total_tokens,
+        weights,
+    };
     let model = tokio::select! {
-        model = model::obtain(named, &cli, &interpreter, &spawner, &environment, show_progress) => model?,
+        model = model::obtain(named, &wanted, &interpreter, &spawner, &environment, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
     contradictions::check_model(&model.folder, &cli, num_shard)?;
@@ -166,21 +188,38 @@ async fn serve(
         tokenizer = tokenizer::obtain(&model.folder, cache, &interpreter, &spawner, &environment.secrets) => tokenizer?,
         () = drain.cancelled() => return Ok(()),
     };
-    info!("loading {} from {}", model.id, model.folder.display());
-
-    let sockets = SocketFolder::make(&environment.runtime_dir)?;
-    let command = WorkerCommand {
-        python: interpreter,
-        arguments: worker_arguments(&cli, &model, world_size),
-        world_size,
-        stages,
-        rendezvous: Rendezvous::of(&cli.worker),
-        names_interface: environment.names_interface,
-        secrets: environment.secrets.clone(),
-        load_timeout: Duration::from_secs(cli.worker.load_timeout),
-        weight_bytes: model::weight_bytes(&model.folder),
+    let load_timeout = Duration::from_secs(cli.worker.load_timeout);
+    let local = if endpoints.is_empty() {
+        info!("loading {} from {}", model.id, model.folder.display());
+        // Workers on one machine share its cores, or what a control group (`docker run --cpus`) leaves of them.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+        let traces = cli.router.otlp_endpoint.as_deref();
+        let traces = traces.map(|collector| (collector, cli.router.otlp_service_name.as_str()));
+        let share = (cores / world_size).max(1);
+        let command = WorkerCommand {
+            python: interpreter,
+            arguments: worker_arguments(&model.folder, &cli.model, &cli.worker, share, traces),
+            world_size,
+            stages,
+            rendezvous: Rendezvous::of(&cli.worker),
+            names_interface: environment.names_interface,
+            secrets: environment.secrets.clone(),
+            load_timeout,
+            weight_bytes: model::weight_bytes(&model.folder),
+        };
+        let sockets = SocketFolder::make(&environment.runtime_dir)?;
+        Some(Arc::new(Workers::start(command, spawner, sockets).await?))
+    } else {
+        let places = endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        info!("{} is computed by workers that are started by others, at {places}", model.id);
+        None
     };
-    let workers = Arc::new(Workers::start(command, spawner, sockets).await?);
+    let source: Arc<dyn WorkerSource> = match &local {
+        Some(workers) => workers.clone(),
+        None => {
+            Arc::new(RemoteWorkers::new(endpoints, load_timeout, contradictions::model_type(&model.folder)))
+        }
+    };
 
     let config = Config {
         args: cli.router.clone(),
@@ -193,7 +232,7 @@ async fn serve(
         pipeline_parallel: stages,
     };
     let (health, mut seen) = watch::channel(Health::Starting("starting".into()));
-    let mut running = std::pin::pin!(penstock_router::run(port, config, workers.clone(), health, drain));
+    let mut running = std::pin::pin!(penstock_router::run(port, config, source, health, drain));
     // What `wait_for` returns is a lock on the value, which must not outlive this line.
     let ready = async { drop(seen.wait_for(|health| *health == Health::Ready).await) };
     let outcome = tokio::select! {
@@ -203,39 +242,43 @@ async fn serve(
             running.await
         }
     };
-    workers.end().await;
+    if let Some(workers) = local {
+        workers.end().await;
+    }
     outcome.map_err(|error| error.to_string())
 }
 
-fn worker_arguments(cli: &Cli, model: &Model, world_size: u32) -> Vec<OsString> {
-    // Workers on one machine share its cores, or what a control group (`docker run --cpus`) leaves of them.
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-    let share = (cores / world_size).max(1);
-    let mut arguments: Vec<OsString> = vec!["--model-dir".into(), model.folder.clone().into()];
+/// What a worker is told, wherever it runs, but for its address and its rank. `cores` are its own; `traces` a collector, and what the
+/// traces call the server.
+fn worker_arguments(
+    folder: &Path,
+    model: &ModelArgs,
+    worker: &WorkerArgs,
+    cores: u32,
+    traces: Option<(&str, &str)>,
+) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["--model-dir".into(), folder.into()];
     let optional = [
-        ("--dtype", cli.worker.dtype.map(|dtype| dtype.name().to_owned())),
-        ("--quantize", cli.worker.quantize.as_deref().and_then(flags::quantization_name).map(str::to_owned)),
-        ("--model-impl", cli.worker.model_impl.map(|wanted| wanted.name().to_owned())),
-        ("--device", cli.worker.device.clone()),
-        ("--threads", Some(cli.worker.worker_threads.unwrap_or(share).to_string())),
-        ("--otlp-endpoint", cli.router.otlp_endpoint.clone()),
-        (
-            "--otlp-service-name",
-            cli.router.otlp_endpoint.as_ref().map(|_| cli.router.otlp_service_name.clone()),
-        ),
+        ("--dtype", worker.dtype.map(|dtype| dtype.name().to_owned())),
+        ("--quantize", worker.quantize.as_deref().and_then(flags::quantization_name).map(str::to_owned)),
+        ("--model-impl", worker.model_impl.map(|wanted| wanted.name().to_owned())),
+        ("--device", worker.device.clone()),
+        ("--threads", Some(worker.worker_threads.unwrap_or(cores).to_string())),
+        ("--otlp-endpoint", traces.map(|(collector, _)| collector.to_owned())),
+        ("--otlp-service-name", traces.map(|(_, name)| name.to_owned())),
     ];
     for (flag, value) in optional {
         if let Some(value) = value {
             arguments.extend([OsString::from(flag), OsString::from(value)]);
         }
     }
-    if cli.worker.quantize_head {
+    if worker.quantize_head {
         arguments.push("--quantize-head".into());
     }
-    if cli.worker.deterministic {
+    if worker.deterministic {
         arguments.push("--deterministic".into());
     }
-    if cli.model.trust_remote_code {
+    if model.trust_remote_code {
         arguments.push("--trust-remote-code".into());
     }
     arguments

@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{Cli, ModelArgs, quantization_name};
+use crate::flags::{ModelArgs, WorkerArgs, quantization_name};
 use crate::json_subprocess::{self, Ended};
 use crate::{python, tokenizer};
 
@@ -31,6 +31,22 @@ pub enum Named {
     Hub(String),
 }
 
+/// Whether this machine needs the model's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    Here,
+    /// Workers on other hosts have them; here are tokenizer and configuration.
+    Elsewhere,
+}
+
+/// What is to be made available, and for what.
+pub struct Wanted<'a> {
+    pub args: &'a ModelArgs,
+    pub worker: &'a WorkerArgs,
+    pub max_total_tokens: Option<u32>,
+    pub weights: Weights,
+}
+
 /// A model whose files are on this machine.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -41,14 +57,14 @@ pub struct Model {
 }
 
 impl Named {
-    pub fn read(args: &ModelArgs) -> Result<Self, String> {
+    pub fn read(args: &ModelArgs, weights: Weights) -> Result<Self, String> {
         let Some(id) = args.model_id.as_deref() else { return Ok(Named::Shipped) };
         if let Some(folder) = &args.weights_cache_override {
-            return check(folder, args.trust_remote_code).map(|()| Named::Folder(folder.clone()));
+            return check(folder, args.trust_remote_code, weights).map(|()| Named::Folder(folder.clone()));
         }
         let path = Path::new(id);
         if path.is_dir() {
-            return check(path, args.trust_remote_code).map(|()| Named::Folder(path.to_owned()));
+            return check(path, args.trust_remote_code, weights).map(|()| Named::Folder(path.to_owned()));
         }
         if path.exists() {
             return Err(format!("--model-id: {id} is not a folder"));
@@ -74,7 +90,7 @@ fn is_hub_id(id: &str) -> bool {
 }
 
 /// Refuses a folder that lacks what every model needs. `trusted`: pickled weights are welcome.
-fn check(folder: &Path, trusted: bool) -> Result<(), String> {
+fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     let shown = folder.display();
     let names: Vec<String> = folder
         .read_dir()
@@ -99,7 +115,7 @@ fn check(folder: &Path, trusted: bool) -> Result<(), String> {
             return Err(format!("--model-id: {}: {instead}", folder.join(name).display()));
         }
     }
-    if any(".safetensors").is_some() {
+    if any(".safetensors").is_some() || weights == Weights::Elsewhere {
         return Ok(());
     }
     let pickled = PICKLED.into_iter().find(|name| has(name));
@@ -167,17 +183,17 @@ fn instead_of(file: &Path) -> Option<&'static str> {
 /// Makes the model available on this machine. The error is one line for the user.
 pub async fn obtain(
     named: Named,
-    cli: &Cli,
+    wanted: &Wanted<'_>,
     interpreter: &Path,
     spawner: &ChildSpawner,
     environment: &Environment,
     show_progress: bool,
 ) -> Result<Model, String> {
-    let args = &cli.model;
+    let args = wanted.args;
     match named {
         Named::Shipped => {
             let folder = python::package(interpreter, environment)?.join("tiny").join("model");
-            check(&folder, false)
+            check(&folder, false, Weights::Here)
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
             Ok(Model { id: SHIPPED.into(), folder, commit: None })
         }
@@ -187,13 +203,13 @@ pub async fn obtain(
             Ok(Model { id, folder, commit: None })
         }
         Named::Hub(id) => {
-            let mut command = hub_command(&id, cli, interpreter, environment);
+            let mut command = hub_command(&id, wanted, interpreter, environment);
             if show_progress {
                 command.arg("--progress-bar").stderr(Stdio::inherit());
             } else {
                 command.stderr(Stdio::piped());
             }
-            download(id, command, args.trust_remote_code, interpreter, spawner).await
+            download(id, command, wanted, interpreter, spawner).await
         }
     }
 }
@@ -207,8 +223,8 @@ enum Outcome {
 }
 
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
-fn hub_command(id: &str, cli: &Cli, interpreter: &Path, environment: &Environment) -> Command {
-    let (args, worker) = (&cli.model, &cli.worker);
+fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Environment) -> Command {
+    let (args, worker) = (wanted.args, wanted.worker);
     let mut command = Command::new(interpreter);
     command.args(["-P", "-m", "penstock.download", id]);
     if let Some(revision) = &args.revision {
@@ -241,7 +257,10 @@ fn hub_command(id: &str, cli: &Cli, interpreter: &Path, environment: &Environmen
     if let Some(device) = &worker.device {
         command.args(["--device", device]);
     }
-    if let Some(total) = cli.router.max_total_tokens {
+    if wanted.weights == Weights::Elsewhere {
+        command.arg("--without-weights");
+    }
+    if let Some(total) = wanted.max_total_tokens {
         command.args(["--max-total-tokens", &total.to_string()]);
     }
     for secret in environment.secrets_beside_the_hubs() {
@@ -256,7 +275,7 @@ fn hub_command(id: &str, cli: &Cli, interpreter: &Path, environment: &Environmen
 async fn download(
     id: String,
     command: Command,
-    trusted: bool,
+    wanted: &Wanted<'_>,
     interpreter: &Path,
     spawner: &ChildSpawner,
 ) -> Result<Model, String> {
@@ -264,7 +283,8 @@ async fn download(
     info!("looking up {id} on the hub");
     match json_subprocess::run(command, interpreter, spawner).await? {
         Ended::Answered(Outcome::Snapshot { folder, commit }) => {
-            check(&folder, trusted).map_err(|error| error.replace("--model-id: ", ""))?;
+            check(&folder, wanted.args.trust_remote_code, wanted.weights)
+                .map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
             Ok(Model { id, folder, commit })
         }
@@ -289,26 +309,29 @@ mod tests {
     }
 
     fn named(id: &str) -> Result<Named, String> {
-        Named::read(&ModelArgs {
-            model_id: Some(id.into()),
-            revision: None,
-            huggingface_hub_cache: None,
-            weights_cache_override: None,
-            trust_remote_code: false,
-        })
+        Named::read(
+            &ModelArgs {
+                model_id: Some(id.into()),
+                revision: None,
+                huggingface_hub_cache: None,
+                weights_cache_override: None,
+                trust_remote_code: false,
+            },
+            Weights::Here,
+        )
     }
 
     #[test]
     fn pickled_weights_need_consent_and_others_are_named() {
         let pickled = folder(&["config.json", "tokenizer.json", "pytorch_model.bin.index.json"]);
-        let line = check(pickled.path(), false).unwrap_err();
+        let line = check(pickled.path(), false, Weights::Here).unwrap_err();
         assert!(
             line.contains("pytorch_model.bin.index.json") && line.contains("--trust-remote-code"),
             "{line}"
         );
-        assert_eq!(check(pickled.path(), true), Ok(()));
+        assert_eq!(check(pickled.path(), true, Weights::Here), Ok(()));
         let foreign = folder(&["config.json", "tokenizer.json", "model-q4.gguf"]);
-        assert!(check(foreign.path(), true).unwrap_err().contains("only model-q4.gguf"));
+        assert!(check(foreign.path(), true, Weights::Here).unwrap_err().contains("only model-q4.gguf"));
     }
 
     #[test]
@@ -346,7 +369,7 @@ mod tests {
         ] {
             let model = folder(&["config.json", "tokenizer.json", "model.safetensors"]);
             std::fs::write(model.path().join(name), content).unwrap();
-            let line = check(model.path(), false).unwrap_err();
+            let line = check(model.path(), false, Weights::Here).unwrap_err();
             assert!(line.contains(says) && line.contains(name), "{line}");
         }
         for name in ["config.json", "tokenizer_config.json", "model.safetensors", "chat_template.jinja"] {
@@ -354,10 +377,10 @@ mod tests {
             let path = model.path().join(name);
             let _ = std::fs::remove_file(&path);
             nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-            assert!(check(model.path(), false).unwrap_err().contains("a FIFO, not a file"));
+            assert!(check(model.path(), false, Weights::Here).unwrap_err().contains("a FIFO, not a file"));
             std::fs::remove_file(&path).unwrap();
             std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
-            assert!(check(model.path(), false).unwrap_err().contains("a device, not a file"));
+            assert!(check(model.path(), false, Weights::Here).unwrap_err().contains("a device, not a file"));
         }
     }
 

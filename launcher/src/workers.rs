@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use penstock_router::worker::Endpoint;
 use penstock_router::worker::source::{GiveUp, Loss, WorkerSource, is_passing};
 use tokio::net::UnixStream;
 use tokio::process::Command;
@@ -45,7 +46,7 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct WorkerCommand {
     pub python: PathBuf,
-    /// All arguments but `--socket`, `--rank`, `--world-size`, `--stages` and `--rendezvous`.
+    /// All arguments but `--listen`, `--rank`, `--world-size`, `--stages` and `--rendezvous`.
     pub arguments: Vec<OsString>,
     /// Processes, over all stages.
     pub world_size: u32,
@@ -146,7 +147,9 @@ impl Workers {
             let mut command = Command::new(&self.command.python);
             // -P keeps the current folder, whatever lies in it, off the import path.
             command.args(["-P", "-m", "penstock.worker"]).args(&self.command.arguments);
-            command.arg("--socket").arg(&socket);
+            let mut address = OsString::from("unix:");
+            address.push(&socket);
+            command.arg("--listen").arg(address);
             command.args([
                 "--rank",
                 &number.to_string(),
@@ -322,7 +325,7 @@ impl Group {
 
 #[async_trait]
 impl WorkerSource for Workers {
-    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp> {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
         let mut state = self.state.lock().await;
         if let Some(loss) = lost {
             let lived = state.group.as_ref().and_then(|group| group.answered).map(|at| at.elapsed());
@@ -366,9 +369,9 @@ impl WorkerSource for Workers {
             if let Start::Answers = start {
                 let took = group.started.elapsed();
                 debug!("every worker answers after {:.2} s", took.as_secs_f64());
-                let sockets = group.ranks.iter().map(|rank| rank.socket.clone()).collect();
+                let endpoints = group.ranks.iter().map(|rank| Endpoint::Unix(rank.socket.clone())).collect();
                 state.slowest_start = state.slowest_start.max(Some(took));
-                return Ok(sockets);
+                return Ok(endpoints);
             }
             let Some(group) = state.group.take() else { continue };
             let failure = match (start, group.end().await) {
@@ -444,7 +447,7 @@ if how == "raises":
 if how == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[sys.argv.index("--socket") + 1])
+listener.bind(sys.argv[sys.argv.index("--listen") + 1].removeprefix("unix:"))
 listener.listen()
 (here / "pid.new").write_text(str(os.getpid()))
 os.rename(here / "pid.new", here / "pid")
@@ -514,13 +517,13 @@ time.sleep(600)
 
     async fn ready(bench: &Bench, workers: &Workers, lost: Option<&Loss>) -> (Pid, PathBuf) {
         let _ = std::fs::remove_file(bench.path("pid"));
-        let sockets = workers.fresh(lost).await.unwrap();
-        let [socket] = <[PathBuf; 1]>::try_from(sockets).unwrap();
+        let endpoints = workers.fresh(lost).await.unwrap();
+        let [Endpoint::Unix(socket)] = &endpoints[..] else { panic!("{endpoints:?}") };
         // It answers a moment before it writes its number.
         while !bench.path("pid").exists() {
             tokio::task::yield_now().await;
         }
-        (bench.pid(), socket)
+        (bench.pid(), socket.clone())
     }
 
     #[tokio::test(flavor = "multi_thread")]

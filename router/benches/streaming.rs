@@ -20,7 +20,7 @@ use penstock_proto::CostModel;
 use penstock_router::config::{Config, RouterArgs};
 use penstock_router::health::Health;
 use penstock_router::worker::mock::{MockConfig, MockSource, Verify};
-use penstock_router::worker::{GiveUp, Loss, WorkerSource};
+use penstock_router::worker::{Endpoint, GiveUp, Loss, WorkerSource};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -105,8 +105,8 @@ fn worker(dir: &Path, timed: bool) {
     };
     let source = MockSource::new(config, dir.into());
     runtime().block_on(async {
-        let sockets = source.fresh(None).await.expect("a mock worker starts");
-        ready(sockets[0].display());
+        let endpoints = source.fresh(None).await.expect("a mock worker starts");
+        ready(&endpoints[0]);
         std::future::pending::<()>().await;
     });
 }
@@ -116,9 +116,9 @@ struct Running(PathBuf);
 
 #[async_trait]
 impl WorkerSource for Running {
-    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp> {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
         match lost {
-            None => Ok(vec![self.0.clone()]),
+            None => Ok(vec![Endpoint::Unix(self.0.clone())]),
             Some(loss) => Err(GiveUp(format!("the benchmark's worker was lost: {loss}"))),
         }
     }

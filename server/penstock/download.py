@@ -26,6 +26,11 @@ def main() -> int:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="fetch pickled weights and code, too"
     )
+    parser.add_argument(
+        "--without-weights",
+        action="store_true",
+        help="only what goes before and after the model's computation",
+    )
     parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
     parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
     parser.add_argument("--model-impl", default="auto", help="what runs the model,")
@@ -43,15 +48,18 @@ def main() -> int:
         arguments.trust_remote_code,
     )
     client.keep_libraries_quiet()
+    bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
     try:
-        folder = client.obtain(
-            request, partial(client.download, examine=lambda folder: _problems(arguments, folder))
-        )
+        folder = client.obtain(request, _without_weights if arguments.without_weights else bring)
     except client.Unavailable as failure:
         client.write(failed=str(failure))
         return 1
     client.write(snapshot={"folder": str(folder), "commit": folder.name})
     return 0
+
+
+def _without_weights(request: client.Request) -> Path:
+    return client.begin(request).folder
 
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -17,6 +17,14 @@ class PeerLost(Exception):
     """The connection to another rank broke, which has ended or is about to be. For the operator."""
 
 
+class OtherLimits(Exception):
+    """A router wants other limits than this worker is prepared for. For the operator."""
+
+
+class RunEnded(Exception):
+    """The router has left one of several ranks, which then meet anew. For the operator."""
+
+
 class TooLittleMemory(Exception):
     """The limits ask for more than the device has: names the flags. For the operator."""
 

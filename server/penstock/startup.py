@@ -6,6 +6,7 @@ Called by `penstock.worker` once the process is set up; apart from it because im
 import argparse
 import gc
 import os
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -22,14 +23,17 @@ from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_
 from penstock.models.architectures import left_out
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.parallel.rendezvous import meet
+from penstock.rpc.address import Address
 from penstock.rpc.description import description_of
 from penstock.rpc.server import ProcessExit, listen
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
 
 
-def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
-    """Serves on this thread until a signal handler raises. Raises UnusableModel."""
+def serve(
+    arguments: argparse.Namespace, address: Address, listening: threading.Event, began: float
+) -> NoReturn:
+    """Serves on this thread until a signal handler raises, and sets `listening` when it is loaded. Raises UnusableModel."""
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
     config = read_config(folder)
@@ -81,11 +85,16 @@ def serve(arguments: argparse.Namespace, began: float) -> NoReturn:
         arguments.stages,
     )
     thread = EngineThread()
-    servicer = WorkerServicer(engine, partial(prepare, engine), thread, description, ProcessExit())
-    _server = listen(servicer, arguments.socket)  # stops when it is collected
+    meets_again = address.is_remote and arguments.world_size > 1
+    servicer = WorkerServicer(
+        engine, partial(prepare, engine), thread, description, ProcessExit(), meets_again
+    )
+    _server = listen(servicer, address)  # stops when it is collected
+    listening.set()
     log(
         "INFO",
         "ready",
+        listening=True,
         import_seconds=round(imported - began, 3),
         load_seconds=round(loaded - imported, 3),
         listen_seconds=round(time.perf_counter() - loaded, 3),

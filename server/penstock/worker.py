@@ -1,7 +1,7 @@
 """The main function of a worker process: `python -m penstock.worker --help`.
 
-Started by the launcher, one for each shard. Reads its arguments, loads the model, then listens. Imports
-only what it needs before the weights are in memory: the time until then is what a restart costs.
+Started by `penstock`, one for each shard, or by `penstock worker` on another host. Reads its arguments, loads the model, then
+listens. Imports only what it needs before the weights are in memory: the time until then is what a restart costs.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 from typing import NoReturn
+
+from penstock.rpc.address import Address, Certificates, parse
 
 BEGAN = time.perf_counter()
 # How often a worker that loads says that it does.
@@ -38,12 +40,14 @@ def main() -> None:
     from penstock.telemetry import log
 
     try:
-        _check_socket_folder(arguments.socket)
-        _watch_work(arguments.socket)
+        address: Address = arguments.address
+        address.check()
+        listening = threading.Event()
+        _watch_work(listening)
         check_folder(arguments.model_dir, arguments.trust_remote_code)
         from penstock.startup import serve
 
-        serve(arguments, BEGAN)
+        serve(arguments, address, listening, BEGAN)
     except _Stopped:
         log("INFO", "stopped")
         _leave(0)
@@ -77,10 +81,17 @@ def _arguments() -> argparse.Namespace:
         "--model-dir", type=Path, required=True, help="folder with config.json and safetensors files"
     )
     parser.add_argument(
-        "--socket",
-        type=Path,
+        "--listen",
         required=True,
-        help="unix socket to listen on; its folder must have the mode 0700",
+        help="where: unix:PATH, in a folder with the mode 0700, tcp:HOST:PORT or tls:HOST:PORT",
+    )
+    parser.add_argument("--tls-cert", type=Path, help="with tls: the certificate chain of this worker")
+    parser.add_argument("--tls-key", type=Path, help="with tls: its key")
+    parser.add_argument("--tls-ca", type=Path, help="with tls: who has signed the certificates of routers")
+    parser.add_argument(
+        "--allow-plain-tcp",
+        action="store_true",
+        help="take tcp: beyond the loopback, where whoever reaches the port can use the worker and read its requests",
     )
     parser.add_argument(
         "--dtype",
@@ -152,6 +163,14 @@ def _arguments() -> argparse.Namespace:
         parser.error("--quantize-head needs --quantize")
     if arguments.threads < 0:
         parser.error("--threads must not be negative")
+    files = (arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    if any(files) and not all(files):
+        parser.error("--tls-cert, --tls-key and --tls-ca go together")
+    try:
+        certificates = Certificates(*files) if all(files) else None
+        arguments.address = parse(arguments.listen, certificates, arguments.allow_plain_tcp)
+    except ValueError as error:
+        parser.error(str(error))
     return arguments
 
 
@@ -176,21 +195,20 @@ def _watch_standard_input() -> None:
     os._exit(1)
 
 
-def _watch_work(socket: Path) -> None:
+def _watch_work(listening: threading.Event) -> None:
     usual = threading.stack_size(256 << 10)
-    threading.Thread(target=_show_work, args=(socket,), name="loading", daemon=True).start()
+    threading.Thread(target=_show_work, args=(listening,), name="loading", daemon=True).start()
     threading.stack_size(usual)
 
 
-def _show_work(socket: Path) -> None:
+def _show_work(listening: threading.Event) -> None:
     """Until the worker listens, tells the launcher that loading goes on, whatever it is that takes long: torch's own
     import, a transformers model, the disk. A line that is marked as progress says so.
     """
     from penstock.telemetry import log
 
     work = Work()
-    while not socket.exists():
-        time.sleep(PROGRESS_SECONDS)
+    while not listening.wait(PROGRESS_SECONDS):
         if work.goes_on():
             log("DEBUG", "still loading", progress=True)
 
@@ -247,13 +265,6 @@ def keep_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
         mallopt(m_mmap_max, 0)
         mallopt(m_arena_max, 1)
-
-
-def _check_socket_folder(socket: Path) -> None:
-    folder = socket.absolute().parent
-    found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"--socket: {folder} must be a folder of this user with the mode 0700")
 
 
 def _leave(status: int) -> NoReturn:

@@ -229,8 +229,8 @@ class Worker:
             *program,
             "--model-dir",
             str(model),
-            "--socket",
-            str(self.socket),
+            "--listen",
+            f"unix:{self.socket}",
         ]
         self.process = subprocess.Popen(
             [*command, "--device", DEVICE, *arguments],

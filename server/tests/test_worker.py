@@ -503,6 +503,19 @@ def test_a_cache_that_cannot_fit_names_the_flags(tmp_path: Path) -> None:
         assert prepared.cost.fixed_ns > 0 and prepared.free_bytes > 0
 
 
+def test_a_router_that_comes_again_finds_the_worker_prepared_and_one_with_other_limits_ends_it(
+    model: Path, tmp_path: Path
+) -> None:
+    with Worker(model, tmp_path / "socket") as worker:
+        first = worker.prepare()
+        assert worker.prepare() == first
+        with pytest.raises(grpc.RpcError) as caught:
+            worker.prepare(max_slots=4)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "other limits" in caught.value.details()
+        assert worker.exit_status() == 1
+
+
 def test_run_before_prepare_is_refused(tmp_path: Path) -> None:
     with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
         run = worker.run()
@@ -522,8 +535,8 @@ def test_a_worker_dies_with_its_parent_and_with_its_standard_input(model: Path, 
     (tmp_path / "second").mkdir(mode=0o700)
     code = (
         "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'penstock.worker', '--model-dir', {str(model)!r}, '--socket',"
-        f" {str(tmp_path / 'second' / 's')!r}, '--device', 'cpu'], stdin=subprocess.DEVNULL, stderr=sys.stdout)\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'penstock.worker', '--model-dir', {str(model)!r}, '--listen',"
+        f" {'unix:' + str(tmp_path / 'second' / 's')!r}, '--device', 'cpu'], stdin=subprocess.DEVNULL, stderr=sys.stdout)\n"
         "p.wait()\n"
     )
     parent = subprocess.Popen(
@@ -560,12 +573,12 @@ def test_what_keeps_a_worker_from_starting_is_one_line(model: Path, tmp_path: Pa
     open_folder.mkdir(mode=0o755)
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
-    socket = str(private / "s")
+    socket = f"unix:{private / 's'}"
     for arguments, status, words in (
-        (["--model-dir", str(model), "--socket", str(open_folder / "s")], 1, "0700"),
-        (["--model-dir", str(tmp_path / "none"), "--socket", socket], 1, "config.json"),
-        (["--model-dir", str(model), "--socket", socket, "--device", "tpu"], 1, "--device"),
-        (["--model-dir", str(model), "--socket", socket, "--world-size", "2"], 2, "--world-size"),
+        (["--model-dir", str(model), "--listen", f"unix:{open_folder / 's'}"], 1, "0700"),
+        (["--model-dir", str(tmp_path / "none"), "--listen", socket], 1, "config.json"),
+        (["--model-dir", str(model), "--listen", socket, "--device", "tpu"], 1, "--device"),
+        (["--model-dir", str(model), "--listen", socket, "--world-size", "2"], 2, "--world-size"),
     ):
         found, line = run_to_the_end(*arguments)
         assert found == status and words in line, line

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use penstock_core::scheduler::offline::Offline;
 use penstock_core::scheduler::{
     Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant,
 };
-use penstock_core::worker::{GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
+use penstock_core::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
 use penstock_proto::ids::TokenId;
 
 const STEPS: usize = 3000;
@@ -44,15 +44,15 @@ struct Process {
 
 #[async_trait]
 impl WorkerSource for Process {
-    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp> {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
         if let Some(loss) = lost {
             return Err(GiveUp(format!("the benchmark's worker was lost: {loss}")));
         }
         let socket = self.dir.path().join("worker.sock");
         let child = Command::new(&self.command[0])
             .args(&self.command[1..])
-            .arg("--socket")
-            .arg(&socket)
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()))
             .env("PENSTOCK_NULL_STEP_US", self.step_us.to_string())
             .stdin(Stdio::null())
             .spawn()
@@ -65,7 +65,7 @@ impl WorkerSource for Process {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        Ok(vec![socket])
+        Ok(vec![Endpoint::Unix(socket)])
     }
 }
 

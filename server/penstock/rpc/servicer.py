@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from penstock.engine.engine_thread import EngineThread
-from penstock.errors import BadPlan, OutOfStep, PeerLost, TooLittleMemory, one_line
+from penstock.errors import BadPlan, OtherLimits, OutOfStep, PeerLost, RunEnded, TooLittleMemory, one_line
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import RunCall, Steps, Superseded
 from penstock.telemetry import log
@@ -40,23 +40,35 @@ class WorkerServicer:
         thread: EngineThread,
         description: pb.ModelDescription,
         on_failure: Callable[[Exception, threading.Event], None],
+        meets_again: bool = False,
     ) -> None:
-        """`prepare` makes the engine ready for these limits. Raises ValueError naming the field, or TooLittleMemory."""
+        """`prepare` makes the engine ready for these limits. Raises ValueError naming the field, or TooLittleMemory.
+
+        `meets_again`: this is one of several ranks that nobody ends together, so that each ends with its Run, and those that are
+        started in their place meet anew.
+        """
         self._engine = engine
         self._prepare = prepare
         self._thread = thread
         self._description = description
         self._on_failure = on_failure
+        self._meets_again = meets_again
         self._run: RunCall | None = None
+        self._prepared: tuple[pb.PrepareRequest, pb.Prepared] | None = None
 
     def describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.ModelDescription:
         """What the loaded model is."""
         return self._description
 
     def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:
-        """Allocates, warms up and measures."""
-        if self._engine.prepared:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was called before")
+        """Allocates, warms up and measures, once. A router that connects again gets the same answer; for one that wants other limits
+        the process ends, and is started anew by whoever looks after it.
+        """
+        if self._prepared is not None:
+            before, answer = self._prepared
+            if request == before:
+                return answer
+            self._fail(context, OtherLimits("it is prepared for other limits, and ends to be started anew"))
         try:
             prepared = self._thread.call(lambda: self._prepare(request))
         except ValueError as error:
@@ -65,6 +77,7 @@ class WorkerServicer:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
         except Exception as error:
             self._fail(context, error)
+        self._prepared = (request, prepared)
         log("INFO", "prepared", pages=prepared.pages, cache_bytes=prepared.cache_bytes)
         return prepared
 
@@ -89,6 +102,10 @@ class WorkerServicer:
             _abort(context, grpc.StatusCode.CANCELLED, "a newer Run began")
         except Exception as error:
             self._fail(context, error)
+        finally:
+            if self._meets_again:
+                why = RunEnded("the router has left; the ranks are to meet anew")
+                self._on_failure(why, _answered(context))
 
     def check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         """Computes something on the device, beside a step that may be running."""
@@ -100,13 +117,19 @@ class WorkerServicer:
 
     def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         """Ends the call and the process: what the device holds is not to be trusted any more."""
-        answered = threading.Event()
-        if not context.add_callback(answered.set):
-            answered.set()
-        self._on_failure(error, answered)
+        self._on_failure(error, _answered(context))
         # The router blames the rank that was lost, not the one that says so.
-        code = grpc.StatusCode.ABORTED if isinstance(error, PeerLost) else grpc.StatusCode.INTERNAL
+        codes = {PeerLost: grpc.StatusCode.ABORTED, OtherLimits: grpc.StatusCode.UNAVAILABLE}
+        code = codes.get(type(error), grpc.StatusCode.INTERNAL)
         _abort(context, code, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _answered(context: grpc.ServicerContext) -> threading.Event:
+    """Set when the call is over, for the client as well."""
+    answered = threading.Event()
+    if not context.add_callback(answered.set):
+        answered.set()
+    return answered
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:

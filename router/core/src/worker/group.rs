@@ -1,7 +1,6 @@
 //! A group of ranks that hold one model: started from a `WorkerSource`, described and prepared here, then
 //! run by `stream`. Knows the rare calls of the contract; knows no sequences.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -13,6 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::connection::{BLAME, connect, loss};
+use super::endpoint::Endpoint;
 use super::source::{GiveUp, Loss, LossKind, WorkerSource};
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
@@ -58,7 +58,7 @@ pub struct StartupTimings {
 /// Prepared workers, one per rank.
 #[derive(Clone, Debug)]
 pub struct Group {
-    sockets: Vec<PathBuf>,
+    endpoints: Vec<Endpoint>,
     limits: PrepareLimits,
     description: ModelDescription,
     prepared: Prepared,
@@ -89,11 +89,11 @@ impl Group {
         let mut lost = None;
         for _ in 0..LOSSES {
             let begun = Instant::now();
-            let sockets = source.fresh(lost.as_ref()).await?;
+            let endpoints = source.fresh(lost.as_ref()).await?;
             let mut startup_timings =
                 StartupTimings { process: begun.elapsed(), ..StartupTimings::default() };
             let result = async {
-                let mut ranks = connect(&sockets).await?;
+                let mut ranks = connect(&endpoints).await?;
                 let begun = Instant::now();
                 let (description, states) = in_time("Describe", SLACK, describe(&mut ranks)).await?;
                 startup_timings.load = begun.elapsed();
@@ -105,7 +105,7 @@ impl Group {
                 let preparing = prepare(&mut ranks, &limits, output_rank(&description), &states);
                 let prepared = in_time("Prepare", FIRST_PREPARE, preparing).await?;
                 startup_timings.prepare = begun.elapsed();
-                Ok(Self { sockets, limits, description, prepared, startup_timings })
+                Ok(Self { endpoints, limits, description, prepared, startup_timings })
             };
             match result.await {
                 Ok(group) => return Ok(group),
@@ -124,9 +124,9 @@ impl Group {
         let mut loss = loss;
         for _ in 0..LOSSES {
             let begun = Instant::now();
-            let sockets = source.fresh(Some(&loss)).await?;
+            let endpoints = source.fresh(Some(&loss)).await?;
             let process = begun.elapsed();
-            match self.ready_again(sockets, process).await {
+            match self.ready_again(endpoints, process).await {
                 Ok(group) => return Ok(group),
                 Err(Unready::Final(error)) => return Err(error),
                 Err(Unready::Lost(again)) => {
@@ -138,8 +138,8 @@ impl Group {
         Err(StartError::Lost(LOSSES, loss))
     }
 
-    async fn ready_again(&self, sockets: Vec<PathBuf>, process: Duration) -> Result<Self, Unready> {
-        let mut ranks = connect(&sockets).await?;
+    async fn ready_again(&self, endpoints: Vec<Endpoint>, process: Duration) -> Result<Self, Unready> {
+        let mut ranks = connect(&endpoints).await?;
         let begun = Instant::now();
         let limit = again(self.startup_timings.load);
         let (description, states) = in_time("Describe", limit, describe(&mut ranks)).await?;
@@ -152,7 +152,7 @@ impl Group {
         let preparing = prepare(&mut ranks, &self.limits, self.output_rank(), &states);
         let prepared = in_time("Prepare", again(self.startup_timings.prepare), preparing).await?;
         let startup_timings = StartupTimings { process, load, prepare: begun.elapsed() };
-        Ok(Self { sockets, limits: self.limits.clone(), description, prepared, startup_timings })
+        Ok(Self { endpoints, limits: self.limits.clone(), description, prepared, startup_timings })
     }
 
     /// Rank 0's.
@@ -179,8 +179,8 @@ impl Group {
         self.startup_timings
     }
 
-    pub(super) fn sockets(&self) -> &[PathBuf] {
-        &self.sockets
+    pub(super) fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
     }
 
     /// What a block consists of.

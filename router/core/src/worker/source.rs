@@ -1,10 +1,11 @@
-//! Where workers come from. The launcher implements this over processes; tests and benchmarks over the
-//! mock worker. The scheduler asks for a fresh group at start and after every loss.
+//! Where workers come from. The launcher implements this over processes, `remote` over workers that are there already, tests and
+//! benchmarks over the mock worker. The scheduler asks for a fresh group at start and after every loss.
 
 use std::io;
-use std::path::PathBuf;
 
 use async_trait::async_trait;
+
+use super::endpoint::Endpoint;
 
 /// Why a group of workers is not used any more. The text is for the operator.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -26,6 +27,8 @@ pub enum LossKind {
     OutOfStep,
     /// Its connection to another rank broke, which is the one to blame if it can be found.
     PeerLost,
+    /// One side of the connection did not take the other's certificate.
+    Untrusted,
 }
 
 impl Loss {
@@ -51,6 +54,7 @@ impl Loss {
             LossKind::Hung => "stopped answering",
             LossKind::OutOfStep => "is out of step",
             LossKind::PeerLost => "lost its connection to another worker",
+            LossKind::Untrusted => "and this server do not trust each other",
         };
         format!("{who} {what}")
     }
@@ -70,8 +74,8 @@ pub fn is_passing(error: &io::Error) -> bool {
 
 #[async_trait]
 pub trait WorkerSource: Send + Sync + 'static {
-    /// Ends what is left of the last group (also of one that hangs), starts a new one, and returns the
-    /// unix socket of each rank, rank 0 first, once all of them answer. Backs off by itself between
-    /// failures, and gives up by itself.
-    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp>;
+    /// Ends what is left of the last group (also of one that hangs), starts a new one, and returns where each rank listens, rank 0
+    /// first, once all of them answer. A source whose workers are not its own to start waits until they answer again. Backs off by
+    /// itself between failures, and gives up by itself.
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp>;
 }

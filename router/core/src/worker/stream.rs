@@ -38,7 +38,7 @@ pub struct Run {
 impl Run {
     /// Connects anew, so that the connections live on the runtime of whoever runs the group.
     pub async fn open(group: &Group) -> Result<Self, Loss> {
-        let mut ranks = connect(group.sockets()).await?;
+        let mut ranks = connect(group.endpoints()).await?;
         let mut plans = Vec::new();
         let mut calls = Vec::new();
         for rank in &mut ranks {

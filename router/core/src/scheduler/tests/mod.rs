@@ -10,6 +10,7 @@ mod masks;
 mod pages;
 mod priorities;
 mod random;
+mod remote;
 mod served;
 mod speculation;
 mod states;

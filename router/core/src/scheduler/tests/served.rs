@@ -16,10 +16,10 @@ use crate::scheduler::{
     Finish, Handle, Refused, SampledToken, SequenceEvent, SequenceFailure, SequenceSpec, Settings, Submitted,
 };
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
-use crate::worker::{Group, Loss, LossKind, PrepareLimits, WorkerSource};
+use crate::worker::{Endpoint, Group, Loss, LossKind, PrepareLimits, WorkerSource};
 
 /// Nothing here should take longer.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 
 struct Served {
     handle: Handle,
@@ -29,7 +29,7 @@ struct Served {
     _dir: tempfile::TempDir,
 }
 
-fn settings(config: &MockConfig) -> Settings {
+pub(super) fn settings(config: &MockConfig) -> Settings {
     Settings {
         max_live: 1000,
         target_itl: None,
@@ -85,7 +85,7 @@ impl Served {
 }
 
 /// Everything until the end.
-async fn collect(mut submitted: Submitted) -> (Vec<u32>, Result<Finish, SequenceFailure>) {
+pub(super) async fn collect(mut submitted: Submitted) -> (Vec<u32>, Result<Finish, SequenceFailure>) {
     let mut tokens = Vec::new();
     loop {
         match timeout(DEADLINE, submitted.events.recv()).await.expect("in time") {
@@ -102,7 +102,7 @@ async fn collect(mut submitted: Submitted) -> (Vec<u32>, Result<Finish, Sequence
     }
 }
 
-async fn next_token(submitted: &mut Submitted) -> u32 {
+pub(super) async fn next_token(submitted: &mut Submitted) -> u32 {
     next_sampled(submitted).await.id.0
 }
 
@@ -120,7 +120,7 @@ fn never() -> Script {
     Box::new(|_| None)
 }
 
-fn slow() -> MockConfig {
+pub(super) fn slow() -> MockConfig {
     MockConfig { step_fixed: Duration::from_millis(1), ..MockConfig::default() }
 }
 
@@ -646,8 +646,8 @@ async fn a_source_without_workers_stops_the_start() {
     struct Empty;
     #[async_trait::async_trait]
     impl WorkerSource for Empty {
-        async fn fresh(&self, _: Option<&Loss>) -> Result<Vec<std::path::PathBuf>, crate::worker::GiveUp> {
-            Ok(vec!["/nowhere/at/all".into()])
+        async fn fresh(&self, _: Option<&Loss>) -> Result<Vec<Endpoint>, crate::worker::GiveUp> {
+            Ok(vec![Endpoint::Unix("/nowhere/at/all".into())])
         }
     }
     let error = Group::start(&Empty, |_| unreachable!("nothing was described")).await.unwrap_err();

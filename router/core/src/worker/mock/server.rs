@@ -148,9 +148,11 @@ impl Worker for Calls {
 
     async fn prepare(&self, request: Request<PrepareRequest>) -> Result<Response<Prepared>, Status> {
         self.answer().await;
-        let before = self.limits.lock().map(|mut limits| limits.replace(request.into_inner()));
-        if !matches!(before, Ok(None)) {
-            return Err(Status::failed_precondition("prepared already"));
+        let request = request.into_inner();
+        let before = self.limits.lock().ok().and_then(|mut limits| limits.replace(request));
+        // A router that connects again; one with other limits would have the worker start anew.
+        if before.is_some_and(|before| before != request) {
+            return Err(Status::unavailable("it is prepared for other limits"));
         }
         Ok(Response::new(self.birth.config.prepared()))
     }

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::server::{Birth, Running};
 use super::{MockConfig, Script};
+use crate::worker::Endpoint;
 use crate::worker::source::{GiveUp, Loss, WorkerSource};
 
 pub struct MockSource {
@@ -122,7 +123,7 @@ impl MockSource {
 
 #[async_trait]
 impl WorkerSource for MockSource {
-    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<PathBuf>, GiveUp> {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
         self.kill();
         self.state().losses.extend(lost.cloned());
         if self.gives_up.load(Ordering::SeqCst) {
@@ -132,7 +133,7 @@ impl WorkerSource for MockSource {
         let _ = open.wait_for(|open| *open).await;
         let incarnation = *self.incarnations.borrow() + 1;
         let config = self.state().config.clone();
-        let mut sockets = Vec::new();
+        let mut endpoints = Vec::new();
         let mut workers = Vec::new();
         for rank in 0..config.world_size {
             let socket = self.dir.join(format!("mock-{incarnation}-{rank}"));
@@ -146,10 +147,10 @@ impl WorkerSource for MockSource {
             };
             let running = Running::start(birth, socket.clone()).map_err(|error| GiveUp(error.to_string()))?;
             workers.push(running);
-            sockets.push(socket);
+            endpoints.push(Endpoint::Unix(socket));
         }
         self.state().workers = workers;
         self.incarnations.send_replace(incarnation);
-        Ok(sockets)
+        Ok(endpoints)
     }
 }

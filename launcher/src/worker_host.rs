@@ -1,0 +1,273 @@
+//! `penstock worker`: holds a model, or one rank's part of it, for a server on another host. Gets the model, starts the worker process and
+//! starts it again when it ends; takes no requests of clients. The server's side is `--worker-address`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::builder::BoolishValueParser;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use penstock_router::worker::endpoint::Address;
+use tokio::process::Command;
+use tracing::{error, info, warn};
+
+use crate::child::Watched;
+use crate::child_spawner::ChildSpawner;
+use crate::environment::Environment;
+use crate::flags::{self, LogArgs, ModelArgs, Refusal, WorkerArgs};
+use crate::model::{self, Named, Weights};
+use crate::restart_policy::{End, RestartDecision, RestartPolicy};
+use crate::shards::Rendezvous;
+use crate::{Signals, contradictions, log, python, remote, runtime, worker_arguments};
+
+/// The word for `run`.
+pub const WORKER: &str = "worker";
+
+/// How often a worker that loads is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "penstock worker",
+    about = "Holds a model, or a part of it, for a Penstock server on another host",
+    after_help = "The server is told of it by --worker-address. A worker serves one server at a time.",
+    next_help_heading = "Where it listens"
+)]
+struct WorkerHost {
+    /// Where the server reaches it: tls:HOST:PORT, tcp:HOST:PORT or unix:PATH
+    #[arg(long, env = "WORKER_LISTEN")]
+    listen: Address,
+    /// The certificate chain that it shows, a PEM file
+    #[arg(long, env = "WORKER_TLS_CERT")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, a PEM file
+    #[arg(long, env = "WORKER_TLS_KEY")]
+    tls_key: Option<PathBuf>,
+    /// Who has signed the certificates of servers that may come, a PEM file
+    #[arg(long, env = "WORKER_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// Take a tcp: address beyond the loopback: whoever reaches it can use the worker, and read its requests
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    allow_plain_tcp: bool,
+    /// Which of --num-shard times --pipeline-parallel parts of the model this is, from 0
+    #[arg(long, env = "WORKER_RANK", default_value_t = 0)]
+    rank: u32,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    worker: WorkerArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment) -> ExitCode {
+    let host = match parse(arguments) {
+        Ok(host) => host,
+        Err(refusal) => return ExitCode::from(refusal.report()),
+    };
+    let outcome = log::start(&host.log, environment)
+        .and_then(|()| runtime())
+        .and_then(|runtime| runtime.block_on(until_a_signal(&host, environment)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => crate::fail(&line, host.log.json_output),
+    }
+}
+
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<WorkerHost, Refusal> {
+    let command = flags::lenient_environment(WorkerHost::command())?;
+    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    let host = WorkerHost::from_arg_matches(&matches)
+        .map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
+    host.check().map_err(Refusal::Flag)?;
+    Ok(host)
+}
+
+impl WorkerHost {
+    fn check(&self) -> Result<(), String> {
+        flags::check_model(&self.model)?;
+        flags::check_quantization(&self.worker)?;
+        flags::check_python(&self.worker)?;
+        let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
+        match files.iter().filter(|file| file.is_some()).count() {
+            0 if matches!(self.listen, Address::Tls(_)) => {
+                return Err("--listen tls:... needs --tls-cert, --tls-key and --tls-ca".into());
+            }
+            0 | 3 => {}
+            _ => return Err("--tls-cert, --tls-key and --tls-ca go together".into()),
+        }
+        if !self.allow_plain_tcp {
+            remote::check_exposure("--listen", std::slice::from_ref(&self.listen))?;
+        }
+        let ranks = self.world_size();
+        if self.rank >= ranks {
+            return Err(format!("--rank {} is none of {ranks}: give --num-shard", self.rank));
+        }
+        if ranks > 1 && self.worker.master_addr.is_none() {
+            return Err(format!("{ranks} ranks need --master-addr, the host of rank 0, to find each other"));
+        }
+        Ok(())
+    }
+
+    fn world_size(&self) -> u32 {
+        self.worker.num_shard.unwrap_or(1).saturating_mul(self.worker.pipeline_parallel)
+    }
+
+    /// Of the worker process.
+    fn arguments(&self, folder: &Path) -> Vec<OsString> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+        let mut arguments = worker_arguments(folder, &self.model, &self.worker, cores, None);
+        arguments.extend(["--listen".into(), self.listen.to_string().into()]);
+        for (flag, file) in
+            [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key), ("--tls-ca", &self.tls_ca)]
+        {
+            if let Some(file) = file {
+                arguments.extend([flag.into(), file.into()]);
+            }
+        }
+        if self.allow_plain_tcp {
+            arguments.push("--allow-plain-tcp".into());
+        }
+        let (rank, ranks) = (self.rank.to_string(), self.world_size());
+        arguments.extend(["--rank".into(), rank.into(), "--world-size".into(), ranks.to_string().into()]);
+        if ranks > 1
+            && let Rendezvous::Address(address) = Rendezvous::of(&self.worker)
+        {
+            let stages = self.worker.pipeline_parallel.to_string();
+            let meeting = format!("tcp://{address}/{WORKER}");
+            arguments.extend(["--rendezvous".into(), meeting.into(), "--stages".into(), stages.into()]);
+        }
+        arguments
+    }
+}
+
+async fn until_a_signal(host: &WorkerHost, environment: &Environment) -> Result<(), String> {
+    let mut signals = Signals::listen().map_err(|error| format!("signals cannot be watched: {error}"))?;
+    tokio::select! {
+        outcome = keep(host, environment) => outcome,
+        // Dropping what it holds ends the worker.
+        name = signals.next() => {
+            info!("{name}: the worker ends");
+            Ok(())
+        }
+    }
+}
+
+/// Starts the worker, and again whenever it has ended. Returns why that is pointless.
+async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String> {
+    contradictions::check_device(host.worker.device.as_deref(), Path::new("/dev"))?;
+    let named = Named::read(&host.model, Weights::Here)?;
+    let interpreter = python::find(host.worker.python.as_deref(), environment)?;
+    let spawner = ChildSpawner::open().map_err(|error| format!("the system gives no threads: {error}"))?;
+    info!("Penstock {}, a worker for {}", env!("CARGO_PKG_VERSION"), host.listen);
+    let show_progress = environment.stderr_is_terminal && !host.log.json_output;
+    let wanted = model::Wanted {
+        args: &host.model,
+        worker: &host.worker,
+        max_total_tokens: None,
+        weights: Weights::Here,
+    };
+    let model = model::obtain(named, &wanted, &interpreter, &spawner, environment, show_progress).await?;
+    info!("loading {} from {}", model.id, model.folder.display());
+    let arguments = host.arguments(&model.folder);
+    let load_timeout = Duration::from_secs(host.worker.load_timeout);
+    let mut restarts = RestartPolicy::default();
+    loop {
+        let mut command = Command::new(&interpreter);
+        command.args(["-P", "-m", "penstock.worker"]).args(&arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for secret in &environment.secrets {
+            command.env_remove(secret);
+        }
+        let cannot = |error| format!("the worker {} cannot be started: {error}", interpreter.display());
+        let worker = Watched::new(spawner.start(command).await.map_err(cannot)?, None).map_err(cannot)?;
+        let (end, what, reason) = watch(&worker, &host.listen, load_timeout).await;
+        match restarts.on_end(end) {
+            RestartDecision::StartAfter(delay) => {
+                warn!("the worker {what}; starting it again in {:.1} s", delay.as_secs_f64());
+                tokio::time::sleep(delay).await;
+            }
+            RestartDecision::GiveUp { starts: 1 } => return Err(reason),
+            RestartDecision::GiveUp { starts } => {
+                return Err(format!("the worker failed to start {starts} times in a row: {reason}"));
+            }
+        }
+    }
+}
+
+/// Until the worker ends: how, what follows its name in a sentence, and what stands alone.
+async fn watch(worker: &Watched, listen: &Address, load_timeout: Duration) -> (End, String, String) {
+    let mut listens = None;
+    loop {
+        let exit = tokio::select! {
+            exit = worker.exit() => Some(exit),
+            () = tokio::time::sleep(LOOK) => None,
+        };
+        if let Some(exit) = exit {
+            let end = match listens {
+                Some(since) => End::After(exit.at.saturating_duration_since(since)),
+                None => End::AtStart { explained: exit.explained() },
+            };
+            return (end, exit.describe(), exit.reason());
+        }
+        if listens.is_none() && worker.listens() {
+            info!("the worker is loaded, and listens at {listen}");
+            listens = Some(Instant::now());
+        }
+        if listens.is_none() && worker.last_progress().elapsed() > load_timeout {
+            worker.kill();
+            worker.exit().await;
+            let what = format!("showed no progress for {} s (--load-timeout)", load_timeout.as_secs());
+            error!("the worker {what}, and was ended");
+            return (End::AtStart { explained: false }, what.clone(), format!("it {what}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<WorkerHost, Refusal> {
+        parse(std::iter::once("worker").chain(line.split_whitespace()).map(OsString::from))
+    }
+
+    #[test]
+    fn what_was_asked_is_passed_on() {
+        WorkerHost::command().debug_assert();
+        let host = parsed(
+            "--listen tls:0.0.0.0:9000 --tls-cert c --tls-key k --tls-ca a --num-shard 2 --rank 1 --master-addr gpu-0 \
+             --dtype bfloat16 --worker-threads 3",
+        )
+        .unwrap();
+        let words = host.arguments(Path::new("/model"));
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        assert_eq!(
+            words.join(" "),
+            "--model-dir /model --dtype bfloat16 --threads 3 --listen tls:0.0.0.0:9000 --tls-cert c --tls-key k \
+             --tls-ca a --rank 1 --world-size 2 --rendezvous tcp://gpu-0:29500/worker --stages 1"
+        );
+    }
+
+    #[test]
+    fn wrong_combinations_are_refused_with_the_name_of_the_flag() {
+        for (line, names) in [
+            ("--listen tls:0.0.0.0:9000", "--tls-cert"),
+            ("--listen tls:0.0.0.0:9000 --tls-cert c", "go together"),
+            ("--listen tcp:0.0.0.0:9000", "--allow-plain-tcp"),
+            ("--listen tcp:localhost:9000 --rank 1", "--rank 1"),
+            ("--listen tcp:localhost:9000 --num-shard 2", "--master-addr"),
+            ("--listen tcp:localhost:9000 --revision main", "--revision"),
+            ("--listen tcp:localhost:9000 --quantize gptq", "--quantize"),
+        ] {
+            match parsed(line) {
+                Err(Refusal::Flag(why)) => assert!(why.contains(names), "{line}: {why}"),
+                other => panic!("{line}: {other:?}"),
+            }
+        }
+        assert!(parsed("--listen tcp:0.0.0.0:9000 --allow-plain-tcp").is_ok());
+        assert!(matches!(parsed(""), Err(Refusal::Clap(_))), "it has to listen somewhere");
+        assert!(matches!(parsed("--listen tcp:localhost:9000 --port 80"), Err(Refusal::Clap(_))));
+    }
+}
