@@ -1,6 +1,6 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
-    .venv/bin/python benchmarks/speculation.py [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
+    .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
 
 Two servers of the shipped model, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case), what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
@@ -74,7 +74,21 @@ def chatting(number: int) -> dict[str, Any]:
     }
 
 
-KINDS = {"repeats its prompt": repeating, "goes round": going_round, "chat": chatting, "random": surprising}
+def asked_before(number: int) -> dict[str, Any]:
+    """What others have asked lately: the best case of --speculate-corpus-tokens."""
+    return {
+        "prompt": f"<|im_start|>user\nTell me story {number % 4} of them.<|im_end|>\n<|im_start|>assistant\n",
+        "temperature": 0,
+    }
+
+
+KINDS = {
+    "repeats its prompt": repeating,
+    "goes round": going_round,
+    "chat": chatting,
+    "random": surprising,
+    "asked before": asked_before,
+}
 
 
 def processor_seconds(server: Server) -> float:
@@ -126,14 +140,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
+    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     arguments = parser.parse_args()
     print(
-        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each"
+        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
+        f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
     )
     flags = ("--dtype", arguments.dtype)
-    with penstock(*flags) as off, penstock(*flags, "--speculate", str(arguments.speculate)) as on:
-        for kind in KINDS:
+    drafting = (
+        "--speculate",
+        str(arguments.speculate),
+        "--speculate-corpus-tokens",
+        str(arguments.corpus_tokens),
+    )
+    with penstock(*flags) as off, penstock(*flags, *drafting) as on:
+        for kind in arguments.kinds:
             for batch in arguments.batches:
                 for server in (off, on):
                     rate(server, kind, batch, arguments.tokens)

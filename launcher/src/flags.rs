@@ -394,6 +394,7 @@ mod tests {
             ("--revision main", "--revision"),
             ("--quantize gptq", "--quantize"),
             ("--quantize-head", "--quantize-head"),
+            ("--speculate-corpus-tokens 1000", "--speculate"),
             ("--worker-address tcp:10.0.0.1:9000", "--allow-plain-tcp"),
             ("--worker-address tls:10.0.0.1:9000", "--worker-tls-cert"),
             ("--worker-address tcp:localhost:9000 --worker-tls-cert c", "go together"),

@@ -176,6 +176,9 @@ pub struct RouterArgs {
     /// Most tokens of a sequence that are guessed from its own text and verified in one step; 0: none
     #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub speculate: u32,
+    /// With --speculate: guess as well from so many tokens of what each tenant was answered lately; 0: from none
+    #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=16_777_216))]
+    pub speculate_corpus_tokens: u32,
     /// A worker hangs when a step takes this many seconds more than 20 times its expected time
     #[arg(long, env, help_heading = "Batching", default_value_t = 10.0, value_parser = parse_seconds)]
     pub step_timeout: f64,

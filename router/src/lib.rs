@@ -279,6 +279,7 @@ async fn load(
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
         speculate: speculate(args, &model),
+        speculate_corpus_tokens: args.speculate_corpus_tokens,
     };
     let speculate = settings.speculate;
     let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;

@@ -70,6 +70,7 @@ impl Load {
             step_timeout: Duration::from_secs(10),
             check_interval: Duration::from_secs(10),
             speculate: 0,
+            speculate_corpus_tokens: 0,
         };
         let mut load = Self {
             scheduler: Offline::new(&settings, &model, &prepared, &limits),

@@ -106,6 +106,7 @@ fn settings() -> Settings {
         step_timeout: Duration::from_secs(10),
         check_interval: Duration::from_secs(60),
         speculate: 0,
+        speculate_corpus_tokens: 0,
     }
 }
 

@@ -298,6 +298,11 @@ fn describe() {
     );
     describe_counter!("penstock_drafts", "Guessed tokens that were verified");
     describe_counter!("penstock_accepted_drafts", "Those of them that were right and went to clients");
+    describe_counter!(
+        "penstock_corpus_drafts",
+        "Guessed tokens that were verified, from what tenants were answered lately"
+    );
+    describe_counter!("penstock_accepted_corpus_drafts", "Those of them that were right and went to clients");
     describe_counter!("penstock_forced_tokens", "Tokens of which a grammar left no choice");
     describe_counter!("penstock_cancelled_requests", "Sequences whose client left");
     describe_counter!("penstock_tokens_after_disconnect", "Tokens computed for clients that had left");

@@ -64,6 +64,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         step_timeout: Duration::from_secs(5),
         check_interval: Duration::from_secs(60),
         speculate: 0,
+        speculate_corpus_tokens: 0,
     };
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let serving = Serving {

@@ -12,6 +12,7 @@ use penstock_proto::tables::Tables;
 use slab::Slab;
 
 use super::blocks::BlockPool;
+use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
@@ -68,6 +69,8 @@ pub(super) struct Rules {
     pub target_itl: Option<Duration>,
     pub step_timeout: Duration,
     pub drafting: Drafting,
+    /// Tokens of each tenant's recent answers that drafts come from, too; 0: none.
+    pub corpus_tokens: u32,
     pub snapshots: SnapshotDistances,
 }
 
@@ -116,7 +119,9 @@ pub(super) struct Core {
     pub(super) shapes: HashSet<Shape>,
     pub(super) counters: Counters,
     pub(super) completions: Completions,
-    /// Digests what encoders read, and seeds the indexes of `prompt_lookup`.
+    /// What tenants were answered lately.
+    pub(super) corpora: Option<Corpora>,
+    /// Digests what encoders read, and whose a corpus is; seeds the indexes of `prompt_lookup` and `corpus`.
     hashes: RandomState,
 }
 
@@ -159,6 +164,9 @@ pub(super) struct Counters {
     /// Drafts that were verified, and those of them that were accepted.
     pub drafts: u64,
     pub accepted_drafts: u64,
+    /// Of both, what came from tenants' recent answers.
+    pub corpus_drafts: u64,
+    pub accepted_corpus_drafts: u64,
     /// Tokens that a grammar left no choice of.
     pub forced_tokens: u64,
     /// Copies of recurrent states that were kept.
@@ -170,7 +178,10 @@ pub(super) struct Counters {
 impl Core {
     pub fn new(rules: Rules, capacity: Capacity) -> Self {
         let pool = capacity.pool();
+        let hashes = RandomState::new();
+        let seed = hashes.hash_one("corpus");
         Self {
+            corpora: (rules.corpus_tokens > 0).then(|| Corpora::new(rules.corpus_tokens, seed)),
             cost: StepCost::new(capacity.cost),
             free_slots: slots(capacity.max_slots),
             throttle: Throttle::new(capacity.max_slots, capacity.max_step_tokens),
@@ -199,7 +210,7 @@ impl Core {
             shapes: HashSet::new(),
             counters: Counters::default(),
             completions: Completions::default(),
-            hashes: RandomState::new(),
+            hashes,
         }
     }
 
@@ -218,7 +229,8 @@ impl Core {
     }
 
     pub fn submit(&mut self, arrival: Arrival, now: Instant) {
-        let account = self.waiting.enter(arrival.spec.tenant);
+        let tenant = arrival.spec.tenant;
+        let account = self.waiting.enter(tenant);
         let mut sequence = Sequence::new(arrival, account, self.pool.block_size());
         if sequence.encoder.tokens > 0 {
             // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
@@ -232,6 +244,8 @@ impl Core {
             // A constrained row needs the mask behind each draft before it is verified, an encoder-decoder has no verify
             // rows, and a recurrent state cannot be rewound to before a draft.
             sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
+            let corpus = CorpusId(self.hashes.hash_one((tenant, sequence.namespace)));
+            sequence.recall = self.corpora.is_some().then(|| Recall::new(corpus));
         }
         if let Some(why) = self.refusal(&sequence, now) {
             self.waiting.leave(account);
@@ -280,7 +294,8 @@ impl Core {
             Release::Stopped => {
                 self.counters.finished += 1;
                 self.completions.add(now);
-                self.remove(key);
+                let sequence = self.remove(key);
+                self.remember(&sequence);
             }
         }
     }
@@ -288,7 +303,9 @@ impl Core {
     pub(super) fn finish(&mut self, key: usize, end: SequenceEvent, now: Instant) {
         self.counters.finished += 1;
         self.completions.add(now);
-        self.remove(key).tell(end);
+        let sequence = self.remove(key);
+        sequence.tell(end);
+        self.remember(&sequence);
     }
 
     pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {

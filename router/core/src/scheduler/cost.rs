@@ -44,7 +44,7 @@ pub(super) struct StepCost {
     /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
     decode_scale: f64,
     prompt_scale: f64,
-    /// By so much longer a step of decodes takes for each draft, smoothed.
+    /// By so much longer a step takes for each draft, smoothed.
     draft_ns: f64,
     /// Decodes since a step with drafts was measured.
     unverified_steps: u32,
@@ -89,8 +89,7 @@ impl StepCost {
     }
 
     pub fn expect(&self, work: Work) -> Duration {
-        let draft = if work.prompts { self.model.per_token_ns * self.prompt_scale } else { self.draft_ns };
-        let drafts = f64::from(work.drafts) * draft;
+        let drafts = f64::from(work.drafts) * self.draft_ns;
         Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts) as u64)
     }
 
@@ -104,10 +103,13 @@ impl StepCost {
 
     pub fn learn(&mut self, work: Work, took: Duration) {
         let took = took.as_nanos() as f64;
-        if work.drafts > 0 && !work.prompts {
-            let longer = took - self.unscaled(work) * self.decode_scale;
+        if work.drafts > 0 {
+            let longer = took - self.unscaled(work) * self.scale(work);
+            // Where short answers come and go there is a prompt in nearly every step. What drafts add to it is the less certain, the
+            // more else there is.
+            let share = if work.prompts { f64::from(work.drafts) / f64::from(work.tokens) } else { 1.0 };
             self.unverified_steps = 0;
-            learn(&mut self.draft_ns, longer / f64::from(work.drafts), DRAFT_SMOOTHING);
+            learn(&mut self.draft_ns, longer / f64::from(work.drafts), DRAFT_SMOOTHING * share);
             return;
         }
         let seen = took / self.unscaled(work);

@@ -26,6 +26,8 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Most drafts that a sequence has verified in one step; 0: it has none.
     pub speculate: u32,
+    /// Most tokens of a tenant's recent answers that drafts come from as well; 0: none.
+    pub speculate_corpus_tokens: u32,
 }
 
 /// A snapshot of the scheduler, as of its last step.

@@ -17,6 +17,8 @@ pub(super) struct RowRecord {
     pub end: u32,
     pub sample: bool,
     pub drafts: u32,
+    /// They are from what its tenant was answered.
+    pub recalled: bool,
     pub top_tokens: u32,
     /// Log probabilities that come back, and how many of them are of the prompt.
     pub prompt_targets: u32,

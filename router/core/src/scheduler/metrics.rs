@@ -72,6 +72,8 @@ pub(super) struct Metrics {
     late_masks: Counter,
     drafts: Counter,
     accepted_drafts: Counter,
+    corpus_drafts: Counter,
+    accepted_corpus_drafts: Counter,
     forced_tokens: Counter,
     cancelled: Counter,
     tokens_after_cancel: Counter,
@@ -123,6 +125,8 @@ impl Metrics {
             late_masks: counter!("penstock_late_masks"),
             drafts: counter!("penstock_drafts"),
             accepted_drafts: counter!("penstock_accepted_drafts"),
+            corpus_drafts: counter!("penstock_corpus_drafts"),
+            accepted_corpus_drafts: counter!("penstock_accepted_corpus_drafts"),
             forced_tokens: counter!("penstock_forced_tokens"),
             cancelled: counter!("penstock_cancelled_requests"),
             tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
@@ -193,6 +197,8 @@ impl Metrics {
         self.late_masks.absolute(counters.late_masks);
         self.drafts.absolute(counters.drafts);
         self.accepted_drafts.absolute(counters.accepted_drafts);
+        self.corpus_drafts.absolute(counters.corpus_drafts);
+        self.accepted_corpus_drafts.absolute(counters.accepted_corpus_drafts);
         self.forced_tokens.absolute(counters.forced_tokens);
         self.cancelled.absolute(counters.cancelled);
         self.tokens_after_cancel.absolute(counters.tokens_after_cancel);

@@ -4,15 +4,17 @@
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, from `prompt_lookup`;
+//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`;
 //! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
 
 mod blocks;
 mod concurrency;
 mod core;
+mod corpus;
 mod cost;
 mod deadlines;
 mod fairness;
+mod guesses;
 mod handle;
 mod in_flight;
 mod mask_threads;

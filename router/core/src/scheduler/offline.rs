@@ -33,6 +33,7 @@ impl Offline {
             target_itl: settings.target_itl,
             step_timeout: settings.step_timeout,
             drafting: Drafting::up_to(settings.speculate),
+            corpus_tokens: settings.speculate_corpus_tokens,
             snapshots: SNAPSHOT_DISTANCES,
         };
         let capacity = Capacity {

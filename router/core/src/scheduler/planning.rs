@@ -50,6 +50,7 @@ impl Core {
     pub fn plan(&mut self, now: Instant) -> Option<StepPlan> {
         self.lift_quarantine();
         self.resume_late();
+        self.index_answers();
         if self.in_flight.len() >= plans_in_flight(self.capacity.stages) || self.waits_for_drafts() {
             return None;
         }
@@ -322,23 +323,24 @@ impl Core {
         if count == 0 || !self.take_blocks(key, count, draft) {
             return;
         }
-        self.guesses.clear();
+        let mut guesses = std::mem::take(&mut self.guesses);
+        guesses.clear();
         if continues && let Some(&(_, wanted)) = draft.drafts.iter().find(|(of, _)| *of == key) {
             let drafts = self.make_room_for_drafts(key, wanted) as usize;
             let sequence = &self.sequences[key];
-            let ahead = (sequence.samples_in_flight + sequence.drafts_in_flight) as usize;
-            self.guesses.extend(sequence.forced_behind(sequence.num_scheduled_tokens).take(drafts));
-            if let Some(lookup) = &sequence.lookup {
-                lookup.guess(&sequence.tokens, ahead, drafts, &mut self.guesses);
-            }
-            count += self.guesses.len() as u32;
+            let ahead = sequence.samples_in_flight + sequence.drafts_in_flight;
+            guesses.extend(sequence.forced_behind(sequence.num_scheduled_tokens).take(drafts));
+            guesses.extend(self.guessed(key, ahead).take(drafts));
+            count += guesses.len() as u32;
         }
+        self.guesses = guesses;
         self.charge(key, count);
 
         let drafts = self.guesses.len() as u32;
+        let recalled = drafts > 0 && self.recalls(key);
         let state_source = if self.sequences[key].start_due { self.state_source(key) } else { None };
+        self.follow_text(key);
         let sequence = &mut self.sequences[key];
-        sequence.look_up();
         let position = sequence.num_scheduled_tokens;
         let end = position + count;
         let known = sequence.tokens.len() as u32;
@@ -359,6 +361,7 @@ impl Core {
             end,
             sample,
             drafts,
+            recalled,
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
@@ -396,6 +399,7 @@ impl Core {
         draft.work.add_drafts(drafts);
         if !masked {
             self.counters.drafts += u64::from(drafts);
+            self.counters.corpus_drafts += u64::from(if recalled { drafts } else { 0 });
         }
         if continues {
             self.counters.decode_tokens += u64::from(count);

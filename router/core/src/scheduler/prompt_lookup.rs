@@ -1,6 +1,6 @@
 //! Drafts from the text itself: what followed when its last tokens occurred before, in prompt or output (prompt lookup;
 //! TGI's `--speculate`). One index for each sequence, O(1) a token. It also keeps count of how often its next guess was
-//! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Used by `speculation`.
+//! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Used by `guesses`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use penstock_proto::ids::TokenId;
 
 /// Lengths of the runs of tokens that are looked up, longest first.
-const GRAMS: [usize; 3] = [8, 4, 2];
+pub(super) const GRAMS: [usize; 3] = [8, 4, 2];
 
 /// From this length on a match counts as long: its guesses are mostly right, those of shorter ones often are not.
 const LONG: u32 = 8;
@@ -25,8 +25,49 @@ pub(super) struct PromptLookup {
     /// Tokens that are in it.
     indexed: usize,
     found: Option<Match>,
-    /// Smoothed share of right guesses, of short and of long matches.
-    accuracy: [f32; 2],
+    record: Record,
+}
+
+/// How often guesses were right lately: smoothed, of short and of long matches.
+pub(super) struct Record([f32; 2]);
+
+impl Default for Record {
+    fn default() -> Self {
+        Self(PRIOR)
+    }
+}
+
+impl Record {
+    /// Of guesses behind a match of so many tokens.
+    pub fn accuracy(&self, length: u32) -> f32 {
+        self.0[class(length)]
+    }
+
+    pub fn add(&mut self, length: u32, is_right: bool) {
+        let accuracy = &mut self.0[class(length)];
+        *accuracy += SMOOTHING * (f32::from(u8::from(is_right)) - *accuracy);
+    }
+}
+
+fn class(length: u32) -> usize {
+    usize::from(length >= LONG)
+}
+
+/// What is expected to follow a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guess<'a> {
+    /// How likely its next token is right, if all before it were.
+    pub accuracy: f32,
+    pub rest: &'a [TokenId],
+    /// Behind the last token it begins anew.
+    pub goes_round: bool,
+}
+
+impl<'a> Guess<'a> {
+    pub fn tokens(self) -> impl Iterator<Item = TokenId> + 'a {
+        let rounds = if self.goes_round { usize::MAX } else { 1 };
+        std::iter::repeat_n(self.rest, rounds).flatten().copied()
+    }
 }
 
 /// An earlier occurrence of the text's last tokens.
@@ -37,15 +78,9 @@ struct Match {
     length: u32,
 }
 
-impl Match {
-    fn class(self) -> usize {
-        usize::from(self.length >= LONG)
-    }
-}
-
 impl PromptLookup {
     pub fn new(seed: u64) -> Self {
-        Self { seed, behind: HashMap::default(), indexed: 0, found: None, accuracy: PRIOR }
+        Self { seed, behind: HashMap::default(), indexed: 0, found: None, record: Record::default() }
     }
 
     /// Takes in what is new of a text, at most so many tokens of it. `prompt_len` of them were not guessed at.
@@ -62,8 +97,7 @@ impl PromptLookup {
         if let Some(found) = &mut self.found {
             let is_right = tokens[found.next as usize] == *token;
             if is_output {
-                let accuracy = &mut self.accuracy[found.class()];
-                *accuracy += SMOOTHING * (f32::from(u8::from(is_right)) - *accuracy);
+                self.record.add(found.length, is_right);
             }
             match is_right {
                 true => *found = Match { next: found.next + 1, length: found.length + 1 },
@@ -73,8 +107,9 @@ impl PromptLookup {
         for length in GRAMS {
             let Some(from) = tokens.len().checked_sub(length) else { continue };
             let gram = &tokens[from..];
-            let hash = gram.iter().fold(self.seed, |hash, token| mix(hash ^ u64::from(token.0)));
-            let Some(next) = self.behind.insert(hash, tokens.len() as u32) else { continue };
+            let Some(next) = self.behind.insert(hash_of(self.seed, gram), tokens.len() as u32) else {
+                continue;
+            };
             if self.found.is_none_or(|found| (found.length as usize) < length)
                 && tokens[..next as usize].ends_with(gram)
             {
@@ -83,18 +118,18 @@ impl PromptLookup {
         }
     }
 
-    /// How likely the guess for the next token is right; `None` when there is none.
-    pub fn accuracy(&self, tokens: &[TokenId]) -> Option<f32> {
-        self.found.filter(|_| self.indexed == tokens.len()).map(|found| self.accuracy[found.class()])
-    }
-
-    /// Appends guesses for `count` tokens of the text, those after the next `skip`.
-    pub fn guess(&self, tokens: &[TokenId], skip: usize, count: usize, into: &mut Vec<TokenId>) {
-        let Some(found) = self.found.filter(|_| self.indexed == tokens.len()) else { return };
+    /// What is expected to follow the text, which is all of `tokens`.
+    pub fn guess<'a>(&self, tokens: &'a [TokenId]) -> Option<Guess<'a>> {
+        let found = self.found.filter(|_| self.indexed == tokens.len())?;
         // What was found may overlap what follows: then the text is expected to go round and round.
         let rest = &tokens[found.next as usize..];
-        into.extend((skip..skip + count).map(|at| rest[at % rest.len()]));
+        Some(Guess { accuracy: self.record.accuracy(found.length), rest, goes_round: true })
     }
+}
+
+/// Of a gram.
+pub(super) fn hash_of(seed: u64, gram: &[TokenId]) -> u64 {
+    gram.iter().fold(seed, |hash, token| mix(hash ^ u64::from(token.0)))
 }
 
 /// splitmix64's finalizer (Steele, Lea, Flood 2014).
@@ -107,7 +142,7 @@ fn mix(hash: u64) -> u64 {
 
 /// Of keys that are hashes.
 #[derive(Default)]
-struct Hashed(u64);
+pub(super) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn finish(&self) -> u64 {
@@ -141,9 +176,9 @@ mod tests {
 
     fn guess(text: &[u32], skip: usize, count: usize) -> Vec<u32> {
         let text = tokens(text);
-        let mut drafts = Vec::new();
-        lookup(&text).guess(&text, skip, count, &mut drafts);
-        drafts.into_iter().map(|token| token.0).collect()
+        let lookup = lookup(&text);
+        let tokens = lookup.guess(&text).into_iter().flat_map(Guess::tokens);
+        tokens.skip(skip).take(count).map(|token| token.0).collect()
     }
 
     #[test]
@@ -169,7 +204,7 @@ mod tests {
         let text = tokens(&[1, 2, 3, 4, 5, 6].repeat(6));
         let mut lookup = PromptLookup::new(1);
         lookup.update(&text, 8, usize::MAX);
-        assert!(lookup.accuracy(&text).is_some_and(|right| right > 0.9));
+        assert!(lookup.guess(&text).is_some_and(|guess| guess.accuracy > 0.9));
         let mut surprised = text.clone();
         for at in 0..40 {
             surprised.extend(tokens(&[1, 2, 100 + at]));
@@ -177,7 +212,7 @@ mod tests {
         lookup.update(&surprised, 8, usize::MAX);
         surprised.extend(tokens(&[1, 2]));
         lookup.update(&surprised, 8, usize::MAX);
-        assert!(lookup.accuracy(&surprised).is_some_and(|right| right < 0.1));
+        assert!(lookup.guess(&surprised).is_some_and(|guess| guess.accuracy < 0.1));
     }
 
     proptest! {

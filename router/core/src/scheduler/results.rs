@@ -169,6 +169,7 @@ impl Core {
                 }
                 stepped.delivered += 1;
                 stepped.accepted += u32::from(sampled.is_draft);
+                self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
                 self.deliver(row.key, sampled, now);
             }
         }
@@ -182,7 +183,8 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
-        sequence.look_up();
+        self.follow_text(key);
+        let sequence = &self.sequences[key];
         // A grammar says itself when its text may end.
         let goes_on = sequence.ignore_eos && sequence.constraint.is_none();
         let stops = (!goes_on && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token);

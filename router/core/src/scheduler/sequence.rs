@@ -8,6 +8,7 @@ use penstock_proto::ids::{SequenceId, SlotId, SpanRef, TokenId};
 use penstock_proto::tables::Table;
 use tokio::sync::mpsc;
 
+use super::corpus::Recall;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::masks::Constraint;
@@ -40,6 +41,8 @@ pub(super) struct Sequence {
     pub constraint: Option<Constraint>,
     /// Where its drafts come from; `None`: it has none.
     pub lookup: Option<PromptLookup>,
+    /// Where else they come from.
+    pub recall: Option<Recall>,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
     pub priority: Priority,
@@ -132,6 +135,7 @@ impl Sequence {
             },
             constraint: spec.constraint.as_deref().map(Constraint::new),
             lookup: None,
+            recall: None,
             deadline: spec.deadline,
             stop_at: spec.stop_at,
             priority: spec.priority,

@@ -1,4 +1,4 @@
-//! How many drafts the rows of a plan get (`--speculate`). Drafts are guesses of `prompt_lookup`; what they are worth is
+//! How many drafts the rows of a plan get (`--speculate`). Drafts are `guesses`; what they are worth is
 //! known from how often its guesses were right, what they cost from the cost model's curve of a step's time over its tokens.
 //! A step has drafts when more tokens a second are expected of it with them than without; so a full batch has none.
 //!
@@ -62,6 +62,8 @@ struct Candidate {
     /// Tokens in flight, which the drafts come after.
     ahead: u32,
     most: u32,
+    /// Tokens that are guessed, those in flight among them: behind them the guess sees the end of the text.
+    guessed: u32,
 }
 
 /// What is expected of a step.
@@ -83,7 +85,7 @@ fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<(usize, u32)>
     let mut left = budget.min(PROBE_DRAFTS.max(work.tokens / PROBE_PART));
     let good = candidates.iter().filter(|row| row.accuracy >= PROBE_ACCURACY);
     let drafts = good.map(|row| {
-        let drafts = row.most.min(left).min(PROBE_DRAFTS);
+        let drafts = row.most.min(left).min(PROBE_DRAFTS).min(row.guessed.saturating_sub(row.ahead));
         left -= drafts;
         (row.key, drafts)
     });
@@ -108,7 +110,7 @@ impl Core {
             Drafting::Always(_) => {
                 let mut left = budget;
                 let take = |row: &Candidate| {
-                    let taken = row.most.min(left);
+                    let taken = row.most.min(left).min(row.guessed.saturating_sub(row.ahead));
                     left -= taken;
                     (row.key, taken)
                 };
@@ -162,10 +164,11 @@ impl Core {
         let most = self.rules.drafting.most();
         let candidate = |key| {
             let sequence = &self.sequences[key];
-            let accuracy = sequence.lookup.as_ref()?.accuracy(&sequence.tokens)?;
+            let accuracy = self.guess_accuracy(key)?;
             let most = most.min(sequence.max_drafts());
             let ahead = sequence.samples_in_flight + sequence.drafts_in_flight;
-            (most > 0).then(|| Candidate { key, accuracy: f64::from(accuracy), ahead, most })
+            let guessed = self.guessed(key, 0).take((ahead + most) as usize).count() as u32;
+            (most > 0).then(|| Candidate { key, accuracy: f64::from(accuracy), ahead, most, guessed })
         };
         if most == 0 { Vec::new() } else { keys.filter_map(candidate).collect() }
     }
@@ -187,10 +190,11 @@ impl Core {
         let mut step = Expected { tokens: rows, nanoseconds: plain.nanoseconds, drafts: Vec::new() };
         let mut left = budget;
         for row in candidates {
-            let mut chance = row.accuracy.powi(ahead(row) as i32 + 1);
+            let ahead = ahead(row);
+            let most = row.most.min(left).min(row.guessed.saturating_sub(ahead));
+            let mut chance = row.accuracy.powi(ahead as i32 + 1);
             let mut drafts = 0;
-            while drafts < row.most.min(left) && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft
-            {
+            while drafts < most && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft {
                 step.tokens += chance;
                 step.nanoseconds += per_draft;
                 chance *= row.accuracy;

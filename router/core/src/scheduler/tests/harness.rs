@@ -220,6 +220,7 @@ impl Harness {
             target_itl,
             step_timeout: Duration::from_secs(10),
             drafting: Drafting::Off,
+            corpus_tokens: 0,
             snapshots: SNAPSHOT_DISTANCES,
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));

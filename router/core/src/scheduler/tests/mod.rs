@@ -3,6 +3,7 @@
 
 mod blocks;
 mod core;
+mod corpus;
 mod encoder;
 mod fair;
 mod harness;

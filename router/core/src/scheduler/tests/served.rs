@@ -37,6 +37,7 @@ pub(super) fn settings(config: &MockConfig) -> Settings {
         step_timeout: Duration::from_secs(5),
         check_interval: Duration::from_secs(60),
         speculate: 0,
+        speculate_corpus_tokens: 0,
     }
 }
 

@@ -1,0 +1,76 @@
+//! What the next tokens of a sequence are guessed to be, from its own text (`prompt_lookup`) or from what its tenant was answered lately
+//! (`corpus`), whichever is the better guess; and where the guess itself says that the text ends: behind that nothing is guessed. Asked by
+//! `speculation` for what drafts are worth, and by `planning` for the drafts.
+
+use penstock_proto::ids::TokenId;
+
+use super::core::Core;
+use super::prompt_lookup::{GRAMS, Guess};
+use super::sequence::Sequence;
+use super::speculation::INDEXED_AT_ONCE;
+
+impl Core {
+    /// A sequence's indexes take in what is new of its tokens.
+    pub(super) fn follow_text(&mut self, key: usize) {
+        let sequence = &mut self.sequences[key];
+        sequence.look_up();
+        if let (Some(corpora), Some(recall)) = (&self.corpora, &mut sequence.recall) {
+            corpora.follow(recall, &sequence.tokens, sequence.prompt_len as usize);
+        }
+    }
+
+    /// How likely the guess for a sequence's next token is right; `None` when there is none.
+    pub(super) fn guess_accuracy(&self, key: usize) -> Option<f32> {
+        self.best_guess(&self.sequences[key]).map(|guess| guess.accuracy)
+    }
+
+    /// Guesses for what comes behind the next `skip` tokens of a sequence, to the end of its text at most.
+    pub(super) fn guessed(&self, key: usize, skip: u32) -> impl Iterator<Item = TokenId> {
+        let sequence = &self.sequences[key];
+        let mut has_ended = false;
+        let tokens = self.best_guess(sequence).into_iter().flat_map(Guess::tokens);
+        let within = tokens.take_while(move |&token| {
+            let goes_on = !has_ended;
+            has_ended |= self.ends(sequence, token);
+            goes_on
+        });
+        within.skip(skip as usize)
+    }
+
+    /// Whether a sequence's guesses are from what its tenant was answered, and not from its own text.
+    pub(super) fn recalls(&self, key: usize) -> bool {
+        self.best_guess(&self.sequences[key]).is_some_and(|guess| !guess.goes_round)
+    }
+
+    fn best_guess<'a>(&'a self, sequence: &'a Sequence) -> Option<Guess<'a>> {
+        let own = sequence.lookup.as_ref().and_then(|lookup| lookup.guess(&sequence.tokens));
+        let recall = self.corpora.as_ref().zip(sequence.recall.as_ref());
+        let recalled = recall.and_then(|(corpora, recall)| corpora.guess(recall, sequence.tokens.len()));
+        // Of two that are as good, its own.
+        match (own, recalled) {
+            (Some(own), Some(recalled)) if recalled.accuracy > own.accuracy => Some(recalled),
+            (own, recalled) => own.or(recalled),
+        }
+    }
+
+    /// Whether a sequence ends when it samples this token.
+    fn ends(&self, sequence: &Sequence, token: TokenId) -> bool {
+        (!sequence.ignore_eos && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token)
+    }
+
+    /// What a sequence was answered may be guessed from for its tenant's next ones.
+    pub(super) fn remember(&mut self, sequence: &Sequence) {
+        if let (Some(corpora), Some(recall)) = (&mut self.corpora, &sequence.recall) {
+            // With what the answer followed, so that its beginning can be found.
+            let from = (sequence.prompt_len as usize).saturating_sub(GRAMS[0]);
+            corpora.add(recall.corpus(), &sequence.tokens[from..]);
+        }
+    }
+
+    /// A step's share of the work that answers leave behind.
+    pub(super) fn index_answers(&mut self) {
+        if let Some(corpora) = &mut self.corpora {
+            corpora.advance(INDEXED_AT_ONCE);
+        }
+    }
+}
