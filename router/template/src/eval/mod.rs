@@ -4,120 +4,24 @@
 //! A rendering owns what its values only refer to: namespaces, the scopes that macros and recursive loops see, and
 //! what loops remember. So what a template builds goes when its rendering does, even if it refers to itself.
 
+mod calls;
+mod scope;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use super::ast::{Arguments, Call, Comparison, Expr, For, Macro, Statement, StatementKind, Target, Unary};
-use super::budget::{Budget, VALUE};
-use super::filters::{self, attribute, subscript};
-use super::format::now;
-use super::methods::{self, Given};
-use super::operators::{binary, comparison, join, slice, too_large};
-use super::predicates;
-use super::value::{Callable, Dict, Global, Key, Range, Value, equal, is_undefined, key};
-use super::{Error, ErrorKind};
+use crate::ast::{Arguments, Call, Comparison, Expr, For, Statement, StatementKind, Target, Unary};
+use crate::budget::{Budget, VALUE};
+use crate::filters::{self, attribute, subscript};
+use crate::methods::Given;
+use crate::operators::{binary, comparison, join, slice, too_large};
+use crate::predicates;
+use crate::value::{Callable, Dict, Global, Key, Value, is_undefined, key};
+use crate::{Error, ErrorKind};
 
-/// Python's limit for `range` in a sandbox.
-const MAX_RANGE: usize = 100_000;
-/// What a template raises is told to the client; characters of it.
-const MAX_RAISED: usize = 2000;
-
-/// Names of one block, and what is around it.
-pub struct Scope {
-    /// Those that the template sets, which it names itself: seldom many, so that they are searched one by one.
-    names: RefCell<Vec<(Arc<str>, Value)>>,
-    parent: Option<Rc<Scope>>,
-    /// Whether the rendering keeps it.
-    kept: Cell<bool>,
-}
-
-impl Scope {
-    fn new(parent: Option<Rc<Self>>) -> Rc<Self> {
-        Rc::new(Self { names: RefCell::default(), parent, kept: Cell::new(false) })
-    }
-
-    fn inside(parent: &Rc<Self>) -> Rc<Self> {
-        Self::new(Some(parent.clone()))
-    }
-
-    fn set(&self, name: &Arc<str>, value: Value, budget: &Budget) -> Result<(), Error> {
-        let mut names = self.names.borrow_mut();
-        budget.step(looked_at(names.len(), name))?;
-        match names.iter_mut().find(|(known, _)| *known == *name) {
-            Some((_, old)) => *old = value,
-            None => names.push((name.clone(), value)),
-        }
-        Ok(())
-    }
-
-    fn get(&self, name: &str, budget: &Budget) -> Result<Option<Value>, Error> {
-        let mut scope = self;
-        loop {
-            let names = scope.names.borrow();
-            budget.step(looked_at(names.len(), name))?;
-            if let Some((_, value)) = names.iter().find(|(known, _)| **known == *name) {
-                return Ok(Some(value.clone()));
-            }
-            drop(names);
-            match scope.parent.as_deref() {
-                Some(parent) => scope = parent,
-                None => return Ok(None),
-            }
-        }
-    }
-}
-
-/// Steps of comparing a name with so many: none where there are as few as in a template that is meant well.
-fn looked_at(names: usize, name: &str) -> usize {
-    names * (1 + name.len() / 64) / 64
-}
-
-/// The variable `loop`.
-pub struct Loop {
-    /// All of them, or those that came so far where the loop does not look ahead.
-    items: RefCell<Vec<Value>>,
-    at: Cell<usize>,
-    depth: usize,
-    /// Where the rendering has what `loop.changed` saw last.
-    changed: Cell<Option<usize>>,
-    /// For `loop(...)` in a recursive loop.
-    recursive: Option<(Arc<For>, Weak<Scope>)>,
-    pub nesting: u32,
-}
-
-impl Loop {
-    pub fn index(&self) -> usize {
-        self.at.get()
-    }
-
-    pub fn len(&self) -> usize {
-        self.items.borrow().len()
-    }
-
-    pub fn attribute(&self, name: &str) -> Option<Value> {
-        let items = self.items.borrow();
-        let (at, length) = (self.at.get(), items.len());
-        let int = |number: usize| Value::Int(number as i128);
-        Some(match name {
-            "index" => int(at + 1),
-            "index0" => int(at),
-            "revindex" => int(length - at),
-            "revindex0" => int(length - at - 1),
-            "first" => Value::Bool(at == 0),
-            "last" => Value::Bool(at + 1 == length),
-            "length" => int(length),
-            "depth" => int(self.depth + 1),
-            "depth0" => int(self.depth),
-            "previtem" => {
-                at.checked_sub(1).map_or_else(|| Value::undefined("previtem"), |at| items[at].clone())
-            }
-            "nextitem" => items.get(at + 1).cloned().unwrap_or_else(|| Value::undefined("nextitem")),
-            _ => return None,
-        })
-    }
-}
+pub use scope::{Loop, Scope};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
@@ -558,169 +462,6 @@ impl Renderer {
         }
         self.made(slice(&of, values, &self.budget)?)
     }
-
-    fn call(&self, function: &Value, given: &Given) -> Result<Value, Error> {
-        self.budget.holding(given.len(), || self.call_with(function, given))
-    }
-
-    fn call_with(&self, function: &Value, given: &Given) -> Result<Value, Error> {
-        match function {
-            Value::Callable(callable) => match &**callable {
-                Callable::Macro { declared, scope } => {
-                    self.call_macro(declared, &scope.upgrade().ok_or_else(gone)?, given)
-                }
-                Callable::Method { name, allowed: false, .. } => Err(Error::new(
-                    ErrorKind::Other,
-                    format!("`{name}` would change a value, which templates must not"),
-                )),
-                Callable::Method { on: Value::Loop(of), name, .. } if &**name == "changed" => {
-                    self.changed(of, &given.positional)
-                }
-                Callable::Method { on, name, .. } => self.made(methods::call(on, name, given, &self.budget)?),
-                Callable::Global(of) => self.call_global(*of, given),
-                Callable::Joiner { separator, used, .. } => {
-                    Ok(if used.replace(true) { separator.clone() } else { Value::str("") })
-                }
-            },
-            Value::Loop(of) => {
-                let [items] = given.bind(["iterable"])?;
-                match (&of.recursive, items) {
-                    (Some((body, scope)), Some(items)) => {
-                        let scope = &scope.upgrade().ok_or_else(gone)?;
-                        let mut out = String::new();
-                        self.deeper(|| self.for_loop(body, &items, scope, of.depth + 1, &mut out))?;
-                        self.made(Value::str(out))
-                    }
-                    _ => Err(Error::new(ErrorKind::Type, "the loop is not recursive")),
-                }
-            }
-            Value::Undefined(name) => Err(is_undefined(name)),
-            other => Err(Error::new(ErrorKind::Type, format!("'{}' cannot be called", other.kind()))),
-        }
-    }
-
-    /// `loop.changed(...)`: whether the values differ from those of the last call.
-    fn changed(&self, of: &Loop, values: &[Value]) -> Result<Value, Error> {
-        self.budget.make_container(values.len(), 0)?;
-        let mut known = self.changed.borrow_mut();
-        let Some(before) = of.changed.get().and_then(|at| known.get_mut(at)) else {
-            of.changed.set(Some(known.len()));
-            known.push(values.to_vec());
-            return Ok(Value::Bool(true));
-        };
-        let mut changed = before.len() != values.len();
-        for (a, b) in before.iter().zip(values) {
-            changed = changed || !equal(a, b, &self.budget)?;
-        }
-        *before = values.to_vec();
-        Ok(Value::Bool(changed))
-    }
-
-    fn call_macro(&self, declared: &Macro, scope: &Rc<Scope>, given: &Given) -> Result<Value, Error> {
-        let inner = Scope::inside(scope);
-        self.step(given.named.len() + given.positional.len())?;
-        let mut named = given.named.clone();
-        let mut take = |name: &str| -> Result<Option<Value>, Error> {
-            self.step(looked_at(named.len(), name))?;
-            let at = named.iter().position(|(given, _)| **given == *name);
-            Ok(at.map(|at| named.remove(at).1))
-        };
-        let mut caller_is_parameter = false;
-        let mut bound = Vec::new();
-        for (at, (name, _)) in declared.parameters.iter().enumerate() {
-            caller_is_parameter |= &**name == "caller";
-            bound.push(match given.positional.get(at) {
-                Some(value) => Some(value.clone()),
-                None => take(name)?,
-            });
-        }
-        if declared.uses_caller && !caller_is_parameter {
-            let caller = take("caller")?.unwrap_or_else(|| Value::undefined("caller"));
-            inner.set(&"caller".into(), caller, &self.budget)?;
-        }
-        if declared.uses_kwargs {
-            let rest = named.drain(..).map(|(name, value)| (Key(Value::str(name)), value)).collect();
-            inner.set(&"kwargs".into(), Value::dict(rest, &self.budget)?, &self.budget)?;
-        } else if let Some((name, _)) = named.first() {
-            let reason = format!("the macro `{}` takes no argument `{name}`", declared.name);
-            return Err(Error::new(ErrorKind::Type, reason));
-        }
-        let extra = given.positional.get(declared.parameters.len()..).unwrap_or_default();
-        if declared.uses_varargs {
-            inner.set(&"varargs".into(), Value::tuple(extra.to_vec(), &self.budget)?, &self.budget)?;
-        } else if !extra.is_empty() {
-            let reason =
-                format!("the macro `{}` takes {} arguments", declared.name, declared.parameters.len());
-            return Err(Error::new(ErrorKind::Type, reason));
-        }
-        for ((name, default), value) in declared.parameters.iter().zip(bound) {
-            let value = match (value, default) {
-                (Some(value), _) => value,
-                (None, Some(default)) => self.eval(default, &inner)?,
-                (None, None) => Value::Undefined(name.clone()),
-            };
-            inner.set(name, value, &self.budget)?;
-        }
-        self.captured(&declared.body, &inner)
-    }
-
-    fn call_global(&self, of: Global, given: &Given) -> Result<Value, Error> {
-        match of {
-            Global::Range => range(given),
-            Global::Dict | Global::Namespace => {
-                let mut items = Dict::new();
-                match &given.positional[..] {
-                    [] => {}
-                    [Value::Dict(from)] => {
-                        items.extend(from.iter().map(|(name, value)| (name.clone(), value.clone())))
-                    }
-                    [Value::Namespace(from)] if of == Global::Dict => {
-                        items.extend(from.upgrade().ok_or_else(gone)?.borrow().clone());
-                    }
-                    [pairs] => {
-                        for pair in pairs.items(&self.budget)? {
-                            let [name, value] = &pair.items(&self.budget)?[..] else {
-                                return Err(Error::new(ErrorKind::Type, "pairs are expected"));
-                            };
-                            items.insert(key(name.clone(), &self.budget)?, value.clone());
-                        }
-                    }
-                    _ => return Err(Error::new(ErrorKind::Type, "one mapping at most")),
-                }
-                for (name, value) in &given.named {
-                    items.insert(Key(Value::str(name.clone())), value.clone());
-                }
-                if of == Global::Dict {
-                    return Value::dict(items, &self.budget);
-                }
-                if items.keys().any(|name| name.0.as_str().is_some_and(|name| name.starts_with('_'))) {
-                    return Err(Error::new(ErrorKind::Other, "a namespace's name begins with `_`"));
-                }
-                self.namespace(items)
-            }
-            Global::Joiner => {
-                let [separator] = given.bind(["sep"])?;
-                let separator = separator.unwrap_or_else(|| Value::str(", "));
-                Value::joiner(separator, &self.budget)
-            }
-            Global::RaiseException => {
-                let [message] = given.bind(["message"])?;
-                let message = message.ok_or_else(|| Error::new(ErrorKind::Type, "a message is missing"))?;
-                let message = message.to_str(&self.budget)?;
-                let shown: String = message.chars().take(MAX_RAISED).collect();
-                let left_out = message.len() - shown.len();
-                let more = if left_out > 0 { format!("... ({left_out} bytes more)") } else { String::new() };
-                Err(Error::new(ErrorKind::Raised, shown + &more))
-            }
-            Global::StrftimeNow => {
-                let [format] = given.bind(["format"])?;
-                match format {
-                    Some(Value::Str(format)) => Ok(Value::str(now(&format.text, &self.budget)?)),
-                    _ => Err(Error::new(ErrorKind::Type, "a format is missing")),
-                }
-            }
-        }
-    }
 }
 
 /// Of what the rendering owns: it never is while a value of the rendering is.
@@ -738,28 +479,4 @@ fn global(name: &Arc<str>) -> Value {
         "strftime_now" => Global::StrftimeNow,
         _ => return Value::Undefined(name.clone()),
     })
-}
-
-fn range(given: &Given) -> Result<Value, Error> {
-    let int = |value: &Value| {
-        value.as_int().ok_or_else(|| Error::new(ErrorKind::Type, format!("'{}' is no integer", value.kind())))
-    };
-    let (start, stop, step) = match &given.positional[..] {
-        _ if !given.named.is_empty() => {
-            return Err(Error::new(ErrorKind::Type, "range takes no named arguments"));
-        }
-        [stop] => (0, int(stop)?, 1),
-        [start, stop] => (int(start)?, int(stop)?, 1),
-        [start, stop, step] => (int(start)?, int(stop)?, int(step)?),
-        _ => return Err(Error::new(ErrorKind::Type, "range takes one to three arguments")),
-    };
-    let small = |number: i128| number.unsigned_abs() < 1 << 64;
-    if step == 0 || !small(start) || !small(stop) || !small(step) {
-        return Err(Error::new(ErrorKind::Other, "the range is not valid"));
-    }
-    let range = Range { start, stop, step };
-    if range.len() > MAX_RANGE {
-        return Err(Error::new(ErrorKind::Other, "the range is too long"));
-    }
-    Ok(Value::Range(range))
 }
