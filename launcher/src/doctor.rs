@@ -43,7 +43,7 @@ pub fn prompt_files(folder: Option<OsString>) -> ExitCode {
         eprintln!("{PROMPT_FILES}: the folder is missing");
         return ExitCode::from(2);
     };
-    println!("{}", serde_json::Value::from(penstock_router::prompt::problems_of_files(Path::new(&folder))));
+    println!("{}", serde_json::Value::from(penstock_core::prompt::problems_of_files(Path::new(&folder))));
     ExitCode::SUCCESS
 }
 

@@ -20,6 +20,7 @@ mod shards;
 mod sockets;
 mod tgi_flags;
 mod tokenizer;
+mod worker_group;
 mod worker_host;
 mod workers;
 
@@ -29,9 +30,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_core::health::Health;
+use penstock_core::worker::{RemoteWorkers, WorkerSource};
 use penstock_router::config::Config;
-use penstock_router::health::Health;
-use penstock_router::worker::{RemoteWorkers, WorkerSource};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinError;

@@ -1,12 +1,12 @@
 //! The flags of a server whose workers run on other hosts (`--worker-address`): what they say, and what contradicts them. Called by `flags`
-//! and `main`; how such workers are watched is `penstock_router::worker::remote`'s to know.
+//! and `main`; how such workers are watched is `penstock_core::worker::remote`'s to know.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use penstock_router::worker::Endpoint;
-use penstock_router::worker::endpoint::{Address, MutualTls, PemFile};
+use penstock_core::worker::Endpoint;
+use penstock_core::worker::endpoint::{Address, MutualTls, PemFile};
 
 use crate::flags::WorkerArgs;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::builder::BoolishValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser};
-use penstock_router::worker::endpoint::Address;
+use penstock_core::worker::endpoint::Address;
 use tokio::process::Command;
 use tracing::{error, info, warn};
 

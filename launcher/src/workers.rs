@@ -8,39 +8,23 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use penstock_router::worker::Endpoint;
-use penstock_router::worker::source::{GiveUp, Loss, WorkerSource, is_passing};
-use tokio::net::UnixStream;
+use penstock_core::worker::Endpoint;
+use penstock_core::worker::source::{GiveUp, Loss, WorkerSource, is_passing};
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-use crate::child::{Exit, Watched};
+use crate::child::Watched;
 use crate::child_spawner::ChildSpawner;
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
+use crate::worker_group::{Failure, Group, Rank, Start, StartTimeouts, WorkerEnd};
 
-/// How often a starting worker's socket is tried. A try is one system call.
-const SOCKET_POLL: Duration = Duration::from_millis(3);
-/// A sign of life while a large model loads.
-const STILL_LOADING: Duration = Duration::from_secs(15);
-/// Workers that load again may take this many times longer than the slowest start so far, which read as many bytes,
-/// and `load_timeout` more.
-const SLOWER: u32 = 10;
-/// The first load may take as long as if this many bytes came each second, of the weights and of the libraries that a worker
-/// imports, and `load_timeout` more: a tenth of what a slow disk or a network gives.
-const SLOWEST_READ: u64 = 4 << 20;
-const LIBRARIES: u64 = 2 << 30;
 /// A process starts at once, unless its program is on a disk that does not answer.
 const SPAWN_DEADLINE: Duration = Duration::from_secs(60);
-/// A worker whose stream has just broken may not have been reaped yet; nor the one that it has lost.
-const REAPED: Duration = Duration::from_millis(30);
-const OTHER_REAPED: Duration = Duration::from_millis(500);
 /// Until a start is tried again for which the system had too little of something.
 const PASSING: Duration = Duration::from_secs(1);
-/// A killed process ends at once, unless the kernel itself is stuck in it (a driver, a dead disk).
-const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is the same for every worker of this run.
 #[derive(Clone, Debug)]
@@ -76,20 +60,6 @@ struct State {
     restarts: RestartPolicy,
     /// How long the slowest group took until it answered.
     slowest_start: Option<Duration>,
-}
-
-struct Group {
-    ranks: Vec<Rank>,
-    /// By which the ranks find each other.
-    meeting: PathBuf,
-    started: Instant,
-    answered: Option<Instant>,
-}
-
-struct Rank {
-    number: u32,
-    socket: PathBuf,
-    process: Watched,
 }
 
 impl Workers {
@@ -184,145 +154,6 @@ impl Workers {
     }
 }
 
-/// What had become of a worker when its group was ended.
-enum WorkerEnd {
-    Ended(Exit),
-    Stopped,
-}
-
-/// What became of a group that was started.
-enum Start {
-    Answers,
-    /// A worker has ended.
-    Ended,
-    /// A worker shows no progress; why that is too long.
-    Hangs {
-        rank: u32,
-        why: String,
-    },
-}
-
-/// How long a start may take.
-#[derive(Clone, Copy)]
-struct Patience {
-    /// Without a sign of progress.
-    silence: Duration,
-    /// In all.
-    whole: Duration,
-    /// Why no longer.
-    measure: &'static str,
-}
-
-impl Patience {
-    fn of(load_timeout: Duration, weight_bytes: u64, slowest_start: Option<Duration>) -> Self {
-        let (most, measure) = match slowest_start {
-            Some(took) => (took.saturating_mul(SLOWER), "ten times longer than before"),
-            None => (
-                Duration::from_secs(weight_bytes.saturating_add(LIBRARIES) / SLOWEST_READ),
-                "longer than reading it takes at 4 MiB a second (--load-timeout adds to it)",
-            ),
-        };
-        Self { silence: load_timeout, whole: most.saturating_add(load_timeout), measure }
-    }
-
-    /// Why a start that began `started` ago, with the last sign of progress `quiet` ago, has taken too long.
-    fn exhausted(&self, started: Duration, quiet: Duration) -> Option<String> {
-        if quiet > self.silence {
-            return Some(format!("showed no progress for {:.0} s (--load-timeout)", quiet.as_secs_f64()));
-        }
-        (started > self.whole)
-            .then(|| format!("was not ready after {:.0} s, {}", self.whole.as_secs_f64(), self.measure))
-    }
-}
-
-/// Why a group did not start.
-struct Failure {
-    rank: u32,
-    /// Follows its name in a sentence.
-    what: String,
-    /// Stands alone.
-    reason: String,
-    explained: bool,
-}
-
-impl Failure {
-    fn of(rank: u32, exit: &Exit) -> Self {
-        Self { rank, what: exit.describe(), reason: exit.reason(), explained: exit.explained() }
-    }
-
-    fn unexplained(rank: u32, what: String) -> Self {
-        Self { rank, reason: format!("it {what}"), what, explained: false }
-    }
-}
-
-impl Group {
-    /// Waits until every rank takes connections, which it does once its part of the model is loaded.
-    async fn answers(&mut self, patience: Patience) -> Start {
-        let mut next_sign = Instant::now() + STILL_LOADING;
-        for rank in &self.ranks {
-            while UnixStream::connect(&rank.socket).await.is_err() {
-                if self.ranks.iter().any(|rank| rank.process.exited().is_some()) {
-                    return Start::Ended;
-                }
-                // Of ranks that load at different speeds, or wait for a slow one, the liveliest counts.
-                let quiet = self.ranks.iter().map(|rank| rank.process.last_progress().elapsed()).min();
-                if let Some(why) = patience.exhausted(self.started.elapsed(), quiet.unwrap_or_default()) {
-                    return Start::Hangs { rank: rank.number, why };
-                }
-                if Instant::now() >= next_sign {
-                    info!("still loading after {:.0} s", self.started.elapsed().as_secs_f64());
-                    next_sign += STILL_LOADING;
-                }
-                tokio::time::sleep(SOCKET_POLL).await;
-            }
-        }
-        self.answered = Some(Instant::now());
-        Start::Answers
-    }
-
-    /// The rank whose end explains that of the others, if any has ended.
-    async fn culprit(&self) -> Option<(u32, Exit)> {
-        let begun = Instant::now();
-        loop {
-            let ended = self.ranks.iter().filter_map(|rank| Some((rank.number, rank.process.exited()?)));
-            let first = ended.min_by_key(|(_, exit)| (exit.is_consequence(), exit.at));
-            let patience = match &first {
-                Some((_, exit)) if !exit.is_consequence() => return first,
-                Some(_) => OTHER_REAPED,
-                None => REAPED,
-            };
-            if begun.elapsed() >= patience {
-                return first;
-            }
-            tokio::time::sleep(SOCKET_POLL).await;
-        }
-    }
-
-    /// Kills what is left and waits until it is gone. Returns what became of it before.
-    async fn end(self) -> Option<(u32, WorkerEnd)> {
-        let stopped = |rank: &Rank| rank.process.is_stopped().then_some((rank.number, WorkerEnd::Stopped));
-        let end = match self.culprit().await {
-            Some((rank, exit)) => Some((rank, WorkerEnd::Ended(exit))),
-            None => self.ranks.iter().find_map(stopped),
-        };
-        for rank in &self.ranks {
-            rank.process.kill();
-        }
-        for rank in &self.ranks {
-            if tokio::time::timeout(KILL_DEADLINE, rank.process.exit()).await.is_err() {
-                warn!(
-                    "worker {} (pid {}) does not die; going on without it",
-                    rank.number,
-                    rank.process.pid()
-                );
-            }
-            let _ = std::fs::remove_file(&rank.socket);
-        }
-        let _ = std::fs::remove_file(&self.meeting);
-        end
-    }
-}
-
 #[async_trait]
 impl WorkerSource for Workers {
     async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
@@ -363,9 +194,9 @@ impl WorkerSource for Workers {
                 }
             }
             let command = &self.command;
-            let patience = Patience::of(command.load_timeout, command.weight_bytes, state.slowest_start);
+            let timeouts = StartTimeouts::of(command.load_timeout, command.weight_bytes, state.slowest_start);
             let Some(group) = state.group.as_mut() else { continue };
-            let start = group.answers(patience).await;
+            let start = group.answers(timeouts).await;
             if let Start::Answers = start {
                 let took = group.started.elapsed();
                 debug!("every worker answers after {:.2} s", took.as_secs_f64());
@@ -414,7 +245,7 @@ mod tests {
 
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
-    use penstock_router::worker::LossKind;
+    use penstock_core::worker::LossKind;
     use tempfile::TempDir;
 
     use super::*;
@@ -612,7 +443,7 @@ time.sleep(600)
             async move { workers.fresh(Some(&Loss::of(0, LossKind::Died, "its stream broke"))).await }
         });
         while bench.starts() < 3 {
-            tokio::time::sleep(SOCKET_POLL).await;
+            tokio::task::yield_now().await;
         }
         bench.behave("serves");
         assert_eq!(waiting.await.unwrap().unwrap().len(), 1);
@@ -623,19 +454,6 @@ time.sleep(600)
         let bench = Bench { load_timeout: Duration::from_secs(4), ..Bench::new("loads slowly") };
         assert_eq!(bench.start().await.fresh(None).await.unwrap().len(), 1);
         assert_eq!(bench.starts(), 1);
-    }
-
-    #[test]
-    fn progress_alone_does_not_go_on_for_ever() {
-        let [short, long] = [1, 1000].map(Duration::from_secs);
-        let bytes = 1000 * SLOWEST_READ - LIBRARIES;
-        let first = Patience::of(Duration::from_secs(5), bytes, None);
-        assert_eq!(first.exhausted(long, short), None);
-        assert!(first.exhausted(long, Duration::from_secs(6)).is_some());
-        assert!(first.exhausted(Duration::from_secs(1006), short).is_some_and(|why| why.contains("4 MiB")));
-        let later = Patience::of(Duration::from_secs(5), bytes, Some(Duration::from_secs(10)));
-        assert_eq!(later.exhausted(Duration::from_secs(104), short), None);
-        assert!(later.exhausted(Duration::from_secs(106), short).is_some());
     }
 
     #[tokio::test(flavor = "multi_thread")]

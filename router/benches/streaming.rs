@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use clap::{Args, FromArgMatches};
+use penstock_core::health::Health;
+use penstock_core::worker::mock::{MockConfig, MockSource, Verify};
+use penstock_core::worker::{Endpoint, GiveUp, Loss, WorkerSource};
 use penstock_proto::CostModel;
 use penstock_router::config::{Config, RouterArgs};
-use penstock_router::health::Health;
-use penstock_router::worker::mock::{MockConfig, MockSource, Verify};
-use penstock_router::worker::{Endpoint, GiveUp, Loss, WorkerSource};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;

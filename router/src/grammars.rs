@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_constraint::{Cancel, Compiler, Kind, Limits, Source, Token, Tokenize};
+use penstock_core::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource, Matcher};
+use penstock_core::prompt::Vocabulary;
 use penstock_proto::ModelDescription;
+use penstock_proto::ids::TokenId;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::config::RouterArgs;
-use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource, Matcher};
-use crate::ids::TokenId;
-use crate::prompt::Vocabulary;
 
 #[derive(Debug)]
 struct Grammars(Compiler);

@@ -3,8 +3,7 @@
 //! - `http` speaks to clients, in TGI's and OpenAI's dialects;
 //! - `address` knows where clients come from, `limits` what this server can take, `telemetry` what operators see;
 //! - `grammars` compiles what a text has to be;
-//! - `penstock-core`, whose rooms are named here as the router's own, makes tokens of texts, batches of tokens, and
-//!   texts of tokens.
+//! - below them `penstock-core` makes tokens of texts, batches of tokens, and texts of tokens.
 
 pub mod address;
 pub mod config;
@@ -13,9 +12,6 @@ pub mod http;
 pub mod limits;
 pub mod telemetry;
 
-pub use penstock_core::{blocking, constraint, generation, health, prompt, scheduler, worker};
-pub use penstock_proto::ids;
-
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +19,14 @@ use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
 use futures::FutureExt;
+use penstock_core::blocking::BlockingPool;
+use penstock_core::generation::{PromptLimits, Serving};
+use penstock_core::health::{Health, HealthSender};
+use penstock_core::prompt::{LoadError, Prompt};
+use penstock_core::scheduler::{Handle, Settings, Watermark};
+use penstock_core::worker::{Group, PrepareLimits, StartError, WorkerSource};
 use penstock_proto::ModelDescription;
+use penstock_proto::ids::TokenId;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -31,18 +34,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
-use crate::generation::{PromptLimits, Serving};
-use crate::health::{Health, HealthSender};
 use crate::http::chats::formats::ChatFormats;
 use crate::http::{Loaded, Server};
-use crate::ids::TokenId;
 use crate::limits::{FlagError, Limits};
-use crate::prompt::{LoadError, Prompt};
-use crate::scheduler::{Handle, Settings, Watermark};
 use crate::telemetry::metrics;
-use crate::worker::{Group, PrepareLimits, StartError, WorkerSource};
 
 /// Steps of this many tokens keep a GPU busy; more only makes running streams wait.
 const STEP_TOKENS: u32 = 2048;
@@ -170,7 +166,7 @@ async fn serve(
     };
 
     server.in_flight.close();
-    let patience = match failure {
+    let grace_period = match failure {
         None => {
             health.send_replace(Health::Draining);
             info!("draining: {} requests are in flight", server.in_flight.len());
@@ -178,7 +174,7 @@ async fn serve(
         }
         Some(_) => LAST_WORDS,
     };
-    if timeout(patience, server.in_flight.wait()).await.is_err() {
+    if timeout(grace_period, server.in_flight.wait()).await.is_err() {
         warn!("{} requests did not finish in time", server.in_flight.len());
     }
     let failure = failure.or_else(|| failure_of(&health.borrow()));
@@ -282,7 +278,7 @@ async fn load(
         speculate_corpus_tokens: args.speculate_corpus_tokens,
     };
     let speculate = settings.speculate;
-    let scheduler = scheduler::spawn(group, source.clone(), settings, health.clone()).await;
+    let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     let chats = ChatFormats::of(&prompt, args);
     server.load(Loaded {
         chats,

@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 mod served;
 
-use penstock_router::worker::mock::Fault;
+use penstock_core::worker::mock::Fault;
 use serde_json::json;
 
 use served::{Served, Setup};

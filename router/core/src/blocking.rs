@@ -21,7 +21,7 @@ pub struct BlockingPool {
 }
 
 /// The work panicked, or the server is stopping.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the work did not end")]
 pub struct Lost;
 

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, Response, header};
 use axum::middleware::Next;
+use penstock_core::scheduler::Priority;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -14,7 +15,6 @@ use crate::config::{ApiKey, RouterArgs};
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::{body, routes};
 use crate::limits::{FlagError, PRIORITIES};
-use crate::scheduler::Priority;
 
 /// The API keys of this server, and what is open without one.
 pub struct Auth {

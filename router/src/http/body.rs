@@ -8,10 +8,10 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use penstock_core::blocking::SHORT;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking::SHORT;
 use crate::config::RouterArgs;
 use crate::http::Server;
 use crate::http::error::{ApiError, Cause};

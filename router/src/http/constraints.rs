@@ -1,8 +1,8 @@
 //! The fields that say what a text has to be: TGI's grammars, OpenAI's response formats, vLLM's guided fields.
 
+use penstock_core::constraint::GrammarSource;
 use serde_json::Value;
 
-use crate::constraint::GrammarSource;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, shortened};
 use crate::http::request_fields;

@@ -4,17 +4,16 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use penstock_core::scheduler::Priority;
+use serde::de::DeserializeSeed;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, Cause};
-use crate::http::request_fields::{self, DEPTH, Field, Kind, Low, Most, NAME_LENGTH};
+use crate::http::json::{Members, UniqueNames, finite, malformed, text_of, unreadable, whole_number};
+use crate::http::request_fields::{self, Field, Kind, Low, Most, NAME_LENGTH};
 use crate::limits::{Limits, PRIORITIES};
-use crate::scheduler::Priority;
 
 /// A JSON object whose members are still text: each is read when its field is asked for.
 pub struct Fields<'a> {
@@ -268,18 +267,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A string of JSON, borrowed when it has no escapes.
-pub fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
-    let text = raw.get();
-    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
-    // The parser has refused control characters and stray quotes: without escapes, this is the string.
-    if inner.contains('\\') {
-        serde_json::from_str(text).ok().map(Cow::Owned)
-    } else {
-        Some(Cow::Borrowed(inner))
-    }
-}
-
 /// The name of something in a part of the request that is no field of the table.
 pub fn checked_name(field: &'static str, path: &str, name: &str) -> Result<(), ApiError> {
     let Some(given) = longer_than(name, NAME_LENGTH) else { return Ok(()) };
@@ -292,17 +279,6 @@ fn longer_than(text: &str, most: usize) -> Option<usize> {
     // A character has at least one byte.
     let given = if text.len() > most { text.chars().count() } else { 0 };
     (given > most).then_some(given)
-}
-
-/// A JSON number without a fractional part. `10.0` and `1e3` are not taken, as in TGI.
-pub fn whole_number(text: &str) -> Option<i128> {
-    text.parse().ok()
-}
-
-/// A JSON number that a double can hold.
-pub fn finite(text: &str) -> Option<f64> {
-    let numeric = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
-    text.parse().ok().filter(|value: &f64| numeric && value.is_finite())
 }
 
 /// What a client sent, short enough for a message.
@@ -318,185 +294,10 @@ pub fn shortened_to(most: usize, text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A body that is no JSON. NaN and Infinity are what clients in Python really send: they get the name of
-/// the field rather than a position.
-fn malformed(body: &[u8], error: &serde_json::Error) -> ApiError {
-    if body.iter().all(u8::is_ascii_whitespace) {
-        return ApiError::new(Cause::MalformedBody, "the body is empty; a JSON object is expected");
-    }
-    let Ok(text) = std::str::from_utf8(body) else {
-        return ApiError::new(Cause::MalformedBody, "the body is not valid UTF-8");
-    };
-    let before_line: usize =
-        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
-    let at = (before_line + error.column().saturating_sub(1)).min(text.len());
-    if let Some((name, literal)) = not_a_number(text, at) {
-        let name = shortened(&name).into_owned();
-        let text = format!("`{name}` must be a finite number");
-        return ApiError::invalid(name, text).given(literal);
-    }
-    if error.is_eof() {
-        return ApiError::new(Cause::MalformedBody, "the body is not valid JSON: it ends too early");
-    }
-    let message = format!("the body is not valid JSON at line {}, column {}", error.line(), error.column());
-    ApiError::new(Cause::MalformedBody, message)
-}
-
-/// The field whose value, around byte `at`, is a literal that JSON does not have.
-fn not_a_number(text: &str, at: usize) -> Option<(String, &'static str)> {
-    const LITERALS: [&str; 5] = ["NaN", "Infinity", "-Infinity", "-NaN", "+Infinity"];
-    let (before, literal) = (at.saturating_sub(1)..=at).find_map(|start| {
-        let rest = text.get(start..)?;
-        let literal = LITERALS.into_iter().find(|literal| rest.starts_with(literal))?;
-        Some((&text[..start], literal))
-    })?;
-    let key = before.trim_end().strip_suffix(':')?.trim_end().strip_suffix('"')?;
-    Some((key[key.rfind('"')? + 1..].to_string(), literal))
-}
-
-/// A nested value that was text in order, but not as a tree.
-fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
-    let text = error.to_string();
-    let why = if let Some(twice) = text.strip_prefix(TWICE) {
-        let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
-        format!("has `{}` twice in one object", shortened(member))
-    } else if text.starts_with("recursion limit") {
-        format!("is nested too deeply: at most {DEPTH} levels")
-    } else if text.starts_with("number out of range") {
-        "holds a number that is not finite".into()
-    } else {
-        "holds a string that is not valid Unicode".into()
-    };
-    ApiError::invalid(name, format!("`{name}` {why}"))
-}
-
-struct Members<'a> {
-    by_name: HashMap<Cow<'a, str>, &'a RawValue>,
-    twice: Option<String>,
-}
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Members { by_name: HashMap::new(), twice: None };
-                while let Some(Name(name)) = map.next_key()? {
-                    let value = map.next_value()?;
-                    if members.twice.is_none() && members.by_name.contains_key(&name) {
-                        members.twice = Some(name.clone().into_owned());
-                    }
-                    members.by_name.insert(name, value);
-                }
-                Ok(members)
-            }
-        }
-        deserializer.deserialize_map(Read)
-    }
-}
-
-/// A member's name, borrowed when it has no escapes.
-struct Name<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for Name<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Name<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a name")
-            }
-
-            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self::Value, E> {
-                Ok(Name(Cow::Borrowed(name)))
-            }
-
-            fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(Name(Cow::Owned(name.to_string())))
-            }
-        }
-        deserializer.deserialize_str(Read)
-    }
-}
-
-const TWICE: &str = "given twice: ";
-
-/// Builds a tree as `serde_json::Value` does, but refuses an object with a name twice.
-struct UniqueNames;
-
-impl<'de> DeserializeSeed<'de> for UniqueNames {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for UniqueNames {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(value.to_string()))
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(value) = seq.next_element_seed(UniqueNames)? {
-            list.push(value);
-        }
-        Ok(Value::Array(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut object = serde_json::Map::new();
-        while let Some(name) = map.next_key::<String>()? {
-            let value = map.next_value_seed(UniqueNames)?;
-            if object.contains_key(&name) {
-                return Err(A::Error::custom(format!("{TWICE}{name}")));
-            }
-            object.insert(name, value);
-        }
-        Ok(Value::Object(object))
-    }
-}
-
 #[cfg(test)]
 pub mod tests {
+    use std::fmt;
+
     use super::*;
     use crate::http::error::Family;
     use crate::http::request_fields;

@@ -12,6 +12,7 @@ mod docs;
 mod error;
 mod fields;
 mod host;
+mod json;
 mod kserve;
 mod openai;
 mod openapi;
@@ -39,13 +40,14 @@ use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use futures::FutureExt;
+use penstock_core::blocking::BlockingPool;
+use penstock_core::generation::Serving;
+use penstock_core::health::HealthReceiver;
+use penstock_proto::ModelDescription;
 use tokio_util::task::TaskTracker;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use crate::blocking::BlockingPool;
 use crate::config::{Config, RouterArgs};
-use crate::generation::Serving;
-use crate::health::HealthReceiver;
 use crate::http::chats::formats::ChatFormats;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
@@ -55,7 +57,6 @@ use body::BodyLimits;
 pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, RESERVE, serve, tls};
 use error::{ApiError, Cause, Family};
 pub use host::AllowedHost;
-use penstock_proto::ModelDescription;
 use request_context::TRACE_RESPONSE;
 
 /// What all routes share.

@@ -9,13 +9,13 @@ use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Response, Uri};
 use axum::middleware::{self, Next};
+use penstock_core::blocking::SHORT;
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
-use crate::blocking::SHORT;
 use crate::config::RouterArgs;
 use crate::http::error::{ApiError, Family};
 use crate::http::fields::Fields;

@@ -11,20 +11,21 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
 use futures::future::try_join_all;
 use opentelemetry::KeyValue;
+use penstock_core::generation::{
+    self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
+};
+use penstock_core::scheduler::Permit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address;
-use crate::generation::{
-    self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
-};
 use crate::http::access_log::RequestId;
 use crate::http::auth::{KeyIndex, KeyName, KeyPriority};
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames, Refusal};
-use crate::http::fields::{shortened, whole_number};
+use crate::http::fields::shortened;
+use crate::http::json::whole_number;
 use crate::http::request_fields::{self, Kind};
 use crate::http::{ClientAddress, Loaded, Server, body};
-use crate::scheduler::Permit;
 use crate::telemetry::metrics::{self, Ended, Outcome, Times};
 use crate::telemetry::traces::RequestSpan;
 

@@ -1,6 +1,6 @@
 //! What all dialects share about choosing: when a temperature means greedy, and which of several answers is best.
 
-use crate::generation::{Done, TokenEvent};
+use penstock_core::generation::{Done, TokenEvent};
 
 /// Below it a temperature is as good as greedy, and the quotients of the logits would leave 32 bits.
 const MIN_TEMPERATURE: f64 = 1e-5;

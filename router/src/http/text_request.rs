@@ -1,8 +1,8 @@
 //! Requests that are answered with texts alone, several at once: those of Vertex AI and of KServe.
 
 use futures::future::{select_all, try_join_all};
+use penstock_core::generation::{GenerationRequest, collect};
 
-use crate::generation::{GenerationRequest, collect};
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::request_context::RequestContext;
 use crate::http::warnings::Warnings;

@@ -10,6 +10,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use bytes::Bytes;
 use futures::stream;
+use penstock_core::prompt::Tokenized;
+use penstock_core::scheduler::Permit;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -20,8 +22,6 @@ use crate::http::openai::chat;
 use crate::http::request_context::caller_of;
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body, tgi};
-use crate::prompt::Tokenized;
-use crate::scheduler::Permit;
 
 /// Bytes of an answer that are written at once.
 const PIECE: usize = 32 << 10;
@@ -217,8 +217,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::ids::TokenId;
-    use crate::prompt::TokenSpan;
+    use penstock_core::prompt::TokenSpan;
+    use penstock_proto::ids::TokenId;
 
     /// Each character is a token.
     fn tokenized(text: &str) -> Tokenized {

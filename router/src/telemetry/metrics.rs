@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::generation::FinishReason;
-use crate::health::{Health, HealthReceiver};
+use penstock_core::generation::FinishReason;
+use penstock_core::health::{Health, HealthReceiver};
 
 /// The process has one recorder, as the `metrics` crate has it.
 static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();

@@ -23,10 +23,10 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanData, SpanExporter,
 };
+use penstock_core::generation::Timeline;
+use penstock_proto::ids::SpanRef;
 
 use crate::config::RouterArgs;
-use crate::generation::Timeline;
-use crate::ids::SpanRef;
 use crate::limits::FlagError;
 
 /// Spans are sent this often, and one sending may take this long: it holds up nothing but the next one.

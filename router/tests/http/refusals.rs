@@ -3,7 +3,7 @@
 use http_body_util::Full;
 use hyper::header;
 use hyper::{Method, Request};
-use penstock_router::worker::mock::{Fault, Script};
+use penstock_core::worker::mock::{Fault, Script};
 use serde_json::{Value, json};
 
 use crate::served::{Served, Setup, post};

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use penstock_proto::ids::TokenId;
 
+use crate::blocking::Lost;
 use crate::constraint::GrammarError;
 use crate::prompt::PromptError;
-use crate::scheduler::Late;
+use crate::scheduler::{Refused, SequenceFailure};
 
 #[derive(Clone, Debug)]
 pub enum GenerationEvent {
@@ -124,7 +125,7 @@ pub enum Part {
     NewTokens,
 }
 
-/// Why a generation did not start or did not end well. Texts are for the client.
+/// Why a generation did not start or did not end well. Dialects have the words.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GenerationFailure {
     /// The request cannot be served as it is.
@@ -136,18 +137,16 @@ pub enum GenerationFailure {
     /// Its prompt was not made.
     #[error(transparent)]
     Prompt(#[from] PromptError),
-    #[error("Model is overloaded")]
-    Overloaded { retry_after: Duration },
-    /// It could not be begun in the time that the client gave it.
-    #[error("too little time: {late:?}")]
-    TooLate { late: Late, retry_after: Duration },
-    /// Its deadline passed while it ran, after so many tokens.
-    #[error("the deadline passed after {generated} tokens")]
-    OutOfTime { generated: u32 },
-    /// Loading, recovering, draining, failed.
-    #[error("{0}")]
-    Unavailable(String),
-    /// The model or its worker failed this request.
-    #[error("{0}")]
-    Failed(String),
+    /// The scheduler did not take it.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The scheduler ended it.
+    #[error(transparent)]
+    Sequence(#[from] SequenceFailure),
+    /// Work for it, on a thread of its own, has no end.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// Its task ended without saying how.
+    #[error("the generation broke off")]
+    BrokenOff,
 }

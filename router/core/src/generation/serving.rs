@@ -18,7 +18,7 @@ use crate::generation::prompt_limits::PromptLimits;
 use crate::generation::request::{Caller, GenerationRequest};
 use crate::generation::task::{Generation, GenerationTask};
 use crate::prompt::{Input, Length, Prompt, PromptError};
-use crate::scheduler::{Handle, Permit, Refused, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::scheduler::{Handle, Permit, Sampling, SequenceSpec, Tenant, Watermark};
 
 /// What generations share.
 #[derive(Clone)]
@@ -142,7 +142,7 @@ impl Serving {
                 metrics::grammar(began.elapsed(), compiled.is_ok());
                 Ok(compiled?)
             }
-            Err(lost) => Err(GenerationFailure::Failed(lost.to_string())),
+            Err(lost) => Err(lost.into()),
         }
     }
 
@@ -175,15 +175,6 @@ impl Serving {
             (None, Some(address), Some(user)) => Tenant::User(address, self.digests.hash_one(user)),
             (None, Some(address), None) => Tenant::Address(address),
             (None, None, _) => Tenant::Anonymous,
-        }
-    }
-}
-
-impl From<Refused> for GenerationFailure {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Full { retry_after } => Self::Overloaded { retry_after },
-            Refused::Unavailable(why) => Self::Unavailable(why),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::generation::metrics::Tokens;
 use crate::generation::output_processor::{OutputProcessor, Processed, alone, each_alone};
 use crate::generation::progress::Progress;
 use crate::prompt::Vocabulary;
-use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, SequenceFailure, Submitted};
+use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, Submitted};
 
 /// A running generation. Dropped before its end, it is cancelled.
 pub struct Generation {
@@ -73,7 +73,7 @@ impl Generation {
         }
         let event = self.events.recv().await.unwrap_or_else(|| {
             tracing::error!("the task of a generation ended without telling how");
-            GenerationEvent::Failed(broken_off())
+            GenerationEvent::Failed(GenerationFailure::BrokenOff)
         });
         self.ended = !matches!(event, GenerationEvent::Token(_));
         Some(event)
@@ -89,13 +89,9 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<TokenEvent>, Don
             Some(GenerationEvent::Done(done)) => return Ok((tokens, done)),
             Some(GenerationEvent::Failed(failure)) => return Err(failure),
             // Only if its end was read before.
-            None => return Err(broken_off()),
+            None => return Err(GenerationFailure::BrokenOff),
         }
     }
-}
-
-fn broken_off() -> GenerationFailure {
-    GenerationFailure::Failed("the generation broke off".into())
 }
 
 /// What the task of a generation knows: what came so far, and when.
@@ -146,7 +142,7 @@ impl GenerationTask {
                 Some(SequenceEvent::Failed(failure)) => return self.fail(failure.into(), &listener),
                 None => {
                     tracing::error!("the scheduler dropped a sequence without telling why");
-                    return self.fail(broken_off(), &listener);
+                    return self.fail(GenerationFailure::BrokenOff, &listener);
                 }
             };
             match self.progress.token(token.is_draft) {
@@ -211,24 +207,13 @@ fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<G
     }
 }
 
-impl From<SequenceFailure> for GenerationFailure {
-    fn from(failure: SequenceFailure) -> Self {
-        match failure {
-            SequenceFailure::Row(text) | SequenceFailure::Poisonous(text) => Self::Failed(text),
-            SequenceFailure::Unavailable(text) => Self::Unavailable(text),
-            SequenceFailure::TooLate { late, retry_after } => Self::TooLate { late, retry_after },
-            SequenceFailure::OutOfTime { generated } => Self::OutOfTime { generated },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::generation::event::TextToken;
     use crate::generation::request::StopText;
     use crate::prompt::samples;
-    use crate::scheduler::{Finish, Release, SampledToken, Ticket};
+    use crate::scheduler::{Finish, Release, SampledToken, SequenceFailure, Ticket, Unavailable};
     use penstock_proto::ids::SequenceId;
     use std::time::Duration;
     use tokio::sync::oneshot;
@@ -383,8 +368,9 @@ mod tests {
     #[tokio::test]
     async fn a_failure_before_the_first_token_can_be_the_status() {
         let mut script = script("a", &[]);
-        script.tell(SequenceEvent::Failed(SequenceFailure::Unavailable("gone".into())));
-        assert_eq!(script.generation.first().await, Err(GenerationFailure::Unavailable("gone".into())));
+        let gone = SequenceFailure::from(Unavailable::Stopping);
+        script.tell(SequenceEvent::Failed(gone.clone()));
+        assert_eq!(script.generation.first().await, Err(gone.into()));
         assert!(script.generation.next().await.is_none());
     }
 
@@ -396,11 +382,12 @@ mod tests {
         script.generation.first().await.unwrap();
         assert_eq!(script.text().await, "hello");
         assert_eq!(script.text().await, " hello");
-        script.tell(SequenceEvent::Failed(SequenceFailure::Row("not a number".into())));
+        let not_a_number = SequenceFailure::Row("not a number".into());
+        script.tell(SequenceEvent::Failed(not_a_number.clone()));
         let Some(GenerationEvent::Failed(failure)) = script.generation.next().await else {
             panic!("it failed")
         };
-        assert_eq!(failure, GenerationFailure::Failed("not a number".into()));
+        assert_eq!(failure, not_a_number.into());
     }
 
     #[tokio::test]
@@ -408,6 +395,6 @@ mod tests {
         let script = script("a", &[]);
         script.tokens("hello");
         drop(script.events);
-        assert!(matches!(collect(script.generation).await, Err(GenerationFailure::Failed(_))));
+        assert!(matches!(collect(script.generation).await, Err(GenerationFailure::BrokenOff)));
     }
 }

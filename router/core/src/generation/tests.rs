@@ -12,7 +12,9 @@ use super::{
 };
 use crate::health::Health;
 use crate::prompt::{Prompt, samples};
-use crate::scheduler::{Priority, PromptLogprob, Sampling, SequenceSpec, Settings, Tenant, Watermark};
+use crate::scheduler::{
+    Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Tenant, Watermark,
+};
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -259,7 +261,7 @@ async fn a_dropped_generation_gives_its_place_back() {
     server.source.kill();
     let running = server.start(long.clone()).await.unwrap();
     let refused = server.start(long.clone()).await.map(drop);
-    assert!(matches!(refused, Err(GenerationFailure::Overloaded { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(GenerationFailure::Refused(Refused::Full { .. }))), "{refused:?}");
     drop(running);
     server.idle().await;
     server.source.release();

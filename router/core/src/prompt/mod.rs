@@ -80,19 +80,20 @@ impl Length {
     }
 }
 
-/// Why a prompt was not made. Texts are for the client.
+/// Why a prompt was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
     #[error("the prompt has more than {limit} tokens")]
     TooLong { limit: usize },
     #[error(transparent)]
     Chat(#[from] InvalidChat),
-    /// The model has no usable chat template, or it refused these messages.
+    /// The model has no usable chat template, or it refused these messages, in these words.
     #[error("{0}")]
     Template(String),
-    /// The tokenizer failed.
-    #[error("{0}")]
-    Failed(String),
+    #[error("the tokenizer failed on this prompt")]
+    Tokenizer,
+    #[error("the prompt could not be prepared")]
+    Lost(#[from] Lost),
 }
 
 /// A text and its tokens.
@@ -263,15 +264,9 @@ impl From<ChatError> for PromptError {
     }
 }
 
-impl From<Lost> for PromptError {
-    fn from(_: Lost) -> Self {
-        Self::Failed("the prompt could not be prepared".into())
-    }
-}
-
 fn no_tokens(error: tokenizers::Error) -> PromptError {
     tracing::warn!("the tokenizer failed: {error}");
-    PromptError::Failed("the tokenizer failed on this prompt".into())
+    PromptError::Tokenizer
 }
 
 #[cfg(test)]
@@ -404,7 +399,7 @@ mod tests {
     async fn a_panic_fails_its_own_prompt_only() {
         let prompt = prompt(samples::byte_level(), 1);
         let result: Result<(), _> = prompt.work(1, |_| panic!("on purpose")).await;
-        assert!(matches!(result, Err(PromptError::Failed(_))));
+        assert!(matches!(result, Err(PromptError::Lost(_))));
         assert!(prompt.encode(Input::Text("hello".into()), Length::Any).await.is_ok());
     }
 }

@@ -25,7 +25,7 @@ use super::prompt_lookup::PromptLookup;
 use super::sequence::{PromptLogprobs, Sequence};
 use super::speculation::Drafting;
 use super::states::SnapshotDistances;
-use super::submission::{Release, SequenceEvent, SequenceFailure};
+use super::submission::{Release, SequenceEvent, SequenceFailure, Unavailable};
 use super::throttle::Throttle;
 
 /// What a prepared group offers. May change when workers are replaced.
@@ -268,8 +268,7 @@ impl Core {
         if sequence.final_len() > self.capacity.max_sequence_tokens || sequence.prompt_len == 0 {
             // The caller checks; the limit may have shrunk since.
             let limit = self.capacity.max_sequence_tokens;
-            let why = format!("prompt and output together may have at most {limit} tokens now");
-            return Some(SequenceFailure::Unavailable(why));
+            return Some(Unavailable::TotalTokens { limit }.into());
         }
         self.too_late(sequence, now)
     }

@@ -9,7 +9,9 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::concurrency::ConcurrencyLimiter;
-use super::submission::{Refused, Release, SequenceEvent, SequenceSpec, Submitted, Tenant, Ticket};
+use super::submission::{
+    Refused, Release, SequenceEvent, SequenceSpec, Submitted, Tenant, Ticket, Unavailable,
+};
 
 /// What the scheduler is to keep to. Derived from flags and from what the workers answered.
 #[derive(Clone, Debug)]
@@ -58,9 +60,6 @@ pub struct Stats {
     pub tokens_after_cancel: u64,
 }
 
-/// Why nothing is taken any more, to the clients.
-pub(super) const STOPPING: &str = "the server is shutting down";
-
 /// Speaks to the scheduler. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
@@ -95,7 +94,7 @@ impl Handle {
         let arrival = Arrival { id, spec, events: sender, permit: Some(permit.clone()) };
         match self.inbox.send(Message::Submit(Box::new(arrival))) {
             Ok(()) => Ok(Submitted { id, events, ticket, permit }),
-            Err(_) => Err(Refused::Unavailable(STOPPING.into())),
+            Err(_) => Err(Unavailable::Stopping.into()),
         }
     }
 
@@ -169,7 +168,7 @@ pub struct Permit {
 impl Permit {
     fn acquire(shared: &Arc<Shared>, tenant: Tenant) -> Result<Self, Refused> {
         if shared.closed.load(Ordering::SeqCst) {
-            return Err(Refused::Unavailable(STOPPING.into()));
+            return Err(Unavailable::Stopping.into());
         }
         if shared.limiter.try_acquire(tenant, Instant::now()) {
             return Ok(Self { shared: shared.clone(), tenant });

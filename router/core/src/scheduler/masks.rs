@@ -185,7 +185,7 @@ impl Core {
             }
             Some(forced) if forced != token => {
                 tracing::error!(?forced, ?token, "a worker sampled another token than the only one allowed");
-                self.fail(key, SequenceFailure::Row("the grammar was not followed".into()));
+                self.fail(key, SequenceFailure::MaskIgnored);
             }
             Some(_) => {
                 let is_last = constraint.forced.is_empty() && matches!(constraint.next, NextToken::End);
@@ -234,7 +234,7 @@ impl Core {
             }
             Err(why) => {
                 constraint.held = held;
-                self.fail(key, SequenceFailure::Row(why));
+                self.fail(key, SequenceFailure::Mask(why));
             }
         }
     }

@@ -49,7 +49,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use handle::{Handle, Permit, Settings, Stats};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
-    SequenceFailure, SequenceSpec, Submitted, Tenant, Ticket, Watermark,
+    SequenceFailure, SequenceSpec, Submitted, Tenant, Ticket, Unavailable, Watermark,
 };
 
 use crate::health::{Health, HealthSender};

@@ -24,7 +24,7 @@ use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
 use super::sequence::{PromptLogprobs, Sequence};
 use super::states::StateRecord;
-use super::submission::{SequenceEvent, SequenceFailure};
+use super::submission::{SequenceEvent, Unavailable};
 
 /// A plan being built.
 struct Draft {
@@ -562,9 +562,7 @@ impl Core {
             return;
         }
         // Alone in the pool and still too large: possible only when fresh workers have less memory.
-        let tokens = self.pool.tables().tokens(self.pool.total());
-        let why =
-            format!("the sequence does not fit into the KV cache any more, which now has {tokens} tokens");
-        self.fail(key, SequenceFailure::Unavailable(why));
+        let limit = self.pool.tables().tokens(self.pool.total());
+        self.fail(key, Unavailable::CacheTokens { limit }.into());
     }
 }

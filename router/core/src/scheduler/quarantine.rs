@@ -40,9 +40,7 @@ impl Core {
             sequence.tokens_in_flight = 0;
             let history = &mut sequence.crash_history;
             if history.quarantined {
-                let why =
-                    "the workers crashed three times while running this request, the last time it was alone";
-                self.fail(row.key, SequenceFailure::Poisonous(why.into()));
+                self.fail(row.key, SequenceFailure::Poisonous);
                 self.suspected_step = None;
                 continue;
             }

@@ -186,18 +186,22 @@ pub enum Finish {
     Length,
 }
 
-/// Why a sequence ended without finishing. The texts are for the client.
+/// Why a sequence ended without finishing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceFailure {
-    /// The worker reported an error for this row, such as logits that are not numbers.
+    /// The worker reported an error for this row, such as logits that are not numbers, in these words.
     #[error("{0}")]
     Row(String),
-    /// The workers crashed three times while running it, the last time it was alone.
+    /// Its matcher gave no mask, in the words of who made it.
     #[error("{0}")]
-    Poisonous(String),
-    /// The server gave up on its workers, or is stopping.
-    #[error("{0}")]
-    Unavailable(String),
+    Mask(String),
+    /// The worker sampled a token that its mask does not allow.
+    #[error("the grammar was not followed")]
+    MaskIgnored,
+    #[error("the workers crashed three times while running this request, the last time it was alone")]
+    Poisonous,
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
     /// It was not begun, and could not be, or was not, in the time that it has.
     #[error("too little time: {late:?}")]
     TooLate { late: Late, retry_after: Duration },
@@ -216,14 +220,29 @@ pub enum Late {
 }
 
 /// Why a sequence was not accepted.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// As many requests are live as `--max-concurrent-requests` allows, or as one tenant may have.
     #[error("the queue is full")]
     Full { retry_after: Duration },
-    /// Not serving now; the text says why.
-    #[error("{0}")]
-    Unavailable(String),
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+}
+
+/// Why the server runs no sequence any more, or not this one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    #[error("the server is shutting down")]
+    Stopping,
+    /// It gave up on its workers; why.
+    #[error("the server has failed: {0}")]
+    Failed(String),
+    /// Prompt and output are longer than fresh workers can take, which have less memory than those before.
+    #[error("prompt and output together may have at most {limit} tokens now")]
+    TotalTokens { limit: u32 },
+    /// It has grown longer than the whole KV cache of fresh workers.
+    #[error("the sequence does not fit into the KV cache any more, which now has {limit} tokens")]
+    CacheTokens { limit: u64 },
 }
 
 /// What a `Ticket` tells the scheduler.

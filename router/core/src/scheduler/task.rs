@@ -13,13 +13,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use super::core::{Capacity, Core, Rules};
-use super::handle::{Message, STOPPING, Settings, Shared};
+use super::handle::{Message, Settings, Shared};
 use super::mask_threads::MaskThreads;
 use super::metrics::Metrics;
 use super::policy::SNAPSHOT_DISTANCES;
 use super::recovery::{Fruitless, Outcome, Recovered};
 use super::speculation::Drafting;
-use super::submission::{SequenceEvent, SequenceFailure};
+use super::submission::{SequenceEvent, SequenceFailure, Unavailable};
 use crate::health::HealthSender;
 use crate::worker::{Group, LIVELY, Loss, Run, WorkerSource};
 
@@ -272,7 +272,7 @@ impl Task {
 
     /// The end: fails what lives and what is still on its way here, each with the reason.
     async fn turn_away(mut self) {
-        let failure = SequenceFailure::Unavailable(STOPPING.into());
+        let failure = SequenceFailure::from(Unavailable::Stopping);
         self.core.fail_all(&failure);
         self.inbox.close();
         while let Some(message) = self.inbox.recv().await {
@@ -304,7 +304,7 @@ impl Task {
 
     /// The workers will not come back. Whoever lives fails, and so does whoever still comes.
     async fn refuse_everything(mut self, why: String) {
-        let failure = SequenceFailure::Unavailable(format!("the server has failed: {why}"));
+        let failure = SequenceFailure::from(Unavailable::Failed(why));
         self.core.fail_all(&failure);
         loop {
             self.publish();

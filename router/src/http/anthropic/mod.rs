@@ -9,11 +9,12 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::generation::{Done, FinishReason, Input, TokenEvent};
+use penstock_core::prompt::Length;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::generation::{Done, FinishReason, Input, TokenEvent};
 use crate::http::chats::blocks::{Block, BlockEvent, Blocks, Whole, whole};
 use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::fields::Fields;
@@ -25,7 +26,6 @@ use crate::http::response::json;
 use crate::http::sse::Encoder;
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body, tokenize};
-use crate::prompt::Length;
 
 const NAMES: FieldNames = FieldNames::CHAT;
 

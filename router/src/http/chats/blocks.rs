@@ -1,9 +1,9 @@
 //! An answer as a row of blocks, each of one kind, for dialects that tell it so: Anthropic's content blocks, OpenAI's
 //! output items.
 
+use penstock_core::generation::TokenEvent;
 use penstock_output::Delta;
 
-use crate::generation::TokenEvent;
 use crate::http::chats::reader::{Reader, Reading};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -126,7 +126,7 @@ mod tests {
     fn token(text: &str, special: bool) -> TokenEvent {
         TokenEvent {
             index: 1,
-            id: crate::ids::TokenId(0),
+            id: penstock_proto::ids::TokenId(0),
             text: text.to_owned(),
             logprob: 0.0,
             special,

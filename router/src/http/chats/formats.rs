@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use penstock_core::prompt::Prompt;
 use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
 use tracing::info;
 
 use crate::config::RouterArgs;
-use crate::prompt::Prompt;
 
 /// The word for a format in a flag.
 pub enum FormatFlag<T: 'static> {

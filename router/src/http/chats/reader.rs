@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use penstock_core::generation::TokenEvent;
 use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
 
-use crate::generation::TokenEvent;
 use crate::telemetry::metrics;
 
 /// How the answers to a request are read.

@@ -4,10 +4,11 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+use penstock_core::constraint::GrammarSource;
+use penstock_core::prompt::Chat;
 use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat};
 use serde_json::{Value, json};
 
-use crate::constraint::GrammarSource;
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
@@ -15,7 +16,6 @@ use crate::http::error::ApiError;
 use crate::http::fields::{Fields, checked_name, shortened};
 use crate::http::request_fields::{self, Field};
 use crate::http::warnings::Warnings;
-use crate::prompt::Chat;
 
 const TOOLS: &str = request_fields::TOOLS.name;
 const CHOICE: &str = request_fields::TOOL_CHOICE.name;

@@ -15,11 +15,12 @@ use serde::Serialize;
 
 pub use cause::{Cause, Entry};
 
-use crate::constraint::GrammarError;
-use crate::generation::{GenerationFailure, InvalidRequest, Part};
+use penstock_core::constraint::GrammarError;
+use penstock_core::generation::{GenerationFailure, InvalidRequest, Part};
+use penstock_core::prompt::{InvalidChat, PromptError};
+use penstock_core::scheduler::{Late, Refused, SequenceFailure, Unavailable};
+
 use crate::http::fields::{shortened, shortened_to};
-use crate::prompt::{InvalidChat, PromptError};
-use crate::scheduler::Late;
 
 /// Which shape an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,11 +239,12 @@ impl FieldNames {
             GenerationFailure::Prompt(PromptError::Template(text)) => {
                 ApiError::new(Cause::Template, shortened_to(RAISED, &text))
             }
-            GenerationFailure::Overloaded { retry_after } => {
-                let text = GenerationFailure::Overloaded { retry_after }.to_string();
-                retry(ApiError::new(Cause::Overloaded, text), retry_after)
+            GenerationFailure::Refused(Refused::Full { retry_after }) => {
+                retry(ApiError::new(Cause::Overloaded, "Model is overloaded"), retry_after)
             }
-            GenerationFailure::TooLate { late, retry_after } => {
+            GenerationFailure::Refused(Refused::Unavailable(why))
+            | GenerationFailure::Sequence(SequenceFailure::Unavailable(why)) => self.unavailable(&why),
+            GenerationFailure::Sequence(SequenceFailure::TooLate { late, retry_after }) => {
                 let text = match late {
                     Late::Waited => {
                         "the time that the request has was over while it waited in the queue".into()
@@ -255,15 +257,32 @@ impl FieldNames {
                 };
                 retry(ApiError::new(Cause::Overloaded, text), retry_after)
             }
-            GenerationFailure::OutOfTime { generated } => {
+            GenerationFailure::Sequence(SequenceFailure::OutOfTime { generated }) => {
                 let text = format!("the deadline passed after {generated} generated tokens");
                 ApiError::new(Cause::Deadline, text)
             }
-            GenerationFailure::Unavailable(text) => ApiError::unavailable(text),
-            GenerationFailure::Failed(text) | GenerationFailure::Prompt(PromptError::Failed(text)) => {
-                ApiError::new(Cause::Generation, text)
-            }
+            failure @ (GenerationFailure::Prompt(PromptError::Tokenizer | PromptError::Lost(_))
+            | GenerationFailure::Sequence(
+                SequenceFailure::Row(_)
+                | SequenceFailure::Mask(_)
+                | SequenceFailure::MaskIgnored
+                | SequenceFailure::Poisonous,
+            )
+            | GenerationFailure::Lost(_)
+            | GenerationFailure::BrokenOff) => ApiError::new(Cause::Generation, failure.to_string()),
         }
+    }
+
+    fn unavailable(&self, why: &Unavailable) -> ApiError {
+        let Self { prompt, max_new_tokens, .. } = self;
+        ApiError::unavailable(match why {
+            Unavailable::TotalTokens { limit } => {
+                format!("`{prompt}` tokens + `{max_new_tokens}` must be <= {limit} now")
+            }
+            Unavailable::Stopping | Unavailable::Failed(_) | Unavailable::CacheTokens { .. } => {
+                why.to_string()
+            }
+        })
     }
 
     fn invalid(&self, invalid: InvalidRequest) -> ApiError {
@@ -457,7 +476,7 @@ mod tests {
 
     #[test]
     fn an_overloaded_server_says_when_to_come_back() {
-        let overloaded = GenerationFailure::Overloaded { retry_after: Duration::from_millis(2_100) };
+        let overloaded = Refused::Full { retry_after: Duration::from_millis(2_100) };
         let error = FieldNames::TGI.error(overloaded);
         let response = error.response(Family::Tgi);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -471,7 +490,7 @@ mod tests {
     #[test]
     fn too_little_time_is_said_in_seconds_or_tokens() {
         let (after, left) = (Duration::from_millis(1500), Duration::from_millis(300));
-        let too_late = |late| GenerationFailure::TooLate { late, retry_after: Duration::from_secs(2) };
+        let too_late = |late| SequenceFailure::TooLate { late, retry_after: Duration::from_secs(2) };
         for (failure, cause, text) in [
             (
                 too_late(Late::Expected { after, left }),
@@ -484,7 +503,7 @@ mod tests {
                 "the time that the request has was over while it waited in the queue",
             ),
             (
-                GenerationFailure::OutOfTime { generated: 7 },
+                SequenceFailure::OutOfTime { generated: 7 },
                 Cause::Deadline,
                 "the deadline passed after 7 generated tokens",
             ),
@@ -492,6 +511,19 @@ mod tests {
             let error = FieldNames::TGI.error(failure);
             assert_eq!((error.cause, error.to_string().as_str()), (cause, text));
         }
+    }
+
+    #[test]
+    fn a_limit_that_has_shrunk_is_told_in_the_dialects_names() {
+        for (names, text) in [
+            (FieldNames::TGI, "`inputs` tokens + `max_new_tokens` must be <= 96 now"),
+            (FieldNames::CHAT, "`messages` tokens + `max_tokens` must be <= 96 now"),
+        ] {
+            let error = names.error(SequenceFailure::from(Unavailable::TotalTokens { limit: 96 }));
+            assert_eq!((error.cause, error.to_string().as_str()), (Cause::Unavailable, text));
+        }
+        let stopping = FieldNames::TGI.error(Refused::from(Unavailable::Stopping));
+        assert_eq!(stopping.to_string(), "the server is shutting down");
     }
 
     #[test]

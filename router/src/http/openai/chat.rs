@@ -6,13 +6,15 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::generation::{Done, FinishReason, GenerationRequest, Input, TextToken, TokenEvent};
+use penstock_core::prompt::{Chat, Prompt};
 use penstock_output::Start;
+use penstock_proto::ids::TokenId;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::generation::{Done, FinishReason, GenerationRequest, Input, TextToken, TokenEvent};
 use crate::http::chats::reader::{Reader, Reading};
 use crate::http::chats::tools::{Bound, Tools};
 use crate::http::error::{ApiError, Family, FieldNames};
@@ -29,8 +31,6 @@ use crate::http::sse::Encoder;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::Warnings;
 use crate::http::{Loaded, Server, body};
-use crate::ids::TokenId;
-use crate::prompt::{Chat, Prompt};
 
 const NAMES: FieldNames = FieldNames::CHAT;
 

@@ -3,8 +3,8 @@
 
 use futures::future::{select_all, try_join_all};
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
-use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_context::RequestContext;

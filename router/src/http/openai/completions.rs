@@ -8,13 +8,18 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::generation::{
+    Done, FinishReason, GenerationRequest, Input, PromptToken, TextToken, TokenEvent,
+};
+use penstock_core::prompt::Prompt;
+use penstock_proto::ids::TokenId;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::generation::{Done, FinishReason, GenerationRequest, Input, PromptToken, TextToken, TokenEvent};
 use crate::http::error::{ApiError, Family, FieldNames};
-use crate::http::fields::{Fields, shortened, text_of};
+use crate::http::fields::{Fields, shortened};
+use crate::http::json::text_of;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens};
 use crate::http::openai::stream::{self, ChunkWriter};
@@ -27,9 +32,7 @@ use crate::http::sampling::most_likely_first;
 use crate::http::sse::Encoder;
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body};
-use crate::ids::TokenId;
 use crate::limits::Limits;
-use crate::prompt::Prompt;
 
 pub async fn completions(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::OpenAi, answer).await

@@ -11,10 +11,10 @@ pub mod usage;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use penstock_core::generation::FinishReason;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::generation::FinishReason;
 use crate::http::warnings::Warnings;
 
 const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");

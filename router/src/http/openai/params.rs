@@ -2,18 +2,20 @@
 
 use std::borrow::Cow;
 
+use penstock_core::generation::{GenerationRequest, Input, StopText};
+use penstock_core::scheduler::Priority;
+use penstock_core::scheduler::Sampling;
+use penstock_proto::ids::TokenId;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::generation::{GenerationRequest, Input, StopText};
 use crate::http::constraints::{self, Asked};
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, finite, shortened};
+use crate::http::fields::{Fields, shortened};
+use crate::http::json::finite;
 use crate::http::request_fields::{self, Field};
 use crate::http::sampling;
 use crate::http::warnings::Warnings;
-use crate::ids::TokenId;
-use crate::scheduler::{Priority, Sampling};
 
 /// How to generate, as both dialects ask for it.
 pub struct GenerationParams {

@@ -6,8 +6,8 @@ use axum::body::Body;
 use axum::http::Response;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use penstock_core::generation::{Done, GenerationEvent, TokenEvent};
 
-use crate::generation::{Done, GenerationEvent, TokenEvent};
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::openai::choices::Choices;
 use crate::http::request_context::RequestContext;

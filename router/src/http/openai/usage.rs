@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::generation::Done;
+use penstock_core::generation::Done;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Usage {
@@ -45,7 +45,7 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::FinishReason;
+    use penstock_core::generation::FinishReason;
 
     #[test]
     fn usage_counts_a_prompt_once_and_all_of_its_answers() {

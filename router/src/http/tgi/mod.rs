@@ -11,8 +11,8 @@ use axum::http::Response;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use futures::stream;
+use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
-use crate::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::generation::{GenerationRequest, Input, StopText};
+use penstock_core::generation::{GenerationRequest, Input, StopText};
+use penstock_core::scheduler::Sampling;
+
 use crate::http::constraints;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, shortened};
@@ -11,7 +13,6 @@ use crate::http::request_fields;
 use crate::http::sampling;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::{Warnings, names};
-use crate::scheduler::Sampling;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Route {

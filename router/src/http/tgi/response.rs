@@ -1,9 +1,9 @@
 //! What TGI's routes answer with: the JSON of a whole answer and of an event.
 
+use penstock_core::generation::{FinishReason, TextToken, TokenEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::generation::{FinishReason, TextToken, TokenEvent};
 use crate::http::warnings::Warnings;
 
 /// Why a text ended.

@@ -151,7 +151,7 @@ fn what_waits_past_its_deadline_is_refused_and_what_runs_past_it_ends() {
 }
 
 #[test]
-fn a_text_whose_time_is_up_ends_with_the_token_under_way() {
+fn a_text_whose_time_is_up_ends_with_the_token_in_flight() {
     let mut harness = Harness::new(roomy(), 4, 256);
     let stop_at = Some(harness.now + Duration::from_millis(1));
     let id = harness.submit(SequenceSpec { stop_at, ..of(0, 0, 20, 500) });

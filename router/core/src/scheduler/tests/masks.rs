@@ -212,7 +212,7 @@ fn a_matcher_that_fails_ends_its_sequence_alone_and_keeps_its_tokens() {
         let other = harness.submit(spec(&[9, 8, 7], 30));
         harness.run_to_end();
         let client = harness.client(id);
-        assert!(matches!(&client.end, Some(Err(SequenceFailure::Row(_)))), "{:?}", client.end);
+        assert!(matches!(&client.end, Some(Err(SequenceFailure::Mask(_)))), "{:?}", client.end);
         assert_eq!(client.ids(), [8, 8, 8]);
         assert_eq!(harness.client(other).tokens.len(), 30);
     }
@@ -226,6 +226,6 @@ fn a_grammar_without_a_next_token_is_an_error_and_not_a_wait() {
     let id = harness.submit(constrained(&[3, 4], 30, Some(Arc::new(grammar))));
     harness.run_to_end();
     assert!(
-        matches!(&harness.client(id).end, Some(Err(SequenceFailure::Row(why))) if why.contains("no token"))
+        matches!(&harness.client(id).end, Some(Err(SequenceFailure::Mask(why))) if why.contains("no token"))
     );
 }

@@ -10,9 +10,10 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::generation::{Done, FinishReason, TokenEvent};
+use penstock_core::prompt::Prompt;
 use serde_json::{Map, Value, json};
 
-use crate::generation::{Done, FinishReason, TokenEvent};
 use crate::http::chats::blocks::{Block, BlockEvent, Blocks};
 use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::fields::Fields;
@@ -25,7 +26,6 @@ use crate::http::response::json as json_response;
 use crate::http::sse::Encoder;
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body};
-use crate::prompt::Prompt;
 
 const NAMES: FieldNames =
     FieldNames { prompt: "input", max_new_tokens: "max_output_tokens", grammar: "text" };
