@@ -40,7 +40,10 @@ impl Speller {
     }
 
     /// The tokens that follow `last`, as far as their text is forced and no choice behind it could be part of one of them.
-    pub(crate) fn forced(&self, parser: &TokenParser, last: Option<u32>) -> Vec<u32> {
+    pub(crate) fn forced(&self, parser: &mut TokenParser, last: Option<u32>) -> Vec<u32> {
+        if parser.is_accepting() || parser.parser.with_recognizer(only_byte).is_none() {
+            return Vec::new();
+        }
         let trie = parser.token_env.tok_trie();
         // Shares the lexer's states with the parser that it was made of, and has rows of its own.
         let mut ahead = parser.parser.clone();
@@ -86,13 +89,15 @@ fn forced_bytes(ahead: &mut Parser, apart: u32) -> Vec<u8> {
     bytes
 }
 
-/// The byte that may follow, if it is only one. Printable ones are tried first: where there is a choice, most often two of
-/// them are found at once.
+/// The byte that may follow, if it is only one. What is common is tried first: where there is a choice, most often two are
+/// found at once.
 fn only_byte(recognizer: &mut ParserRecognizer) -> Option<u8> {
+    const COMMON: &[u8] = b"ea10,\"]} ";
     recognizer.trie_started("only_byte");
     let mut found = None;
     let mut several = false;
-    for byte in (b' '..=u8::MAX).chain(0..b' ') {
+    let rest = (0..=u8::MAX).rev().filter(|byte| !COMMON.contains(byte));
+    for byte in COMMON.iter().copied().chain(rest) {
         if recognizer.try_push_byte(byte) {
             recognizer.pop_bytes(1);
             several = found.replace(byte).is_some();

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, mpsc as blocking};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
@@ -9,11 +10,14 @@ use super::masks::{MaskJob, MaskResult};
 
 /// Most threads: a mask takes a fraction of a step.
 const MOST: usize = 4;
+/// How long a thread keeps results to hand them on with its next ones: the jobs of a step come together, and the scheduler wakes
+/// for each message.
+const TOGETHER: Duration = Duration::from_micros(200);
 
 pub(super) struct MaskThreads {
     jobs: Option<blocking::Sender<MaskJob>>,
-    results: mpsc::UnboundedReceiver<MaskResult>,
-    sender: mpsc::UnboundedSender<MaskResult>,
+    results: mpsc::UnboundedReceiver<Vec<MaskResult>>,
+    sender: mpsc::UnboundedSender<Vec<MaskResult>>,
 }
 
 impl MaskThreads {
@@ -28,18 +32,18 @@ impl MaskThreads {
         let _ = jobs.send(job);
     }
 
-    /// The next result. Loses nothing when dropped half-way.
-    pub async fn next(&mut self) -> MaskResult {
+    /// The next results. Loses nothing when dropped half-way.
+    pub async fn next(&mut self) -> Vec<MaskResult> {
         // It has a sender itself, so there is no end.
         self.results.recv().await.expect("the channel is open")
     }
 
-    pub fn try_next(&mut self) -> Option<MaskResult> {
+    pub fn try_next(&mut self) -> Option<Vec<MaskResult>> {
         self.results.try_recv().ok()
     }
 }
 
-fn start(results: &mpsc::UnboundedSender<MaskResult>) -> blocking::Sender<MaskJob> {
+fn start(results: &mpsc::UnboundedSender<Vec<MaskResult>>) -> blocking::Sender<MaskJob> {
     let (sender, jobs) = blocking::channel::<MaskJob>();
     let jobs = Arc::new(Mutex::new(jobs));
     let count = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST);
@@ -48,8 +52,15 @@ fn start(results: &mpsc::UnboundedSender<MaskResult>) -> blocking::Sender<MaskJo
         let work = move || {
             loop {
                 let next = jobs.lock().expect("nothing panics while it holds this lock").recv();
-                let Ok(job) = next else { return };
-                let _ = results.send(job.run());
+                let Ok(first) = next else { return };
+                let began = Instant::now();
+                let mut done = vec![first.run()];
+                while began.elapsed() < TOGETHER
+                    && let Some(job) = jobs.try_lock().ok().and_then(|jobs| jobs.try_recv().ok())
+                {
+                    done.push(job.run());
+                }
+                let _ = results.send(done);
             }
         };
         if let Err(error) = thread::Builder::new().name("masks".into()).spawn(work) {

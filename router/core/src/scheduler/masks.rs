@@ -244,8 +244,12 @@ impl Core {
         let at = self.in_flight.iter().position(InFlight::owes_masks)?;
         let words = self.mask_words();
         let step = &self.in_flight[at];
-        let mut column = BytesMut::new();
-        for row in step.rows.iter().filter(|row| row.masked) {
+        let masked = step.rows.iter().filter(|row| row.masked);
+        if masked.clone().any(|row| matches!(self.mask_of(row), RowMask::NotYet)) {
+            return None;
+        }
+        let mut column = BytesMut::with_capacity(masked.clone().count() * words * size_of::<u32>());
+        for row in masked {
             match self.mask_of(row) {
                 RowMask::NotYet => return None,
                 RowMask::Nothing => column.put_bytes(0, words * size_of::<u32>()),

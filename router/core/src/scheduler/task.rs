@@ -15,6 +15,7 @@ use tokio::time::{sleep_until, timeout};
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Message, Settings, Shared};
 use super::mask_threads::MaskThreads;
+use super::masks::MaskResult;
 use super::metrics::Metrics;
 use super::policy::SNAPSHOT_DISTANCES;
 use super::recovery::{Fruitless, Outcome, Recovered};
@@ -137,8 +138,8 @@ impl Task {
                     return Left::Stopped;
                 }
             }
-            while let Some(result) = self.mask_threads.try_next() {
-                self.core.take_mask(result, Instant::now());
+            while let Some(results) = self.mask_threads.try_next() {
+                self.take_masks(results);
             }
             self.core.expire(Instant::now());
             self.core.skip_late_rows(Instant::now());
@@ -193,7 +194,7 @@ impl Task {
                     // Without handles and tickets nothing lives and nothing will come.
                     Some(Then::Stop) | None => return Left::Stopped,
                 },
-                result = self.mask_threads.next() => self.core.take_mask(result, Instant::now()),
+                results = self.mask_threads.next() => self.take_masks(results),
                 Some(answer) = &mut check, if checking => {
                     checking = false;
                     if let Err(loss) = answer {
@@ -228,6 +229,12 @@ impl Task {
                     }
                 },
             }
+        }
+    }
+
+    fn take_masks(&mut self, results: Vec<MaskResult>) {
+        for result in results {
+            self.core.take_mask(result, Instant::now());
         }
     }
 
