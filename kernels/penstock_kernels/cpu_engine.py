@@ -26,10 +26,10 @@ from penstock_kernels.program import (
     quantized_bytes,
     rounded_up,
 )
-from penstock_kernels.sampling import LogitsSummary
+from penstock_kernels.sampling import LogitsSummary, RowMasks
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 3
+ABI = 4
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -149,7 +149,7 @@ def library() -> ctypes.CDLL:
         (
             "summarize",
             c_int,
-            [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+            [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_int64, *[c_void_p] * 4],
         ),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
@@ -312,9 +312,15 @@ class CpuProgram:
             )
         )
 
-    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
+    def summarize(self, logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary:
         """What greedy sampling asks of rows of fp32: the same to the last bit, whatever other rows there are."""
         rows, columns = logits_SV.shape
+        words, mask_words, of_row = None, 0, None
+        if masks is not None:
+            words_MW = np.ascontiguousarray(masks.words_MW)
+            of_row_S = np.full(rows, -1, np.int32)
+            of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+            words, mask_words, of_row = words_MW.ctypes.data, words_MW.shape[1], of_row_S.ctypes.data
         made = LogitsSummary(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows))
         _succeeded(
             self._library.penstock_cpu_summarize(
@@ -323,6 +329,9 @@ class CpuProgram:
                 logits_SV.stride(0),
                 rows,
                 columns,
+                words,
+                mask_words,
+                of_row,
                 made.tokens_S.data_ptr(),
                 made.largest_S.data_ptr(),
                 made.totals_S.data_ptr(),

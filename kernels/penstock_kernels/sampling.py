@@ -6,6 +6,7 @@ of a sort.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LogitsSummary:
-    """Of each row of logits: its largest one's token, of several the lowest id; it; and the sum of the exponentials of all, each
-    less the largest. The sum is no number where one of the row is none, or infinite."""
+    """Of each row of logits: the token of the largest that its mask allows, of several the lowest id; the largest of all; and the
+    sum of the exponentials of all, each less the largest. The sum is no number where one of the row is none, or infinite."""
 
     tokens_S: Tensor  # int64
     largest_S: Tensor
@@ -253,11 +254,23 @@ def argmax(logits_SV: Tensor) -> Tensor:
     return best_S1.squeeze(1) * piece + within_SC.argmax(-1)
 
 
-def summarize(logits_SV: Tensor) -> LogitsSummary:
+class RowMasks(Protocol):
+    """Which tokens some rows of logits may sample, each at least one."""
+
+    rows: npt.NDArray[np.int64]  # (M,) indices of rows, rising
+    words_MW: npt.NDArray[np.int32]  # bit i % 32 of word i // 32 for token i
+
+
+def summarize(logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary:
     """See LogitsSummary. logits (S, V) fp32. The CPU engine has one of its own, `CpuProgram.summarize`."""
     largest_S = logits_SV.amax(-1)
     total_S = (logits_SV - largest_S.unsqueeze(1)).exp().sum(-1) + (logits_SV - logits_SV).sum(-1)
-    return LogitsSummary(argmax(logits_SV), largest_S, total_S)
+    allowed_SV = logits_SV
+    if masks is not None and len(masks.rows):
+        rows = torch.from_numpy(masks.rows)
+        allowed = mask_tokens(logits_SV.index_select(0, rows), torch.from_numpy(masks.words_MW))
+        allowed_SV = logits_SV.index_copy(0, rows, allowed)
+    return LogitsSummary(argmax(allowed_SV), largest_S, total_S)
 
 
 def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:

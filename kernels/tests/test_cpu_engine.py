@@ -563,6 +563,45 @@ def test_summaries_of_logits(name: str, columns: int) -> None:
         assert torch.equal(alone.tokens_S, summary.tokens_S[row : row + 1])
 
 
+class Masked:
+    """See RowMasks."""
+
+    def __init__(self, rows: list[int], allowed: Tensor) -> None:
+        self.rows = np.array(rows, np.int64)
+        columns = allowed.shape[1]
+        bits = np.zeros((len(rows), -(-columns // 32) * 32), np.uint8)
+        bits[:, :columns] = allowed.numpy()
+        self.words_MW = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("columns", [17, 32, 4096, 4500, 12289])
+@pytest.mark.parametrize("name", SETS)
+def test_a_mask_says_what_may_be_chosen(name: str, columns: int) -> None:
+    """Against torch; what all logits give stays as it is."""
+    made = Bench(name, random(16, 32), threads=3).run([0])
+    logits = random(7, columns, scale=4.0)
+    logits[1] = logits[1].round()  # many are equal
+    logits[2] -= 1000.0  # numbers beyond the end would be larger
+    logits[3] = -torch.inf
+    logits[3, columns - 2 :] = 1.0
+    rows = [0, 1, 2, 3, 5]
+    allowed = torch.rand(len(rows), columns, generator=torch.Generator().manual_seed(5)) < 0.1
+    allowed[0] = allowed[3] = False
+    allowed[:, columns - 1] = True  # one token of the last part
+    masks = Masked(rows, allowed)
+    found, free = made.summarize(logits, masks), made.summarize(logits)
+    assert torch.equal(found.tokens_S, ops.summarize(logits, masks).tokens_S)
+    assert found.tokens_S[0] == found.tokens_S[3] == columns - 1
+    assert not torch.equal(found.tokens_S, free.tokens_S)
+    for row in (4, 6):
+        assert found.tokens_S[row] == free.tokens_S[row]
+    assert torch.equal(found.largest_S, free.largest_S)
+    assert torch.equal(found.totals_S[[0, 1, 2, 4, 5, 6]], free.totals_S[[0, 1, 2, 4, 5, 6]])
+    masks.words_MW = np.ascontiguousarray(masks.words_MW[:, :-1])
+    with pytest.raises(RuntimeError, match="masks of fewer bits"):
+        made.summarize(logits, masks)
+
+
 def chosen(variable: str) -> str:
     """What a process chooses with the variable at this value, or why it does not."""
     program = (

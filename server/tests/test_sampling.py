@@ -10,7 +10,7 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.plan import Starts
-from penstock.engine.sampling import Sampled, Sampler
+from penstock.engine.sampling import Masks, Sampled, Sampler
 
 VOCABULARY = 97
 CPU = torch.device("cpu")
@@ -302,6 +302,42 @@ def test_with_a_summary_of_the_logits_every_row_gets_the_same() -> None:
         assert got.top_tokens_SN is not None and got.top_logprobs_SN is not None
         assert torch.equal(got.top_tokens_SN, wanted.top_tokens_SN), some
         torch.testing.assert_close(got.top_logprobs_SN, wanted.top_logprobs_SN)
+
+
+def test_masked_rows_are_the_same_with_a_summary() -> None:
+    """Greedy ones take its token; drawn, penalized and held back ones are masked as ever."""
+    rows: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.7, "seed": 3},
+        {"repetition": 1.5},
+        {"bias": {3: 2.0}},
+        {},
+    ]
+    logits_SV = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(2)) * 2
+    random = np.random.default_rng(1)
+    for some in ([0], [0, 4], [0, 1, 4], [2, 0], [0, 3], list(range(5))):
+        chosen_SV, slots = logits_SV[some].contiguous(), np.arange(len(some))
+        masked = slots[: max(1, len(some) - 1)]
+        words_MW = random.integers(1, 2**31, (len(masked), -(-VOCABULARY // 32))).astype(np.int32)
+        last = VOCABULARY - 32 * (words_MW.shape[1] - 1)
+        words_MW[:, -1] &= np.int32((1 << min(last, 31)) - 1)
+        masks = Masks(masked, words_MW)
+        wanted, got = (
+            sampler(*(rows[row] for row in some)).sample(
+                chosen_SV.clone(),
+                slots,
+                np.full(len(some), 9),
+                torch.full((len(some),), 4),
+                masks,
+                summary=summary,
+            )
+            for summary in (None, ops.summarize(chosen_SV, masks))
+        )
+        assert torch.equal(got.tokens_S, wanted.tokens_S), some
+        torch.testing.assert_close(got.logprobs_S, wanted.logprobs_S)
+        for row, words in zip(masked, words_MW, strict=True):
+            token = int(got.tokens_S[row])
+            assert words[token // 32] >> (token % 32) & 1
 
 
 def test_alternatives_that_tie_come_in_the_order_of_their_ids() -> None:

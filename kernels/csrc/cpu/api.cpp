@@ -144,8 +144,12 @@ int penstock_cpu_head(penstock_program *program, const float *source, int64_t so
 }
 
 int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride, int64_t rows,
-                           int64_t columns, int64_t *tokens, float *largest, float *totals) {
-    return guarded([&] { program->program.summarize(logits, stride, rows, columns, tokens, largest, totals); });
+                           int64_t columns, const uint32_t *masks, int64_t mask_words, const int32_t *mask_of_row,
+                           int64_t *tokens, float *largest, float *totals) {
+    return guarded([&] {
+        const penstock::RowMasks of_rows = {masks, mask_words, mask_of_row};
+        program->program.summarize(logits, stride, rows, columns, of_rows, tokens, largest, totals);
+    });
 }
 
 void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {

@@ -337,7 +337,19 @@ constexpr int64_t kSummarized = 4096;
 
 struct Summary {
     float largest, total;
-    int64_t token;
+    float allowed;  // the largest of those that the mask allows; of all without one
+    int64_t token;  // of `allowed`
+};
+
+// Which columns a token may be sampled of: bit i % 32 of word i / 32 for column i.
+struct RowMasks {
+    const uint32_t *words = nullptr;  // (masks, row_words)
+    int64_t row_words = 0;
+    const int32_t *of_row = nullptr;  // for each row of logits the index of its mask, or -1; null: none has a mask
+
+    const uint32_t *row(int64_t row) const {
+        return of_row == nullptr || of_row[row] < 0 ? nullptr : words + of_row[row] * row_words;
+    }
 };
 
 struct SummarizeArgs {
@@ -347,6 +359,7 @@ struct SummarizeArgs {
     Summary *parts;  // (rows, columns / kSummarized, rounded up)
     int64_t *tokens;
     float *largest, *totals;
+    RowMasks masks;
 };
 
 struct Kernels {

@@ -5,7 +5,34 @@
 
 namespace {
 
-SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t columns) {
+// The lowest place of the largest, of those of the lanes.
+INLINE int32_t lowest_of(F16 best, I16 places, float largest) {
+    int32_t lowest = 0x7fffffff;
+    for (int lane = 0; lane < 16; lane++)
+        if (best[lane] == largest && places[lane] + lane < lowest) lowest = places[lane] + lane;
+    return lowest;
+}
+
+// The largest that the mask allows, and its token; where it allows none of this part, what is less than any logit.
+SEPARATE void choose_allowed(Summary &made, const float *logits, int64_t first, int64_t columns, const uint32_t *mask) {
+    const F16 hidden = all(-__builtin_inff());
+    F16 best = hidden;
+    I16 places = {};
+    for (int64_t at = 0; at < columns; at += 16) {
+        const int count = static_cast<int>(least(16, columns - at));
+        const int32_t bits = mask[(first + at) / 32] >> (at % 32) & ((1 << count) - 1);
+        if (bits == 0) continue;
+        const I16 is_allowed = (((I16{} + bits) >> lanes()) & 1) != 0;
+        const F16 x = count == 16 ? load(logits + at) : load_some(logits + at, count);
+        const I16 is_larger = is_allowed & (x > best);
+        best = is_larger ? x : best;
+        places = is_larger ? I16{} + static_cast<int32_t>(at) : places;
+    }
+    made.allowed = maximum_of(best);
+    made.token = made.allowed == hidden[0] ? first : first + lowest_of(best, places, made.allowed);
+}
+
+SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t columns, const uint32_t *mask) {
     const F16 hidden = all(-__builtin_inff());
     const auto numbers = [&](int64_t at, F16 beyond) {
         if (at + 16 <= columns) return load(logits + at);
@@ -22,36 +49,36 @@ SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t colu
         const F16 real = numbers(at, F16{});
         unsound += real - real;
     }
-    Summary made = {maximum_of(best), 0.0f, 0};
-    int32_t lowest = 0x7fffffff;
-    for (int lane = 0; lane < 16; lane++)
-        if (best[lane] == made.largest && places[lane] + lane < lowest) lowest = places[lane] + lane;
-    made.token = first + lowest;
+    const float largest = maximum_of(best);
+    Summary made = {largest, 0.0f, largest, first + lowest_of(best, places, largest)};
     F16 sum = {};
     for (int64_t at = 0; at < columns; at += 16) sum += exponential(numbers(at, hidden) - made.largest);
     made.total = sum_of(sum) + sum_of(unsound);
+    if (mask != nullptr) choose_allowed(made, logits, first, columns, mask);
     return made;
 }
 
 void summarize(const SummarizeArgs &args, const Work &work) {
     const int64_t parts = (args.columns + kSummarized - 1) / kSummarized;
     for (int64_t item; (item = take(work, 1)) < args.rows * parts;) {
-        const int64_t first = item % parts * kSummarized;
-        args.parts[item] = summarize_part(args.logits + item / parts * args.stride + first, first,
-                                          least(kSummarized, args.columns - first));
+        const int64_t first = item % parts * kSummarized, row = item / parts;
+        args.parts[item] = summarize_part(args.logits + row * args.stride + first, first,
+                                          least(kSummarized, args.columns - first), args.masks.row(row));
     }
 }
 
 void join_summaries(const SummarizeArgs &args, const Work &work) {
     const int64_t parts = (args.columns + kSummarized - 1) / kSummarized;
     for (int64_t row; (row = take(work, 1)) < args.rows;) {
-        const Summary *of_row = args.parts + row * parts, *best = of_row;
-        for (int64_t part = 1; part < parts; part++)
-            if (of_row[part].largest > best->largest) best = of_row + part;
-        float total = 0.0f;
+        const Summary *of_row = args.parts + row * parts, *chosen = of_row;
+        float largest = of_row->largest, total = 0.0f;
+        for (int64_t part = 1; part < parts; part++) {
+            if (of_row[part].allowed > chosen->allowed) chosen = of_row + part;
+            if (of_row[part].largest > largest) largest = of_row[part].largest;
+        }
         for (int64_t part = 0; part < parts; part++)
-            total += of_row[part].total * exponential(all(of_row[part].largest - best->largest))[0];
-        args.tokens[row] = best->token, args.largest[row] = best->largest, args.totals[row] = total;
+            total += of_row[part].total * exponential(all(of_row[part].largest - largest))[0];
+        args.tokens[row] = chosen->token, args.largest[row] = largest, args.totals[row] = total;
     }
 }
 

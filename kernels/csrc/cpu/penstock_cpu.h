@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 3 };
+enum { PENSTOCK_CPU_ABI = 4 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -224,11 +224,14 @@ PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock
 PENSTOCK_CPU_API int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride,
                                        int64_t rows, float *target, int64_t target_stride);
 
-// Of rows of logits (rows, columns) in fp32, `stride` numbers apart: the lowest column of the largest, the largest, and the
-// sum of the exponentials of all, each less the largest; no number where one of the row is none, or infinite.
+// Of rows of logits (rows, columns) in fp32, `stride` numbers apart: the lowest column of the largest that the row's mask
+// allows, the largest of all, and the sum of the exponentials of all, each less the largest; no number where one of the row
+// is none, or infinite. `masks` (masks, mask_words): bit i % 32 of word i / 32 for column i; `mask_of_row` (rows): the index
+// of a row's mask, or -1; null: no row has one.
 PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const float *logits, int64_t stride,
-                                            int64_t rows, int64_t columns, int64_t *tokens, float *largest,
-                                            float *totals);
+                                            int64_t rows, int64_t columns, const uint32_t *masks,
+                                            int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
+                                            float *largest, float *totals);
 
 // Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
 PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);

@@ -316,14 +316,15 @@ void Program::head(const float *source, int64_t source_stride, int64_t rows, flo
     run(head_, rows);
 }
 
-void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens,
-                        float *largest, float *totals) {
+void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
+                        int64_t *tokens, float *largest, float *totals) {
     if (rows < 1 || columns < 1) throw wrong("no logits to sum up");
+    if (masks.of_row != nullptr && masks.row_words * 32 < columns) throw wrong("masks of fewer bits than there are logits");
     summaries_.resize(static_cast<size_t>(rows * ((columns + kSummarized - 1) / kSummarized)));
     struct Call {
         Program *program;
         SummarizeArgs args;
-    } call = {this, {rows, columns, logits, stride, summaries_.data(), tokens, largest, totals}};
+    } call = {this, {rows, columns, logits, stride, summaries_.data(), tokens, largest, totals, masks}};
     team_.run(
         threads_,
         [](void *context, int member) {

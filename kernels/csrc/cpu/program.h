@@ -63,8 +63,8 @@ public:
     void step(const penstock_step &step);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
 
-    void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens, float *largest,
-                   float *totals);
+    void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
+                   int64_t *tokens, float *largest, float *totals);
 
     uint8_t *buffer(int number, int64_t *row_bytes) const;
 

@@ -446,7 +446,7 @@ class Engine:
             positions = indices.sample_positions
             previous_S = ids_T.index_select(0, tokens_S)
             # Of every step, whatever its rows want: a row's log probability must not depend on the others.
-            summary = None if self.native is None else self.native.summarize(logits_SV)
+            summary = None if self.native is None else self.native.summarize(logits_SV, masks)
             sampled = self.sampler.sample(
                 logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary
             )

@@ -174,21 +174,25 @@ class Sampler:
         `previous` (S,) int64 the tokens before them, on the device. The token of a row that samples nothing is any.
 
         With `drafts` a slot may have several rows of logits. Each is sampled as if what was fed before it were its text,
-        and only what follows accepted drafts is counted for penalties. `summary`: of these logits, where the model's backend
-        makes one.
+        and only what follows accepted drafts is counted for penalties. `summary`: of these logits and masks, where the model's
+        backend makes one.
         """
-        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
-        scores_SV = self._narrow(changed_SV, slots, previous_S)
+        is_plain = not (self._is_changed(slots, positions) or (self.watermark_deltas[slots] > 0).any())
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
-        if len(drawn) == len(slots):
-            tokens_S = self._choose(scores_SV, slots, positions)
+        possible_S = None
+        if summary is not None and is_plain and not len(drawn):
+            tokens_S = summary.tokens_S
         else:
-            is_plain = changed_SV is logits_SV and not (self.watermark_deltas[slots] > 0).any()
-            tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
-            if len(drawn):
-                rows = self._on_device(drawn)
-                drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
-                tokens_S.index_copy_(0, rows, drawn_S)
+            changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+            scores_SV = self._narrow(changed_SV, slots, previous_S)
+            if len(drawn) == len(slots):
+                tokens_S = self._choose(scores_SV, slots, positions)
+            else:
+                tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
+                if len(drawn):
+                    rows = self._on_device(drawn)
+                    drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
+                    tokens_S.index_copy_(0, rows, drawn_S)
         if drafts is not None and len(drafts.forced):
             forced = self._on_device(drafts.forced)
             tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
@@ -261,6 +265,13 @@ class Sampler:
             )
             scores_SV = scores_SV.index_copy(0, rows, marked_SV)
         return scores_SV
+
+    def _is_changed(self, slots: I64, positions: I64) -> bool:
+        """Whether something but a mask changes logits of these rows."""
+        is_penalized = self.count_rows[slots] >= 0
+        is_held = positions < self.first_ends[slots]
+        is_biased = bool(self.biases) and not self.biases.keys().isdisjoint(slots.tolist())
+        return is_biased or bool(is_penalized.any()) or bool(is_held.any())
 
     def _change(
         self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None, drafts: Drafts | None

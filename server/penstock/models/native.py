@@ -28,7 +28,7 @@ from penstock_kernels.program import (
     Kind,
     rounded_up,
 )
-from penstock_kernels.sampling import LogitsSummary
+from penstock_kernels.sampling import LogitsSummary, RowMasks
 
 
 @dataclass(slots=True)
@@ -159,9 +159,9 @@ class NativeDecoder:
         self._runs.head(hidden_SE, out_SV)
         return out_SV
 
-    def summarize(self, logits_SV: Tensor) -> LogitsSummary:
-        """What sampling asks of logits that it does not change."""
-        return self._runs.summarize(logits_SV)
+    def summarize(self, logits_SV: Tensor, masks: RowMasks | None) -> LogitsSummary:
+        """What sampling asks of logits that nothing but masks changes."""
+        return self._runs.summarize(logits_SV, masks)
 
     def weights(self) -> list[Tensor]:
         """Every tensor of the program, each once."""
