@@ -231,6 +231,26 @@ mod tests {
     }
 
     #[test]
+    fn drafts_beside_prompts_teach_what_drafts_cost() {
+        let mut cost = cost();
+        let mut plain = Work { prompts: true, ..Work::default() };
+        for row in 0..32 {
+            plain.add(100 + row, 1);
+        }
+        let mut drafted = plain;
+        drafted.add_drafts(32);
+        let (per_draft, without) = (Duration::from_micros(200), cost.expect(plain));
+        for _ in 0..50 {
+            cost.learn(plain, without);
+            cost.learn(drafted, without + per_draft * 32);
+        }
+        let learned = (cost.expect(drafted) - cost.expect(plain)) / 32;
+        let wrong = (learned.as_secs_f64() / per_draft.as_secs_f64() - 1.0).abs();
+        assert!(wrong < 0.1, "{learned:?} for {per_draft:?}");
+        assert!(cost.expect(plain) < without * 11 / 10, "it is not the prompts that take so long");
+    }
+
+    #[test]
     fn one_stalled_step_changes_little() {
         let mut cost = cost();
         let mut work = Work::default();

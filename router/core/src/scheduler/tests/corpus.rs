@@ -1,5 +1,7 @@
 //! Drafts from what a tenant was answered lately: who gets some, and from whose answers; and drafts up to the end of a text.
 
+use penstock_proto::ids::TokenId;
+
 use super::harness::{Harness, spec, tiny};
 use crate::scheduler::corpus::Corpora;
 use crate::scheduler::speculation::Drafting;
@@ -63,7 +65,22 @@ fn without_the_flag_nothing_is_remembered() {
 }
 
 #[test]
-fn nothing_is_drafted_behind_the_end_that_the_guess_itself_sees() {
+fn nothing_is_guessed_behind_a_token_that_ends_the_text() {
+    let text = spec(&[10, 11, 12, 2, 13, 14, 10, 11], 50);
+    let guessed = |spec: SequenceSpec| {
+        let mut harness = Harness::new(surprising(), 4, 64).speculating(Drafting::Adaptive(6));
+        let id = harness.submit(spec);
+        harness.plan();
+        let key = harness.core.by_id[&id];
+        harness.core.guessed(key, 0).take(5).map(|token| token.0).collect::<Vec<_>>()
+    };
+    assert_eq!(guessed(text.clone()), [12, 2]);
+    assert_eq!(guessed(SequenceSpec { ignore_eos: true, ..text.clone() }), [12, 2, 13, 14, 10]);
+    assert_eq!(guessed(SequenceSpec { stop_token_ids: vec![TokenId(12)], ..text }), [12]);
+}
+
+#[test]
+fn drafts_from_an_earlier_answer_end_with_it() {
     // Every answer ends by itself, and from the second time on it is known word for word.
     let config = MockConfig { eos_one_in: 25, ..surprising() };
     let [end] = config.eos_ids[..] else { panic!("{:?}", config.eos_ids) };
