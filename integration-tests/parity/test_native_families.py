@@ -1,4 +1,4 @@
-"""Experts, recurrent layers and latents on the CPU engine, one family for each kind: near to fp32 with every instruction set; the same to
+"""Experts, recurrent layers, latents and linear biases on the CPU engine, one family for each kind: near to fp32 with every instruction set; the same to
 the last bit in pieces, beside others, behind a snapshot, with one thread and with two; and quantized.
 """
 
@@ -49,6 +49,10 @@ KINDS = (
     "Mistral Small 4 with images",
     "Llama 4",
     "Hunyuan",
+    "Laguna XS",
+    "BLOOM",
+    "MPT",
+    "Persimmon",
 )
 LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence_tokens": 160, "blocks": 120}
 

@@ -58,13 +58,34 @@ NUMBERS = (
         "activation",
     ),
     *("layer", "heads", "kv_heads", "head_dim", "rope_dim", "window", "chunked", "offset", "format"),
-    *("experts", "per_token", "sigmoid", "normalize", "groups", "top_groups", "group_best", "weighs_input"),
+    *(
+        "experts",
+        "per_token",
+        "sigmoid",
+        "normalize",
+        "groups",
+        "top_groups",
+        "group_best",
+        "slopes_rounded",
+        "weighs_input",
+    ),
     *("value_dim", "rule", "channels", "learns"),
 )
-FLOATS = ("eps", "scale", "softcap", "clip", "limit", "alpha", "lowest", "highest", "one_by_one")
+FLOATS = (
+    "eps",
+    "scale",
+    "softcap",
+    "clip",
+    "limit",
+    "alpha",
+    "lowest",
+    "highest",
+    "slopes_scale",
+    "one_by_one",
+)
 TENSORS = (
     *("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums"),
-    "sinks",
+    *("sinks", "slopes", "second_bias"),
 )
 NO_SAVES: I64 = np.zeros((0, 3), np.int64)
 

@@ -154,6 +154,7 @@ class Operation:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    slopes_rounded: bool = False
     weighs_input: bool = False
     value_dim: int = 0
     rule: Rule = Rule.DELTA_RULE
@@ -167,6 +168,7 @@ class Operation:
     alpha: float = 0.0
     lowest: float = 0.0
     highest: float = math.inf
+    slopes_scale: float = 1.0
     one_by_one: float = 0.0
     weight: Tensor | None = None
     bias: Tensor | None = None
@@ -178,6 +180,8 @@ class Operation:
     scales: Tensor | None = None
     sums: Tensor | None = None  # int32
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    second_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,26 @@
 
 namespace {
 
-SEPARATE void norm_head(const WriteKvArgs &args, bool normed, float mean, float factor, const float *weight, float *x) {
+SEPARATE void norm_head(const WriteKvArgs &args, bool normed, float mean, float factor, const float *weight,
+                        const float *bias, float *x) {
     if (!normed) return;
     const int size = args.heads.head_dim;
     if (args.norm_over != PENSTOCK_OVER_ALL) statistics(x, size, args.norm, args.eps, &mean, &factor);
-    for (int i = 0; i < size; i++) x[i] = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+    for (int i = 0; i < size; i++)
+        x[i] = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f) + (bias ? bias[i] : 0.0f);
 }
 
 // One head, from (D,) fp32 to (width,) bf16 with zeros beyond D, times `scale`. `x` is memory for the numbers in between.
 SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, float mean, float factor,
-                      const float *weight, const float *cos, const float *sin, float scale, float *x, int width,
-                      uint16_t *to) {
+                      const float *weight, const float *bias, const float *cos, const float *sin, float scale, float *x,
+                      int width, uint16_t *to) {
     const int size = args.heads.head_dim;
     for (int at = 0; at < width; at += 16)
         store(x + at, at + 16 <= size ? load(from + at) : at < size ? load_some(from + at, size - at) : F16{});
     if (args.clip != 0.0f)
         for (int at = 0; at < width; at += 16)
             store(x + at, maximum(minimum(load(x + at), all(args.clip)), all(-args.clip)));
-    if (!args.norm_rotated) norm_head(args, normed, mean, factor, weight, x);
+    if (!args.norm_rotated) norm_head(args, normed, mean, factor, weight, bias, x);
     if (cos) {
         const int half = args.rope_dim / 2;
         for (int i = 0; i < half; i++) {
@@ -31,7 +33,7 @@ SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, f
             x[i + half] = b * cos[i] + a * sin[i];
         }
     }
-    if (args.norm_rotated) norm_head(args, normed, mean, factor, weight, x);
+    if (args.norm_rotated) norm_head(args, normed, mean, factor, weight, bias, x);
     for (int at = 0; at < width; at += 16) store_bf16(to + at, to_bf16(load(x + at) * scale));
 }
 
@@ -75,20 +77,23 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
             for (int g = 0; g < heads.group; g++) {
                 const int query = head * heads.group + g;
                 const float *weight = args.query_norm ? args.query_norm + (over_heads ? query * size : 0) : nullptr;
+                const float *bias = args.query_bias ? args.query_bias + (over_heads ? query * size : 0) : nullptr;
                 uint8_t *to = args.queries + head * args.head_stride + (token * heads.group + g) * heads.key_dim * 2;
-                head_of(args, from + query * size, normed, query_mean, query_factor, weight, cos, sin, scale, x,
-                        heads.key_dim, reinterpret_cast<uint16_t *>(to));
+                head_of(args, from + query * size, normed, query_mean, query_factor, weight, bias, cos, sin, scale,
+                        x, heads.key_dim, reinterpret_cast<uint16_t *>(to));
             }
             const int64_t page = args.rows[args.token_rows[token]].pages[position / PENSTOCK_PAGE_TOKENS];
             const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
             uint8_t *there = args.cache + page * heads.page_bytes + head * heads.head_bytes;
             const float *weight = args.key_norm ? args.key_norm + (over_heads ? head * size : 0) : nullptr;
-            head_of(args, keys + head * size, normed, key_mean, key_factor, weight, cos, sin, 1.0f, x, heads.key_dim,
-                    short_x);
+            const float *bias = args.key_bias ? args.key_bias + (over_heads ? head * size : 0) : nullptr;
+            head_of(args, keys + head * size, normed, key_mean, key_factor, weight, bias, cos, sin, 1.0f, x,
+                    heads.key_dim, short_x);
             for (int pair = 0; pair < heads.key_dim / 2; pair++)
                 *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
                     short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
-            head_of(args, values + head * size, false, 0, 1, nullptr, nullptr, nullptr, 1.0f, x, heads.value_dim, short_x);
+            head_of(args, values + head * size, false, 0, 1, nullptr, nullptr, nullptr, nullptr, 1.0f, x, heads.value_dim,
+                    short_x);
             uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
             for (int i = 0; i < heads.value_dim; i++)
                 *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = short_x[i];
@@ -197,9 +202,17 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
     return s;
 }
 
+// What a linear bias adds to the scores of 16 keys.
+INLINE F16 slope_of(const AttentionArgs &args, int query_head, int64_t key) {
+    const F16 positions = __builtin_convertvector(lanes() + static_cast<int32_t>(key), F16);
+    const F16 slope = all(args.slopes[query_head]);
+    if (!args.slopes_rounded) return slope * positions * args.slopes_scale;
+    return from_bf16(to_bf16(from_bf16(to_bf16(slope)) * from_bf16(to_bf16(positions)))) * args.slopes_scale;
+}
+
 // Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score.
-SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights, int pages, int64_t first_key,
-                     int64_t lowest, int64_t position, float *largest, float *total) {
+SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, int pages,
+                     int64_t first_key, int64_t lowest, int64_t position, float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
@@ -214,6 +227,7 @@ SEPARATE void soften(const AttentionArgs &args, float *scores, uint8_t *weights,
         F16 x = load(at) * args.scale;
         if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
         const int64_t key = first_key + page * 16;
+        if (args.slopes) x = x + slope_of(args, query_head, key);
         if (key + 15 > position || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
             x = keys > static_cast<int32_t>(position) ? hidden : x;
@@ -266,7 +280,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;
-            soften(args, s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS,
+            soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS,
                    first_seen(args, position), position, &split_largest[i], &split_total[i]);
         }
         if (end_page * PENSTOCK_PAGE_TOKENS > filled) {

@@ -220,7 +220,7 @@ struct WriteKvArgs {
     penstock_norm norm;
     penstock_norm_over norm_over;
     bool norm_rotated;
-    const float *query_norm, *key_norm;
+    const float *query_norm, *key_norm, *query_bias, *key_bias;
     const float *query_factors;  // by position, or none
     const uint8_t *source;
     int64_t source_bytes;
@@ -252,7 +252,9 @@ struct AttentionArgs {
     float scale, softcap;
     int window;
     bool chunked;
-    const float *sinks;
+    const float *sinks, *slopes;
+    bool slopes_rounded;
+    float slopes_scale;
     const uint8_t *queries;
     int64_t head_stride;
     const uint8_t *cache;

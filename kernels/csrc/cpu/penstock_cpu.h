@@ -138,6 +138,7 @@ typedef struct {
     int32_t experts, per_token;
     int32_t sigmoid, normalize;                // of a route: scores are sigmoids, or their softmax; add up to 1
     int32_t groups, top_groups, group_best;    // of a route: experts are chosen from the best groups
+    int32_t slopes_rounded;                    // of attention: slopes, positions and their products are rounded to bf16
     int32_t weighs_input;                      // of experts: weights are factors of what they read
     int32_t value_dim, rule;                   // of states (heads, head_dim, value_dim)
     int32_t channels;  // of states: whether each of the head_dim rows keeps a share of its own
@@ -145,6 +146,7 @@ typedef struct {
     float eps, scale, softcap, clip;
     float limit, alpha;      // of a clamped gate
     float lowest, highest;   // of rates
+    float slopes_scale;      // a factor of what slopes add
     float one_by_one;        // of a route: see penstock_kernels/experts.py; 0: all at once
     const void *weight;          // packed, 64-byte aligned
     const float *bias;           // (rows,) rounded up to whole tiles, or of a norm (columns,)
@@ -155,6 +157,8 @@ typedef struct {
     const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles
     const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers
     const float *sinks;          // of attention, (heads,): a score of each that has no value; or null
+    const float *slopes;         // of attention, (heads,): times a key's position, added to its score; or null
+    const float *second_bias;    // of WRITE_KV that of the norm of keys; `bias` is that of queries
 } penstock_operation;
 
 typedef struct {

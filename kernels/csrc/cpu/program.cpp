@@ -94,7 +94,8 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         if (operation.kind == PENSTOCK_ATTENTION) {
             const bool chunked = operation.chunked != 0;
             const bool known = std::any_of(divisions_.begin(), divisions_.end(), [&](const Division &division) {
-                return division.window == operation.window && division.chunked == chunked;
+                return division.window == operation.window && division.chunked == chunked &&
+                       division.group == operation.heads / operation.kv_heads && division.kv_heads == operation.kv_heads;
             });
             if (!known)
                 divisions_.push_back(
@@ -509,8 +510,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                 {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
                  heads_of(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
                  static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
-                 operation.norm_rotated != 0, operation.norm_weight, operation.second_weight, operation.positions, from,
-                 from_bytes, to, target.head_stride, cache.pages},
+                 operation.norm_rotated != 0, operation.norm_weight, operation.second_weight, operation.bias,
+                 operation.second_bias, operation.positions, from, from_bytes, to, target.head_stride, cache.pages},
                 work);
             return true;
         }
@@ -525,7 +526,8 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                  &target = buffers_[static_cast<size_t>(operation.target)];
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
-        return one.window == operation.window && one.chunked == (operation.chunked != 0);
+        return one.window == operation.window && one.chunked == (operation.chunked != 0) &&
+               one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads;
     });
     const AttentionArgs args = {division.items.data(),
                                 static_cast<int64_t>(division.items.size()),
@@ -538,6 +540,9 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 operation.window,
                                 operation.chunked != 0,
                                 operation.sinks,
+                                operation.slopes,
+                                operation.slopes_rounded != 0,
+                                operation.slopes_scale,
                                 memory_.begin() + queries.offset,
                                 queries.head_stride,
                                 cache.pages,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Attention, Beside, Decoder, Experts, LatentAttention, Layer, Mixer
 from penstock.models.experts_recorder import hidden_of, record_experts
@@ -55,19 +55,16 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
         (config.experts_beside, "experts beside a dense layer"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
-        (bool(config.slopes), "linear biases (ALiBi)"),
         (not config.same_heads, "heads of several sizes"),
         (any(layer.keys_of is not None for layer in config.layers), "layers that share keys"),
         (any(layer.values_are_keys for layer in config.layers), "values that are keys"),
         (config.value_norm is not None, "normalised values"),
         (config.value_scale != 1.0, "scaled values"),
-        (any(layer.heads for layer in config.layers), "layers with heads of their own number"),
         (config.layer_scales, "scaled layers"),
         (config.streams is not None, "several residual streams"),
         (config.per_layer is not None, "per-layer embeddings"),
-        (bool(config.embedding_width), "an embedding of another width"),
+        (config.embedding_width not in (0, config.width), "an embedding of another width"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
-        (config.qk_norm is not None and config.qk_norm.bias, "biases in the norms of queries and keys"),
         (
             bool(config.layer_windows)
             and config.latent is None
@@ -224,6 +221,9 @@ class _Recorder:
             write.norm_over, write.norm_rotated = NORMS_OVER[config.qk_norm_over], config.qk_norm_rotated
             write.norm_weight = optional_fp32(attention.q_norm.weight_E)
             write.second_weight = optional_fp32(attention.k_norm.weight_E)
+            if isinstance(attention.q_norm, LayerNorm) and isinstance(attention.k_norm, LayerNorm):
+                write.bias = optional_fp32(attention.q_norm.bias_E)
+                write.second_bias = optional_fp32(attention.k_norm.bias_E)
         if attention.rope is not None:
             write.rope_dim = attention.rope_dim
             writer.made.rotations.append((write, attention.rope))
@@ -240,6 +240,9 @@ class _Recorder:
             scale=attention.scale,
             softcap=attention.score_modifiers.softcap,
             sinks=optional_fp32(attention.score_modifiers.sinks_H),
+            slopes=torch.tensor(config.slopes) if config.slopes else None,
+            slopes_rounded=config.slopes_rounded,
+            slopes_scale=config.slopes_scale,
         )
         self._open(attention, heads, size, reads_short, attended, (qkv, gates_at))
 
