@@ -29,7 +29,7 @@ from penstock_kernels.program import (
 from penstock_kernels.sampling import LogitsSummary, RowMasks
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 4
+ABI = 5
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
