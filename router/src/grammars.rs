@@ -104,6 +104,14 @@ impl Matcher for Following {
         self.0.advance(token.0).map_err(|error| error.to_string())
     }
 
+    fn try_advance(&mut self, token: TokenId) -> Result<bool, String> {
+        self.0.try_advance(token.0).map_err(|error| error.to_string())
+    }
+
+    fn is_free(&self) -> bool {
+        self.0.is_free()
+    }
+
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
         self.0.mask(words).map_err(|error| error.to_string())
     }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     compiler::Stop,
     error::{CompileError, Kind},
+    free_text::FreeText,
     lark,
     limits::Limits,
     matcher::{Grammar, first_line},
@@ -31,6 +32,7 @@ pub(crate) fn compile(
 ) -> Result<Grammar, CompileError> {
     let mut written = 0;
     let mut special = Vec::new();
+    let mut markers = Vec::new();
     let grammar = match source {
         Source::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
         Source::JsonSchema(value) => {
@@ -58,6 +60,7 @@ pub(crate) fn compile(
             let composed = parts::compose(parts, vocabulary, limits, stop)?;
             written = composed.lark.len();
             special = composed.special;
+            markers = composed.markers;
             TopLevelGrammar::from_lark(composed.lark)
         }
     };
@@ -65,7 +68,7 @@ pub(crate) fn compile(
     let parser =
         vocabulary.factory.create_parser(grammar).map_err(|cause| classify(&cause.to_string(), source))?;
     stop.check(limits)?;
-    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), parser, written)
+    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), FreeText::new(markers), parser, written)
 }
 
 /// How llguidance is to write JSON. This is ours to say: a client's own options are not in `core`.

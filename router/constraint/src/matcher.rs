@@ -9,6 +9,7 @@ use llguidance::{TokenParser, api::StopReason, panic_utils};
 
 use crate::{
     error::{CompileError, Kind, MatchError, shortened},
+    free_text::{FreeText, Passed},
     vocabulary::Vocabulary,
 };
 
@@ -20,6 +21,10 @@ pub struct Grammar {
     /// At its start, with the lexer states that the first mask needed.
     template: TokenParser,
     first_mask: Arc<[u32]>,
+    /// None: the text is bound everywhere.
+    free_text: Option<FreeText>,
+    /// The text is free from its beginning on.
+    begins_free: bool,
     /// Its only text is the empty one.
     only_end: bool,
     bytes: usize,
@@ -30,6 +35,7 @@ impl Grammar {
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
         may: Arc<[u32]>,
+        free_text: Option<FreeText>,
         mut template: TokenParser,
         written: usize,
     ) -> Result<Grammar, CompileError> {
@@ -47,6 +53,9 @@ impl Grammar {
             state: State::Open,
             first: None,
             last: None,
+            free_text: free_text.clone(),
+            free: None,
+            masks: 0,
             only_end: false,
         };
         matcher.mask(&mut first_mask).map_err(|error| match error {
@@ -64,8 +73,10 @@ impl Grammar {
         Ok(Grammar {
             vocabulary,
             may,
+            begins_free: matcher.free.is_some(),
             template: matcher.inner,
             first_mask: first_mask.into(),
+            free_text,
             only_end,
             bytes,
         })
@@ -80,6 +91,9 @@ impl Grammar {
             state: State::Open,
             first: Some(self.first_mask.clone()),
             last: None,
+            free_text: self.free_text.clone(),
+            free: self.begins_free.then(|| self.first_mask.clone()),
+            masks: 0,
             only_end: self.only_end,
         }
     }
@@ -112,6 +126,11 @@ pub struct Matcher {
     first: Option<Arc<[u32]>>,
     /// The last token that was taken.
     last: Option<u32>,
+    free_text: Option<FreeText>,
+    /// The mask here and until a marker begins, where the text is free.
+    free: Option<Arc<[u32]>>,
+    /// Masks that were computed.
+    masks: u64,
     /// The last mask had nothing but the end.
     only_end: bool,
 }
@@ -138,6 +157,37 @@ impl Matcher {
         result
     }
 
+    /// Takes a token that was sampled without a mask, if it may follow. If not, the matcher stays where it is.
+    pub fn try_advance(&mut self, token: u32) -> Result<bool, MatchError> {
+        let may_follow = match &self.state {
+            State::Failed(error) => return Err(error.clone()),
+            State::Ended => false,
+            State::Open if self.vocabulary.is_eos(token) => self.may_end()?,
+            State::Open if !self.may_have(token) || self.is_complete() => false,
+            State::Open => {
+                let valid = guarded(&mut self.inner, |parser| {
+                    parser.validate_tokens_raw(&[token]).map_err(|cause| cause.to_string())
+                });
+                valid.map_err(|cause| too_complex(&cause))? == 1
+            }
+        };
+        if may_follow {
+            self.advance(token)?;
+        }
+        Ok(may_follow)
+    }
+
+    /// Every token of text may follow, and the end. It stays so until a marker begins, which `mask` finds out: this is what
+    /// the last mask said.
+    pub fn is_free(&self) -> bool {
+        self.free.is_some() && matches!(self.state, State::Open)
+    }
+
+    /// How many masks were computed; those of free text are one.
+    pub fn masks_computed(&self) -> u64 {
+        self.masks
+    }
+
     fn take(&mut self, token: u32) -> Result<(), MatchError> {
         if self.vocabulary.is_eos(token) {
             if !self.may_end()? {
@@ -162,7 +212,20 @@ impl Matcher {
             } else {
                 too_complex(&text)
             }
-        })
+        })?;
+        if let Some(free_text) = &mut self.free_text {
+            let passed = match self.vocabulary.is_text(token) {
+                true => free_text.pass(self.vocabulary.bytes(token)),
+                false => {
+                    free_text.interrupt();
+                    Passed::Marker
+                }
+            };
+            if passed != Passed::Plain {
+                self.free = None;
+            }
+        }
+        Ok(())
     }
 
     /// Sets the bit of every token that may follow: bit `i % 32` of word `i / 32` for token `i`. The buffer is
@@ -180,8 +243,8 @@ impl Matcher {
             }
             State::Failed(error) => return Err(error.clone()),
         }
-        if let Some(first) = &self.first {
-            words.copy_from_slice(first);
+        if let Some(known) = self.first.as_ref().or(self.free.as_ref()) {
+            words.copy_from_slice(known);
             return Ok(());
         }
         let result = self.compute(words);
@@ -197,6 +260,7 @@ impl Matcher {
             self.set_eos(words);
             return Ok(());
         }
+        self.masks += 1;
         let mask =
             guarded(&mut self.inner, |parser| parser.compute_mask().map_err(|cause| cause.to_string()));
         let allowed = mask.map_err(|text| {
@@ -221,6 +285,10 @@ impl Matcher {
             self.only_end = any == 0;
         } else if any == 0 {
             return Err(MatchError::Stuck);
+        }
+        let is_plain = self.free_text.as_ref().is_some_and(FreeText::is_plain);
+        if is_plain && self.vocabulary.is_free(words) {
+            self.free = Some((&*words).into());
         }
         Ok(())
     }

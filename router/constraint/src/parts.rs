@@ -1,9 +1,10 @@
 //! Texts that the server composes itself around what clients ask for: calls of tools in a model's own format, with
 //! reasoning before them, as `penstock-output` composes them. Written as one Lark grammar.
 
-use std::fmt::Write;
+use std::{collections::HashMap, fmt::Write};
 
-use penstock_output::Part;
+use penstock_output::{Part, Words};
+use serde_json::{Map, Value};
 
 use crate::{
     compiler::Stop,
@@ -24,6 +25,8 @@ pub(crate) struct Composed {
     pub(crate) lark: String,
     /// The special tokens that it asks for.
     pub(crate) special: Vec<u32>,
+    /// Texts that mean something within free text.
+    pub(crate) markers: Vec<String>,
 }
 
 pub(crate) fn compose(
@@ -32,9 +35,27 @@ pub(crate) fn compose(
     limits: &Limits,
     stop: &Stop,
 ) -> Result<Composed, CompileError> {
-    let mut writer = Writer { vocabulary, limits, stop, rules: String::new(), next: 0, special: Vec::new() };
+    let mut writer = Writer {
+        vocabulary,
+        limits,
+        stop,
+        rules: String::new(),
+        next: 0,
+        special: Vec::new(),
+        markers: Vec::new(),
+        has_expressions: false,
+        known: HashMap::new(),
+    };
     let start = writer.sequence(parts)?;
-    Ok(Composed { lark: format!("start: {start}\n{}", writer.rules), special: writer.special })
+    if writer.has_expressions {
+        // What they let follow may change with any character.
+        writer.markers.clear();
+    }
+    Ok(Composed {
+        lark: format!("start: {start}\n{}", writer.rules),
+        special: writer.special,
+        markers: writer.markers,
+    })
 }
 
 struct Writer<'a> {
@@ -44,7 +65,14 @@ struct Writer<'a> {
     rules: String,
     next: usize,
     special: Vec<u32>,
+    markers: Vec<String>,
+    has_expressions: bool,
+    /// Rules of parts that stand in several places.
+    known: HashMap<String, String>,
 }
+
+/// The longest text whose length is bounded; a lexer counts every character of it.
+const LONGEST_COUNTED: u64 = 100_000;
 
 impl Writer<'_> {
     /// The name of a new rule or, in capitals, terminal.
@@ -69,6 +97,19 @@ impl Writer<'_> {
     }
 
     fn part(&mut self, part: &Part) -> Result<String, CompileError> {
+        if !matches!(part, Part::Json { .. } | Part::Words { .. } | Part::Repeat { .. }) {
+            return self.written(part);
+        }
+        let content = format!("{part:?}");
+        if let Some(known) = self.known.get(&content) {
+            return Ok(known.clone());
+        }
+        let written = self.written(part)?;
+        self.known.insert(content, written.clone());
+        Ok(written)
+    }
+
+    fn written(&mut self, part: &Part) -> Result<String, CompileError> {
         self.stop.check(self.limits)?;
         Ok(match part {
             Part::Text(text) => self.text(text),
@@ -82,6 +123,7 @@ impl Writer<'_> {
                 self.define('j', "", &format!("%json {core}"))
             }
             Part::Regex(expression) => {
+                self.has_expressions = true;
                 let checked = pattern::whole_text(expression)
                     .map_err(|reason| CompileError::new(Kind::Invalid, reason))?;
                 self.define('R', "", &format!("/{checked}/"))
@@ -92,14 +134,18 @@ impl Writer<'_> {
                 format!("({SPACE})? {}", self.text(text))
             }
             Part::Opening(text) => {
+                self.markers.push(text.clone());
                 let plain = self.plain(text);
                 let opening =
                     self.define('O', "", &format!("{SPACE_OR_NONE} {}", lark::quoted(&text[..plain])));
                 format!("{opening} {}", self.text(&text[plain..]))
             }
             Part::Choice(texts) => self.define('C', "", &choices(texts)?),
-            Part::Until { marker, not_first } => self.until(marker, not_first.as_deref()),
-            Part::Free { without, not_first } => self.free(without.as_deref(), not_first.as_deref()),
+            Part::Until { marker, without, not_first } => self.until(marker, without, not_first.as_deref()),
+            Part::Free { without, not_first } => self.free(without, not_first.as_deref()),
+            Part::Words { words, without, not_first, close } => {
+                self.words(words, without, not_first, close)?
+            }
             Part::OneOf(choices) => {
                 let mut written = Vec::with_capacity(choices.len());
                 for choice in choices {
@@ -155,34 +201,124 @@ impl Writer<'_> {
         self.vocabulary.special_in(marker).is_some_and(|(at, ..)| at == 0)
     }
 
-    fn until(&mut self, marker: &str, not_first: Option<&str>) -> String {
+    fn until(&mut self, marker: &str, without: &[String], not_first: Option<&str>) -> String {
         if self.is_special_first(marker) {
-            let free = self.free(None, not_first);
+            let free = self.free(without, not_first);
             return format!("{free} {}", self.text(marker));
         }
         // What of the marker comes before a special token; the rest follows.
         let plain = self.plain(marker);
+        self.markers.push(marker[..plain].to_owned());
         let body = format!("{ANY} {}", lark::quoted(&marker[..plain]));
-        let terminal = self.terminal(&body, None, not_first);
-        let lazy = self.define('u', "[lazy]", &terminal);
-        format!("{lazy} {}", self.text(&marker[plain..]))
+        let terminal = self.terminal(&body, without, not_first);
+        self.ended(&terminal, &marker[plain..])
     }
 
-    fn free(&mut self, without: Option<&str>, not_first: Option<&str>) -> String {
-        let without = without.filter(|marker| !self.is_special_first(marker));
+    fn free(&mut self, without: &[String], not_first: Option<&str>) -> String {
         let terminal = self.terminal(r"/(.|\n)+/", without, not_first);
         format!("{terminal}?")
     }
 
-    /// A terminal that is `body`, less what is not to be in it.
-    fn terminal(&mut self, body: &str, without: Option<&str>, not_first: Option<&str>) -> String {
+    /// A terminal that is `body`, less what is not to be in it. Special tokens are in no text.
+    fn terminal(&mut self, body: &str, without: &[String], not_first: Option<&str>) -> String {
+        self.markers.extend(without.iter().cloned().chain(not_first.map(str::to_owned)));
         let mut terminal = format!("({body})");
-        if let Some(marker) = without {
-            let _ = write!(terminal, " & ~({ANY} {} {ANY})", lark::quoted(marker));
-        }
+        let markers = without.iter().filter(|marker| !self.is_special_first(marker));
+        terminal.push_str(&without_any(markers));
         if let Some(marker) = not_first.filter(|marker| !self.is_special_first(marker)) {
             let _ = write!(terminal, " & ~({SPACE_OR_NONE} {} {ANY})", lark::quoted(marker));
         }
         self.define('F', "", &terminal)
     }
+
+    /// One of `words` and `close`. The parser looks for markers in the text of tokens, so those that are special must not
+    /// be spelled either.
+    fn words(
+        &mut self,
+        words: &[Words],
+        without: &[String],
+        not_first: &str,
+        close: &str,
+    ) -> Result<String, CompileError> {
+        let mut choices = Vec::with_capacity(words.len());
+        let mut may_be_empty = false;
+        for word in words {
+            choices.push(match word {
+                Words::Expression(expression) => format!("/{expression}/"),
+                Words::Exactly(texts) => {
+                    may_be_empty |= texts.iter().any(String::is_empty);
+                    self::choices(texts)?
+                }
+                Words::String { schema, at } => {
+                    may_be_empty |= schema.is_empty() || schema.keys().all(|key| key == "maxLength");
+                    string(schema)
+                        .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?
+                }
+            });
+        }
+        let mut body = format!("({})", choices.join(" | "));
+        body.push_str(&without_any(without.iter()));
+        if !not_first.is_empty() {
+            let _ = write!(body, " & ~(/[{}](.|\n)*/)", pattern::literal_text(not_first));
+        }
+        let plain = self.plain(close);
+        if plain == 0 {
+            let body = self.define('W', "", &format!("({body}) & /(.|\n)+/"));
+            let body = if may_be_empty { format!("({body})?") } else { body };
+            return Ok(format!("{body} {}", self.text(close)));
+        }
+        let body = self.define('W', "", &body);
+        let closed = self.define('W', "", &format!("{body} {}", lark::quoted(&close[..plain])));
+        Ok(self.ended(&closed, &close[plain..]))
+    }
+
+    /// A terminal that ends with a marker, or with what of it comes before a special token, which is `rest`.
+    fn ended(&mut self, terminal: &str, rest: &str) -> String {
+        if rest.is_empty() {
+            return self.define('u', "[lazy]", terminal);
+        }
+        // What comes before may stand in the text too; only the special token says that it was the marker.
+        format!("{terminal} {}", self.text(rest))
+    }
+}
+
+/// To follow a terminal: none of these is in it.
+fn without_any<'a>(markers: impl Iterator<Item = &'a String>) -> String {
+    let quoted: Vec<String> = markers.map(|marker| lark::quoted(marker)).collect();
+    if quoted.is_empty() { String::new() } else { format!(" & ~({ANY} ({}) {ANY})", quoted.join(" | ")) }
+}
+
+/// The strings that these keywords of a JSON schema accept, as a terminal.
+fn string(schema: &Map<String, Value>) -> Result<String, CompileError> {
+    let count = |key: &str| match schema.get(key) {
+        None => Ok(None),
+        Some(value) => value.as_u64().filter(|count| *count <= LONGEST_COUNTED).map(Some).ok_or_else(|| {
+            let reason = format!("expected an integer up to {LONGEST_COUNTED}");
+            CompileError::at(Kind::Unsupported, format!("/{key}"), reason)
+        }),
+    };
+    let mut all = Vec::new();
+    match (count("minLength")?, count("maxLength")?) {
+        (None, None) => all.push(ANY.to_owned()),
+        (least, None) => all.push(format!(r"/(.|\n){{{},}}/", least.unwrap_or(0))),
+        (_, Some(0)) => all.push("\"\"".to_owned()),
+        (least, Some(most)) if least.unwrap_or(0) > most => {
+            return Err(CompileError::new(Kind::Unsatisfiable, "no value matches the schema"));
+        }
+        (least, Some(most)) => all.push(format!(r"/(.|\n){{{},{most}}}/", least.unwrap_or(0))),
+    }
+    if let Some(value) = schema.get("pattern") {
+        let refused = |reason: String| CompileError::at(Kind::Unsupported, "/pattern", reason);
+        let text = value.as_str().ok_or_else(|| refused("expected a string".into()))?;
+        for expression in pattern::from_ecma(text).map_err(refused)? {
+            all.push(format!("/{}/", pattern::whole_of_search(&expression).map_err(refused)?));
+        }
+    }
+    if let Some(expression) = schema.get("format").and_then(Value::as_str).and_then(schema::format_expression)
+    {
+        let whole = pattern::whole_text(expression);
+        let whole = whole.map_err(|reason| CompileError::at(Kind::Unsupported, "/format", reason))?;
+        all.push(format!("/{whole}/"));
+    }
+    Ok(format!("({})", all.join(" & ")))
 }

@@ -28,6 +28,32 @@ pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
     Ok(llguidance::regex_to_lark(&unnamed, ""))
 }
 
+/// What `from_ecma` gives, an expression that may match anywhere, as one for the whole text, ready for a Lark terminal.
+pub(crate) fn whole_of_search(expression: &str) -> Result<String, String> {
+    const ANY: &str = "(?s:.)*";
+    let (flag, mut rest) = match expression.strip_prefix("(?i)") {
+        Some(rest) => ("(?i)", rest),
+        None => ("", expression),
+    };
+    let mut alternatives = Vec::new();
+    loop {
+        let bar = scan(rest, |depth, character| depth == 0 && character == '|');
+        let one = &rest[..bar.unwrap_or(rest.len())];
+        let (before, one) = one.strip_prefix('^').map_or((ANY, one), |one| ("", one));
+        let is_anchor = |one: &str| one.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0;
+        let (one, after) = match one.strip_suffix('$').filter(|one| is_anchor(one)) {
+            Some(one) => (one, ""),
+            None => (one, ANY),
+        };
+        alternatives.push(format!("{before}(?:{one}){after}"));
+        match bar {
+            Some(bar) => rest = &rest[bar + 1..],
+            None => break,
+        }
+    }
+    whole_text(&format!("{flag}(?:{})", alternatives.join("|")))
+}
+
 /// An ECMAScript expression that may match anywhere in a string, as expressions which must all match.
 pub(crate) fn from_ecma(expression: &str) -> Result<Vec<String>, String> {
     let mut conjuncts = Vec::new();
@@ -439,6 +465,27 @@ fn other_than_tails(tails: &[&[char]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_search_is_an_expression_for_the_whole_text() {
+        for (expression, good, bad) in [
+            ("^[a-z]+$", "abc", "ab1"),
+            ("b|^c", "abc", "ac"),
+            ("a$", "cba", "ab"),
+            (r"\$", "a$b", "ab"),
+            ("^(?:a|b)$", "b", "ab"),
+            ("(?i)^ab", "ABc", "cab"),
+            ("", "anything\n", "\u{0}never"),
+        ] {
+            let whole = whole_of_search(expression).unwrap_or_else(|why| panic!("{expression}: {why}"));
+            let mut regex = RegexBuilder::new();
+            let parsed = regex.mk_regex(&whole.replace("\\/", "/")).unwrap();
+            let mut regex = regex.to_regex(parsed);
+            assert!(regex.is_match(good), "{expression} and {good}");
+            assert!(bad.starts_with('\0') || !regex.is_match(bad), "{expression} and {bad}");
+        }
+        assert!(whole_of_search("(?:^a|b$)").is_err());
+    }
 
     fn matches(expressions: &[String], text: &str) -> bool {
         expressions.iter().all(|expression| {

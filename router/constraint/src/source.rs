@@ -1,6 +1,6 @@
 //! A grammar as the client sends it, and its size and depth, which are known before anything recurses into it.
 
-use penstock_output::Part;
+use penstock_output::{Part, Words};
 use serde_json::Value;
 
 use crate::{
@@ -78,6 +78,9 @@ fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
                 .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?,
             Part::Regex(text) => text.len(),
             Part::Choice(texts) => texts.iter().map(|text| text.len() + 3).sum(),
+            Part::Words { words, without, .. } => {
+                words.iter().map(Words::bytes).sum::<usize>() + without.iter().map(String::len).sum::<usize>()
+            }
             Part::OneOf(choices) => {
                 todo.extend(choices.iter().flatten());
                 0

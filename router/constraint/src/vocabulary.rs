@@ -34,6 +34,8 @@ pub(crate) struct Vocabulary {
     pub(crate) factory: ParserFactory,
     /// Bits of the tokens that text may have: not special, not empty, within the logits.
     text: Arc<[u32]>,
+    /// Of them, those that may stand anywhere between two characters.
+    between_characters: Vec<u32>,
     /// Names and ids of the special tokens that do not end a text, the longest first.
     special: Vec<(Vec<u8>, u32)>,
     /// What a grammar forces can be told in the model's own tokens.
@@ -69,6 +71,7 @@ impl Vocabulary {
 
         let words = vocab_size.div_ceil(32);
         let mut text = vec![0u32; words];
+        let mut between_characters = vec![0u32; words];
         let mut in_trie = vec![Vec::new(); vocab_size];
         let mut single = [false; 256];
         let mut too_long = 0;
@@ -92,6 +95,10 @@ impl Vocabulary {
                 single[byte as usize] = true;
             }
             text[id / 32] |= 1 << (id % 32);
+            // The last character may go on in the next token.
+            if !matches!(std::str::from_utf8(&token.bytes), Err(error) if error.error_len().is_some()) {
+                between_characters[id / 32] |= 1 << (id % 32);
+            }
             in_trie[id] = token.bytes;
         }
         let missing: Vec<char> =
@@ -136,7 +143,16 @@ impl Vocabulary {
             })?;
         special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
         let matcher_bytes = limits.matcher_bytes;
-        Ok(Vocabulary { factory, text: text.into(), special, speller, matcher_bytes, eos, words })
+        Ok(Vocabulary {
+            factory,
+            text: text.into(),
+            between_characters,
+            special,
+            speller,
+            matcher_bytes,
+            eos,
+            words,
+        })
     }
 
     /// Bits of the tokens that text may have, and of these special ones.
@@ -149,6 +165,21 @@ impl Vocabulary {
             bits[*id as usize / 32] |= 1 << (id % 32);
         }
         bits.into()
+    }
+
+    /// The mask has every token that text may go on with between two characters, and lets the text end.
+    pub(crate) fn is_free(&self, mask: &[u32]) -> bool {
+        let has_all = mask.iter().zip(&self.between_characters).all(|(mask, all)| all & !mask == 0);
+        has_all && self.eos.iter().all(|&id| mask[id as usize / 32] >> (id % 32) & 1 == 1)
+    }
+
+    pub(crate) fn is_text(&self, token: u32) -> bool {
+        self.text.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Of a token that is text.
+    pub(crate) fn bytes(&self, token: u32) -> &[u8] {
+        self.factory.tok_env().tok_trie().token(token)
     }
 
     /// The first special token whose name is in `text`: where, the length of the name, the id.

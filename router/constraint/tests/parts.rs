@@ -112,9 +112,9 @@ fn calls_and_nothing_else() {
 
 /// Free text until a call begins; from there the schemas bind.
 fn auto(open: &str, close: &str) -> Vec<Part> {
-    let mut one = vec![Part::Until { marker: open.into(), not_first: None }];
+    let mut one = vec![Part::Until { marker: open.into(), without: vec![], not_first: None }];
     one.extend(call("", close));
-    let free = Part::Free { without: Some(open.into()), not_first: None };
+    let free = Part::Free { without: vec![open.into()], not_first: None };
     vec![Part::Repeat { part: one, between: vec![], least: 0, most: None }, free]
 }
 
@@ -141,14 +141,18 @@ fn a_call_in_free_text_binds_from_its_marker_on() {
 
 /// Reasoning is free, calls in it too; what follows it is bound.
 fn reasoned(open: &str, close: &str) -> Vec<Part> {
-    let mut thought = vec![Part::Opening(open.into()), Part::Until { marker: close.into(), not_first: None }];
+    let mut thought = vec![
+        Part::Opening(open.into()),
+        Part::Until { marker: close.into(), without: vec![], not_first: None },
+    ];
     thought.extend(auto("<tool_call>", "</tool_call>"));
-    let mut one = vec![Part::Until { marker: "<tool_call>".into(), not_first: Some(open.into()) }];
+    let mut one =
+        vec![Part::Until { marker: "<tool_call>".into(), without: vec![], not_first: Some(open.into()) }];
     one.extend(call("", "</tool_call>"));
     let mut plain = vec![Part::Repeat { part: one, between: vec![], least: 1, most: Some(1) }];
     plain.extend(auto("<tool_call>", "</tool_call>"));
-    let free = vec![Part::Free { without: Some("<tool_call>".into()), not_first: Some(open.into()) }];
-    let cut = vec![Part::Opening(open.into()), Part::Free { without: Some(close.into()), not_first: None }];
+    let free = vec![Part::Free { without: vec!["<tool_call>".into()], not_first: Some(open.into()) }];
+    let cut = vec![Part::Opening(open.into()), Part::Free { without: vec![close.into()], not_first: None }];
     vec![Part::OneOf(vec![thought, plain, free, cut])]
 }
 

@@ -71,6 +71,17 @@ pub trait Matcher: Send {
     /// Takes a token that was sampled.
     fn advance(&mut self, token: TokenId) -> Result<(), String>;
 
+    /// Takes a token that was sampled without a mask, if it may follow. If not, the matcher stays where it is.
+    fn try_advance(&mut self, token: TokenId) -> Result<bool, String> {
+        self.advance(token).map(|()| true)
+    }
+
+    /// Every token of text may follow here, and the end: rows need no mask, and `try_advance` looks at their tokens. Known
+    /// once `mask` was asked.
+    fn is_free(&self) -> bool {
+        false
+    }
+
     /// Overwrites `words` with the tokens that may follow, as the contract's `Masks` has them. Those that end the
     /// sequence are among them exactly when the grammar may end here.
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String>;

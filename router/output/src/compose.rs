@@ -1,10 +1,11 @@
 //! What an answer has to be so that its calls are right, as parts of a text: for grammars, which this crate does not know.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
+use crate::arguments::{self, Unbound};
 use crate::formats::{ReasoningFormat, ToolFormat};
-use crate::frames::{self, Frame};
-use crate::{Start, tool_format};
+use crate::frames::Frame;
+use crate::{Start, harmony, tool_format};
 
 /// A part of a text. Where a text or a marker has the name of a special token in it, that token is meant; free text has
 /// no special tokens.
@@ -29,15 +30,23 @@ pub enum Part {
     Number,
     /// Space and line breaks, or none.
     Space,
-    /// Any text up to the first `marker`, and the marker. It does not begin with `not_first`.
+    /// Any text up to the first `marker`, and the marker. It neither holds one of `without` nor begins with `not_first`.
     Until {
         marker: String,
+        without: Vec<String>,
         not_first: Option<String>,
     },
-    /// Any text, or none, that neither holds `without` nor begins with `not_first`.
+    /// Any text, or none, that neither holds one of `without` nor begins with `not_first`.
     Free {
-        without: Option<String>,
+        without: Vec<String>,
         not_first: Option<String>,
+    },
+    /// One of `words` as it stands, then `close`. It holds none of `without`, and its first character is none of `not_first`.
+    Words {
+        words: Vec<Words>,
+        without: Vec<String>,
+        not_first: String,
+        close: String,
     },
     OneOf(Vec<Vec<Part>>),
     /// `part` so many times, with `between` between two.
@@ -49,6 +58,19 @@ pub enum Part {
     },
 }
 
+/// Text that is an argument without quotes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Words {
+    /// What these keywords of a JSON schema accept: lengths, `pattern`, `format`. `at` is where the client gave them.
+    String {
+        schema: Map<String, Value>,
+        at: String,
+    },
+    Exactly(Vec<String>),
+    /// What the server's expression matches.
+    Expression(&'static str),
+}
+
 impl Part {
     /// Bytes of what clients gave of it, about.
     pub fn bytes(&self) -> usize {
@@ -56,9 +78,23 @@ impl Part {
             Part::Json { schema, .. } => schema.to_string().len(),
             Part::Regex(text) => text.len(),
             Part::Choice(texts) => texts.iter().map(String::len).sum(),
+            Part::Words { words, .. } => words.iter().map(Words::bytes).sum(),
             Part::OneOf(choices) => choices.iter().flatten().map(Part::bytes).sum(),
             Part::Repeat { part, .. } => part.iter().map(Part::bytes).sum(),
             _ => 0,
+        }
+    }
+}
+
+impl Words {
+    /// As of a part.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Words::String { schema, .. } => {
+                schema.iter().map(|(key, value)| key.len() + value.to_string().len()).sum()
+            }
+            Words::Exactly(texts) => texts.iter().map(String::len).sum(),
+            Words::Expression(_) => 0,
         }
     }
 }
@@ -85,78 +121,172 @@ pub struct Calls<'a> {
     pub may_be_several: bool,
 }
 
+/// A function's name, and what stands behind it up to the call's end.
+type Bodies<'a> = Vec<(&'a str, Vec<Part>)>;
+
 impl Calls<'_> {
     /// An answer that is calls, after reasoning if the model reasons, and the format to read it by: `json` where the
-    /// model's own cannot be written.
+    /// arguments cannot be written in the model's own.
     pub fn required(&self) -> (Vec<Part>, &'static ToolFormat) {
-        let (frame, format) = self.frame();
-        let calls = self.section(frame, frame.open, frame.before_name);
+        let (frame, bodies, format) = self.written();
+        let calls = self.section(frame, frame.open, frame.before_name, &bodies);
         (self.after_reasoning(|_| calls.clone(), true), format)
     }
 
     /// An answer that is calls, or `text`, after reasoning; and the format to read it by, as for `required`.
     pub fn or_text(&self, text: Vec<Part>) -> (Vec<Part>, &'static ToolFormat) {
-        let (frame, format) = self.frame();
-        let either = vec![Part::OneOf(vec![self.section(frame, frame.open, frame.before_name), text])];
+        let (frame, bodies, format) = self.written();
+        let either =
+            vec![Part::OneOf(vec![self.section(frame, frame.open, frame.before_name, &bodies), text])];
         (self.after_reasoning(|_| either.clone(), true), format)
     }
 
-    fn frame(&self) -> (&'static Frame, &'static ToolFormat) {
-        match self.format.frame(self.template) {
-            Some(frame) => (frame, self.format),
-            None => {
-                let json = tool_format("json").unwrap_or(self.format);
-                (json.frame("").unwrap_or(&frames::FRAME), json)
-            }
+    fn written(&self) -> (&'static Frame, Bodies<'_>, &'static ToolFormat) {
+        let frame = self.format.frame(self.template);
+        if let Ok(bodies) = self.bodies(self.format, frame) {
+            return (frame, bodies, self.format);
         }
+        let json = tool_format("json").unwrap_or(self.format);
+        let frame = json.frame("");
+        // JSON is written for every schema.
+        (frame, self.bodies(json, frame).unwrap_or_default(), json)
     }
 
-    /// An answer that is free text until a call begins, which is right from there on. None: the format does not tell
-    /// calls from text, or its arguments are not JSON.
-    pub fn possible(&self) -> Option<Vec<Part>> {
-        let frame = self.format.frame(self.template)?;
-        let has_silent =
-            !self.format.silent.is_empty() || self.reasoning.is_some_and(|format| !format.silent.is_empty());
-        // Free text of these has special tokens of its own.
-        if has_silent || self.format.name == "harmony" {
-            return None;
+    fn bodies(&self, format: &ToolFormat, frame: &Frame) -> Result<Bodies<'_>, Unbound> {
+        let body = |function: &Callable| Ok(arguments::arguments(format, frame, function)?);
+        self.functions.iter().map(|function| Ok((function.name.as_str(), body(function)?))).collect()
+    }
+
+    /// An answer that is free text until a call begins, which is right from there on.
+    pub fn possible(&self) -> Result<Vec<Part>, Unbound> {
+        let frame = self.format.frame(self.template);
+        let bodies = self.bodies(self.format, frame)?;
+        if self.format.name == "harmony" {
+            return Ok(self.channels(&bodies));
         }
         if frame.trigger.is_empty() {
             // Then a call is all of the answer. Other text does not begin as one.
             let begins = format!("{}{}", frame.open, frame.before_name);
             let first = begins.chars().next().map(String::from);
-            let calls = self.section(frame, frame.open, frame.before_name);
-            let free = vec![Part::Free { without: None, not_first: first }];
-            return Some(vec![Part::OneOf(vec![calls, free])]);
+            let calls = self.section(frame, frame.open, frame.before_name, &bodies);
+            let free = vec![Part::Free { without: Vec::new(), not_first: first }];
+            return Ok(vec![Part::OneOf(vec![calls, free])]);
         }
         let body = |not_first: Option<&str>| {
-            let not_first = || not_first.map(str::to_owned);
-            let trigger = frame.trigger.to_owned();
-            let mut call = vec![Part::Until { marker: trigger.clone(), not_first: not_first() }];
+            let mut call = self.until(frame.trigger, not_first);
             call.extend(match frame.open.strip_prefix(frame.trigger) {
-                Some(open) => self.section(frame, open, frame.before_name),
-                None => self.one(frame, frame.before_name.strip_prefix(frame.trigger).unwrap_or_default()),
+                Some(open) => self.section(frame, open, frame.before_name, &bodies),
+                None => {
+                    let before_name = frame.before_name.strip_prefix(frame.trigger).unwrap_or_default();
+                    one(frame, before_name, &bodies)
+                }
             });
-            let free = Part::Free { without: Some(trigger), not_first: not_first() };
+            let free = self.free(frame.trigger, not_first);
             if frame.is_single || !self.may_be_several {
-                return vec![Part::OneOf(vec![call, vec![free]])];
+                return vec![Part::OneOf(vec![call, free])];
             }
-            let mut more = call.clone();
-            if let Some(Part::Until { not_first, .. }) = more.first_mut() {
-                *not_first = None;
-            }
-            let after = Part::Free { without: Some(frame.trigger.to_owned()), not_first: None };
-            call.extend([Part::Repeat { part: more, between: Vec::new(), least: 0, most: None }, after]);
-            vec![Part::OneOf(vec![call, vec![free]])]
+            let mut more = self.until(frame.trigger, None);
+            more.extend(call.iter().skip(self.until(frame.trigger, not_first).len()).cloned());
+            call.push(Part::Repeat { part: more, between: Vec::new(), least: 0, most: None });
+            call.extend(self.free(frame.trigger, None));
+            vec![Part::OneOf(vec![call, free])]
         };
-        Some(self.after_reasoning(body, false))
+        Ok(self.after_reasoning(body, false))
+    }
+
+    /// Markers that enclose content and may stand anywhere in free text.
+    fn silent(&self) -> Option<Part> {
+        let of_reasoning = self.reasoning.map_or(&[][..], |format| format.silent);
+        let mut markers: Vec<&str> = Vec::new();
+        for marker in self.format.silent.iter().chain(of_reasoning) {
+            if !markers.contains(marker) {
+                markers.push(marker);
+            }
+        }
+        let choices: Vec<Vec<Part>> =
+            markers.into_iter().map(|marker| vec![Part::Text(marker.to_owned())]).collect();
+        (!choices.is_empty()).then_some(Part::OneOf(choices))
+    }
+
+    /// Other markers that the parser takes for the beginning of a call: free text has none of them.
+    fn other_openings(&self, trigger: &str) -> Vec<String> {
+        let sections = self.format.section.iter().flat_map(|section| section.open);
+        let openings = sections.chain(self.format.calls.iter().flat_map(|call| call.open));
+        let mut others: Vec<String> = Vec::new();
+        for opening in openings.filter(|opening| !opening.is_empty() && !opening.starts_with(trigger)) {
+            if !others.iter().any(|other| other == opening) {
+                others.push((*opening).to_owned());
+            }
+        }
+        others
+    }
+
+    /// Any text without a call.
+    fn free(&self, trigger: &str, not_first: Option<&str>) -> Vec<Part> {
+        let free = |not_first: Option<&str>| {
+            let mut without = self.other_openings(trigger);
+            without.push(trigger.to_owned());
+            Part::Free { without, not_first: not_first.map(str::to_owned) }
+        };
+        let mut parts = vec![free(not_first)];
+        if let Some(silent) = self.silent() {
+            let part = vec![silent, free(None)];
+            parts.push(Part::Repeat { part, between: Vec::new(), least: 0, most: None });
+        }
+        parts
+    }
+
+    /// Any text up to where a call begins, and its marker.
+    fn until(&self, trigger: &str, not_first: Option<&str>) -> Vec<Part> {
+        let until = |not_first: Option<&str>| Part::Until {
+            marker: trigger.to_owned(),
+            without: self.other_openings(trigger),
+            not_first: not_first.map(str::to_owned),
+        };
+        let Some(silent) = self.silent() else { return vec![until(not_first)] };
+        let mut after_markers = self.free(trigger, not_first);
+        after_markers.extend([silent, until(None)]);
+        vec![Part::OneOf(vec![vec![until(not_first)], after_markers])]
+    }
+
+    /// GPT-OSS: messages in channels, and a call as the last.
+    fn channels(&self, bodies: &Bodies) -> Vec<Part> {
+        let text = |text: &str| vec![Part::Text(text.to_owned())];
+        let free = || Part::Free { without: Vec::new(), not_first: None };
+        let header = Part::OneOf(harmony::MESSAGE_HEADERS.iter().map(|header| text(header)).collect());
+        let message = vec![header, free()];
+        let next = Part::Text(harmony::NEXT_MESSAGE.to_owned());
+        let call = |(name, arguments): &(&str, Vec<Part>)| {
+            let constraint = Part::OneOf(harmony::CALL_CONSTRAINTS.iter().map(|words| text(words)).collect());
+            let header = Part::OneOf(vec![
+                text(&format!("<|channel|>commentary to=functions.{name}")),
+                text(&format!(" to=functions.{name}<|channel|>commentary")),
+            ]);
+            let mut parts = vec![header, constraint];
+            parts.extend(arguments.iter().cloned());
+            parts
+        };
+        let mut last: Vec<Vec<Part>> = bodies.iter().map(call).collect();
+        last.push(message.clone());
+        let mut before = message;
+        before.push(next.clone());
+        let answer =
+            vec![Part::Repeat { part: before, between: Vec::new(), least: 0, most: None }, Part::OneOf(last)];
+        match self.start {
+            Start::Content => answer,
+            Start::Reasoning => {
+                let mut goes_on = vec![next];
+                goes_on.extend(answer);
+                vec![free(), Part::Repeat { part: goes_on, between: Vec::new(), least: 0, most: Some(1) }]
+            }
+        }
     }
 
     /// All calls of an answer, or of one section.
-    fn section(&self, frame: &Frame, open: &str, before_name: &str) -> Vec<Part> {
+    fn section(&self, frame: &Frame, open: &str, before_name: &str, bodies: &Bodies) -> Vec<Part> {
         let several = self.may_be_several && !frame.is_single;
         let calls = Part::Repeat {
-            part: self.one(frame, before_name),
+            part: one(frame, before_name, bodies),
             between: vec![Part::Text(frame.between.to_owned())],
             least: 1,
             most: (!several).then_some(1),
@@ -164,22 +294,6 @@ impl Calls<'_> {
         let mut parts = vec![Part::Text(open.to_owned()), calls, Part::Text(frame.close.to_owned())];
         parts.retain(|part| !matches!(part, Part::Text(text) if text.is_empty()));
         parts
-    }
-
-    /// A call of one of the functions.
-    fn one(&self, frame: &Frame, before_name: &str) -> Vec<Part> {
-        let call = |function: &Callable| {
-            let before = format!("{before_name}{}{}", function.name, frame.before_arguments);
-            let mut parts = Vec::new();
-            for (index, text) in before.split('#').enumerate() {
-                parts.extend((index > 0).then_some(Part::Number));
-                parts.push(Part::Text(text.to_owned()));
-            }
-            parts.push(Part::Json { schema: arguments(&function.schema), at: function.at.clone() });
-            parts.extend((!frame.after.is_empty()).then(|| Part::Text(frame.after.to_owned())));
-            parts
-        };
-        vec![Part::OneOf(self.functions.iter().map(call).collect())]
     }
 
     /// `body`, which is told what it must not begin with, after reasoning that may be there. An answer may end within its
@@ -192,13 +306,13 @@ impl Calls<'_> {
             Start::Content => vec![Part::Opening(open.to_owned())],
         };
         let mut thought = opening();
-        thought.push(Part::Until { marker: close.to_owned(), not_first: None });
+        thought.push(Part::Until { marker: close.to_owned(), without: Vec::new(), not_first: None });
         thought.extend(must.then_some(Part::Space));
         thought.extend(body(None));
         let mut choices = vec![thought];
         if !must {
             let mut cut = opening();
-            cut.push(Part::Free { without: Some(close.to_owned()), not_first: None });
+            cut.push(Part::Free { without: vec![close.to_owned()], not_first: None });
             choices.push(cut);
         }
         if self.start == Start::Content {
@@ -208,15 +322,18 @@ impl Calls<'_> {
     }
 }
 
-/// The schema of a function's arguments, which are an object.
-fn arguments(schema: &Value) -> Value {
-    match schema {
-        Value::Object(members) if !members.contains_key("type") => {
-            let mut members = members.clone();
-            members.insert("type".to_owned(), json!("object"));
-            Value::Object(members)
+/// A call of one of the functions.
+fn one(frame: &Frame, before_name: &str, bodies: &Bodies) -> Vec<Part> {
+    let call = |(name, arguments): &(&str, Vec<Part>)| {
+        let before = format!("{before_name}{name}{}", frame.before_arguments);
+        let mut parts = Vec::new();
+        for (index, text) in before.split('#').enumerate() {
+            parts.extend((index > 0).then_some(Part::Number));
+            parts.push(Part::Text(text.to_owned()));
         }
-        Value::Object(_) => schema.clone(),
-        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-    }
+        parts.extend(arguments.iter().cloned());
+        parts.extend((!frame.after.is_empty()).then(|| Part::Text(frame.after.to_owned())));
+        parts
+    };
+    vec![Part::OneOf(bodies.iter().map(call).collect())]
 }

@@ -1,5 +1,5 @@
 //! How to write a call, for grammars that make a model write one: the text around its name and its arguments, as the
-//! model's own template has it. Formats whose arguments are not JSON have none; they take `json`'s where a call has to be.
+//! model's own template has it. `arguments` writes what stands between.
 
 use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
 use crate::harmony;
@@ -19,6 +19,32 @@ pub struct Frame {
     pub trigger: &'static str,
     /// An answer has one call.
     pub is_single: bool,
+    pub writing: Writing,
+}
+
+/// How a frame's arguments are written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Writing {
+    Json,
+    Elements(Elements),
+    /// `a=1, b="x"`: values as JSON, which Python's reader takes too.
+    Python,
+    /// An object with bare keys; strings stand between two of this marker.
+    Braces(&'static str),
+}
+
+/// The text around the key and the value of an argument. A `%` stands for the key in `close`, and for the name of the
+/// value's type in `before_json`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Elements {
+    pub before_key: &'static str,
+    /// Between the key and a text.
+    pub before_text: &'static str,
+    /// Between the key and another value.
+    pub before_json: &'static str,
+    pub close: &'static str,
+    /// After each element.
+    pub after: &'static str,
 }
 
 pub(crate) const FRAME: Frame = Frame {
@@ -30,7 +56,48 @@ pub(crate) const FRAME: Frame = Frame {
     close: "",
     trigger: "",
     is_single: false,
+    writing: Writing::Json,
 };
+
+/// Qwen3-Coder's.
+const FUNCTION_ELEMENTS: Elements = Elements {
+    before_key: "<parameter=",
+    before_text: ">\n",
+    before_json: ">\n",
+    close: "\n</parameter>",
+    after: "\n",
+};
+
+/// GLM's, in lines.
+const ARGUMENT_ELEMENTS: Elements = Elements {
+    before_key: "<arg_key>",
+    before_text: "</arg_key>\n<arg_value>",
+    before_json: "</arg_key>\n<arg_value>",
+    close: "</arg_value>",
+    after: "\n",
+};
+
+/// DeepSeek's.
+const DSML_ELEMENTS: Elements = Elements {
+    before_key: "<｜DSML｜parameter name=\"",
+    before_text: "\" string=\"true\">",
+    before_json: "\" string=\"false\">",
+    close: "</｜DSML｜parameter>",
+    after: "\n",
+};
+
+/// DeepSeek's calls, without their section.
+const DSML: Frame = Frame {
+    before_name: "<｜DSML｜invoke name=\"",
+    before_arguments: "\">\n",
+    after: "</｜DSML｜invoke>",
+    between: "\n",
+    writing: Writing::Elements(DSML_ELEMENTS),
+    ..FRAME
+};
+
+const PYTHON: Frame =
+    Frame { before_name: "", before_arguments: "(", after: ")", writing: Writing::Python, ..FRAME };
 
 /// Formats, a text of their models' templates (empty: any), and the frame; of one format the first that fits.
 static FRAMES: &[(&str, &str, Frame)] = &[
@@ -191,15 +258,271 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..FRAME
         },
     ),
+    (
+        "qwen3_coder",
+        "",
+        Frame {
+            before_name: "<tool_call>\n<function=",
+            before_arguments: ">\n",
+            after: "</function>\n</tool_call>",
+            between: "\n",
+            trigger: "<tool_call>",
+            writing: Writing::Elements(FUNCTION_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    (
+        "seed_oss",
+        "",
+        Frame {
+            before_name: "<seed:tool_call>\n<function=",
+            before_arguments: ">\n",
+            after: "</function>\n</seed:tool_call>",
+            between: "\n",
+            trigger: "<seed:tool_call>",
+            writing: Writing::Elements(Elements {
+                before_text: ">",
+                before_json: ">",
+                close: "</parameter>",
+                ..FUNCTION_ELEMENTS
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "glm45",
+        "</arg_key><arg_value>",
+        Frame {
+            before_name: "<tool_call>",
+            before_arguments: "",
+            after: "</tool_call>",
+            between: "",
+            trigger: "<tool_call>",
+            writing: Writing::Elements(Elements {
+                before_text: "</arg_key><arg_value>",
+                before_json: "</arg_key><arg_value>",
+                after: "",
+                ..ARGUMENT_ELEMENTS
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "glm45",
+        "",
+        Frame {
+            before_name: "<tool_call>",
+            before_arguments: "\n",
+            after: "</tool_call>",
+            between: "\n",
+            trigger: "<tool_call>",
+            writing: Writing::Elements(ARGUMENT_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    (
+        "hunyuan_v3",
+        ":opensource",
+        Frame {
+            open: "<tool_calls:opensource>\n",
+            before_name: "<tool_call:opensource>",
+            before_arguments: "<tool_sep:opensource>\n",
+            after: "</tool_call:opensource>",
+            between: "\n",
+            close: "\n</tool_calls:opensource>",
+            trigger: "<tool_calls:opensource>",
+            writing: Writing::Elements(Elements {
+                before_key: "<arg_key:opensource>",
+                before_text: "</arg_key:opensource>\n<arg_value:opensource>",
+                before_json: "</arg_key:opensource>\n<arg_value:opensource>",
+                close: "</arg_value:opensource>",
+                after: "\n",
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "hunyuan_v3",
+        "",
+        Frame {
+            open: "<tool_calls>\n",
+            before_name: "<tool_call>",
+            before_arguments: "<tool_sep>\n",
+            after: "</tool_call>",
+            between: "\n",
+            close: "\n</tool_calls>",
+            trigger: "<tool_calls>",
+            writing: Writing::Elements(ARGUMENT_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    (
+        "minimax_m2",
+        "",
+        Frame {
+            open: "<minimax:tool_call>\n",
+            before_name: "<invoke name=\"",
+            before_arguments: "\">\n",
+            after: "</invoke>",
+            between: "\n",
+            close: "\n</minimax:tool_call>",
+            trigger: "<minimax:tool_call>",
+            writing: Writing::Elements(Elements {
+                before_key: "<parameter name=\"",
+                before_text: "\">",
+                before_json: "\">",
+                close: "</parameter>",
+                after: "\n",
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "minimax_m3",
+        "",
+        Frame {
+            open: "]<]minimax[>[<tool_call>\n",
+            before_name: "]<]minimax[>[<invoke name=\"",
+            before_arguments: "\">",
+            after: "]<]minimax[>[</invoke>",
+            between: "",
+            close: "]<]minimax[>[</tool_call>",
+            trigger: "]<]minimax[>[<tool_call>",
+            writing: Writing::Elements(Elements {
+                before_key: "]<]minimax[>[<",
+                before_text: ">",
+                before_json: ">",
+                close: "]<]minimax[>[</%>",
+                after: "",
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "deepseek_v32",
+        "",
+        Frame {
+            open: "<｜DSML｜function_calls>\n",
+            close: "\n</｜DSML｜function_calls>",
+            trigger: "<｜DSML｜function_calls>",
+            ..DSML
+        },
+    ),
+    (
+        "deepseek_v4",
+        "",
+        Frame {
+            open: "<｜DSML｜tool_calls>\n",
+            close: "\n</｜DSML｜tool_calls>",
+            trigger: "<｜DSML｜tool_calls>",
+            ..DSML
+        },
+    ),
+    (
+        "step3",
+        "",
+        Frame {
+            open: "<｜tool_calls_begin｜>\n",
+            before_name: "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"",
+            before_arguments: "\">\n",
+            after: "</steptml:invoke><｜tool_call_end｜>",
+            between: "\n",
+            close: "\n<｜tool_calls_end｜>",
+            trigger: "<｜tool_calls_begin｜>",
+            writing: Writing::Elements(Elements {
+                before_key: "<steptml:parameter name=\"",
+                before_text: "\">",
+                before_json: "\">",
+                close: "</steptml:parameter>",
+                after: "\n",
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "kimi_k3",
+        "",
+        Frame {
+            open: "<|open|>tools<|sep|>",
+            before_name: "<|open|>call tool=\"",
+            before_arguments: "\" index=\"#\"<|sep|>",
+            after: "<|close|>call<|sep|>",
+            between: "",
+            close: "<|close|>tools<|sep|>",
+            trigger: "<|open|>tools<|sep|>",
+            writing: Writing::Elements(Elements {
+                before_key: "<|open|>argument key=\"",
+                before_text: "\" type=\"string\"<|sep|>",
+                before_json: "\" type=\"%\"<|sep|>",
+                close: "<|close|>argument<|sep|>",
+                after: "",
+            }),
+            ..FRAME
+        },
+    ),
+    (
+        "gemma4",
+        "",
+        Frame {
+            before_name: "<|tool_call>call:",
+            before_arguments: "",
+            after: "<tool_call|>",
+            between: "",
+            trigger: "<|tool_call>",
+            writing: Writing::Braces("<|\"|>"),
+            ..FRAME
+        },
+    ),
+    (
+        "functiongemma",
+        "",
+        Frame {
+            before_name: "<start_function_call>call:",
+            before_arguments: "",
+            after: "<end_function_call>",
+            between: "",
+            trigger: "<start_function_call>",
+            writing: Writing::Braces("<escape>"),
+            ..FRAME
+        },
+    ),
+    (
+        "lfm2",
+        "",
+        Frame {
+            open: "<|tool_call_start|>[",
+            close: "]<|tool_call_end|>",
+            trigger: "<|tool_call_start|>",
+            ..PYTHON
+        },
+    ),
+    (
+        "olmo3",
+        "",
+        Frame {
+            open: "<function_calls>",
+            between: "\n",
+            close: "</function_calls>",
+            trigger: "<function_calls>",
+            ..PYTHON
+        },
+    ),
+    (
+        "pythonic",
+        "<|python_start|>",
+        Frame { open: "<|python_start|>[", close: "]<|python_end|>", trigger: "<|python_start|>", ..PYTHON },
+    ),
+    ("pythonic", "", Frame { open: "[", close: "]", ..PYTHON }),
     ("llama3_json", "", Frame { before_arguments: "\", \"parameters\": ", between: "; ", ..FRAME }),
     ("json", "", Frame { open: "[", close: "]", ..FRAME }),
 ];
 
 impl ToolFormat {
-    /// How a model with this chat template writes a call. None: its arguments are not JSON.
-    pub fn frame(&self, template: &str) -> Option<&'static Frame> {
+    /// How a model with this chat template writes a call.
+    pub fn frame(&self, template: &str) -> &'static Frame {
         let mut frames = FRAMES.iter().filter(|(name, ..)| *name == self.name);
-        frames.find(|(_, sign, _)| template.contains(sign)).map(|(.., frame)| frame)
+        // The tests see that each format has one for any template.
+        frames.find(|(_, sign, _)| template.contains(sign)).map_or(&FRAME, |(.., frame)| frame)
     }
 
     /// Whether a marker has this special token in it, so that its name has to be in the text that is parsed.
@@ -260,13 +583,31 @@ mod tests {
     use crate::tables::{REASONING, TOOLS};
     use crate::{Answer, Parser, Start, Tool};
 
-    const SCHEMA: &str = r#"{"a": {"b": [1, "}</tool_call>"]}}"#;
+    const NESTED: &str = r#"{"b": [1, "}</tool_call>"]}"#;
+
+    /// The arguments `{"a": {"b": [1, "}</tool_call>"]}, "t": "x"}`.
+    fn arguments(frame: &Frame) -> String {
+        match frame.writing {
+            Writing::Json => format!("{{\"a\": {NESTED}, \"t\": \"x\"}}"),
+            Writing::Python => format!("a={NESTED}, t=\"x\""),
+            Writing::Braces(quote) => {
+                format!("{{a:{{b:[1,{quote}}}</tool_call>{quote}]}},t:{quote}x{quote}}}")
+            }
+            Writing::Elements(elements) => {
+                let one = |key: &str, before: &str, value: &str| {
+                    let (before, close) = (before.replace('%', "object"), elements.close.replace('%', key));
+                    format!("{}{key}{before}{value}{close}{}", elements.before_key, elements.after)
+                };
+                one("a", elements.before_json, NESTED) + &one("t", elements.before_text, "x")
+            }
+        }
+    }
 
     fn written(frame: &Frame, calls: &[&str]) -> String {
         let one = |(index, name): (usize, &&str)| {
             let count = |text: &str| text.replace('#', &index.to_string());
             let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
-            format!("{before}{name}{middle}{SCHEMA}{}", frame.after)
+            format!("{before}{name}{middle}{}{}", arguments(frame), frame.after)
         };
         let all: Vec<String> = calls.iter().enumerate().map(one).collect();
         format!("{}{}{}", frame.open, all.join(frame.between), frame.close)
@@ -274,8 +615,11 @@ mod tests {
 
     #[test]
     fn what_is_written_in_a_frame_is_read_as_calls() {
-        let tools = ["get_weather", "f"]
-            .map(|name| Tool { name: name.to_owned(), parameters: serde_json::Value::Null });
+        let parameters =
+            serde_json::json!({"properties": {"a": {"type": "object"}, "t": {"type": "string"}}});
+        let expected = serde_json::json!({"a": {"b": [1, "}</tool_call>"]}, "t": "x"});
+        let tools =
+            ["get_weather", "f"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
         for (name, _, frame) in FRAMES {
             let format = TOOLS.iter().find(|format| format.name == *name).expect("the format exists");
             let begins = format!("{}{}", frame.open, frame.before_name);
@@ -295,9 +639,18 @@ mod tests {
                 // Before a channel there is no text.
                 assert!(answer.content == text || frame.is_single, "{name}: {answer:?}");
                 for call in answer.calls {
-                    assert!(call.complete && call.arguments == SCHEMA, "{name}: {call:?}");
+                    let read: serde_json::Value = serde_json::from_str(&call.arguments).expect("JSON");
+                    assert!(call.complete && read == expected, "{name}: {call:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn every_format_has_a_frame_whatever_the_template_says() {
+        for format in TOOLS {
+            let fits = |(name, sign, _): &&(&str, &str, Frame)| *name == format.name && sign.is_empty();
+            assert!(FRAMES.iter().any(|frame| fits(&frame)), "{}", format.name);
         }
     }
 
@@ -325,9 +678,7 @@ mod tests {
     #[test]
     fn of_several_frames_the_template_decides() {
         let mistral = TOOLS.iter().find(|format| format.name == "mistral").expect("it exists");
-        assert_eq!(mistral.frame("[TOOL_CALLS] … [ARGS]").map(|frame| frame.open), Some(""));
-        assert_eq!(mistral.frame("[TOOL_CALLS]").map(|frame| frame.open), Some("[TOOL_CALLS]["));
-        let elements = TOOLS.iter().find(|format| format.name == "qwen3_coder").expect("it exists");
-        assert!(elements.frame("").is_none());
+        assert_eq!(mistral.frame("[TOOL_CALLS] … [ARGS]").open, "");
+        assert_eq!(mistral.frame("[TOOL_CALLS]").open, "[TOOL_CALLS][");
     }
 }

@@ -17,6 +17,21 @@ const MAX_HEADER: usize = 512;
 pub(crate) const SPECIAL: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
 
+/// Headers of messages that are no calls, as the model writes them after `<|start|>assistant`.
+pub(crate) const MESSAGE_HEADERS: &[&str] = &[
+    "<|channel|>analysis<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|channel|>final<|message|>",
+    "<|channel|>final <|constrain|>json<|message|>",
+];
+
+/// Between a call's recipient and its body.
+pub(crate) const CALL_CONSTRAINTS: &[&str] =
+    &[" <|constrain|>json<|message|>", "<|constrain|>json<|message|>", " json<|message|>", "<|message|>"];
+
+/// Ends a message and begins another one.
+pub(crate) const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";
+
 const HEADERS: &[&str] = &["<|start|>", "<|channel|>"];
 const MESSAGE: &str = "<|message|>";
 const ENDS: &[&str] = &["<|return|>", "<|call|>", "<|end|>"];

@@ -22,9 +22,10 @@
 //! `formats` says what a format is made of, `tables` has them as data, `choice` finds a chat template's. `parser` goes
 //! through the text: it looks for markers (`marks`), and lets `readers` find out whether a call begins. Arguments are passed on by
 //! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` is
-//! GPT-OSS' format, which is made of channels instead. `frames` says how calls are written, and `compose` makes
-//! of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
+//! GPT-OSS' format, which is made of channels instead. `frames` says how calls are written, `arguments` what stands in
+//! them, and `compose` makes of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
 
+mod arguments;
 mod braces;
 mod choice;
 mod compose;
@@ -43,8 +44,9 @@ mod tables;
 
 use serde_json::Value;
 
+pub use arguments::Unbound;
 pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, tool_formats};
-pub use compose::{Callable, Calls, Part};
+pub use compose::{Callable, Calls, Part, Words};
 pub use formats::{ReasoningFormat, ToolFormat};
 pub use frames::Frame;
 pub use parser::Parser;

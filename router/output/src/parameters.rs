@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::Tool;
 use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
-use crate::json::{push_quoted, push_text};
+use crate::json::{Scan, Scanner, push_quoted, push_text};
 use crate::readers::MAX_NAME;
 use crate::schema::{self, Types};
 
@@ -42,8 +42,18 @@ enum Stage {
     /// The head is complete, and the value's own marker is missing.
     Opening(Head, usize),
     Text(Ends),
-    /// A value that is held; what was looked at.
-    Held(Form, Ends, usize),
+    Held(Held),
+}
+
+/// A value that is held until it ends.
+#[derive(Debug)]
+struct Held {
+    form: Form,
+    ends: Ends,
+    /// What was looked at.
+    at: usize,
+    /// Reads it as an object or a list, whose texts may hold the closing marker. None: it is not one, or its end was passed.
+    json: Option<Scanner>,
 }
 
 #[derive(Debug)]
@@ -146,24 +156,28 @@ impl ParameterStream {
                     _ => Step::NotYet,
                 }
             }
-            Stage::Held(form, ends, at) => {
+            Stage::Held(held) => {
                 let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
                 let limit = at_most(text, MAX_VALUE);
-                let (end, found) = ends.find(&text[..limit], *at, over && limit == text.len());
-                *at = end;
+                let ends_here = over && limit == text.len();
+                if held.is_within_json(&text[..limit], over || limit < text.len()) {
+                    return Step::NotYet;
+                }
+                let (end, found) = held.ends.find(&text[..limit], held.at, ends_here);
+                held.at = end;
                 match found {
                     Seen::Found(bytes, ()) => {
-                        json.push_str(&form.json(&text[..end], self.parameters, schema));
+                        json.push_str(&held.form.json(&text[..end], self.parameters, schema));
                         self.stage = Stage::Between;
                         Step::Read(end + bytes)
                     }
                     _ if limit < text.len() => {
                         json.push('"');
-                        self.stage = Stage::Text(std::mem::take(ends));
+                        self.stage = Stage::Text(std::mem::take(&mut held.ends));
                         Step::Read(0)
                     }
                     _ if over => {
-                        json.push_str(&form.json(text, self.parameters, schema));
+                        json.push_str(&held.form.json(text, self.parameters, schema));
                         self.stage = Stage::Text(Ends::default());
                         Step::Read(text.len())
                     }
@@ -274,8 +288,43 @@ impl ParameterStream {
             Stage::Text(ends)
         } else {
             let forced = head.is_text == Some(false);
-            Stage::Held(Form { key: head.key, types, forced }, ends, 0)
+            let form = Form { key: head.key, types, forced };
+            Stage::Held(Held { form, ends, at: 0, json: Some(Scanner::new()) })
         };
+    }
+}
+
+impl Held {
+    /// It is JSON as far as it is there, and not at its end. Once it is known to be none, markers are looked for from its
+    /// beginning. With `over` no more of it comes.
+    fn is_within_json(&mut self, text: &str, over: bool) -> bool {
+        let Some(scanner) = &mut self.json else { return false };
+        let first = text.as_bytes().get(after_space(text, 0));
+        let may_be = matches!(first, Some(b'{' | b'[')) || (first == Some(&b'"') && self.form.forced);
+        if first.is_some() && !may_be {
+            self.json = None;
+            return false;
+        }
+        while let Some(&byte) = text.as_bytes().get(self.at) {
+            match scanner.read(byte) {
+                Scan::More | Scan::Control => self.at += 1,
+                // The byte is read again.
+                Scan::NoEscape => {}
+                Scan::Last => {
+                    self.at += 1;
+                    self.json = None;
+                    return false;
+                }
+                Scan::Before | Scan::Wrong => {
+                    (self.at, self.json) = (0, None);
+                    return false;
+                }
+            }
+        }
+        if over {
+            (self.at, self.json) = (0, None);
+        }
+        !over
     }
 }
 

@@ -46,6 +46,27 @@ impl Types {
         self == Self::default()
     }
 
+    pub(crate) fn has_text(self) -> bool {
+        self.text
+    }
+
+    /// It is read as a text.
+    pub(crate) fn is_text(self, text: &str) -> bool {
+        self.json(text).starts_with('"')
+    }
+
+    /// What a value of these types begins with if it is no text.
+    pub(crate) fn first_characters(self) -> String {
+        let first = [
+            (self.whole || self.number, "-+.0123456789"),
+            (self.truth, "tTfF"),
+            (self.null, "nN"),
+            (self.object, "{("),
+            (self.array, "[("),
+        ];
+        first.iter().filter(|(is_there, _)| *is_there).map(|(_, characters)| *characters).collect()
+    }
+
     fn add(&mut self, root: &Value, schema: &Value, depth: usize) {
         if depth > MAX_DEPTH {
             return;

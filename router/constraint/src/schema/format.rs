@@ -83,7 +83,7 @@ static REGEX: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// The expression for a format, without anchors; None where the format asserts nothing.
-pub(super) fn expression(format: &str) -> Option<&'static str> {
+pub(crate) fn expression(format: &str) -> Option<&'static str> {
     Some(match format {
         "date-time" => &DATE_TIME,
         "date" => DATE,

@@ -23,6 +23,7 @@ use crate::{
     limits::Limits,
     pattern,
 };
+pub(crate) use format::expression as format_expression;
 use reference::{Document, Target};
 
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];

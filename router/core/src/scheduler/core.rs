@@ -169,6 +169,8 @@ pub(super) struct Counters {
     pub accepted_corpus_drafts: u64,
     /// Tokens that a grammar left no choice of.
     pub forced_tokens: u64,
+    /// Sampled without a mask where a grammar left everything open until then, and dropped.
+    pub refused_tokens: u64,
     /// Copies of recurrent states that were kept.
     pub state_saves: u64,
     /// Prompt tokens that are known to the prefix cache, and computed again since no copy of a state is behind them.
@@ -561,8 +563,7 @@ impl Core {
     pub fn check_due(&self, now: Instant) {
         for (_, sequence) in &self.sequences {
             let over = sequence.slot.is_none() && sequence.stop_at.is_some_and(|at| at <= now);
-            let comes = sequence.samples_in_flight > 0
-                || sequence.constraint.as_ref().is_some_and(|constraint| constraint.held.is_some());
+            let comes = sequence.samples_in_flight > 0 || sequence.held() > 0;
             assert!(!over || comes, "{:?} waits though its time is up", sequence.id);
         }
     }

@@ -37,6 +37,8 @@ impl Core {
             } else if sequence.has_output() && sequence.samples_in_flight == 0 {
                 let end = match self.sequences[key].take_held() {
                     Some(last) => SequenceEvent::Finished { last, finish: Finish::Length },
+                    // The grammar has still to say whether it may be the last.
+                    None if self.sequences[key].held() > 0 => continue,
                     None => SequenceEvent::TimeUp,
                 };
                 self.finish(key, end, now);

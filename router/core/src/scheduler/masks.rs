@@ -6,6 +6,10 @@
 //! a mask of its own; the others go into the next row as drafts that its worker takes as they are, and the row samples what
 //! follows them. They stay with the sequence until a result hands them on, so a row that is lost costs none.
 //!
+//! Where the grammar leaves everything open (free text in which a call may begin), rows are planned without a mask, and their
+//! tokens are looked at when they come. They are handed on in order, each when its job has ended. One that may not follow
+//! is dropped with all that came after it, and its sequence starts again, with a mask. What is drawn is as if under one.
+//!
 //! A mask that is late costs its row the step: it samples nothing, and neither does a row after it that is in flight. When
 //! the mask is there the sequence starts again, mostly from the prefix cache. Others go on meanwhile.
 
@@ -33,18 +37,29 @@ pub(super) struct Constraint {
     forced: VecDeque<TokenId>,
     /// Of the token behind them.
     next: NextToken,
-    /// Was sampled, and is handed on when the grammar's job has ended.
-    pub held: Option<SampledToken>,
+    /// Were sampled, and are handed on when the grammar's job for each has ended. More than one: all but the first were sampled
+    /// without a mask.
+    held: VecDeque<HeldToken>,
     /// It was late for a row, which samples nothing: no row is planned until it is there.
     is_late: bool,
+    /// Nothing was forbidden at the last token that was looked at.
+    is_free: bool,
+}
+
+struct HeldToken {
+    token: SampledToken,
+    /// It was sampled under a mask.
+    masked: bool,
 }
 
 /// Advances a matcher and computes its mask. Runs wherever it is put.
 pub(super) struct MaskJob {
     id: SequenceId,
     matcher: Box<dyn Matcher>,
-    /// `None`: nothing was sampled yet.
-    token: Option<TokenId>,
+    /// And whether it was sampled under a mask. `None`: nothing was sampled yet.
+    token: Option<(TokenId, bool)>,
+    /// No row is in flight that samples without a mask: what is forced can be taken.
+    may_force: bool,
     /// Length of a mask.
     words: usize,
 }
@@ -59,8 +74,11 @@ pub(super) struct MaskResult {
 
 /// What the grammar says of the tokens to come.
 struct Next {
+    /// The job's token may not follow.
+    refused: bool,
     forced: Vec<TokenId>,
     then: NextToken,
+    is_free: bool,
 }
 
 #[derive(Clone)]
@@ -88,9 +106,20 @@ impl Constraint {
             matcher: Some(grammar.matcher()),
             forced: VecDeque::new(),
             next: NextToken::NotYet,
-            held: None,
+            held: VecDeque::new(),
             is_late: false,
+            is_free: false,
         }
+    }
+
+    /// Rows need no mask, as far as is known.
+    pub fn is_free(&self) -> bool {
+        self.is_free
+    }
+
+    /// Tokens that wait for their jobs.
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// Of the token that is so many places behind those that are known.
@@ -130,32 +159,45 @@ impl Sequence {
         })
     }
 
-    /// A token that waits for its grammar's job.
+    /// A token that waits for its grammar's job, which will take it.
     pub fn take_held(&mut self) -> Option<SampledToken> {
-        self.constraint.as_mut()?.held.take()
+        let held = &mut self.constraint.as_mut()?.held;
+        if held.front()?.masked { held.pop_front().map(|held| held.token) } else { None }
+    }
+
+    /// Tokens that its grammar has still to take.
+    pub fn held(&self) -> u32 {
+        self.constraint.as_ref().map_or(0, |constraint| constraint.held() as u32)
     }
 }
 
 impl MaskJob {
     pub fn run(self) -> MaskResult {
-        let Self { id, mut matcher, token, words } = self;
+        let Self { id, mut matcher, token, may_force, words } = self;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(token) = token {
-                matcher.advance(token)?;
-            }
+            let refused = match token {
+                Some((token, true)) => {
+                    matcher.advance(token)?;
+                    false
+                }
+                Some((token, false)) => !matcher.try_advance(token)?,
+                None => false,
+            };
             let mut forced = Vec::new();
-            if !matcher.is_complete() {
+            // After a refusal all starts again.
+            if !matcher.is_complete() && (may_force || refused) {
                 forced = matcher.take_forced(MOST_FORCED)?;
             }
             if matcher.is_complete() && (token.is_some() || !forced.is_empty()) {
-                return Ok(Next { forced, then: NextToken::End });
+                return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
             }
             let mut mask = vec![0; words];
             matcher.mask(&mut mask)?;
-            match mask.iter().all(|&word| word == 0) {
-                true => Err("the grammar allows no token of the vocabulary here".to_string()),
-                false => Ok(Next { forced, then: NextToken::Masked(mask.into()) }),
+            if mask.iter().all(|&word| word == 0) {
+                return Err("the grammar allows no token of the vocabulary here".to_string());
             }
+            let is_free = matcher.is_free() && !refused;
+            Ok(Next { refused, forced, then: NextToken::Masked(mask.into()), is_free })
         }));
         match outcome {
             Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome },
@@ -170,18 +212,18 @@ impl MaskJob {
 impl Core {
     /// Computes the first mask of a sequence that has a grammar.
     pub(super) fn begin_grammar(&mut self, key: usize) {
-        self.advance_grammar(key, None);
+        self.advance_grammar(key);
     }
 
     /// A constrained sequence has a token: holds it back until its grammar has taken it, unless it has already.
-    pub(super) fn follow_grammar(&mut self, key: usize, sampled: SampledToken, now: Instant) {
+    pub(super) fn follow_grammar(&mut self, key: usize, sampled: SampledToken, masked: bool, now: Instant) {
         let token = sampled.id;
         let Some(constraint) = &mut self.sequences[key].constraint else { return };
         match constraint.forced.pop_front() {
             None => {
-                constraint.held = Some(sampled);
+                constraint.held.push_back(HeldToken { token: sampled, masked });
                 constraint.next = NextToken::NotYet;
-                self.advance_grammar(key, Some(token));
+                self.advance_grammar(key);
             }
             Some(forced) if forced != token => {
                 tracing::error!(?forced, ?token, "a worker sampled another token than the only one allowed");
@@ -203,13 +245,17 @@ impl Core {
         }
     }
 
-    fn advance_grammar(&mut self, key: usize, token: Option<TokenId>) {
+    /// Lets the matcher take the token that waits longest, unless it is at work.
+    fn advance_grammar(&mut self, key: usize) {
         let words = self.mask_words();
         let sequence = &mut self.sequences[key];
-        let matcher = sequence.constraint.as_mut().and_then(|constraint| constraint.matcher.take());
-        if let Some(matcher) = matcher {
-            self.mask_jobs.push(MaskJob { id: sequence.id, matcher, token, words });
-        }
+        let Some(constraint) = &mut sequence.constraint else { return };
+        let Some(matcher) = constraint.matcher.take() else { return };
+        let token = constraint.held.front().map(|held| (held.token.id, held.masked));
+        let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
+        let is_ahead = rows.any(|row| row.id == sequence.id && row.sample && !row.masked && !row.is_skipped);
+        let may_force = !constraint.is_free && constraint.held.len() <= 1 && !is_ahead;
+        self.mask_jobs.push(MaskJob { id: sequence.id, matcher, token, may_force, words });
     }
 
     fn mask_words(&self) -> usize {
@@ -219,23 +265,53 @@ impl Core {
     /// A job has ended: hands on the token that waited for it, and ends the sequence if its grammar has.
     pub fn take_mask(&mut self, result: MaskResult, now: Instant) {
         let Some(&key) = self.by_id.get(&result.id) else { return };
-        let sequence = &mut self.sequences[key];
-        let held = sequence.take_held();
-        let Some(constraint) = &mut sequence.constraint else { return };
+        let Some(constraint) = &mut self.sequences[key].constraint else { return };
         constraint.matcher = result.matcher;
-        match result.outcome {
-            Ok(Next { forced, then }) => {
-                let is_last = forced.is_empty() && matches!(then, NextToken::End);
-                constraint.forced = forced.into();
-                constraint.next = then;
-                if let Some(token) = held {
-                    self.tell_or_end(key, token, is_last, now);
-                }
-            }
+        let next = match result.outcome {
+            Ok(next) => next,
             Err(why) => {
-                constraint.held = held;
                 self.fail(key, SequenceFailure::Mask(why));
+                return;
             }
+        };
+        constraint.is_free = next.is_free;
+        if next.refused {
+            (constraint.forced, constraint.next) = (next.forced.into(), next.then);
+            self.drop_held(key, now);
+            return;
+        }
+        let held = constraint.held.pop_front();
+        let is_last = next.forced.is_empty() && matches!(next.then, NextToken::End);
+        if constraint.held.is_empty() || is_last {
+            (constraint.forced, constraint.next) = (next.forced.into(), next.then);
+        }
+        if let Some(HeldToken { token, masked }) = held {
+            if !masked && self.stops(key, token.id) {
+                self.finish(key, SequenceEvent::Finished { last: token, finish: Finish::Eos }, now);
+                return;
+            }
+            self.tell_or_end(key, token, is_last, now);
+        }
+        if self.by_id.contains_key(&result.id) && self.sequences[key].held() > 0 {
+            self.advance_grammar(key);
+        }
+    }
+
+    /// The first of the tokens that wait may not follow: it was never there, and nothing that came after it.
+    fn drop_held(&mut self, key: usize, now: Instant) {
+        let sequence = &mut self.sequences[key];
+        let Some(constraint) = &mut sequence.constraint else { return };
+        let dropped = constraint.held.len();
+        constraint.held.clear();
+        sequence.tokens.truncate(sequence.tokens.len() - dropped);
+        self.counters.refused_tokens += dropped as u64;
+        let id = sequence.id;
+        let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
+        rows.filter(|row| row.id == id).for_each(|row| row.is_skipped = true);
+        if sequence.stop_at.is_some_and(|at| at <= now) && sequence.has_output() {
+            self.finish(key, SequenceEvent::TimeUp, now);
+        } else if sequence.slot.is_some() {
+            self.send_back(key);
         }
     }
 
@@ -312,8 +388,9 @@ impl Core {
             .collect();
         for (key, id) in late {
             self.counters.late_masks += 1;
+            // Those behind it go on from what it would have sampled, with a mask or without.
             let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
-            rows.filter(|row| row.id == id && row.masked).for_each(|row| row.is_skipped = true);
+            rows.filter(|row| row.id == id).for_each(|row| row.is_skipped = true);
             // Who waits in the queue starts again anyhow.
             if let Some(sequence) = self.sequences.get_mut(key).filter(|sequence| sequence.slot.is_some())
                 && let Some(constraint) = &mut sequence.constraint

@@ -75,6 +75,7 @@ pub(super) struct Metrics {
     corpus_drafts: Counter,
     accepted_corpus_drafts: Counter,
     forced_tokens: Counter,
+    refused_tokens: Counter,
     cancelled: Counter,
     tokens_after_cancel: Counter,
     worker_restarts: Counter,
@@ -128,6 +129,7 @@ impl Metrics {
             corpus_drafts: counter!("penstock_corpus_drafts"),
             accepted_corpus_drafts: counter!("penstock_accepted_corpus_drafts"),
             forced_tokens: counter!("penstock_forced_tokens"),
+            refused_tokens: counter!("penstock_refused_tokens"),
             cancelled: counter!("penstock_cancelled_requests"),
             tokens_after_cancel: counter!("penstock_tokens_after_disconnect"),
             worker_restarts: counter!("penstock_worker_restarts"),
@@ -200,6 +202,7 @@ impl Metrics {
         self.corpus_drafts.absolute(counters.corpus_drafts);
         self.accepted_corpus_drafts.absolute(counters.accepted_corpus_drafts);
         self.forced_tokens.absolute(counters.forced_tokens);
+        self.refused_tokens.absolute(counters.refused_tokens);
         self.cancelled.absolute(counters.cancelled);
         self.tokens_after_cancel.absolute(counters.tokens_after_cancel);
         self.worker_restarts.absolute(stats.worker_restarts);

@@ -345,7 +345,7 @@ impl Core {
         let end = position + count;
         let known = sequence.tokens.len() as u32;
         let sample = continues || end == known;
-        let masked = sample && sequence.constraint.is_some();
+        let masked = sample && sequence.constraint.as_ref().is_some_and(|constraint| !constraint.is_free());
         let tokens = &sequence.tokens;
         let targets = match &sequence.prompt_logprobs {
             PromptLogprobs::Collecting(_) if position + 1 < sequence.prompt_len => {

@@ -170,7 +170,7 @@ impl Core {
                 stepped.delivered += 1;
                 stepped.accepted += u32::from(sampled.is_draft);
                 self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
-                self.deliver(row.key, sampled, now);
+                self.deliver(row.key, sampled, row.masked, now);
             }
         }
         self.counters.accepted_drafts += u64::from(stepped.accepted);
@@ -179,31 +179,37 @@ impl Core {
         Ok(stepped)
     }
 
-    fn deliver(&mut self, key: usize, sampled: SampledToken, now: Instant) {
+    fn deliver(&mut self, key: usize, sampled: SampledToken, masked: bool, now: Instant) {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
         self.follow_text(key);
-        let sequence = &self.sequences[key];
-        // A grammar says itself when its text may end.
-        let goes_on = sequence.ignore_eos && sequence.constraint.is_none();
-        let stops = (!goes_on && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token);
         self.register(key);
-        let sequence = &mut self.sequences[key];
-        if stops {
+        let stops = self.stops(key, token);
+        let sequence = &self.sequences[key];
+        // Without a mask the grammar says whether the text may end here.
+        if stops && (masked || sequence.constraint.is_none()) {
             let end = SequenceEvent::Finished { last: sampled, finish: Finish::Eos };
             self.finish(key, end, now);
         } else if sequence.constraint.is_some() {
-            self.follow_grammar(key, sampled, now);
+            self.follow_grammar(key, sampled, masked, now);
         } else {
             self.tell_token(key, sampled, now);
         }
     }
 
+    /// The token ends the sequence.
+    pub(super) fn stops(&self, key: usize, token: TokenId) -> bool {
+        let sequence = &self.sequences[key];
+        // A grammar says itself when its text may end.
+        let goes_on = sequence.ignore_eos && sequence.constraint.is_none();
+        (!goes_on && self.rules.eos.contains(&token)) || sequence.stop_token_ids.contains(&token)
+    }
+
     /// Hands a token on, and ends its sequence if that was its last.
     pub(super) fn tell_token(&mut self, key: usize, sampled: SampledToken, now: Instant) {
         let sequence = &self.sequences[key];
-        let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
+        let generated = sequence.tokens.len() as u32 - sequence.held() - sequence.prompt_len;
         if generated >= sequence.max_new_tokens || sequence.stop_at.is_some_and(|at| now >= at) {
             let end = SequenceEvent::Finished { last: sampled, finish: Finish::Length };
             self.finish(key, end, now);

@@ -193,15 +193,36 @@ impl Tools {
             });
         }
         let is_strict = self.functions.iter().any(|function| function.is_strict);
-        let grammar = calls.possible().and_then(grammar);
-        if is_strict && grammar.is_none() {
-            warnings.no_effect(
-                "strict",
-                "with this model's format of calls, unless `tool_choice` makes the answer a call",
-            );
-        }
+        let grammar = match calls.possible() {
+            Ok(parts) => grammar(parts),
+            Err(unbound) => {
+                let (at, why) = (place(&unbound.at), unbound.why);
+                let format = format.name;
+                if is_strict {
+                    let text = format!(
+                        "`{at}`: calls in this model's format ({format}) cannot be held to this schema: {why}. \
+                         Leave `strict` out, or make the answer a call by `{CHOICE}`"
+                    );
+                    return Err(ApiError::invalid(TOOLS, text));
+                }
+                warnings.no_effect(&at, &format!("on how calls are written ({format}): {why}"));
+                None
+            }
+        };
         Ok(Bound { reading: reading(Some(format)), grammar, grammar_is_optional: !is_strict })
     }
+}
+
+/// A JSON pointer into the tools, as errors name places: `tools[0].function.parameters`.
+fn place(pointer: &str) -> String {
+    let mut place = TOOLS.to_owned();
+    for part in pointer.split('/').skip(1) {
+        match part.parse::<usize>() {
+            Ok(index) => place.push_str(&format!("[{index}]")),
+            Err(_) => place.push_str(&format!(".{part}")),
+        }
+    }
+    place
 }
 
 /// What text may be instead of calls.
@@ -486,7 +507,12 @@ mod tests {
 
     #[test]
     fn a_call_that_has_to_be_is_always_right() {
-        for (calls, read_as) in [("hermes", "hermes"), ("qwen3_coder", "json"), ("pythonic", "json")] {
+        for (calls, read_as) in [
+            ("hermes", "hermes"),
+            ("qwen3_coder", "qwen3_coder"),
+            ("pythonic", "pythonic"),
+            ("gemma4", "gemma4"),
+        ] {
             for more in [r#", "tool_choice": "required""#, r#", "tool_choice": "f""#] {
                 let (bound, warnings) = bound(&tools(more), &formats(calls, "tools"), None);
                 assert_eq!(bound.reading.calls.map(|format| format.name), Some(read_as));
@@ -509,18 +535,49 @@ mod tests {
         let (hermes, coder) = (formats("hermes", "tools"), formats("qwen3_coder", "tools"));
         let (auto, warnings) = bound(&tools(""), &hermes, None);
         assert!(auto.grammar.is_some() && auto.grammar_is_optional && warnings.is_empty());
-        let (auto, _) = bound(&tools(""), &coder, None);
-        assert!(
-            auto.grammar.is_none() && auto.reading.calls.map(|format| format.name) == Some("qwen3_coder")
-        );
+        let (auto, warnings) = bound(&tools(""), &coder, None);
+        assert!(auto.grammar.is_some() && auto.grammar_is_optional && warnings.is_empty());
+        assert_eq!(auto.reading.calls.map(|format| format.name), Some("qwen3_coder"));
         let strict =
             parsed(r#"{"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}"#)
                 .expect("valid")
                 .expect("tools");
         let (auto, warnings) = bound(&strict, &hermes, None);
         assert!(auto.grammar.is_some() && !auto.grammar_is_optional && warnings.is_empty());
-        let (_, warnings) = bound(&strict, &coder, None);
-        assert_eq!(warnings.lines().len(), 1, "it is said where it cannot be");
+        let (auto, _) = bound(&strict, &coder, None);
+        assert!(auto.grammar.is_some() && !auto.grammar_is_optional);
+    }
+
+    #[test]
+    fn a_schema_that_the_format_cannot_write_is_told_and_never_left_out_silently() {
+        let given = |more: &str| {
+            let body = format!(
+                r#"{{"tools": [{{"type": "function", "function": {{"name": "f",
+                     "parameters": {{"type": "object", "minProperties": 1, "properties": {{"a": {{}}}}}}{more}}}}}]}}"#
+            );
+            parsed(&body).expect("valid").expect("tools")
+        };
+        let coder = formats("qwen3_coder", "tools");
+        let (auto, warnings) = bound(&given(""), &coder, None);
+        assert!(auto.grammar.is_none());
+        assert_eq!(
+            warnings.lines(),
+            ["`tools[0].function.parameters` has no effect on how calls are written (qwen3_coder): \
+              `minProperties` is about the object as a whole"]
+        );
+        let strict = given(r#", "strict": true"#);
+        let refused = strict.bind(&coder, Start::Content, 0, None, &mut Warnings::default());
+        let refused = refused.err().expect("it cannot be followed").to_string();
+        assert!(
+            refused.contains("tools[0].function.parameters") && refused.contains("minProperties"),
+            "{refused}"
+        );
+        // In JSON it can be.
+        let (auto, warnings) = bound(&strict, &formats("hermes", "tools"), None);
+        assert!(auto.grammar.is_some() && warnings.is_empty());
+        let required = Tools { is_required: true, ..strict };
+        let (must, _) = bound(&required, &coder, None);
+        assert_eq!(must.reading.calls.map(|format| format.name), Some("json"));
     }
 
     #[test]

@@ -163,6 +163,157 @@ fn late_masks_and_crashes_lose_no_forced_token() {
     harness.check_against_reference();
 }
 
+/// Everything may follow, until a token that is `marker` modulo 8; then four tokens of one kind have to. `length` in all.
+#[derive(Clone, Copy, Debug)]
+struct Lazy {
+    marker: u32,
+    length: u32,
+}
+
+struct LazyMatcher {
+    grammar: Lazy,
+    count: u32,
+    bound: u32,
+    ended: bool,
+    is_free: bool,
+}
+
+impl Grammar for Lazy {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(LazyMatcher { grammar: *self, count: 0, bound: 0, ended: false, is_free: false })
+    }
+}
+
+impl LazyMatcher {
+    fn allows(&self, token: u32) -> bool {
+        self.bound == 0 || (token > 2 && token.is_multiple_of(4))
+    }
+}
+
+impl Matcher for LazyMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        if !self.allows(token.0) {
+            return Err(format!("{} is not allowed", token.0));
+        }
+        self.ended |= tiny().eos_ids.contains(&token.0);
+        self.count += 1;
+        self.bound = match self.bound {
+            0 if token.0 % 8 == self.grammar.marker => 4,
+            bound => bound.saturating_sub(1),
+        };
+        Ok(())
+    }
+
+    fn try_advance(&mut self, token: TokenId) -> Result<bool, String> {
+        Ok(self.allows(token.0) && self.advance(token).is_ok())
+    }
+
+    fn is_free(&self) -> bool {
+        self.is_free
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        words.fill(0);
+        let allowed = (0..tiny().vocab_size).filter(|&token| self.allows(token));
+        allowed.for_each(|token| words[(token / 32) as usize] |= 1 << (token % 32));
+        self.is_free = self.bound == 0;
+        Ok(())
+    }
+
+    fn take_forced(&mut self, _: usize) -> Result<Vec<TokenId>, String> {
+        Ok(Vec::new())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.ended || self.count == self.grammar.length
+    }
+}
+
+fn lazy(marker: u32, length: u32) -> Option<Arc<dyn Grammar>> {
+    Some(Arc::new(Lazy { marker, length }))
+}
+
+/// Rows that were planned with a mask, and all that sample.
+fn masked_rows(harness: &Harness) -> (usize, usize) {
+    let flags = harness.plans.iter().flat_map(|plan| &plan.flags);
+    let masked = flags.clone().filter(|flags| **flags & penstock_proto::RowFlag::Masked as u8 != 0).count();
+    (masked, flags.count())
+}
+
+#[test]
+fn free_text_needs_no_masks() {
+    let mut harness = Harness::new(config(), 4, 64);
+    // No token is 9 modulo 8.
+    let id = harness.submit(constrained(&[3, 4, 5], 60, lazy(9, 60)));
+    let (mut masked, mut all) = (0, 0);
+    while harness.step().is_some() {
+        let (more, rows) = masked_rows(&harness);
+        (masked, all) = (masked + more, all + rows);
+    }
+    assert!(all > 40 && masked <= 6, "{masked} of {all} rows had a mask");
+    assert!(harness.client(id).end.is_some());
+    assert_eq!(harness.core.counters.refused_tokens, 0);
+    harness.check_against_reference();
+}
+
+#[test]
+fn what_may_not_follow_in_free_text_is_sampled_again_and_the_text_is_the_same() {
+    let mut refused = 0;
+    for marker in 0..8 {
+        for (new, stop) in [(60, None), (7, None), (60, Some(11))] {
+            let mut harness = Harness::new(config(), 4, 64);
+            for salt in 0..3 {
+                let spec = constrained(&[3, 4, 5 + salt], new, lazy(marker, 50));
+                let stop_token_ids = stop.into_iter().map(TokenId).collect();
+                harness.submit(SequenceSpec { stop_token_ids, ..spec });
+            }
+            harness.run_to_end();
+            refused += harness.core.counters.refused_tokens;
+            harness.check_against_reference();
+        }
+    }
+    assert!(refused > 50, "only {refused} tokens were refused");
+}
+
+#[test]
+fn late_jobs_preemptions_and_crashes_lose_no_token_of_free_text() {
+    for marker in 0..8 {
+        let mut harness = Harness::new(MockConfig { pages: 26, ..tiny() }, 4, 64);
+        for salt in 0..4 {
+            harness.submit(constrained(&[3, 4, 5, 6 + salt], 60, lazy(marker, 40)));
+        }
+        for round in 0..12 {
+            harness.mask_delay = round % 3;
+            for _ in 0..4 {
+                harness.step();
+            }
+            if round % 4 == 1 {
+                harness.crash();
+            }
+        }
+        harness.mask_delay = 0;
+        harness.run_to_end();
+        harness.check_against_reference();
+    }
+}
+
+#[test]
+fn the_time_of_a_sequence_may_be_up_while_its_tokens_are_looked_at() {
+    for steps in 1..12 {
+        let mut harness = Harness::new(config(), 4, 64);
+        harness.mask_delay = 2;
+        let stop_at = Some(harness.now + STEP * 1000);
+        let id = harness.submit(SequenceSpec { stop_at, ..constrained(&[3, 4], 60, lazy(4, 60)) });
+        for _ in 0..steps {
+            harness.step();
+        }
+        harness.now += STEP * 2000;
+        harness.run_to_end();
+        assert!(harness.client(id).end.is_some());
+        harness.check_against_reference();
+    }
+}
+
 /// Goes wrong after so many tokens.
 #[derive(Debug)]
 struct Faulty {

@@ -96,14 +96,19 @@ impl SamplingKey {
         let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
         let next = (mix(u64::from(last), 5) % u64::from(config.vocab_size)) as u32;
         let follows = config.surprise_one_in > 0 && !mix(h, 4).is_multiple_of(config.surprise_one_in);
-        let token = match mask {
-            Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
-            None if ends && may(config.eos_ids[0]) => config.eos_ids[0],
-            None if follows && may(next) && !config.eos_ids.contains(&next) => next,
-            None => (0..)
+        let free = || match ends && may(config.eos_ids[0]) {
+            true => config.eos_ids[0],
+            false if follows && may(next) && !config.eos_ids.contains(&next) => next,
+            false => (0..)
                 .map(|n| (mix(h, 2 + n) % u64::from(config.vocab_size)) as u32)
                 .find(|token| !config.eos_ids.contains(token) && may(*token))
                 .expect("not every token ends a sequence"),
+        };
+        // As with logits: a mask changes nothing where it allows what would be chosen without it.
+        let token = match mask {
+            None => free(),
+            Some(allowed) if allowed.contains(&free()) => free(),
+            Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
         };
         let top = (0..top).map(|n| alternative(config, h, n)).collect();
         Some(Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top })

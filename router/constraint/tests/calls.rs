@@ -1,0 +1,623 @@
+//! Calls in every format of models: what the masks let through is read as calls whose arguments their schemas accept, what
+//! models write is let through, and what is wrong is not.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../examples/synthetic/mod.rs"]
+mod synthetic;
+
+use std::sync::Arc;
+
+use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Part, Source, Token};
+use penstock_output::{
+    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, reasoning_format, tool_format, tool_formats,
+};
+use serde_json::{Value, json};
+use synthetic::{Random, Vocabulary};
+
+const EOS: u32 = 256;
+
+/// Tokens that models have for their markers, as special ones or as text.
+const MARKERS: [&str; 44] = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<tool_sep>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<function=",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "]<]minimax[>[",
+    "<invoke name=\"",
+    "</invoke>",
+    "｜DSML｜",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<escape>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<function_calls>",
+    "</function_calls>",
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+];
+
+/// Tokens that try to leave the place where they stand.
+const BREAKERS: [&str; 14] = [
+    "\n</parameter>\n",
+    "\n<parameter=days>",
+    "\n</function>\n</tool_call>",
+    "</a>",
+    "</",
+    "\"}",
+    "\",",
+    "'",
+    "')",
+    "}}",
+    ", ",
+    "null",
+    "\\",
+    "\n",
+];
+
+fn functions() -> Vec<Callable> {
+    let function = |(at, (name, schema)): (usize, (&str, Value))| Callable {
+        name: name.to_owned(),
+        schema,
+        at: format!("/{at}/function/parameters"),
+    };
+    let functions = [
+        (
+            "get_weather",
+            json!({"type": "object", "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            }, "required": ["city"], "additionalProperties": false}),
+        ),
+        (
+            "send",
+            json!({"type": "object", "properties": {
+                "to": {"type": "string", "format": "ipv4", "description": "Where it goes"},
+                "urgent": {"type": "boolean"},
+                "body": {"type": "string", "minLength": 1, "maxLength": 12},
+                "cc": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 2},
+                "level": {"type": ["string", "null"], "enum": ["none", "low", null]},
+            }, "required": ["body", "to"]}),
+        ),
+        (
+            "book",
+            json!({"type": "object", "properties": {
+                "flight": {"$ref": "#/$defs/flight"},
+                "seat": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+                "bags": {"type": ["integer", "string"], "maxLength": 3},
+                "code": {"type": "string", "pattern": "^[A-Z]{3}$"},
+            }, "required": ["flight", "code"], "$defs": {"flight": {"type": "object", "properties": {
+                "from": {"type": "string", "maxLength": 8}, "stops": {"type": "integer", "minimum": 0},
+            }, "required": ["from"], "additionalProperties": false}}}),
+        ),
+        ("ping", Value::Null),
+        (
+            "set",
+            json!({"type": "object", "properties": {
+                "a": {"type": "number"}, "b": {"type": "string", "maxLength": 5}, "c": {"enum": [1, "x", true]},
+            }}),
+        ),
+    ];
+    functions.into_iter().enumerate().map(function).collect()
+}
+
+fn tools(functions: &[Callable]) -> Arc<[Tool]> {
+    let tool =
+        |function: &Callable| Tool { name: function.name.clone(), parameters: function.schema.clone() };
+    functions.iter().map(tool).collect()
+}
+
+/// A vocabulary of bytes, the end and the markers, of which those of the format may be special tokens.
+struct World {
+    compiler: Compiler,
+    tokens: Vec<Token>,
+}
+
+impl World {
+    fn new(format: &ToolFormat, has_special: bool) -> World {
+        let mut tokens = Vocabulary::new(257).tokens;
+        tokens[EOS as usize].bytes = b"<|eos|>".to_vec();
+        let harmony = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"];
+        let token = |name: &str, special: bool| Token { bytes: name.as_bytes().to_vec(), special };
+        let markers = MARKERS.iter().chain(&harmony);
+        tokens.extend(markers.map(|name| token(name, has_special && format.has_in_markers(name))));
+        tokens.extend(BREAKERS.map(|name| token(name, false)));
+        let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], Limits::default()).unwrap();
+        World { compiler, tokens }
+    }
+
+    fn compile(&self, parts: Vec<Part>) -> Arc<Grammar> {
+        let compiled = self.compiler.compile(&Source::Parts(parts.clone()), &Cancel::new());
+        compiled.unwrap_or_else(|error| panic!("{error}: {parts:?}"))
+    }
+
+    /// Special tokens by their names, the rest by bytes.
+    fn tokens(&self, text: &str) -> Vec<u32> {
+        let mut rest = text.as_bytes();
+        let mut found = Vec::new();
+        while let Some(byte) = rest.first() {
+            let special =
+                self.tokens.iter().position(|token| token.special && rest.starts_with(&token.bytes));
+            let special = special.filter(|token| *token as u32 != EOS);
+            found.push(special.map_or(u32::from(*byte), |token| token as u32));
+            rest = &rest[special.map_or(1, |token| self.tokens[token].bytes.len())..];
+        }
+        found
+    }
+
+    fn accepts(&self, grammar: &Grammar, text: &str) -> bool {
+        let mut matcher = grammar.matcher();
+        let mut mask = vec![0; grammar.mask_words()];
+        for token in self.tokens(text) {
+            if matcher.is_complete() || matcher.mask(&mut mask).is_err() || !bit(&mask, token) {
+                return false;
+            }
+            matcher.advance(token).unwrap();
+        }
+        matcher.mask(&mut mask).is_ok() && bit(&mask, EOS)
+    }
+
+    /// A text drawn from the masks after `begin`. It hurries to tokens that close something.
+    fn walk(&self, grammar: &Grammar, begin: &str, random: &mut Random) -> Option<String> {
+        let mut matcher = grammar.matcher();
+        let mut mask = vec![0; grammar.mask_words()];
+        let mut text = begin.as_bytes().to_vec();
+        for token in self.tokens(begin) {
+            matcher.advance(token).unwrap_or_else(|error| panic!("{error} in {begin:?}"));
+        }
+        let mut in_a_row = 0;
+        for _ in 0..600 {
+            let so_far = || String::from_utf8_lossy(&text);
+            if matcher.is_complete() {
+                return Some(so_far().into_owned());
+            }
+            matcher.mask(&mut mask).unwrap_or_else(|error| panic!("{error} after {:?}", so_far()));
+            if bit(&mask, EOS) && (in_a_row > 8 || random.below(3) == 0) {
+                return Some(so_far().into_owned());
+            }
+            let allowed: Vec<u32> =
+                (0..self.tokens.len() as u32).filter(|&token| token != EOS && bit(&mask, token)).collect();
+            let closes =
+                |&&token: &&u32| token > EOS || b"\"'}])0>|".contains(&self.tokens[token as usize].bytes[0]);
+            let closing: Vec<u32> = allowed.iter().filter(closes).copied().collect();
+            in_a_row = if allowed.len() > 20 { in_a_row + 1 } else { 0 };
+            let token = match closing.len() {
+                0 => allowed[random.below(allowed.len())],
+                some if in_a_row > 4 || random.below(6) == 0 => closing[random.below(some)],
+                _ => allowed[random.below(allowed.len())],
+            };
+            text.extend(&self.tokens[token as usize].bytes);
+            matcher.advance(token).unwrap();
+        }
+        None
+    }
+}
+
+fn bit(mask: &[u32], token: u32) -> bool {
+    mask[token as usize / 32] >> (token % 32) & 1 == 1
+}
+
+fn calls<'a>(format: &'static ToolFormat, template: &'a str, functions: &'a [Callable]) -> Calls<'a> {
+    Calls { format, template, reasoning: None, start: Start::Content, functions, may_be_several: true }
+}
+
+fn read(format: &'static ToolFormat, functions: &[Callable], text: &str) -> Answer {
+    let mut parser = Parser::new(Some(format), None, tools(functions), Start::Content);
+    let mut deltas = Vec::new();
+    parser.push(text, &mut deltas);
+    parser.finish(&mut deltas);
+    Answer::of(&deltas)
+}
+
+/// The text is calls, and each is one that its schema accepts.
+fn check(format: &'static ToolFormat, functions: &[Callable], text: &str, has_content: bool) {
+    let answer = read(format, functions, text);
+    let name = format.name;
+    assert!(!answer.calls.is_empty(), "{name}: no call in {text:?}");
+    assert!(has_content || answer.content.trim().is_empty(), "{name}: {:?} of {text:?}", answer.content);
+    for call in &answer.calls {
+        let function = functions.iter().find(|function| function.name == call.name).unwrap();
+        let arguments: Value = match serde_json::from_str(&call.arguments) {
+            Ok(arguments) => arguments,
+            // JSON, but no number of Rust's.
+            Err(error) if error.to_string().contains("out of range") => continue,
+            Err(error) => panic!("{name}: {error}: {:?} of {text:?}", call.arguments),
+        };
+        assert!(call.complete, "{name}: {call:?} of {text:?}");
+        let schema =
+            if function.schema.is_null() { json!({"maxProperties": 0}) } else { function.schema.clone() };
+        let validator = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();
+        assert!(validator.is_valid(&arguments), "{name}: {arguments} of {text:?}");
+    }
+}
+
+/// Of formats with several frames the template decides.
+const TEMPLATES: [&str; 4] = ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>"];
+
+#[test]
+fn what_is_let_through_is_calls_that_their_schemas_accept() {
+    let functions = functions();
+    let mut random = Random(14);
+    for format in tool_formats() {
+        for (template, has_special) in
+            TEMPLATES.iter().flat_map(|template| [(template, false), (template, true)])
+        {
+            let is_known = !template.is_empty() && format.frame(template) == format.frame("");
+            // Harmony's markers are always special tokens.
+            if is_known || (format.name == "harmony" && !has_special) {
+                continue;
+            }
+            let world = World::new(format, has_special);
+            let calls = calls(format, template, &functions);
+            let (parts, read_as) = calls.required();
+            assert_eq!(read_as.name, format.name, "its own format can be written");
+            let grammar = world.compile(parts);
+            let mut ended = 0;
+            for _ in 0..12 {
+                let Some(text) = world.walk(&grammar, "", &mut random) else { continue };
+                check(format, &functions, &text, false);
+                ended += 1;
+            }
+            assert!(ended >= 3, "{}: only {ended} of 12 walks ended", format.name);
+
+            let frame = format.frame(template);
+            let grammar = world.compile(calls.possible().unwrap());
+            let begins = match frame.trigger {
+                "" => format!("{}{}", frame.open, frame.before_name),
+                trigger => format!("Hm <b>. {trigger}"),
+            };
+            let begins = if format.name == "harmony" {
+                "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions."
+                    .to_owned()
+            } else {
+                begins
+            };
+            let mut ended = 0;
+            for _ in 0..12 {
+                let Some(text) = world.walk(&grammar, &begins, &mut random) else { continue };
+                check(format, &functions, &text, true);
+                ended += 1;
+            }
+            assert!(ended >= 3, "{}: only {ended} of 12 walks after {begins:?} ended", format.name);
+        }
+    }
+}
+
+#[test]
+fn text_is_free_and_what_opens_a_call_is_not() {
+    let functions = functions();
+    for format in tool_formats() {
+        for has_special in [false, true] {
+            if format.name == "harmony" && !has_special {
+                continue;
+            }
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            let (before, after) = match format.name {
+                "harmony" => ("<|channel|>final<|message|>", ""),
+                _ => ("", ""),
+            };
+            for text in ["Hello.", "Wörld, 1 < 2 and </b>\n\nx", "a \"quoted\" text (f(a=1))"] {
+                let text = format!("{before}{text}{after}");
+                assert!(world.accepts(&grammar, &text), "{}: {text}", format.name);
+            }
+            let frame = format.frame("");
+            if !frame.trigger.is_empty() {
+                for text in [format!("x{} nonsense", frame.trigger), format!("x{}", frame.trigger)] {
+                    assert!(!world.accepts(&grammar, &text), "{}: {text}", format.name);
+                }
+            }
+        }
+    }
+}
+
+/// What models write, as the parser's transcripts have it.
+#[test]
+fn transcripts_of_models_are_let_through() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../output/tests/transcripts/");
+    let given: Vec<Value> =
+        serde_json::from_str(&std::fs::read_to_string(format!("{folder}tools.json")).unwrap()).unwrap();
+    let functions: Vec<Callable> = given
+        .iter()
+        .map(|tool| Callable {
+            name: tool["name"].as_str().unwrap().to_owned(),
+            schema: tool["parameters"].clone(),
+            at: String::new(),
+        })
+        .filter(|function| ["get_weather", "run_code"].contains(&function.name.as_str()))
+        .collect();
+    for name in [
+        "qwen3_coder",
+        "seed_oss",
+        "glm45",
+        "hunyuan_v3",
+        "minimax_m2",
+        "minimax_m3",
+        "deepseek_v32",
+        "deepseek_v4",
+        "step3",
+        "kimi_k3",
+        "gemma4",
+        "functiongemma",
+        "lfm2",
+        "olmo3",
+        "pythonic",
+        "command_a",
+    ] {
+        let format = tool_format(name).unwrap();
+        let world = World::new(format, true);
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let lines = std::fs::read_to_string(format!("{folder}{name}.jsonl")).unwrap();
+        let mut seen = 0;
+        for line in lines.lines().skip(1) {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let text = line["text"].as_str().unwrap();
+            // Of Seed-OSS, whose template has no line break there, the transcripts have both.
+            if ["one call", "an integer"].contains(&line["note"].as_str().unwrap_or_default()) {
+                assert!(world.accepts(&grammar, text), "{name}: {text}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 0, "{name}");
+    }
+}
+
+#[test]
+fn wrong_calls_are_refused_in_each_way_of_writing() {
+    let functions = functions();
+    let coder = |inside: &str| format!("<tool_call>\n<function={inside}</function>\n</tool_call>");
+    let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let weather = |more: &str| coder(&format!("get_weather>\n{}{more}", parameter("city", "Paris")));
+    let glm = |value: &str| {
+        format!(
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n\
+             <arg_key>days</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+        )
+    };
+    let dsml = |kind: &str, value: &str| {
+        format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n\
+             <｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n\
+             <｜DSML｜parameter name=\"days\" string=\"{kind}\">{value}</｜DSML｜parameter>\n\
+             </｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )
+    };
+    let m3 = |value: &str| {
+        format!(
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"set\">]<]minimax[>[<a>{value}]<]minimax[>[</a>\
+             ]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
+        )
+    };
+    let gemma = |inside: &str| format!("<|tool_call>call:get_weather{{{inside}}}<tool_call|>");
+    let lfm = |inside: &str| format!("<|tool_call_start|>[get_weather({inside})]<|tool_call_end|>");
+    let harmony = |header: &str, body: &str| {
+        format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}<|message|>{body}")
+    };
+    let to = "<|channel|>commentary to=functions.get_weather <|constrain|>json";
+    let action = |body: &str| {
+        format!(
+            "<|START_RESPONSE|>Hm.<|END_RESPONSE|><|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \
+             \"get_weather\", \"parameters\": {body}}}\n]<|END_ACTION|>"
+        )
+    };
+    let cases: Vec<(&str, Vec<String>, Vec<String>)> = vec![
+        (
+            "qwen3_coder",
+            vec![
+                weather(""),
+                weather(&parameter("days", "3")),
+                weather(&parameter("unit", "celsius")),
+                coder("ping>\n"),
+                coder(&format!("send>\n{}{}", parameter("to", "10.0.0.1"), parameter("body", "</b> <par>"))),
+                coder(&format!("set>\n{}{}", parameter("a", "-1.5"), parameter("c", "true"))),
+            ],
+            vec![
+                weather(&parameter("days", "15")),
+                weather(&parameter("days", "three")),
+                weather(&parameter("unit", "kelvin")),
+                weather(&parameter("where", "x")),
+                coder("get_weather>\n"),
+                coder("nothing>\n"),
+                coder(&format!("send>\n{}{}", parameter("to", "10.0.0.256"), parameter("body", "x"))),
+                coder(&format!(
+                    "send>\n{}{}",
+                    parameter("to", "10.0.0.1"),
+                    parameter("body", "thirteen chars")
+                )),
+                coder(&format!("set>\n{}", parameter("c", "false"))),
+                weather("").replace("Paris", "x\n</function>\n</tool_call>"),
+                "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>".to_owned(),
+            ],
+        ),
+        ("glm45", vec![glm("14")], vec![glm("0"), glm("x"), glm("</arg_value>1")]),
+        (
+            "deepseek_v32",
+            vec![dsml("false", "3")],
+            vec![dsml("true", "3"), dsml("false", "\"3\""), dsml("false", "30")],
+        ),
+        ("minimax_m3", vec![m3("1e3"), m3("0.5")], vec![m3("x"), m3("\"1\""), m3("")]),
+        (
+            "gemma4",
+            vec![
+                gemma("city:<|\"|>Paris<|\"|>"),
+                gemma("city:<|\"|>a}b<|\"|>,days:3,unit:<|\"|>celsius<|\"|>"),
+            ],
+            vec![
+                gemma(""),
+                gemma("city:Paris"),
+                gemma("city:\"Paris\""),
+                gemma("city:<|\"|>P<|\"|>,days:15"),
+                gemma("city:<|\"|>P<|\"|>,unit:<|\"|>kelvin<|\"|>"),
+                gemma("city:<|\"|>P<|\"|>,"),
+            ],
+        ),
+        (
+            "lfm2",
+            vec![
+                lfm("city='Paris'"),
+                lfm("city=\"it's (so)\", days=3"),
+                lfm("city='x', unit='celsius'"),
+                "<|tool_call_start|>[ping(), set(b='x', c=true)]<|tool_call_end|>".to_owned(),
+                "<|tool_call_start|>[set()]<|tool_call_end|>".to_owned(),
+            ],
+            vec![
+                lfm(""),
+                lfm("'Paris'"),
+                lfm("city=Paris"),
+                lfm("city='it's'"),
+                lfm("city='x', days=15"),
+                lfm("city='x' days=3"),
+                lfm("city='x', unit='kelvin'"),
+                lfm("days=3"),
+            ],
+        ),
+        (
+            "harmony",
+            vec![harmony(to, "{\"city\": \"Paris\"}"), harmony("<|channel|>final", "Hello {")],
+            vec![
+                harmony(to, "{\"town\": \"Paris\"}"),
+                harmony("<|channel|>commentary to=functions.nothing", "{}"),
+                harmony("<|channel|>other", "x"),
+            ],
+        ),
+        (
+            "command_a",
+            vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
+            vec![action("{\"town\": \"Paris\"}"), action("{}")],
+        ),
+    ];
+    for (name, good, bad) in cases {
+        let format = tool_format(name).unwrap();
+        for has_special in [false, true] {
+            if name == "harmony" && !has_special {
+                // Its markers are always special tokens.
+                continue;
+            }
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            for text in &good {
+                assert!(world.accepts(&grammar, text), "{name} refuses {text}");
+            }
+            for text in &bad {
+                assert!(!world.accepts(&grammar, text), "{name} takes {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reasoning_goes_before_calls_in_every_format() {
+    let functions = functions();
+    let think = reasoning_format("think");
+    for format in
+        tool_formats().filter(|format| format.name != "harmony" && !format.frame("").trigger.is_empty())
+    {
+        let world = World::new(format, true);
+        let calls = Calls { reasoning: think, ..calls(format, "", &functions) };
+        let grammar = world.compile(calls.possible().unwrap());
+        let trigger = format.frame("").trigger;
+        for text in
+            ["<think>I could </think>\n\nHello.".to_owned(), format!("<think>{trigger} is how.</think>No.")]
+        {
+            assert!(world.accepts(&grammar, &text) || text.contains(trigger), "{}: {text}", format.name);
+        }
+        let text = format!("<think>Hm.</think>{trigger} nonsense");
+        assert!(!world.accepts(&grammar, &text), "{}: {text}", format.name);
+    }
+}
+
+#[test]
+fn masks_of_free_text_are_computed_once() {
+    let functions = functions();
+    for (name, has_special) in [("hermes", false), ("qwen3_coder", true), ("glm45", false), ("gemma4", true)]
+    {
+        let format = tool_format(name).unwrap();
+        let world = World::new(format, has_special);
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let mut matcher = grammar.matcher();
+        let mut mask = vec![0; grammar.mask_words()];
+        let mut free = 0;
+        let text = "A long text, with a < b and two\n lines. ".repeat(20);
+        let tokens = world.tokens(&text);
+        for &token in &tokens {
+            matcher.mask(&mut mask).unwrap();
+            free += usize::from(matcher.is_free());
+            assert!(matcher.try_advance(token).unwrap());
+        }
+        assert!(free * 100 > tokens.len() * 90, "{name}: free at {free} of {} tokens", tokens.len());
+        assert!(matcher.masks_computed() < 60, "{name}: {} masks", matcher.masks_computed());
+
+        // What the matcher does not take leaves it where it is, and from the marker on nothing is free.
+        let trigger = world.tokens(format.frame("").trigger);
+        for token in trigger {
+            assert!(matcher.try_advance(token).unwrap(), "{name}");
+        }
+        matcher.mask(&mut mask).unwrap();
+        assert!(!matcher.is_free());
+        let refused = (0..256).find(|&token| !bit(&mask, token)).unwrap();
+        assert!(!matcher.try_advance(refused).unwrap() && !matcher.try_advance(EOS).unwrap());
+        let allowed = (0..256).find(|&token| bit(&mask, token)).unwrap();
+        assert!(matcher.try_advance(allowed).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn free_masks_are_what_would_be_computed() {
+    let functions = functions();
+    let mut random = Random(7);
+    for name in ["hermes", "glm45", "command_a", "minimax_m3", "llama3_json"] {
+        let format = tool_format(name).unwrap();
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let calls = Calls { reasoning: reasoning_format("think"), ..calls(format, "", &functions) };
+            let grammar = world.compile(calls.possible().unwrap());
+            let mut matcher = grammar.matcher();
+            let mut mask = vec![0; grammar.mask_words()];
+            let mut text = Vec::new();
+            for _ in 0..200 {
+                matcher.mask(&mut mask).unwrap();
+                // One that has seen the same, and knows nothing of it being free.
+                let mut other = grammar.matcher();
+                let mut whole = vec![0; grammar.mask_words()];
+                text.iter().for_each(|&token| other.advance(token).unwrap());
+                other.mask(&mut whole).unwrap();
+                assert_eq!(mask, whole, "{name} after {text:?}");
+                let allowed: Vec<u32> = (0..world.tokens.len() as u32)
+                    .filter(|&token| token != EOS && bit(&mask, token))
+                    .collect();
+                let Some(&token) = allowed.get(random.below(allowed.len().max(1))) else { break };
+                matcher.advance(token).unwrap();
+                text.push(token);
+            }
+        }
+    }
+}
