@@ -906,3 +906,84 @@ def test_what_happens_is_said_and_every_field_has_a_name(chat: Chat) -> None:
     assert nameless == []
     assert chat.page.locator("h1").count() == 1
     expect(chat.page.get_by_role("log")).to_have_attribute("aria-label", "Conversation")
+
+
+# --- Schemas and tools ------------------------------------------------------------------------------
+
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"name": "get_weather", "description": "Get the weather in a city", "parameters": PLACE}
+
+
+def test_an_answer_is_checked_against_its_schema(chat: Chat) -> None:
+    chat.set("Schema of the answer", "{")
+    expect(chat.page.locator("#set-response_format-wrong")).to_contain_text("Not JSON")
+    chat.set("Schema of the answer", json.dumps(PLACE))
+    expect(chat.page.locator("#set-response_format-wrong")).to_have_text("")
+    with chat.page.expect_request(CHAT) as request:
+        chat.ask("Name a city.")
+    assert body_of(request.value)["response_format"]["json_schema"]["schema"] == PLACE
+    expect(chat.answer.locator(".checked")).to_contain_text("It is what the schema says.")
+    lines = chat.answer.locator(".checked details")
+    expect(lines.locator("pre")).to_be_hidden()
+    lines.locator("summary").focus()
+    chat.page.keyboard.press("Enter")
+    assert json.loads(lines.locator("pre").inner_text()) == json.loads(chat.words.inner_text())
+    chat.page.reload()
+    expect(chat.answer.locator(".checked")).to_contain_text("It is what the schema says.")
+
+
+def test_what_a_schema_does_not_allow_is_told_with_its_place(chat: Chat) -> None:
+    chat.set("Schema of the answer", json.dumps(PLACE))
+    for answer, why in [
+        ('{"city": "Paris", "days": 12}', "/days is too large"),
+        ('{"days": 1}', 'the whole lacks "city"'),
+        ('{"city": 5}', "/city is not string"),
+        ('{"city": "Paris", "where": 1}', "/where must not be there"),
+        ('{"city": "Pa', "This is not whole JSON"),
+    ]:
+        told(chat, pieces(answer))
+        chat.ask("Name a city.")
+        expect(chat.answer.locator(".checked")).to_contain_text(why)
+
+
+def test_a_tool_is_tried_with_a_typed_in_result(chat: Chat) -> None:
+    chat.set("Temperature", 0)
+    chat.set("Tools", json.dumps([WEATHER]))
+    with chat.page.expect_request(CHAT) as request:
+        chat.ask("What is the weather in Paris?")
+    assert body_of(request.value)["tools"] == [{"type": "function", "function": WEATHER}]
+    call = chat.answer.locator(".call")
+    expect(call).to_contain_text("get_weather")
+    given = json.loads(call.locator("pre").inner_text())
+    assert given["city"]
+    call.get_by_label("Result of get_weather").fill("Sunny, 21 degrees")
+    chat.page.reload()
+    expect(chat.answer.locator(".call")).to_contain_text("get_weather")
+    chat.answer.locator(".call").get_by_label("Result of get_weather").fill("Sunny, 21 degrees")
+    with chat.page.expect_request(CHAT) as request:
+        chat.button("Send result").click()
+        chat.wait("done")
+    asked = body_of(request.value)["messages"]
+    assert [one["role"] for one in asked] == ["user", "assistant", "tool"]
+    assert asked[2]["content"] == "Sunny, 21 degrees"
+    assert asked[2]["tool_call_id"] == asked[1]["tool_calls"][0]["id"]
+    assert json.loads(asked[1]["tool_calls"][0]["function"]["arguments"]) == given
+    expect(chat.words).not_to_be_empty()
+    # A result is not edited like a message, and the conversation goes on behind it.
+    expect(chat.page.get_by_role("button", name="Edit", exact=True)).to_have_count(0)
+    with chat.page.expect_request(CHAT) as request:
+        chat.ask(ADD)
+    assert [one["role"] for one in body_of(request.value)["messages"]][-2:] == ["assistant", "user"]
+
+
+def test_schema_and_tools_fit_a_narrow_screen(open_page: Open, server: Launched) -> None:
+    chat = open_page(server.url, viewport={"width": 360, "height": 640})
+    chat.button("Settings").click()
+    chat.page.get_by_label("Tools", exact=True).fill("[]")
+    width = chat.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 360, f"the page is {width} wide"

@@ -362,7 +362,18 @@ def test_a_template_without_a_place_for_tools(launch: Launch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "parser", ["qwen3_coder", "llama3_json", "mistral", "deepseek_v31", "pythonic", "glm45", "kimi_k2"]
+    "parser",
+    [
+        "qwen3_coder",
+        "llama3_json",
+        "mistral",
+        "deepseek_v31",
+        "deepseek_v32",
+        "pythonic",
+        "glm45",
+        "kimi_k2",
+        "gemma4",
+    ],
 )
 def test_a_call_is_right_in_every_kind_of_format(launch: Launch, parser: str) -> None:
     address = launch("--tool-call-parser", parser).wait_ready().address

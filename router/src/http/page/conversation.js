@@ -2,6 +2,7 @@
 // is never thrown away because something failed.
 
 import { draw, element } from "./draw.js";
+import { check } from "./schema.js";
 
 const clock = () => performance.now() / 1000;
 
@@ -11,6 +12,8 @@ export class Answer {
   text = "";
   content = "";
   reasoning = "";
+  /** {id, name, arguments}, and the result that was typed in */
+  calls = [];
   /** {end, probability, likely}: tokens that spell a piece of the text together are one entry. */
   tokens = [];
   /** waiting, writing, done, stopped, failed */
@@ -37,7 +40,8 @@ export class Answer {
     if (!choice) return;
     if (choice.finish_reason) this.finish = choice.finish_reason;
     this.#pending.push(...(choice.logprobs?.content ?? []));
-    const { content, reasoning_content: thought } = choice.delta ?? {};
+    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+    for (const call of calls ?? []) this.#call(call);
     const text = this.#marked(thought, content);
     if (!text) return;
     this.firstAt ??= clock();
@@ -53,16 +57,55 @@ export class Answer {
 
   /** What there is to remember of it. */
   get words() {
-    return { text: this.text, content: this.content, reasoning: this.reasoning };
+    return { text: this.text, content: this.content, reasoning: this.reasoning, calls: this.calls, schema: this.schema };
   }
 
-  set words({ text = "", content = text, reasoning = "" }) {
-    Object.assign(this, { text, content, reasoning });
+  set words({ text = "", content = text, reasoning = "", calls = [], schema = null }) {
+    Object.assign(this, { text, content, reasoning, calls, schema });
+  }
+
+  /** What the answer was asked to be. */
+  schema = null;
+
+  get said() {
+    return Boolean(this.text || this.calls.length);
+  }
+
+  #call({ index = 0, id, function: { name, arguments: more = "" } = {} }) {
+    this.firstAt ??= clock();
+    this.lastAt = clock();
+    this.state = "writing";
+    this.calls[index] ??= { id, name, arguments: "", result: "" };
+    this.calls[index].arguments += more;
+  }
+
+  /** The answer as JSON, and whether it is what its schema says; null where none was asked for. */
+  get checked() {
+    if (!this.schema || this.underWay || !this.content) return null;
+    let value;
+    try {
+      value = JSON.parse(this.content);
+    } catch {
+      return { words: "This is not whole JSON.", pretty: null };
+    }
+    const { wrong, unseen } = check(this.schema, value);
+    const not = unseen.length ? ` Not looked at: ${unseen.join(", ")}.` : "";
+    const words = wrong ? `It is not what the schema says: ${wrong}.` : `It is what the schema says.${not}`;
+    return { words, pretty: JSON.stringify(value, null, 2) };
   }
 
   /** As a conversation has it. */
   get message() {
-    return { content: this.content, ...(this.reasoning ? { reasoning_content: this.reasoning } : {}) };
+    const calls = this.calls.map(({ id, name, arguments: given }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: given },
+    }));
+    return {
+      content: calls.length && !this.content ? null : this.content,
+      ...(this.reasoning ? { reasoning_content: this.reasoning } : {}),
+      ...(calls.length ? { tool_calls: calls } : {}),
+    };
   }
 
   #marked(thought, content) {
@@ -98,6 +141,15 @@ export class Answer {
   }
 }
 
+/** JSON in lines; what is none stays as it is. */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
 /** One turn on the page. `act(name, turn, button)` is called for its buttons. */
 export class Turn {
   #asked;
@@ -106,16 +158,22 @@ export class Turn {
   #note;
   #error;
   #summary;
+  #calls;
+  #check;
   #buttons = {};
 
-  constructor(said, act) {
+  /** `results`: what calls of the answer before gave, {id, content}, instead of something that the user said. */
+  constructor(said, act, results = null) {
     this.said = said;
+    this.results = results;
     this.answer = null;
     this.act = act;
     this.#text = element("div", { className: "text", role: "group", tabIndex: -1, dir: "auto" });
     this.#note = element("p", { className: "note", role: "status" });
     this.#error = element("div", { className: "error", role: "alert" });
     this.#summary = element("span", { className: "summary" });
+    this.#calls = element("div", { className: "calls" });
+    this.#check = element("div", { className: "checked" });
     const button = (name, label) => {
       const made = element("button", { type: "button", className: "act" }, label);
       made.dataset.act = name;
@@ -125,7 +183,7 @@ export class Turn {
     };
     this.#asked = element(
       "article",
-      { className: "asked", "aria-label": "You" },
+      { className: "asked", "aria-label": results ? "Results" : "You" },
       element("div", { className: "said", dir: "auto" }, said),
       element("div", { className: "acts" }, button("edit", "Edit")),
     );
@@ -133,6 +191,8 @@ export class Turn {
       "article",
       { className: "answered", "aria-label": "Answer" },
       this.#text,
+      this.#calls,
+      this.#check,
       this.#note,
       this.#error,
       element(
@@ -155,15 +215,17 @@ export class Turn {
     this.#answered.setAttribute("aria-busy", String(underWay));
     this.#answered.dataset.state = answer?.state ?? "none";
     if (answer) draw(this.#text, answer);
+    this.#showCalls(last && !underWay);
+    this.#showCheck(underWay ? null : answer?.checked);
     const reachable = !underWay && (answer?.tokens.length ?? 0) > 0;
     this.#text.tabIndex = reachable ? 0 : -1;
     if (reachable) this.#text.setAttribute("aria-label", "Answer. The arrow keys go from token to token.");
     else this.#text.removeAttribute("aria-label");
     this.#write(this.#note, underWay ? note : (answer?.warnings ?? []).map((one) => `The server says: ${one}.`).join(" "));
     this.#explain(underWay ? null : answer?.error);
-    this.#summary.textContent = answer && !underWay && answer.text ? answer.summary : "";
+    this.#summary.textContent = answer && !underWay && answer.said ? answer.summary : "";
     const may = {
-      edit: last,
+      edit: last && !this.results,
       copy: !underWay && answer?.text,
       curl: !underWay && answer?.sent,
       python: !underWay && answer?.sent,
@@ -172,6 +234,46 @@ export class Turn {
     for (const [name, allowed] of Object.entries(may)) this.#buttons[name].hidden = !allowed;
     // It keeps its place, so that nothing moves when the answer is complete.
     this.#buttons.edit.disabled = underWay;
+  }
+
+  /** Each call with a place for its result; `open`: it may be sent. */
+  #showCalls(open) {
+    const calls = this.answer?.calls ?? [];
+    const shape = JSON.stringify([calls.map(({ name, arguments: given }) => [name, given]), open]);
+    if (this.#calls.dataset.shape === shape) return;
+    this.#calls.dataset.shape = shape;
+    const drawn = calls.map((call, index) => {
+      const id = `result-${call.id}-${index}`;
+      const result = element("textarea", { id, rows: 2, dir: "auto", value: call.result ?? "", disabled: !open });
+      result.addEventListener("input", () => (call.result = result.value));
+      return element(
+        "div",
+        { className: "call" },
+        element("p", {}, "Calls ", element("code", {}, call.name)),
+        element("pre", { dir: "ltr", tabIndex: 0 }, element("code", {}, pretty(call.arguments))),
+        element("label", { htmlFor: id }, `Result of ${call.name}`),
+        result,
+      );
+    });
+    if (calls.length && open) {
+      const send = element("button", { type: "button", className: "act" }, calls.length > 1 ? "Send results" : "Send result");
+      send.addEventListener("click", () => this.act("results", this, send));
+      drawn.push(send);
+    }
+    this.#calls.replaceChildren(...drawn);
+  }
+
+  #showCheck(checked) {
+    const words = checked?.words ?? "";
+    if (this.#check.dataset.words === words) return;
+    this.#check.dataset.words = words;
+    this.#check.replaceChildren();
+    if (!checked) return;
+    this.#check.append(element("p", { role: "status" }, words));
+    if (checked.pretty !== null) {
+      const code = element("pre", { dir: "ltr", tabIndex: 0 }, element("code", {}, checked.pretty));
+      this.#check.append(element("details", {}, element("summary", {}, "In lines"), code));
+    }
   }
 
   #write(place, words) {

@@ -34,7 +34,12 @@ let bounds = null;
 // --- What is remembered in this tab -----------------------------------------------------------------
 
 function remember() {
-  const kept = turns.map(({ said, answer }) => ({ said, ...answer?.words, state: answer?.state ?? "none" }));
+  const kept = turns.map(({ said, results, answer }) => ({
+    said,
+    results,
+    ...answer?.words,
+    state: answer?.state ?? "none",
+  }));
   try {
     const all = { turns: kept, draft: text.value, editing, settings: settings.values };
     sessionStorage.setItem(PLACE, JSON.stringify(all));
@@ -53,7 +58,7 @@ function recall() {
   settings.values = kept.settings ?? {};
   text.value = kept.draft ?? "";
   for (const one of kept.turns ?? []) {
-    const turn = add(one.said);
+    const turn = add(one.said, one.results);
     turn.answer = new Answer();
     turn.answer.words = one;
     // An answer that was under way when the page was left has ended with it.
@@ -65,8 +70,8 @@ function recall() {
 
 // --- The conversation -------------------------------------------------------------------------------
 
-function add(said) {
-  const turn = new Turn(said, act);
+function add(said, results = null) {
+  const turn = new Turn(said, act, results);
   turns.push(turn);
   log.append(turn.element);
   return turn;
@@ -78,15 +83,26 @@ function drop() {
 
 /** The turns before `turn` that were answered, and `turn`. What failed is not part of the conversation. */
 function messages(turn) {
-  const before = turns.slice(0, turns.indexOf(turn)).filter(({ answer }) => answer?.text);
+  const before = turns.slice(0, turns.indexOf(turn)).filter(({ answer }) => answer?.said);
   return [
     ...(settings.system.trim() ? [{ role: "system", content: settings.system }] : []),
-    ...before.flatMap(({ said, answer }) => [
-      { role: "user", content: said },
-      { role: "assistant", ...answer.message },
-    ]),
-    { role: "user", content: turn.said },
+    ...before.flatMap((one) => [...asked(one), { role: "assistant", ...one.answer.message }]),
+    ...asked(turn),
   ];
+}
+
+/** What the user said, or what the calls of the answer before gave. */
+function asked({ said, results }) {
+  if (!results) return [{ role: "user", content: said }];
+  return results.map(({ id, content }) => ({ role: "tool", tool_call_id: id, content }));
+}
+
+/** Goes on with what was typed in as the results of an answer's calls. */
+function sendResults(turn) {
+  if (underWay || turn !== turns.at(-1)) return;
+  const results = turn.answer.calls.map(({ id, result }) => ({ id, content: result }));
+  const said = turn.answer.calls.map(({ name, result }) => `${name}: ${result}`).join("\n");
+  answer(add(said, results));
 }
 
 function ask(said) {
@@ -109,6 +125,7 @@ async function answer(turn) {
     stream_options: { include_usage: true },
     ...settings.body(),
   };
+  answer.schema = answer.sent.response_format?.json_schema?.schema ?? null;
   underWay = { turn, controller, heard: performance.now() };
   const silence = setInterval(() => {
     watch.impatient = performance.now() - underWay.heard > SILENCE;
@@ -226,6 +243,8 @@ async function act(name, turn, button) {
       return copy(curl(turn.answer.sent, Boolean(access.key)), button);
     case "python":
       return copy(python(turn.answer.sent, Boolean(access.key)), button);
+    case "results":
+      return sendResults(turn);
     case "field":
       openSide();
       return turn.answer.error.focus();

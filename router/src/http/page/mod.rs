@@ -24,7 +24,7 @@ macro_rules! file {
 
 const INDEX: File = file!("index.html", "text/html; charset=utf-8");
 /// Served at `/page/NAME`, without a key.
-const FILES: [File; 13] = [
+const FILES: [File; 14] = [
     file!("access.js", "text/javascript; charset=utf-8"),
     file!("conversation.js", "text/javascript; charset=utf-8"),
     file!("docs.css", "text/css; charset=utf-8"),
@@ -34,6 +34,7 @@ const FILES: [File; 13] = [
     file!("markdown.js", "text/javascript; charset=utf-8"),
     file!("probabilities.js", "text/javascript; charset=utf-8"),
     file!("recipe.js", "text/javascript; charset=utf-8"),
+    file!("schema.js", "text/javascript; charset=utf-8"),
     file!("server.js", "text/javascript; charset=utf-8"),
     file!("settings.js", "text/javascript; charset=utf-8"),
     file!("stream.js", "text/javascript; charset=utf-8"),

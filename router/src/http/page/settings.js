@@ -12,6 +12,8 @@ const FIELDS = [
   { name: "seed", label: "Seed", kind: "whole" },
   { name: "stop", label: "Stop at", kind: "texts", rows: 2, hint: "one a line; \\n is a line end" },
   { name: "top_logprobs", label: "Token probabilities", kind: "whole", first: "5", hint: "alternatives; empty for none" },
+  { name: "response_format", label: "Schema of the answer", kind: "schema", rows: 5, hint: "JSON schema; empty for any text" },
+  { name: "tools", label: "Tools", kind: "tools", rows: 5, hint: "a JSON list of functions: name, description, parameters" },
   { name: "top_k", label: "Top-k", kind: "whole", more: true },
   { name: "min_p", label: "Min-p", kind: "number", more: true },
   { name: "typical_p", label: "Typical-p", kind: "number", more: true },
@@ -81,6 +83,7 @@ export class Settings {
     const given = this.inputs[field.name].value.trim();
     const schema = this.schemas[field.name] ?? {};
     if (!given || field.kind === "text") return "";
+    if (field.kind === "schema" || field.kind === "tools") return fault(given, field.kind === "tools");
     if (field.kind === "texts") {
       const most = schema.oneOf?.find((one) => one.maxItems !== undefined)?.maxItems;
       return stops(given).length > most ? `At most ${most}` : "";
@@ -129,6 +132,8 @@ export class Settings {
       const given = this.inputs[name].value;
       if (kind === "text" || !given.trim()) continue;
       if (kind === "texts") body[name] = stops(given);
+      else if (kind === "schema") body[name] = format(given);
+      else if (kind === "tools") body[name] = tools(given);
       else body[name] = literal(given.trim());
     }
     if (body.top_logprobs === undefined) return body;
@@ -158,6 +163,28 @@ function literal(given) {
   if (NUMBER.test(given)) return new Literal(given);
   const value = Number(given);
   return Number.isFinite(value) ? new Literal(String(value)) : given;
+}
+
+/** What of a text keeps it from being JSON of this kind, in words. */
+function fault(given, list) {
+  try {
+    const parsed = JSON.parse(given);
+    if (list && !Array.isArray(parsed)) return "Not a list";
+    return list || (parsed !== null && typeof parsed === "object") ? "" : "Not a schema";
+  } catch (error) {
+    return `Not JSON: ${error.message}`;
+  }
+}
+
+/** What cannot be read is sent as it is, for the server to refuse. */
+function format(given) {
+  if (fault(given, false)) return given;
+  return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(given) } };
+}
+
+function tools(given) {
+  if (fault(given, true)) return given;
+  return JSON.parse(given).map((one) => (one?.type ? one : { type: "function", function: one }));
 }
 
 function stops(given) {
