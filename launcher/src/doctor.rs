@@ -83,9 +83,11 @@ impl Doctor {
     fn arguments(&self) -> Vec<OsString> {
         let (model, worker) = (&self.model, &self.worker);
         let stages = Some(worker.pipeline_parallel).filter(|stages| *stages > 1);
-        let optional: [(&str, Option<OsString>); 11] = [
+        let optional: [(&str, Option<OsString>); 13] = [
             ("--model-id", model.model_id.as_ref().map(OsString::from)),
             ("--revision", model.revision.as_ref().map(OsString::from)),
+            ("--speculate-model", model.speculate_model.as_ref().map(OsString::from)),
+            ("--speculate-model-revision", model.speculate_model_revision.as_ref().map(OsString::from)),
             ("--cache-dir", model.huggingface_hub_cache.as_ref().map(OsString::from)),
             ("--folder", model.weights_cache_override.as_ref().map(OsString::from)),
             ("--dtype", worker.dtype.map(|dtype| dtype.name().into())),
@@ -144,6 +146,8 @@ mod tests {
             ]
         );
         assert_eq!(arguments("doctor"), ["--memory-fraction", "0.9"]);
+        let drafting = arguments("doctor --speculate-model c/d --speculate-model-revision main");
+        assert_eq!(drafting[..4], ["--speculate-model", "c/d", "--speculate-model-revision", "main"]);
     }
 
     #[test]

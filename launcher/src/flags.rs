@@ -60,6 +60,27 @@ pub struct ModelArgs {
     /// transformers run code that comes with the model
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub trust_remote_code: bool,
+    /// A smaller model with the same tokenizer, on the hub or a local folder, which makes drafts in the same worker
+    #[arg(long, env)]
+    pub speculate_model: Option<String>,
+    /// Branch, tag or commit of that model on the hub
+    #[arg(long, env)]
+    pub speculate_model_revision: Option<String>,
+}
+
+impl ModelArgs {
+    /// What is asked for of the draft model, in the place of the model that is served; `None`: there is none.
+    pub fn of_draft_model(&self) -> Option<Self> {
+        let model_id = Some(self.speculate_model.clone()?);
+        let revision = self.speculate_model_revision.clone();
+        let nothing = Self { weights_cache_override: None, speculate_model: None, ..self.clone() };
+        Some(Self { model_id, revision, speculate_model_revision: None, ..nothing })
+    }
+}
+
+/// What was said of the model that is served, of the draft model.
+pub fn of_draft_model(line: String) -> String {
+    line.replace("--model-id", "--speculate-model")
 }
 
 #[derive(Args, Clone, Debug)]
@@ -225,6 +246,9 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
     let router = &cli.router;
     let warnings = check_model_and_workers(&cli.model, &cli.worker)?;
     cli.remote.check(&cli.worker)?;
+    if cli.model.speculate_model.is_some() && !cli.remote.worker_address.is_empty() {
+        return Err("--speculate-model is not supported beside --worker-address yet".into());
+    }
     check_flags(router).map_err(|error| error.to_string())?;
     if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
         && tokens < rows
@@ -272,6 +296,9 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
             warnings.push(format!("{flag} has no effect: one worker has no other to find"));
         }
     }
+    if model.speculate_model.is_some() && parts > 1 {
+        return Err(no_shards(&asked));
+    }
     Ok(warnings)
 }
 
@@ -296,6 +323,9 @@ pub fn check_python(worker: &WorkerArgs) -> Result<(), String> {
 /// Answers a warning for each flag that has no effect.
 pub fn check_model(model: &ModelArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
+    if model.speculate_model.is_none() && model.speculate_model_revision.is_some() {
+        return Err("--speculate-model-revision needs --speculate-model".into());
+    }
     if let Some(path) = &model.weights_cache_override
         && !path.is_dir()
     {
@@ -320,6 +350,11 @@ pub fn check_model(model: &ModelArgs) -> Result<Vec<String>, String> {
         );
     }
     Ok(warnings)
+}
+
+/// Why a draft model cannot be where the model is divided as `asked`.
+pub fn no_shards(asked: &str) -> String {
+    format!("--speculate-model is for a model in one worker, and {asked} divides it")
 }
 
 fn parse_device(text: &str) -> Result<String, String> {
@@ -392,6 +427,10 @@ mod tests {
             ("--model-id a/b --weights-cache-override /no/such", "--weights-cache-override"),
             ("--weights-cache-override /tmp", "--weights-cache-override"),
             ("--revision main", "--revision"),
+            ("--speculate-model-revision main", "--speculate-model-revision"),
+            ("--speculate-model a/b --num-shard 2", "--num-shard"),
+            ("--speculate-model a/b --pipeline-parallel 2", "--speculate-model"),
+            ("--speculate-model a/b --worker-address tcp:localhost:9000", "--worker-address"),
             ("--quantize gptq", "--quantize"),
             ("--quantize-head", "--quantize-head"),
             ("--speculate-corpus-tokens 1000", "--speculate"),
@@ -407,6 +446,16 @@ mod tests {
             assert!(line.contains(names), "{arguments}: {line}");
             assert!(!line.contains('\n'), "{arguments}: {line}");
         }
+    }
+
+    #[test]
+    fn a_draft_model_is_named_like_a_model() {
+        let flags = "--model-id a/b --revision x --speculate-model c/d --speculate-model-revision y";
+        let draft = accepted(flags).0.model.of_draft_model().unwrap();
+        assert_eq!((draft.model_id.as_deref(), draft.revision.as_deref()), (Some("c/d"), Some("y")));
+        assert!(accepted("--model-id a/b").0.model.of_draft_model().is_none());
+        let line = of_draft_model("--model-id: there is no folder c".into());
+        assert_eq!(line, "--speculate-model: there is no folder c");
     }
 
     #[test]

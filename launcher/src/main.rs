@@ -41,7 +41,7 @@ use tracing::{error, info, warn};
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{Cli, ModelArgs, WorkerArgs};
+use crate::flags::{Cli, ModelArgs, WorkerArgs, of_draft_model};
 use crate::model::{Named, Wanted, Weights};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
@@ -149,12 +149,18 @@ async fn serve(
     let endpoints = cli.remote.endpoints()?;
     let weights = if endpoints.is_empty() { Weights::Here } else { Weights::Elsewhere };
     let named = Named::read(&cli.model, weights)?;
+    let draft = cli.model.of_draft_model();
+    let named_draft =
+        draft.as_ref().map(|draft| Named::read(draft, weights)).transpose().map_err(of_draft_model)?;
     let stages = cli.worker.pipeline_parallel;
     let (num_shard, counted) = match endpoints.len() as u32 {
         0 => shards::count(&cli.worker, &environment.devices, report::gpus()).await?,
         ranks => (ranks / stages, None),
     };
     let world_size = num_shard.saturating_mul(stages);
+    if draft.is_some() && world_size > 1 {
+        return Err(flags::no_shards(&format!("--num-shard {num_shard}")));
+    }
     let connections = descriptors::for_connections(cli.router.max_connections, world_size)?;
     if connections < cli.router.max_connections {
         let wanted = std::mem::replace(&mut cli.router.max_connections, connections);
@@ -183,6 +189,15 @@ async fn serve(
         model = model::obtain(named, &wanted, &interpreter, &spawner, &environment, show_progress) => model?,
         () = drain.cancelled() => return Ok(()),
     };
+    let wanted_draft = draft.as_ref().map(|args| Wanted { args, ..wanted });
+    let draft_model = match wanted_draft.as_ref().zip(named_draft) {
+        Some((wanted, named)) => tokio::select! {
+            model = model::obtain(named, wanted, &interpreter, &spawner, &environment, show_progress) =>
+                Some(model.map_err(of_draft_model)?),
+            () = drain.cancelled() => return Ok(()),
+        },
+        None => None,
+    };
     contradictions::check_model(&model.folder, &cli, num_shard)?;
     let cache = cli.model.huggingface_hub_cache.as_deref();
     let tokenizer = tokio::select! {
@@ -199,14 +214,22 @@ async fn serve(
         let share = (cores / world_size).max(1);
         let command = WorkerCommand {
             python: interpreter,
-            arguments: worker_arguments(&model.folder, &cli.model, &cli.worker, share, traces),
+            arguments: worker_arguments(
+                &model.folder,
+                draft_model.as_ref().map(|model| model.folder.as_path()),
+                &cli.model,
+                &cli.worker,
+                share,
+                traces,
+            ),
             world_size,
             stages,
             rendezvous: Rendezvous::of(&cli.worker),
             names_interface: environment.names_interface,
             secrets: environment.secrets.clone(),
             load_timeout,
-            weight_bytes: model::weight_bytes(&model.folder),
+            weight_bytes: model::weight_bytes(&model.folder)
+                + draft_model.as_ref().map_or(0, |model| model::weight_bytes(&model.folder)),
         };
         let sockets = SocketFolder::make(&environment.runtime_dir)?;
         Some(Arc::new(Workers::start(command, spawner, sockets).await?))
@@ -229,6 +252,7 @@ async fn serve(
         model_sha: model.commit,
         model_dir: model.folder,
         tokenizer_file: tokenizer,
+        speculate_model: draft_model.map(|model| model.id),
         num_shard,
         pipeline_parallel: stages,
     };
@@ -253,6 +277,7 @@ async fn serve(
 /// traces call the server.
 fn worker_arguments(
     folder: &Path,
+    draft_folder: Option<&Path>,
     model: &ModelArgs,
     worker: &WorkerArgs,
     cores: u32,
@@ -272,6 +297,9 @@ fn worker_arguments(
         if let Some(value) = value {
             arguments.extend([OsString::from(flag), OsString::from(value)]);
         }
+    }
+    if let Some(folder) = draft_folder {
+        arguments.extend(["--draft-model-dir".into(), folder.into()]);
     }
     if worker.quantize_head {
         arguments.push("--quantize-head".into());

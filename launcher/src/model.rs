@@ -316,6 +316,8 @@ mod tests {
                 huggingface_hub_cache: None,
                 weights_cache_override: None,
                 trust_remote_code: false,
+                speculate_model: None,
+                speculate_model_revision: None,
             },
             Weights::Here,
         )

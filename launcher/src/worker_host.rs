@@ -87,6 +87,9 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<WorkerHost, Refusa
 impl WorkerHost {
     fn check(&self) -> Result<(), String> {
         flags::check_model(&self.model)?;
+        if self.model.speculate_model.is_some() {
+            return Err("--speculate-model is not supported by `penstock worker` yet".into());
+        }
         flags::check_quantization(&self.worker)?;
         flags::check_python(&self.worker)?;
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
@@ -117,7 +120,7 @@ impl WorkerHost {
     /// Of the worker process.
     fn arguments(&self, folder: &Path) -> Vec<OsString> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let mut arguments = worker_arguments(folder, &self.model, &self.worker, cores, None);
+        let mut arguments = worker_arguments(folder, None, &self.model, &self.worker, cores, None);
         arguments.extend(["--listen".into(), self.listen.to_string().into()]);
         for (flag, file) in
             [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key), ("--tls-ca", &self.tls_ca)]

@@ -142,6 +142,7 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
         model_dir: model_dir.into(),
         tokenizer_file: None,
         num_shard: 1,
+        speculate_model: None,
         pipeline_parallel: 1,
     };
     let source = Arc::new(Running(socket.into()));

@@ -173,7 +173,8 @@ pub struct RouterArgs {
     /// Keep the time of a step under this, by cutting prompts into smaller chunks, in milliseconds
     #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u64).range(1..))]
     pub target_itl_ms: Option<u64>,
-    /// Most tokens of a sequence that are guessed from its own text and verified in one step; 0: none
+    /// Most tokens of a sequence that are guessed, from its own text or by --speculate-model, and verified in one step; 0: none, or
+    /// 5 with --speculate-model
     #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub speculate: u32,
     /// With --speculate: guess as well from so many tokens of what each tenant was answered lately; 0: from none
@@ -203,6 +204,8 @@ pub struct Config {
     pub revision: Option<String>,
     /// Commit of the hub snapshot, when known.
     pub model_sha: Option<String>,
+    /// What makes drafts for it, as the user named it.
+    pub speculate_model: Option<String>,
     /// Holds config.json, tokenizer.json and the rest.
     pub model_dir: PathBuf,
     /// A tokenizer.json that was made for a model without one.

@@ -45,6 +45,8 @@ const STEP_TOKENS: u32 = 2048;
 const BATCH_SIZE: u32 = 256;
 /// Each takes a row of logits in the workers' memory.
 const STEP_DRAFTS: u32 = 64;
+/// Drafts of a sequence in a step where there is a draft model and nobody says how many.
+const MODEL_DRAFTS: u32 = 5;
 /// How often idle workers are asked whether they live.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// For streams to send their error when the server has failed, and for the scheduler to end.
@@ -360,9 +362,10 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
 
 /// The most drafts of a sequence in a step. Those that are wrong would have to be taken back.
 fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
-    match model.is_encoder_decoder() || model.has_state() {
-        true => 0,
-        false => args.speculate,
+    match (model.is_encoder_decoder() || model.has_state(), args.speculate) {
+        (true, _) => 0,
+        (false, 0) if model.draft_model.is_some() => MODEL_DRAFTS,
+        (false, most) => most,
     }
 }
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import torch
 
-from penstock.engine import self_check
+from penstock.engine import draft_model, self_check
 from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
@@ -57,7 +57,22 @@ def serve(
         quantize=arguments.quantize or "",
         quantize_head=arguments.quantize_head,
     )
-    if engine.native is not None:
+    drafts_natively = True
+    if arguments.draft_model_dir is not None:
+        drafter = draft_model.load(
+            arguments.draft_model_dir,
+            engine.model.config,
+            folder,
+            dtype,
+            device,
+            trusted=arguments.trust_remote_code,
+            quantize=arguments.quantize or "",
+            quantize_head=arguments.quantize_head,
+        )
+        if arguments.deterministic:
+            drafter.make_batch_invariant()
+        engine.drafter, drafts_natively = drafter, drafter.is_native
+    if engine.native is not None and drafts_natively:
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
     only_text = left_out(config)
     if only_text is not None and arguments.rank == 0:

@@ -112,6 +112,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
     parser.add_argument(
+        "--draft-model-dir",
+        type=Path,
+        help="folder of a smaller model with the same tokenizer, which makes drafts where a plan asks for them",
+    )
+    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="load pickled weights where there are no others, and run a model's own code where nothing else can",
@@ -159,6 +164,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--world-size {arguments.world_size} is no multiple of --stages {arguments.stages}")
     if arguments.world_size > 1 and not arguments.rendezvous:
         parser.error("--world-size above 1 needs --rendezvous")
+    if arguments.world_size > 1 and arguments.draft_model_dir:
+        parser.error("--draft-model-dir is for one rank")
     if arguments.quantize_head and not arguments.quantize:
         parser.error("--quantize-head needs --quantize")
     if arguments.threads < 0:

@@ -21,12 +21,13 @@ from penstock.proto import penstock_pb2 as pb
 # `make test-gpu` sets it to "cuda".
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")
 
-START, CONTINUE, SAMPLE, PROMPT_LOGPROBS, MASKED = (
+START, CONTINUE, SAMPLE, PROMPT_LOGPROBS, MASKED, OWN_DRAFTS = (
     pb.ROW_FLAG_START,
     pb.ROW_FLAG_CONTINUE,
     pb.ROW_FLAG_SAMPLE,
     pb.ROW_FLAG_PROMPT_LOGPROBS,
     pb.ROW_FLAG_MASKED,
+    pb.ROW_FLAG_OWN_DRAFTS,
 )
 
 
@@ -41,9 +42,11 @@ def row(
     targets: list[int] | None = None,
     masked: bool = False,
     drafts: list[int] | None = None,
+    own: int = 0,
     saves: list[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them. `start`: what its entry of Starts has other than defaults.
+    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them, or `own` that the worker makes. `start`: what its
+    entry of Starts has other than defaults.
 
     Of models with a recurrent state: `saves` are (tokens, snapshot), and `state_source` in `start` is a snapshot.
     """
@@ -57,6 +60,7 @@ def row(
         "targets": targets,
         "masked": masked,
         "drafts": drafts or [],
+        "own": own,
         "saves": saves or [],
     }
 
@@ -101,18 +105,25 @@ def make_plan(
         flag |= SAMPLE if r["sample"] else 0
         flag |= PROMPT_LOGPROBS if r["targets"] is not None else 0
         flag |= MASKED if r["masked"] else 0
+        flag |= OWN_DRAFTS if r["own"] else 0
         flags.append(flag)
+    drafts = [len(r["drafts"]) + r["own"] for r in rows]
     plan = pb.StepPlan(
         released=u32(released or []),
         slots=u32([r["slot"] for r in rows]),
         flags=bytes(flags),
         positions=u32([r["position"] for r in rows]),
-        counts=u32([(1 if r["tokens"] is None else len(r["tokens"])) + len(r["drafts"]) for r in rows]),
+        counts=u32(
+            [
+                (1 if r["tokens"] is None else len(r["tokens"])) + made
+                for r, made in zip(rows, drafts, strict=True)
+            ]
+        ),
         tokens=u32([t for r in rows for t in [*(r["tokens"] or []), *r["drafts"]]]),
         new_block_counts=u32([len(r["blocks"]) for r in rows]),
         new_pages=u32(pages),
         prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
-        drafts=u32([len(r["drafts"]) for r in rows]) if any(r["drafts"] for r in rows) else b"",
+        drafts=u32(drafts) if any(drafts) else b"",
     )
     starting = [r["start"] for r in rows if r["start"] is not None]
     if starting:

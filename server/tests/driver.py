@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from client import DEVICE, Numbering, make_plan, mask_of
+from penstock.engine import draft_model
+from penstock.engine.drafter import Drafter
 from penstock.engine.engine import Engine
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
@@ -40,7 +42,10 @@ class Driver:
         implementation: str = "auto",
         quantize: str = "",
         quantize_head: bool = False,
+        draft: Path | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`draft`: the folder of a draft model; `drafter`: what else makes drafts."""
         config = json.loads((folder / "config.json").read_text())
         self.engine = Engine(
             config,
@@ -53,6 +58,13 @@ class Driver:
             quantize=quantize,
             quantize_head=quantize_head,
         )
+        if draft is not None:
+            drafter = draft_model.load(
+                draft, self.engine.model.config, folder, dtype, torch.device(DEVICE), quantize=quantize
+            )
+            if deterministic:
+                drafter.make_batch_invariant()
+        self.engine.drafter = drafter
         self.tables = self.engine.tables(max_sequence_tokens)
         self.has_state = self.engine.model.config.has_state
         self.engine.allocate(
@@ -68,6 +80,7 @@ class Driver:
                 max_step_drafts=0 if self.engine.has_encoder else max_step_drafts,
                 has_state=self.has_state,
                 snapshots=snapshots if self.has_state else 0,
+                has_drafter=drafter is not None,
             )
         )
         self.forgets = False

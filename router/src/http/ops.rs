@@ -84,6 +84,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_batch_total_tokens: loaded.cache_tokens,
         max_batch_size: loaded.max_slots,
         speculate: loaded.speculate,
+        speculate_model: config.speculate_model.as_deref(),
         max_client_batch_size: limits.max_client_batch_size,
         validation_workers: args.validation_workers,
         prefix_cache: if args.is_guarded() && !args.shared_prefix_cache { "api_key" } else { "shared" },
@@ -168,6 +169,9 @@ pub struct Info<'a> {
     max_batch_size: u32,
     /// Most tokens of a sequence that are guessed and verified in one step.
     speculate: u32,
+    /// The model that guesses some of them, beside the text itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculate_model: Option<&'a str>,
     max_client_batch_size: u32,
     validation_workers: u32,
     /// Who shares cached prefixes: `api_key`, each key's requests; `shared`, all.

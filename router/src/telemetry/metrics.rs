@@ -297,6 +297,11 @@ fn describe() {
         "Constrained rows that sampled nothing, since their mask was late"
     );
     describe_counter!("penstock_drafts", "Guessed tokens that were verified");
+    describe_counter!("penstock_model_drafts", "Of those, tokens that the draft model had guessed");
+    describe_counter!(
+        "penstock_accepted_model_drafts",
+        "Tokens that the draft model had guessed and that went to clients"
+    );
     describe_counter!("penstock_accepted_drafts", "Those of them that were right and went to clients");
     describe_counter!(
         "penstock_corpus_drafts",

@@ -95,6 +95,7 @@ impl Served {
             model_dir: folder.path().to_path_buf(),
             tokenizer_file: None,
             num_shard: 1,
+            speculate_model: None,
             pipeline_parallel: 1,
         };
         let health = watch::Sender::new(Health::Starting("reading flags".into()));

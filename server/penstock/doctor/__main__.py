@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock import tiny
@@ -27,6 +28,8 @@ def main() -> int:
         "--model-id", help="a folder, or owner/name on the hub [default: the model that ships]"
     )
     parser.add_argument("--revision", help="branch, tag or commit [default: main]")
+    parser.add_argument("--speculate-model", help="a smaller model that makes drafts, named in the same way")
+    parser.add_argument("--speculate-model-revision", help="branch, tag or commit [default: main]")
     parser.add_argument(
         "--cache-dir", type=Path, help="of downloads [default: as HF_HUB_CACHE and HF_HOME say]"
     )
@@ -61,48 +64,80 @@ def main() -> int:
 
 
 def look_at(arguments: argparse.Namespace, question: Question) -> Report:
-    """Finds the model's files, on the hub if need be, and examines them."""
-    named = arguments.model_id
-    folder = arguments.folder or (Path(named) if named else tiny.MODEL)
-    if folder.is_dir():
-        report = examine(folder, question)
-        report.model, report.folder = named or "the model that ships", str(folder)
-        return report
-    request = client.Request(
-        named,
-        arguments.revision,
-        client.cache_folder(arguments.cache_dir),
-        trusted=question.trusted,
-    )
-    client.keep_libraries_quiet()
-    said = io.StringIO()  # lines for the launcher
-    begun: client.Begun | None = None
+    """Finds the files of the model, and of the one that makes drafts for it, on the hub if need be, and examines them."""
+    named, drafts = arguments.model_id, arguments.speculate_model
     with tempfile.TemporaryDirectory() as into:
-
-        def bring(request: client.Request) -> Path:
-            nonlocal begun
-            begun = client.begin(request)
-            client.outline(request, begun, Path(into))
-            return Path(into)
-
         try:
-            with redirect_stdout(said):
-                found = client.obtain(request, bring)
+            given = arguments.folder or (Path(named) if named else tiny.MODEL)
+            found = find(given, named, arguments.revision, arguments, Path(into) / "model")
+            if drafts:
+                revision = arguments.speculate_model_revision
+                try:
+                    draft = find(Path(drafts), drafts, revision, arguments, Path(into) / "draft")
+                except client.Unavailable as error:
+                    raise client.Unavailable(f"--speculate-model: {error}") from error
+                question = replace(question, draft=draft.files)
         except client.Unavailable as error:
             return Report(
-                model=named,
+                model=named or "the model that ships",
                 num_shard=question.shards,
                 pipeline_parallel=question.stages,
                 problems=[str(error)],
             )
-        report = examine(found, question)
-    report.model, report.folder = named, str(found if begun is None else begun.folder)
-    report.commit = Path(report.folder).name
-    lines = [json.loads(line) for line in said.getvalue().splitlines()]
-    report.warnings += [line["message"] for line in lines if line.get("level") == "WARN"]
-    if begun is not None and begun.pickled:
-        report.weight_bytes = sum(begun.listing.sizes[name] for name in begun.weights)
+        report = examine(found.files, question)
+    report.model, report.folder, report.commit = (
+        named or "the model that ships",
+        str(found.folder),
+        found.commit,
+    )
+    report.draft_model = drafts
+    report.warnings += found.warnings
+    if found.pickled_bytes is not None:
+        report.weight_bytes = found.pickled_bytes
     return report
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's files, of one on the hub all but the weights themselves."""
+
+    files: Path
+    folder: Path  # where they are, or would be once downloaded
+    commit: str | None = None
+    warnings: tuple[str, ...] = ()
+    pickled_bytes: int | None = None
+
+
+def find(
+    folder: Path, named: str | None, revision: str | None, arguments: argparse.Namespace, into: Path
+) -> Found:
+    """The files in `folder`, or else those of a model on the hub. Raises client.Unavailable."""
+    if folder.is_dir():
+        return Found(folder, folder)
+    assert named is not None, "the model that ships is a folder"
+    request = client.Request(
+        named, revision, client.cache_folder(arguments.cache_dir), trusted=arguments.trust_remote_code
+    )
+    client.keep_libraries_quiet()
+    said = io.StringIO()  # lines for the launcher
+    begun: client.Begun | None = None
+
+    def bring(request: client.Request) -> Path:
+        nonlocal begun
+        begun = client.begin(request)
+        into.mkdir()
+        client.outline(request, begun, into)
+        return into
+
+    with redirect_stdout(said):
+        files = client.obtain(request, bring)
+    at = files if begun is None else begun.folder
+    lines = [json.loads(line) for line in said.getvalue().splitlines()]
+    warnings = tuple(line["message"] for line in lines if line.get("level") == "WARN")
+    pickled = None
+    if begun is not None and begun.pickled:
+        pickled = sum(begun.listing.sizes[name] for name in begun.weights)
+    return Found(files, at, at.name, warnings, pickled)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import torch
 
 from penstock import quantization
 from penstock.doctor.report import Fit, Report
+from penstock.engine import draft_model
 from penstock.engine.cache_size import spare
+from penstock.engine.drafter import FLAG
 from penstock.engine.kv_cache import numbers_of
 from penstock.engine.preparation import working_bytes
 from penstock.engine.state_cache import state_bytes
@@ -23,7 +25,7 @@ from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import UnusableModel
 from penstock.hub.tokenizer import sources_of
 from penstock.loading.checkpoint import META, Checkpoint
-from penstock.loading.checks import check_numbers, check_weights
+from penstock.loading.checks import check_folder, check_numbers, check_weights
 from penstock.loading.device import device_of, dtype_of
 from penstock.loading.memory import Room, device_room
 from penstock.loading.model_files import (
@@ -65,6 +67,7 @@ class Question:
     launcher: Path | None = None
     quantize: str = ""
     quantize_head: bool = False
+    draft: Path | None = None  # the folder of a model that makes drafts
 
     @property
     def processes(self) -> int:
@@ -133,8 +136,11 @@ def examine(folder: Path, question: Question) -> Report:
                 quantizer = quantized_by(shape, dtype, device, question, report)
             if not report.fallback:
                 shards(config, folder, dtype, question, report, quantizer)
+            drafting: Drafting | None = None
+            if question.draft is not None and device is not None:
+                drafting = drafts(question.draft, shape, folder, dtype, device, question, report)
             if device is not None and len(report.weight_bytes_per_shard) == question.processes:
-                memory(shape, dtype, device, question, report)
+                memory(shape, dtype, device, question, report, drafting)
     text(folder, config or {}, question, report)
     return report
 
@@ -274,12 +280,66 @@ def shards(
     report.parameters = parameters // question.shards
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """What a draft model takes."""
+
+    shape: ModelConfig
+    weight_bytes: int
+    layers: int
+    row_bytes: int  # that a layer keeps of a token
+
+    def page_bytes(self, full_tables: int) -> int:
+        """See `DraftModel.page_bytes`."""
+        return BLOCK_SIZE * -(-self.layers // max(full_tables, 1)) * self.row_bytes
+
+
+def drafts(
+    draft: Path,
+    served: ModelConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    question: Question,
+    report: Report,
+) -> Drafting | None:
+    """Whether the model in `draft` can make drafts for the one that is served, and what it takes."""
+    try:
+        if question.processes > 1:
+            raise UnusableModel("it is for a model in one worker, not for shards or stages")
+        config = check_folder(draft, question.trusted)
+        shape = draft_model.refuse(config, served, folder, draft)
+        quantizer = None
+        if question.quantize:
+            quantizer = native.quantizer(
+                shape, dtype, device, question.group(0), question.quantize, question.quantize_head
+            )
+        with Checkpoint(draft, dtype, META, question.trusted) as checkpoint:
+            part = recipes.load_from(config, checkpoint, question.group(0), quantizer)
+            weight_bytes = checkpoint.bytes_made
+    except UnusableModel as error:
+        report.problems.append(f"{FLAG}: {error}")
+        return None
+    rows, size = part.cache_shape
+    layers = len(numbers_of(part.config.cached_layers(question.group(0))))
+    found = Drafting(shape, weight_bytes, layers, rows * size * dtype.itemsize)
+    report.draft_weight_bytes, report.draft_kv_bytes_per_token = weight_bytes, layers * found.row_bytes
+    longest = question.longest or served.usual_positions
+    if not shape.positions_go_on and longest > shape.max_positions:
+        report.problems.append(
+            f"{FLAG}: the draft model was made for {shape.max_positions} positions, and sequences have up to {longest}; "
+            "lower --max-total-tokens"
+        )
+    return found
+
+
 def memory(
     shape: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     question: Question,
     report: Report,
+    drafting: Drafting | None = None,
 ) -> None:
     """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
     count, whole_context = question.processes, shape.usual_positions
@@ -293,7 +353,7 @@ def memory(
     else:
         whole = device_room(device)
         room = Room(whole.total // count, whole.free // count)
-    held = max(report.weight_bytes_per_shard)
+    held = max(report.weight_bytes_per_shard) + (drafting.weight_bytes if drafting else 0)
     report.memory_bytes, report.free_bytes = room.total * count, room.free * count
     if held > room.free:
         report.problems.append(
@@ -304,10 +364,14 @@ def memory(
         return
     left = Room(room.total, room.free - held)
     working = working_bytes(shape, dtype, device, SLOTS, STEP_TOKENS, whole_context)
+    if drafting is not None:
+        tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
+        working += working_bytes(drafting.shape, dtype, device, SLOTS, tokens, whole_context)
     report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
     tables = divide(shape.layer_windows, whole_context)
     cached = max(len(shape.layer_windows), 1)
     page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // cached
+    page += drafting.page_bytes(tables.full) if drafting else 0
     state = max(report.state_bytes, default=0)
     room_for_all = report.cache_bytes_per_shard - page  # one more page holds zeros
     contexts = {whole_context}

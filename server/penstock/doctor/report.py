@@ -39,6 +39,9 @@ class Report:
     weight_bytes_per_shard: list[int] = field(default_factory=list)
     kv_bytes_per_token: list[int] = field(default_factory=list)
     state_bytes: list[int] = field(default_factory=list)  # of a model with recurrent layers
+    draft_model: str | None = None
+    draft_weight_bytes: int | None = None
+    draft_kv_bytes_per_token: int | None = None
     context: int | None = None
     longer_context: bool = False
     memory_bytes: int | None = None
@@ -108,6 +111,10 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if report.state_bytes:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "state", f"{shown(report.state_bytes, 'bytes')} for a sequence, however long{each}"
+    if report.draft_model is not None:
+        size, each = report.draft_weight_bytes, report.draft_kv_bytes_per_token
+        takes = "" if size is None else f": {gigabytes(size)}, and {each} bytes of KV cache for a token"
+        yield "draft model", report.draft_model + takes
     if report.context is not None:
         more = "; more with --max-total-tokens, at a loss of quality" if report.longer_context else ""
         yield "context", f"{report.context} tokens{more}"

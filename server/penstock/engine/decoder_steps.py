@@ -15,7 +15,7 @@ from penstock.engine.attention_metadata import (
 )
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
-from penstock.engine.tables import BLOCK_SIZE
+from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.layers.rope import RopeTable
 from penstock.models.model import Model
 from penstock.models.step import Step
@@ -32,9 +32,12 @@ class DecoderSteps:
         dtype: torch.dtype,
         device: torch.device,
         exact: bool = False,
+        tables: Tables | None = None,
     ) -> None:
+        """`tables`: where the model's layers are, if not where those of the slots' own model are."""
         self.slots, self.device = slots, device
         limits, config = slots.limits, model.config
+        tables = limits.tables if tables is None else tables
         # A row in flight may run one token past the longest sequence.
         positions = slots.width * BLOCK_SIZE
         self.ropes = [
@@ -49,8 +52,8 @@ class DecoderSteps:
                 window if window is None or window.size < limits.max_sequence_tokens else None
                 for window in config.windows
             ),
-            views=tuple(sorted({(window, limits.tables.of[layer][0]) for window, layer in model.views()})),
-            tables=limits.tables.count,
+            views=tuple(sorted({(window, tables.of[layer][0]) for window, layer in model.views()})),
+            tables=tables.count,
             has_state=config.has_state,
             simple=config.simple_attention,
             exact=exact,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.drafter import Drafter
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.native_steps import NativeSteps
@@ -26,6 +27,7 @@ from penstock.engine.plan import (
     I64,
     MASKED,
     NO_TARGET,
+    OWN_DRAFTS,
     PROMPT_LOGPROBS,
     SAMPLE,
     START,
@@ -97,6 +99,7 @@ class Launched:
     accepted_R: Tensor | None = (
         None  # drafts, of each row that samples; None: it has none, or another stage knows
     )
+    draft_ns: int = 0  # of the drafter
 
 
 @dataclass(slots=True)
@@ -146,10 +149,10 @@ class Engine:
         self.threads: Threads | None = None
         is_free = dtype != torch.float32 and not deterministic and group.everyone.size == 1
         if device.type == "cpu" and is_free and torch.get_num_threads() > 1:
-            apply = self.native.set_threads if self.native is not None else torch.set_num_threads
-            self.threads = Threads(torch.get_num_threads(), apply)
+            self.threads = Threads(torch.get_num_threads(), self._set_threads)
         self.steps = 0
         self.spans: StepSpans | None = None
+        self.drafter: Drafter | None = None  # set before `allocate`
         self._prepared = False
         self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -212,6 +215,8 @@ class Engine:
         self._unsettled: Launched | None = None
         self.model.serve_up_to(limits.max_sequence_tokens)
         self.step_maker = self._make_step_maker()
+        if self.drafter is not None:
+            self.drafter.allocate(self.slots, self.sampler)
         self._prepared = True
 
     def _layer_caches(self, states: StateCache) -> list[LayerCache]:
@@ -234,6 +239,8 @@ class Engine:
     def release(self) -> None:
         """Gives back what `allocate` made."""
         self.clear()
+        if self.drafter is not None:
+            self.drafter.release()
         del self.cache, self.states, self.layer_caches, self.slots, self.sampler
         self._prepared = False
 
@@ -249,6 +256,8 @@ class Engine:
         self.step_maker.clear()
         self.slots.clear()
         self.sampler.clear()
+        if self.drafter is not None:
+            self.drafter.clear()
 
     def step(self, plan: Plan, words: U32 | None = None) -> pb.StepResult:
         """Launches and finishes; `words` are the plan's masks."""
@@ -282,12 +291,24 @@ class Engine:
         tokens = int(plan.counts.sum())
         if self.threads is not None:
             self.threads.begin(tokens)
+        draft_ns = 0
+        if self.drafter is not None:
+            draft_ns = self._add_drafts(plan, self.drafter)
         indices, step = self.step_maker.make(plan, self.last_sampled)
         prepared = time.perf_counter_ns()
         hidden_TE = self._forward(step)
         forwarded = time.perf_counter_ns()
         launched = Launched(
-            plan, indices, None, None, None, prepared - began, forwarded - prepared, 0, traced_since
+            plan,
+            indices,
+            None,
+            None,
+            None,
+            prepared - began - draft_ns,
+            forwarded - prepared,
+            0,
+            traced_since,
+            draft_ns=draft_ns,
         )
         logits_SV = None
         if self.group.is_last_stage and len(indices.sample_rows):
@@ -314,6 +335,8 @@ class Engine:
         if self.group.is_last_stage:
             if unsampled.logits_SV is not None:
                 sampled = self._sample(launched, indices, unsampled.ids_T, unsampled.logits_SV, masks)
+                if self.drafter is not None and self.drafter.reads_hidden:
+                    self._show(self.drafter, launched, indices, unsampled.hidden_TE)
             if len(indices.prompt_tokens):
                 prompt = self._prompt_logprobs(plan, indices, unsampled.hidden_TE)
         elif self.group.is_first_stage and len(indices.sample_rows):
@@ -362,6 +385,7 @@ class Engine:
             prepare_ns=launched.prepare_ns,
             forward_ns=launched.forward_ns,
             sample_ns=launched.sample_ns,
+            draft_ns=launched.draft_ns,
         )
         sampled, indices = launched.sampled, launched.indices
         if sampled is not None and indices is not None:
@@ -471,6 +495,38 @@ class Engine:
         fed_S = ids_T.index_select(0, tokens_S)
         sampling = (plan.flags & SAMPLE) != 0
         return Drafts(plan.drafts[sampling] + 1, fed_S.roll(-1), (plan.flags[sampling] & MASKED) != 0)
+
+    def _add_drafts(self, plan: Plan, drafter: Drafter) -> int:
+        """Turns rows with OWN_DRAFTS into rows whose drafts are in the plan. Returns how long that took, in nanoseconds."""
+        began = time.perf_counter_ns()
+        drafts_D = drafter.draft(plan, self.last_sampled)
+        own = (plan.flags & OWN_DRAFTS) != 0
+        if own.any():
+            # The first token of a row that continues is not in the plan.
+            given = plan.counts - ((plan.flags & CONTINUE) != 0) - np.where(own, plan.drafts, 0)
+            places = np.repeat((np.cumsum(given) - given)[own], plan.drafts[own])
+            plan.tokens = np.insert(plan.tokens, places, drafts_D.cpu().numpy().astype(np.uint32))
+            plan.flags = plan.flags & ~np.uint8(OWN_DRAFTS)
+        return time.perf_counter_ns() - began
+
+    def _show(self, drafter: Drafter, launched: Launched, indices: LogitsIndices, hidden_TE: Tensor) -> None:
+        """Gives the drafter what was computed of the tokens behind which rows sampled last."""
+        plan = launched.plan
+        rows = np.flatnonzero(plan.flags & SAMPLE)
+        samples = plan.drafts[rows] + 1 if len(plan.drafts) else np.ones(len(rows), np.int64)
+        lasts_R = to_device(np.cumsum(samples) - samples, self.device)
+        if launched.accepted_R is not None:
+            lasts_R = lasts_R + launched.accepted_R
+        tokens_R = to_device(indices.sample_tokens, self.device).index_select(0, lasts_R)
+        drafter.saw(plan.slots[rows], hidden_TE.index_select(0, tokens_R))
+
+    def _set_threads(self, count: int) -> None:
+        if self.native is not None:
+            self.native.set_threads(count)
+        else:
+            torch.set_num_threads(count)
+        if self.drafter is not None:
+            self.drafter.set_threads(count)
 
     def _settle(self) -> None:
         """Waits for the drafts of the last step, if it had some: where its slots end is the beginning of this one."""

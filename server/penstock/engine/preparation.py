@@ -13,9 +13,10 @@ import torch
 
 import penstock_kernels as ops
 from penstock.engine.cache_size import count_pages, count_snapshots, spare
+from penstock.engine.drafter import FLAG
 from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
-from penstock.engine.plan import NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, OWN_DRAFTS, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
@@ -47,6 +48,12 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "
             f"shortest input takes {BLOCK_SIZE} beside the decoder's start"
         )
+    drafter = engine.drafter
+    if drafter is not None and longest > drafter.max_positions:
+        raise ValueError(
+            f"{FLAG}: the draft model was made for {drafter.max_positions} positions, and sequences have up to {longest}; "
+            "lower --max-total-tokens"
+        )
     if not 0 < request.memory_fraction <= 1:
         raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
     available = spare(
@@ -56,10 +63,15 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         held=weight_bytes(engine),
         working=_step_bytes(
             engine, request.max_slots, request.max_step_tokens, longest, request.max_step_drafts
-        ),
+        )
+        + (drafter.working_bytes(request.max_slots, request.max_step_tokens, longest) if drafter else 0),
         neighbours=engine.group.neighbours,
     )
     tables = engine.tables(longest)
+    if drafter is not None and tables.full == 0:
+        raise ValueError(
+            f"{FLAG}: all layers of the model have a window, and no page would keep what its draft model attends to"
+        )
     layers = numbers_of(config.cached_layers(engine.group))
     snapshots, everyone = 0, engine.group.everyone
     if config.has_state:
@@ -75,7 +87,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         pages = _agreed(
             everyone,
             lambda: count_pages(
-                page_bytes(tables, layers, engine.model.cache_shape, engine.dtype),
+                page_bytes(tables, layers, engine.model.cache_shape, engine.dtype)
+                + (drafter.page_bytes(tables) if drafter else 0),
                 tables,
                 request.max_slots,
                 longest,
@@ -99,12 +112,17 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             max_step_drafts=request.max_step_drafts,
             has_state=config.has_state,
             snapshots=snapshots,
+            has_drafter=drafter is not None,
         )
     )
     if engine.threads is not None:
         engine.threads.expected = None
         engine.threads.use(engine.threads.most)
+    # What the draft model takes in beside prompts the router learns from what steps take.
+    engine.drafter = None
     cost = _fit(_measure(engine))
+    engine.drafter = drafter
+    draft_cost = _measure_drafts(engine) if drafter is not None else None
     if engine.threads is not None:
         engine.threads.expected = lambda fed, attended: (
             cost.fixed_ns + cost.per_token_ns * fed + cost.per_context_token_ns * attended
@@ -120,6 +138,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         window=0 if tables.window is None else tables.window.size,
         chunked=tables.window is not None and tables.window.chunked,
         snapshots=snapshots,
+        draft_cost=draft_cost,
     )
 
 
@@ -138,19 +157,24 @@ def _agreed(group: TensorGroup, count: Callable[[], int], elsewhere: str) -> int
 
 
 def _cache_bytes(engine: Engine) -> int:
-    return engine.cache.bytes + (0 if engine.states is None else engine.states.bytes)
+    held = engine.cache.bytes + (0 if engine.states is None else engine.states.bytes)
+    if engine.drafter is not None:
+        held += engine.limits.pages * engine.drafter.page_bytes(engine.limits.tables)
+    return held
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Bytes of the weights, each counted once."""
-    return sum(t.numel() * t.element_size() for t in engine.model.weights())
+    """Bytes of the weights, each counted once, those of a draft model among them."""
+    held = sum(t.numel() * t.element_size() for t in engine.model.weights())
+    return held + (0 if engine.drafter is None else engine.drafter.weight_bytes)
 
 
 def kv_bytes_per_token(engine: Engine) -> int:
     """Bytes that this rank's cache holds for one token."""
     rows, size = engine.model.cache_shape
     layers = numbers_of(engine.model.config.cached_layers(engine.group))
-    return len(layers) * rows * size * engine.dtype.itemsize
+    drafted = 0 if engine.drafter is None else engine.drafter.kv_bytes_per_token
+    return len(layers) * rows * size * engine.dtype.itemsize + drafted
 
 
 def held_state_bytes(engine: Engine) -> int:
@@ -333,6 +357,52 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
     began = time.perf_counter_ns()
     engine.step(plan)
     return float(time.perf_counter_ns() - began)
+
+
+def _measure_drafts(engine: Engine) -> pb.CostModel | None:
+    """What one more draft costs, by the number of rows that get one. None: no row can have any."""
+    measured: list[tuple[int, float]] = []
+    for rows in (1, 2, 8, 32):
+        drafts = min(4, engine.limits.max_step_drafts // rows, engine.limits.max_step_tokens // rows - 1)
+        rows_fit = rows <= engine.limits.max_slots
+        room = engine.limits.max_sequence_tokens > BLOCK_SIZE + drafts
+        if drafts < 1 or not rows_fit or not room:
+            break
+        for _ in range(2):  # the first pays for what is set up once
+            taken = min(_draft(engine, rows, drafts) for _ in range(2))
+        measured.append((rows, taken / drafts))
+    if not measured:
+        return None
+    rows_measured, times = (np.array(column, np.float64) for column in zip(*measured, strict=True))
+    per_row = 0.0
+    if len(measured) > 1:
+        # Least squares of relative errors.
+        columns = np.stack((np.ones_like(times), rows_measured), 1) / times[:, None]
+        per_row = max(float(np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0][1]), 0.0)
+    fixed = float(np.median(times - per_row * rows_measured))
+    return pb.CostModel(fixed_ns=max(fixed, 0.1 * float(times.min())), per_token_ns=per_row)
+
+
+def _draft(engine: Engine, rows: int, drafts: int) -> float:
+    """How long the drafter takes for so many drafts of made-up sequences, in nanoseconds."""
+    engine.clear()
+    _run(engine, rows, 1, 0)
+    none = np.zeros(0, np.uint32)
+    plan = Plan(
+        number=2,
+        released=none,
+        slots=np.arange(rows),
+        flags=np.full(rows, CONTINUE | SAMPLE | OWN_DRAFTS, np.uint8),
+        positions=np.ones(rows, np.int64),
+        counts=np.full(rows, 1 + drafts),
+        tokens=none,
+        new_block_counts=np.zeros(rows, np.int64),
+        new_pages=none,
+        prompt_targets=none,
+        starts=None,
+        drafts=np.full(rows, drafts),
+    )
+    return float(engine.step(plan).draft_ns)
 
 
 def _fit(measured: list[tuple[int, int, float]]) -> pb.CostModel:

@@ -177,22 +177,7 @@ class Sampler:
         and only what follows accepted drafts is counted for penalties. `summary`: of these logits and masks, where the model's
         backend makes one.
         """
-        is_plain = not (self._is_changed(slots, positions) or (self.watermark_deltas[slots] > 0).any())
-        drawn = np.flatnonzero(self.temperatures[slots] > 0)
-        possible_S = None
-        if summary is not None and is_plain and not len(drawn):
-            tokens_S = summary.tokens_S
-        else:
-            changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
-            scores_SV = self._narrow(changed_SV, slots, previous_S)
-            if len(drawn) == len(slots):
-                tokens_S = self._choose(scores_SV, slots, positions)
-            else:
-                tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
-                if len(drawn):
-                    rows = self._on_device(drawn)
-                    drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
-                    tokens_S.index_copy_(0, rows, drawn_S)
+        tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
         if drafts is not None and len(drafts.forced):
             forced = self._on_device(drafts.forced)
             tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
@@ -244,6 +229,51 @@ class Sampler:
         """
         changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
         return self._narrow(changed_SV, slots, previous_S), possible_S
+
+    def guess(
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        summary: ops.LogitsSummary | None = None,
+    ) -> Tensor:
+        """The tokens (S,) that `sample` would choose if these were the logits, from another model; nothing is counted."""
+        return self._draw(logits_SV, slots, positions, previous_S, None, None, summary)[0]
+
+    def suppose(self, slots: I64, tokens_S: Tensor, times: int) -> None:
+        """Counts a token of each slot `times` more often for its penalties: 1 as if it had been sampled, -1 to take that back."""
+        counted = np.flatnonzero(self.count_rows[slots] >= 0)
+        if len(counted):
+            rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
+            more = torch.full((len(counted),), times, dtype=torch.int32, device=self.device)
+            self._output_RV.index_put_((rows, tokens_S.index_select(0, chosen)), more, accumulate=True)
+
+    def _draw(
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        masks: Masks | None,
+        drafts: Drafts | None,
+        summary: ops.LogitsSummary | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A token for each row of logits, and which rows have a token left."""
+        is_plain = not (self._is_changed(slots, positions) or (self.watermark_deltas[slots] > 0).any())
+        drawn = np.flatnonzero(self.temperatures[slots] > 0)
+        if summary is not None and is_plain and not len(drawn):
+            return summary.tokens_S, None
+        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+        scores_SV = self._narrow(changed_SV, slots, previous_S)
+        if len(drawn) == len(slots):
+            return self._choose(scores_SV, slots, positions), possible_S
+        tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
+        if len(drawn):
+            rows = self._on_device(drawn)
+            drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
+            tokens_S.index_copy_(0, rows, drawn_S)
+        return tokens_S, possible_S
 
     def _narrow(self, scores_SV: Tensor, slots: I64, previous_S: Tensor) -> Tensor:
         """Changed logits after temperature, truncation and watermark."""

@@ -17,6 +17,7 @@ from penstock.engine.plan import (
     NO_PAGE,
     NO_SNAPSHOT,
     NO_TARGET,
+    OWN_DRAFTS,
     PROMPT_LOGPROBS,
     SAMPLE,
     START,
@@ -45,6 +46,7 @@ class Limits:
     has_encoder: bool = False  # every sequence begins with what an encoder reads
     max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
     max_step_drafts: int = 0
+    has_drafter: bool = False  # rows may have drafts that the worker makes
     has_state: bool = False  # the model has recurrent layers: every slot has a state, which cannot be rewound
     snapshots: int = 0  # places for copies of states
     tables: Tables = ONE_TABLE
@@ -108,7 +110,8 @@ class SlotTable:
             raise BadPlan("flags: a row has both START and CONTINUE")
         if (((flags & MASKED) != 0) & ((flags & SAMPLE) == 0)).any():
             raise BadPlan("flags: a row has MASKED without SAMPLE")
-        if len(plan.drafts):
+        own = (flags & OWN_DRAFTS) != 0
+        if len(plan.drafts) or own.any():
             self._check_drafts(plan)
         _check_starts(plan.starts, len(starts), limits)
         if len(starts):
@@ -135,6 +138,8 @@ class SlotTable:
         if total > limits.max_step_tokens:
             raise BadPlan(f"counts: {total} tokens, but max_step_tokens is {limits.max_step_tokens}")
         given = total - int(np.count_nonzero(continuing))
+        if own.any():
+            given -= int(plan.drafts[own].sum())
         if len(plan.tokens) != given:
             raise BadPlan(f"tokens: {len(plan.tokens)} entries, but the rows feed {given}")
         _below("tokens", plan.tokens, limits.vocab_size, "tokens in the vocabulary")
@@ -194,6 +199,11 @@ class SlotTable:
         if total > self.limits.max_step_drafts:
             raise BadPlan(f"drafts: {total}, but max_step_drafts is {self.limits.max_step_drafts}")
         verifying = drafts > 0
+        own = (flags & OWN_DRAFTS) != 0
+        if own.any() and not self.limits.has_drafter:
+            raise BadPlan("flags: a row has OWN_DRAFTS, and this worker has no draft model")
+        if (own & (((flags & CONTINUE) == 0) | ((flags & MASKED) != 0) | ~verifying)).any():
+            raise BadPlan("flags: a row has OWN_DRAFTS without CONTINUE or drafts, or with MASKED")
         if (verifying & ((flags & SAMPLE) == 0)).any():
             raise BadPlan("drafts: a row that does not sample has some")
         if (verifying & ((flags & PROMPT_LOGPROBS) != 0)).any():

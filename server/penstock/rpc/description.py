@@ -23,6 +23,7 @@ def description_of(
     shape = engine.model.config
     held = weight_bytes(engine)
     side = shape.max_side_positions
+    drafter = engine.drafter
     return pb.ModelDescription(
         model_type=str(config.get("model_type", "")),
         recipe=engine.recipe,
@@ -46,4 +47,7 @@ def description_of(
         max_side_positions=side,
         positions_go_on=shape.positions_go_on,
         state_bytes=held_state_bytes(engine),
+        draft_model=None
+        if drafter is None
+        else pb.DraftModel(model_type=drafter.model_type, parameters=drafter.parameters),
     )

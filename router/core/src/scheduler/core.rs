@@ -14,6 +14,7 @@ use slab::Slab;
 use super::blocks::BlockPool;
 use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
+use super::draft_model::DraftAccuracy;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
 use super::in_flight::{InFlight, RowRecord, Shape};
@@ -41,6 +42,8 @@ pub(super) struct Capacity {
     pub stages: u32,
     pub vocab_size: u32,
     pub cost: CostModel,
+    /// Of the workers' draft model; `None`: they have none.
+    pub draft_cost: Option<CostModel>,
     /// Places for copies of recurrent states; `None`: the model has none.
     pub snapshots: Option<u32>,
 }
@@ -107,6 +110,8 @@ pub(super) struct Core {
     pub(super) guesses: Vec<TokenId>,
     /// The first that runs found no blocks in the last plan, since those that could give some were in it already.
     pub(super) first_is_due: bool,
+    /// Of the workers' draft model lately, over all sequences.
+    pub(super) draft_accuracy: DraftAccuracy,
     /// When something is to be done about a sequence's deadline.
     pub(super) due: BTreeSet<(Instant, SequenceId)>,
     /// The head of the queue, if it found no room.
@@ -167,6 +172,9 @@ pub(super) struct Counters {
     /// Of both, what came from tenants' recent answers.
     pub corpus_drafts: u64,
     pub accepted_corpus_drafts: u64,
+    /// Of both those that the workers' draft model made.
+    pub model_drafts: u64,
+    pub accepted_model_drafts: u64,
     /// Tokens that a grammar left no choice of.
     pub forced_tokens: u64,
     /// Sampled without a mask where a grammar left everything open until then, and dropped.
@@ -184,7 +192,7 @@ impl Core {
         let seed = hashes.hash_one("corpus");
         Self {
             corpora: (rules.corpus_tokens > 0).then(|| Corpora::new(rules.corpus_tokens, seed)),
-            cost: StepCost::new(capacity.cost),
+            cost: StepCost::new(capacity.cost).with_draft_model(capacity.draft_cost),
             free_slots: slots(capacity.max_slots),
             throttle: Throttle::new(capacity.max_slots, capacity.max_step_tokens),
             builder: PlanBuilder::default(),
@@ -205,6 +213,7 @@ impl Core {
             spare_decodes: Vec::new(),
             guesses: Vec::new(),
             first_is_due: false,
+            draft_accuracy: DraftAccuracy::default(),
             due: BTreeSet::new(),
             blocked: None,
             departures: 0,
@@ -220,7 +229,7 @@ impl Core {
     pub fn renew(&mut self, capacity: Capacity, now: Instant) {
         debug_assert!(self.in_flight.is_empty() && self.running.is_empty());
         self.pool = capacity.pool();
-        self.cost = StepCost::new(capacity.cost);
+        self.cost = StepCost::new(capacity.cost).with_draft_model(capacity.draft_cost);
         self.free_slots = slots(capacity.max_slots);
         self.builder = PlanBuilder::default();
         self.capacity = capacity;
@@ -248,6 +257,7 @@ impl Core {
             sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
             let corpus = CorpusId(self.hashes.hash_one((tenant, sequence.namespace)));
             sequence.recall = self.corpora.is_some().then(|| Recall::new(corpus));
+            sequence.draft_accuracy = self.capacity.draft_cost.map(|_| self.draft_accuracy);
         }
         if let Some(why) = self.refusal(&sequence, now) {
             self.waiting.leave(account);
@@ -537,7 +547,12 @@ impl Core {
             assert_eq!(own.len() as u32, sequence.rows_in_flight);
             assert_eq!(own.iter().map(|row| row.tokens).sum::<u32>(), sequence.tokens_in_flight);
             assert_eq!(own.iter().filter(|row| row.sample).count() as u32, sequence.samples_in_flight);
-            assert_eq!(own.iter().map(|row| row.drafts).sum::<u32>(), sequence.drafts_in_flight);
+            let drafts = |counts: fn(&RowRecord) -> bool| {
+                own.iter().filter(|row| counts(row)).map(|row| row.drafts).sum::<u32>()
+            };
+            assert_eq!(drafts(|_| true), sequence.drafts_in_flight);
+            assert_eq!(drafts(|row| row.own_drafts), sequence.model_drafts_in_flight);
+            assert_eq!(drafts(|row| row.stale_drafts), sequence.stale_drafts_in_flight);
             assert!(
                 sequence.num_scheduled_tokens <= sequence.table.blocks.len() as u32 * self.pool.block_size()
             );

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use penstock_proto::CostModel;
 
+use super::draft_model::{DraftCost, Drafted};
+
 /// What a step does, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Work {
@@ -16,6 +18,8 @@ pub(super) struct Work {
     pub prompts: bool,
     /// Tokens of it that are drafts, which have no part in `context`.
     pub drafts: u32,
+    /// How those of them are made that the workers' draft model makes.
+    pub drafted: Drafted,
 }
 
 impl Work {
@@ -50,6 +54,8 @@ pub(super) struct StepCost {
     unverified_steps: u32,
     /// Of a step that had nothing before it in flight, what was neither reading, computing nor choosing, smoothed.
     round_trip_ns: f64,
+    /// Of the workers' draft model, if they have one.
+    draft_model: Option<DraftCost>,
 }
 
 /// Weight of the newest measurement.
@@ -85,12 +91,32 @@ impl StepCost {
             draft_ns: model.per_token_ns,
             unverified_steps: 0,
             round_trip_ns: ROUND_TRIP_NS,
+            draft_model: None,
+        }
+    }
+
+    pub fn with_draft_model(self, cost: Option<CostModel>) -> Self {
+        Self { draft_model: cost.map(DraftCost::new), ..self }
+    }
+
+    /// How long a draft model takes in a step, in nanoseconds.
+    pub fn expect_drafting(&self, drafted: Drafted) -> f64 {
+        self.draft_model.map_or(0.0, |cost| cost.expect(drafted))
+    }
+
+    /// How long it took in one that had such drafts.
+    pub fn learn_drafting(&mut self, drafted: Drafted, took: Duration) {
+        if let Some(cost) = &mut self.draft_model
+            && drafted.drafts > 0
+        {
+            cost.learn(drafted, took);
         }
     }
 
     pub fn expect(&self, work: Work) -> Duration {
         let drafts = f64::from(work.drafts) * self.draft_ns;
-        Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts) as u64)
+        let drafting = self.expect_drafting(work.drafted);
+        Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts + drafting) as u64)
     }
 
     /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
@@ -101,6 +127,7 @@ impl StepCost {
         Duration::from_nanos(((beside + own) * self.prompt_scale) as u64)
     }
 
+    /// What `took` so long is all of a step with prompts, and of others what is left without its draft model's part.
     pub fn learn(&mut self, work: Work, took: Duration) {
         let took = took.as_nanos() as f64;
         if work.drafts > 0 {

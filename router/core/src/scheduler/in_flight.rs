@@ -19,6 +19,10 @@ pub(super) struct RowRecord {
     pub drafts: u32,
     /// They are from what its tenant was answered.
     pub recalled: bool,
+    /// The workers' draft model makes them.
+    pub own_drafts: bool,
+    /// They are not, and followed drafts that were rejected.
+    pub stale_drafts: bool,
     pub top_tokens: u32,
     /// Log probabilities that come back, and how many of them are of the prompt.
     pub prompt_targets: u32,

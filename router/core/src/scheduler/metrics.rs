@@ -74,6 +74,8 @@ pub(super) struct Metrics {
     accepted_drafts: Counter,
     corpus_drafts: Counter,
     accepted_corpus_drafts: Counter,
+    model_drafts: Counter,
+    accepted_model_drafts: Counter,
     forced_tokens: Counter,
     refused_tokens: Counter,
     cancelled: Counter,
@@ -128,6 +130,8 @@ impl Metrics {
             accepted_drafts: counter!("penstock_accepted_drafts"),
             corpus_drafts: counter!("penstock_corpus_drafts"),
             accepted_corpus_drafts: counter!("penstock_accepted_corpus_drafts"),
+            model_drafts: counter!("penstock_model_drafts"),
+            accepted_model_drafts: counter!("penstock_accepted_model_drafts"),
             forced_tokens: counter!("penstock_forced_tokens"),
             refused_tokens: counter!("penstock_refused_tokens"),
             cancelled: counter!("penstock_cancelled_requests"),
@@ -201,6 +205,8 @@ impl Metrics {
         self.accepted_drafts.absolute(counters.accepted_drafts);
         self.corpus_drafts.absolute(counters.corpus_drafts);
         self.accepted_corpus_drafts.absolute(counters.accepted_corpus_drafts);
+        self.model_drafts.absolute(counters.model_drafts);
+        self.accepted_model_drafts.absolute(counters.accepted_model_drafts);
         self.forced_tokens.absolute(counters.forced_tokens);
         self.refused_tokens.absolute(counters.refused_tokens);
         self.cancelled.absolute(counters.cancelled);

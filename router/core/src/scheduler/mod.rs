@@ -4,7 +4,8 @@
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`;
+//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`,
+//! or made by the workers' own model, of which `draft_model` knows what they are worth;
 //! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
 
 mod blocks;
@@ -13,6 +14,7 @@ mod core;
 mod corpus;
 mod cost;
 mod deadlines;
+mod draft_model;
 mod fairness;
 mod guesses;
 mod handle;

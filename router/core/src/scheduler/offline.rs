@@ -46,6 +46,7 @@ impl Offline {
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
+            draft_cost: prepared.draft_cost,
             snapshots: model.has_state().then_some(prepared.snapshots),
         };
         Self { core: Core::new(rules, capacity), next_id: 1 }

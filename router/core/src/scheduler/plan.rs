@@ -19,6 +19,8 @@ pub(super) enum Feed<'a> {
     /// What the slot sampled last, and what may follow it.
     Continue {
         drafts: &'a [TokenId],
+        /// Or so many that the workers' draft model makes.
+        own: u32,
     },
 }
 
@@ -111,11 +113,15 @@ impl PlanBuilder {
                 self.drafts.push(0);
                 tokens.len() as u32
             }
-            Feed::Continue { drafts } => {
+            Feed::Continue { drafts, own } => {
+                debug_assert!(own == 0 || drafts.is_empty());
                 flags |= RowFlag::Continue as u8;
+                if own > 0 {
+                    flags |= RowFlag::OwnDrafts as u8;
+                }
                 columns.tokens.extend_from_slice(bytemuck::cast_slice(drafts));
-                self.drafts.push(drafts.len() as u32);
-                1 + drafts.len() as u32
+                self.drafts.push(drafts.len() as u32 + own);
+                1 + drafts.len() as u32 + own
             }
         };
         if row.sample {
@@ -294,7 +300,7 @@ mod tests {
         builder.row(Row {
             slot: SlotId(1),
             position: 33,
-            feed: Feed::Continue { drafts: &[] },
+            feed: Feed::Continue { drafts: &[], own: 0 },
             new_blocks: 0,
             new_pages: &[],
             sample: true,
@@ -439,7 +445,7 @@ mod tests {
             builder.row(Row {
                 slot: SlotId(slot),
                 position: 33,
-                feed: Feed::Continue { drafts },
+                feed: Feed::Continue { drafts, own: 0 },
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,
@@ -462,7 +468,7 @@ mod tests {
             builder.row(Row {
                 slot: SlotId(0),
                 position: 5,
-                feed: Feed::Continue { drafts: &[] },
+                feed: Feed::Continue { drafts: &[], own: 0 },
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,

@@ -23,6 +23,7 @@ use super::order::Turn;
 use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
 use super::sequence::{PromptLogprobs, Sequence};
+use super::speculation::{Allotment, Drafter};
 use super::states::StateRecord;
 use super::submission::{SequenceEvent, Unavailable};
 
@@ -34,7 +35,7 @@ struct Draft {
     admitted: u32,
     budget: PromptBudget,
     /// Sequences whose rows verify drafts, and how many at most.
-    drafts: Vec<(usize, u32)>,
+    drafts: Vec<Allotment>,
 }
 
 /// What the queue finds, while a plan is built.
@@ -119,11 +120,11 @@ impl Core {
         // Prompts have half of what is left at least.
         let most = self.capacity.max_step_drafts.min(budget.tokens / 2);
         draft.drafts = self.allot_forced(&keys, most);
-        let forced: u32 = draft.drafts.iter().map(|&(_, forced)| forced).sum();
+        let forced: u32 = draft.drafts.iter().map(|allotted| allotted.drafts).sum();
         draft.drafts.extend(self.allot_drafts(&keys, budget.work, most - forced));
-        for &(_, drafts) in &draft.drafts {
-            budget.work.add_drafts(drafts);
-            budget.tokens -= drafts;
+        for allotted in &draft.drafts {
+            allotted.add_to(&mut budget.work);
+            budget.tokens -= allotted.drafts;
         }
         keys.clear();
         self.spare_decodes = keys;
@@ -325,19 +326,27 @@ impl Core {
         }
         let mut guesses = std::mem::take(&mut self.guesses);
         guesses.clear();
-        if continues && let Some(&(_, wanted)) = draft.drafts.iter().find(|(of, _)| *of == key) {
-            let drafts = self.make_room_for_drafts(key, wanted) as usize;
+        let (mut own, mut recalled) = (0, false);
+        if continues && let Some(&allotted) = draft.drafts.iter().find(|allotted| allotted.key == key) {
+            let drafts = self.make_room_for_drafts(key, allotted.drafts);
             let sequence = &self.sequences[key];
-            let ahead = sequence.samples_in_flight + sequence.drafts_in_flight;
-            guesses.extend(sequence.forced_behind(sequence.num_scheduled_tokens).take(drafts));
-            guesses.extend(self.guessed(key, ahead).take(drafts));
-            count += guesses.len() as u32;
+            match allotted.drafter {
+                Drafter::Model => own = drafts,
+                Drafter::Grammar => {
+                    let forced = sequence.forced_behind(sequence.num_scheduled_tokens);
+                    guesses.extend(forced.take(drafts as usize));
+                }
+                Drafter::Text => {
+                    guesses.extend(self.guessed(key, sequence.tokens_ahead()).take(drafts as usize));
+                    recalled = !guesses.is_empty() && self.recalls(key);
+                }
+            }
+            count += guesses.len() as u32 + own;
         }
         self.guesses = guesses;
         self.charge(key, count);
 
-        let drafts = self.guesses.len() as u32;
-        let recalled = drafts > 0 && self.recalls(key);
+        let drafts = self.guesses.len() as u32 + own;
         let state_source = if self.sequences[key].start_due { self.state_source(key) } else { None };
         self.follow_text(key);
         let sequence = &mut self.sequences[key];
@@ -362,6 +371,8 @@ impl Core {
             sample,
             drafts,
             recalled,
+            own_drafts: own > 0,
+            stale_drafts: false,
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
@@ -383,7 +394,7 @@ impl Core {
             slot: sequence.slot.expect("only running sequences get rows"),
             position,
             feed: match continues {
-                true => Feed::Continue { drafts: &self.guesses },
+                true => Feed::Continue { drafts: &self.guesses, own },
                 false => Feed::Tokens(&tokens[position as usize..end as usize]),
             },
             new_blocks: (sequence.table.blocks.len() - sequence.sent_blocks) as u32,
@@ -397,9 +408,11 @@ impl Core {
 
         draft.work.add(position, count - drafts);
         draft.work.add_drafts(drafts);
+        draft.work.drafted.add(own);
         if !masked {
             self.counters.drafts += u64::from(drafts);
             self.counters.corpus_drafts += u64::from(if recalled { drafts } else { 0 });
+            self.counters.model_drafts += u64::from(own);
         }
         if continues {
             self.counters.decode_tokens += u64::from(count);
@@ -417,6 +430,7 @@ impl Core {
         sequence.rows_in_flight += 1;
         sequence.tokens_in_flight += count;
         sequence.drafts_in_flight += drafts;
+        sequence.model_drafts_in_flight += own;
         if sample {
             sequence.samples_in_flight += 1;
             sequence.slot_sampled = Some(end);

@@ -37,6 +37,8 @@ impl Core {
             sequence.rows_in_flight = 0;
             sequence.samples_in_flight = 0;
             sequence.drafts_in_flight = 0;
+            sequence.model_drafts_in_flight = 0;
+            sequence.stale_drafts_in_flight = 0;
             sequence.tokens_in_flight = 0;
             let history = &mut sequence.crash_history;
             if history.quarantined {

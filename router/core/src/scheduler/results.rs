@@ -94,9 +94,17 @@ impl Core {
         self.shapes.insert(step.shape());
         self.throttle.passed(step.rows.len() as u32, step.work.tokens);
         let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
+        let drafting = Duration::from_nanos(result.draft_ns);
+        self.cost.learn_drafting(step.work.drafted, drafting);
+        // What the draft model takes in of prompts is a part of what prompts take.
+        let apart = match step.work.prompts {
+            true => Duration::from_nanos(self.cost.expect_drafting(step.work.drafted) as u64).min(drafting),
+            false => drafting,
+        };
+        let (without, computed) = (took.saturating_sub(apart), computed + (drafting - apart));
         match step.is_lone {
-            true => self.cost.learn_alone(step.work, took, computed),
-            false => self.cost.learn(step.work, took),
+            true => self.cost.learn_alone(step.work, without, computed),
+            false => self.cost.learn(step.work, without),
         }
         self.counters.steps += 1;
 
@@ -130,12 +138,33 @@ impl Core {
             sequence.tokens_in_flight -= row.tokens;
             sequence.samples_in_flight -= u32::from(row.sample);
             sequence.drafts_in_flight -= row.drafts;
+            if row.own_drafts {
+                sequence.model_drafts_in_flight -= row.drafts;
+            }
+            if row.stale_drafts {
+                sequence.stale_drafts_in_flight -= row.drafts;
+            }
+            if let Some(accuracy) = &mut sequence.draft_accuracy {
+                match row.own_drafts {
+                    true => {
+                        accuracy.learn(row.drafts, answer.accepted);
+                        self.draft_accuracy.learn(row.drafts, answer.accepted);
+                    }
+                    false => accuracy.forget(),
+                }
+            }
             let rejected = row.drafts - answer.accepted;
             let end = row.end - rejected;
             if rejected > 0 {
                 sequence.shorten(rejected);
                 let later = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
-                later.filter(|later| later.id == row.id).for_each(|later| later.end -= rejected);
+                for later in later.filter(|later| later.id == row.id) {
+                    later.end -= rejected;
+                    if !(later.own_drafts || later.stale_drafts) {
+                        later.stale_drafts = true;
+                        sequence.stale_drafts_in_flight += later.drafts;
+                    }
+                }
             }
             sequence.answered = sequence.answered.max(end);
             if let Some(error) = error {
@@ -170,6 +199,7 @@ impl Core {
                 stepped.delivered += 1;
                 stepped.accepted += u32::from(sampled.is_draft);
                 self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
+                self.counters.accepted_model_drafts += u64::from(sampled.is_draft && row.own_drafts);
                 self.deliver(row.key, sampled, row.masked, now);
             }
         }

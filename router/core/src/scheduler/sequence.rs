@@ -9,6 +9,7 @@ use penstock_proto::tables::Table;
 use tokio::sync::mpsc;
 
 use super::corpus::Recall;
+use super::draft_model::DraftAccuracy;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::masks::Constraint;
@@ -43,6 +44,8 @@ pub(super) struct Sequence {
     pub lookup: Option<PromptLookup>,
     /// Where else they come from.
     pub recall: Option<Recall>,
+    /// How often drafts of the workers' draft model are right; `None`: it makes none for it.
+    pub draft_accuracy: Option<DraftAccuracy>,
     pub deadline: Option<Instant>,
     pub stop_at: Option<Instant>,
     pub priority: Priority,
@@ -82,6 +85,10 @@ pub(super) struct Sequence {
     pub rows_in_flight: u32,
     pub samples_in_flight: u32,
     pub drafts_in_flight: u32,
+    /// Of those, the ones that the workers' draft model makes; and the ones that followed what turned out to be wrong, and will be
+    /// rejected.
+    pub model_drafts_in_flight: u32,
+    pub stale_drafts_in_flight: u32,
     pub tokens_in_flight: u32,
 
     pub was_admitted: bool,
@@ -136,6 +143,7 @@ impl Sequence {
             constraint: spec.constraint.as_deref().map(Constraint::new),
             lookup: None,
             recall: None,
+            draft_accuracy: None,
             deadline: spec.deadline,
             stop_at: spec.stop_at,
             priority: spec.priority,
@@ -156,6 +164,8 @@ impl Sequence {
             rows_in_flight: 0,
             samples_in_flight: 0,
             drafts_in_flight: 0,
+            model_drafts_in_flight: 0,
+            stale_drafts_in_flight: 0,
             tokens_in_flight: 0,
             was_admitted: false,
             preemptions: 0,
@@ -176,6 +186,11 @@ impl Sequence {
     /// Positions that are in its blocks once all plans built so far have run, whatever becomes of the drafts.
     pub fn confirmed(&self) -> u32 {
         self.num_scheduled_tokens.saturating_sub(self.drafts_in_flight)
+    }
+
+    /// Tokens that plans in flight are thought to bring.
+    pub fn tokens_ahead(&self) -> u32 {
+        self.samples_in_flight + self.drafts_in_flight - self.stale_drafts_in_flight
     }
 
     /// So many drafts of a row of it were rejected: it is shorter than it was planned to be.

@@ -1,14 +1,17 @@
-//! How many drafts the rows of a plan get (`--speculate`). Drafts are `guesses`; what they are worth is
+//! How many drafts the rows of a plan get (`--speculate`), and from whom. Drafts are `guesses`, or made by a model in the workers
+//! (`draft_model`); what they are worth is
 //! known from how often its guesses were right, what they cost from the cost model's curve of a step's time over its tokens.
 //! A step has drafts when more tokens a second are expected of it with them than without; so a full batch has none.
 //!
 //! A plan may follow a verify row before its result is known. Its drafts then go on behind those in flight, and are worth
-//! something only if those are all accepted. Where it is worth more to know first, the plan waits for the result.
+//! something only if those are all accepted. Where it is worth more to know first, the plan waits for the result. Drafts of a model
+//! are made when their row is computed, and so always follow what is known.
 //!
 //! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed.
 
 use super::core::Core;
 use super::cost::Work;
+use super::draft_model::{DraftAccuracy, Drafted};
 use super::sequence::Sequence;
 
 /// Who drafts, and at most how many tokens a row.
@@ -54,24 +57,74 @@ const PROBE_ACCURACY: f64 = 0.5;
 const PROBE_DRAFTS: u32 = 4;
 const PROBE_PART: u32 = 8;
 
+/// Who makes a row's drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drafter {
+    /// They are what its grammar forces.
+    Grammar,
+    /// They followed the same tokens before.
+    Text,
+    /// The workers' own model.
+    Model,
+}
+
+/// Drafts for a row of a plan, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allotment {
+    pub key: usize,
+    pub drafts: u32,
+    pub drafter: Drafter,
+}
+
+impl Allotment {
+    pub fn add_to(&self, work: &mut Work) {
+        work.add_drafts(self.drafts);
+        if self.drafter == Drafter::Model {
+            work.drafted.add(self.drafts);
+        }
+    }
+}
+
 /// A row that may have drafts.
+#[derive(Clone, Copy)]
 struct Candidate {
     key: usize,
+    drafter: Drafter,
     /// Chance that a guess is right, if all before it were.
     accuracy: f64,
-    /// Tokens in flight, which the drafts come after.
+    /// Chance that its first draft is right in the next plan, where it comes after the tokens in flight; and how many those are.
+    first: f64,
     ahead: u32,
     most: u32,
     /// Tokens that are guessed, those in flight among them: behind them the guess sees the end of the text.
     guessed: u32,
 }
 
+/// Whether a plan goes ahead or waits for the results in flight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Now,
+    Later,
+}
+
+impl Candidate {
+    /// Chance that its first draft is right.
+    fn first(&self, when: When) -> f64 {
+        if when == When::Now { self.first } else { self.accuracy }
+    }
+
+    /// Most drafts that it can have.
+    fn room(&self, when: When) -> u32 {
+        let ahead = if when == When::Now { self.ahead } else { 0 };
+        self.most.min(self.guessed.saturating_sub(ahead))
+    }
+}
+
 /// What is expected of a step.
 struct Expected {
     tokens: f64,
     nanoseconds: f64,
-    /// How many drafts of which sequences.
-    drafts: Vec<(usize, u32)>,
+    drafts: Vec<Allotment>,
 }
 
 impl Expected {
@@ -81,28 +134,39 @@ impl Expected {
 }
 
 /// A few drafts, to measure a step with some.
-fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<(usize, u32)> {
+fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<Allotment> {
     let mut left = budget.min(PROBE_DRAFTS.max(work.tokens / PROBE_PART));
     let good = candidates.iter().filter(|row| row.accuracy >= PROBE_ACCURACY);
     let drafts = good.map(|row| {
-        let drafts = row.most.min(left).min(PROBE_DRAFTS).min(row.guessed.saturating_sub(row.ahead));
+        let drafts = row.room(When::Now).min(left).min(PROBE_DRAFTS);
         left -= drafts;
-        (row.key, drafts)
+        Allotment { key: row.key, drafts, drafter: row.drafter }
     });
-    drafts.collect()
+    drafts.filter(|allotted| allotted.drafts > 0).collect()
+}
+
+/// Where a row may have drafts from its text and from the model, those that are more likely to be right; of equals the text's, which
+/// cost less.
+fn better(text: &[Candidate], model: &[Candidate], when: When) -> Vec<Candidate> {
+    let of = |key, rows: &[Candidate]| rows.iter().find(|row| row.key == key).map(|row| row.accuracy);
+    let texts = text.iter().filter(|row| of(row.key, model).is_none_or(|other| row.first(when) >= other));
+    let chosen: Vec<Candidate> = texts.copied().collect();
+    let models = model.iter().filter(|row| chosen.iter().all(|text| text.key != row.key));
+    chosen.iter().chain(models).copied().collect()
 }
 
 impl Core {
     /// Drafts for the rows of `keys`, which decode and are `work`; at most `budget` in all.
-    pub(super) fn allot_drafts(&self, keys: &[usize], work: Work, budget: u32) -> Vec<(usize, u32)> {
-        let candidates = self.candidates(keys.iter().copied());
+    pub(super) fn allot_drafts(&self, keys: &[usize], work: Work, budget: u32) -> Vec<Allotment> {
+        let text = self.text_candidates(keys.iter().copied());
+        let model = self.model_candidates(keys.iter().copied());
         match self.rules.drafting {
             Drafting::Off => Vec::new(),
-            Drafting::Adaptive(_) if candidates.is_empty() => Vec::new(),
+            Drafting::Adaptive(_) if text.is_empty() && model.is_empty() => Vec::new(),
             Drafting::Adaptive(_) => {
-                let step = self.expect(&candidates, work, budget, |row| row.ahead);
+                let step = self.expect_best(&text, &model, work, budget, When::Now);
                 match step.drafts.is_empty() && self.cost.is_due_a_probe() {
-                    true => probe(&candidates, work, budget),
+                    true => probe(&text, work, budget),
                     false => step.drafts,
                 }
             }
@@ -110,24 +174,28 @@ impl Core {
             Drafting::Always(_) => {
                 let mut left = budget;
                 let take = |row: &Candidate| {
-                    let taken = row.most.min(left).min(row.guessed.saturating_sub(row.ahead));
-                    left -= taken;
-                    (row.key, taken)
+                    let drafts = row.room(When::Now).min(left);
+                    left -= drafts;
+                    Allotment { key: row.key, drafts, drafter: row.drafter }
                 };
-                candidates.iter().map(take).collect()
+                // Each in turn, where a row may have both.
+                let [first, second] =
+                    if self.builder.number().is_multiple_of(2) { [text, model] } else { [model, text] };
+                let rest = second.iter().filter(|row| first.iter().all(|other| other.key != row.key));
+                first.iter().chain(rest).map(take).filter(|allotted| allotted.drafts > 0).collect()
             }
         }
     }
 
     /// What their grammars force, for the rows of `keys`; at most `budget` in all.
-    pub(super) fn allot_forced(&self, keys: &[usize], budget: u32) -> Vec<(usize, u32)> {
+    pub(super) fn allot_forced(&self, keys: &[usize], budget: u32) -> Vec<Allotment> {
         let mut left = budget;
         let forced = |&key: &usize| {
             let sequence = &self.sequences[key];
             let most = left.min(sequence.max_drafts()) as usize;
             let forced = sequence.forced_behind(sequence.num_scheduled_tokens).take(most).count() as u32;
             left -= forced;
-            (forced > 0).then_some((key, forced))
+            (forced > 0).then_some(Allotment { key, drafts: forced, drafter: Drafter::Grammar })
         };
         keys.iter().filter_map(forced).collect()
     }
@@ -149,38 +217,72 @@ impl Core {
                 work.add(sequence.num_scheduled_tokens, 1);
             }
         }
-        let candidates = self.candidates(self.running.iter().copied());
-        if candidates.is_empty() {
-            return false;
+        let text = self.text_candidates(self.running.iter().copied());
+        if text.is_empty() {
+            return false; // those of a model always follow what is known
         }
+        let model = self.model_candidates(self.running.iter().copied());
         let budget = self.capacity.max_step_drafts;
-        let at_once = self.expect(&candidates, work, budget, |row| row.ahead);
-        let mut later = self.expect(&candidates, work, budget, |_| 0);
+        let at_once = self.expect_best(&text, &model, work, budget, When::Now);
+        let mut later = self.expect_best(&text, &model, work, budget, When::Later);
         later.nanoseconds += self.cost.round_trip();
         later.rate() > at_once.rate() * WAIT_MARGIN
     }
 
-    fn candidates(&self, keys: impl Iterator<Item = usize>) -> Vec<Candidate> {
+    /// Rows whose text has gone on before from where it is now.
+    fn text_candidates(&self, keys: impl Iterator<Item = usize>) -> Vec<Candidate> {
         let most = self.rules.drafting.most();
         let candidate = |key| {
             let sequence = &self.sequences[key];
-            let accuracy = self.guess_accuracy(key)?;
+            let accuracy = f64::from(self.guess_accuracy(key)?);
             let most = most.min(sequence.max_drafts());
-            let ahead = sequence.samples_in_flight + sequence.drafts_in_flight;
+            let ahead = sequence.tokens_ahead();
             let guessed = self.guessed(key, 0).take((ahead + most) as usize).count() as u32;
-            (most > 0).then(|| Candidate { key, accuracy: f64::from(accuracy), ahead, most, guessed })
+            // Of drafts of the model in flight nobody knows which tokens they are: they have to be what the text is expected to be.
+            let model = sequence.draft_accuracy.map_or(1.0, DraftAccuracy::share);
+            let first = accuracy.powi(ahead as i32 + 1) * model.powi(sequence.model_drafts_in_flight as i32);
+            let drafter = Drafter::Text;
+            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most })
         };
         if most == 0 { Vec::new() } else { keys.filter_map(candidate).collect() }
     }
 
-    /// The best that a step of `work` with drafts can be, or the step without them.
-    fn expect(
+    /// Rows that the workers' draft model can draft for.
+    fn model_candidates(&self, keys: impl Iterator<Item = usize>) -> Vec<Candidate> {
+        let most = self.rules.drafting.most();
+        let candidate = |key| {
+            let sequence = &self.sequences[key];
+            let accuracy = sequence.draft_accuracy?.share();
+            let most = most.min(sequence.max_drafts());
+            let (first, ahead, guessed) = (accuracy, 0, u32::MAX);
+            let drafter = Drafter::Model;
+            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most })
+        };
+        match most == 0 || self.capacity.draft_cost.is_none() {
+            true => Vec::new(),
+            false => keys.filter_map(candidate).collect(),
+        }
+    }
+
+    /// The best of a step without drafts, one with those of the texts, and one with those that are better, row by row.
+    fn expect_best(
         &self,
-        candidates: &[Candidate],
+        text: &[Candidate],
+        model: &[Candidate],
         work: Work,
         budget: u32,
-        ahead: impl Fn(&Candidate) -> u32,
+        when: When,
     ) -> Expected {
+        let with_text = self.expect(text, work, budget, when);
+        if model.is_empty() {
+            return with_text;
+        }
+        let with_model = self.expect(&better(text, model, when), work, budget, when);
+        if with_model.rate() > with_text.rate() * STEP_MARGIN { with_model } else { with_text }
+    }
+
+    /// The best that a step of `work` with drafts can be, or the step without them.
+    fn expect(&self, candidates: &[Candidate], work: Work, budget: u32, when: When) -> Expected {
         let nanoseconds = |work: Work| self.cost.expect(work).as_nanos() as f64;
         let rows = f64::from(work.tokens);
         let plain = Expected { tokens: rows, nanoseconds: nanoseconds(work).max(1.0), drafts: Vec::new() };
@@ -189,10 +291,9 @@ impl Core {
         let per_draft = nanoseconds(one) - plain.nanoseconds;
         let mut step = Expected { tokens: rows, nanoseconds: plain.nanoseconds, drafts: Vec::new() };
         let mut left = budget;
-        for row in candidates {
-            let ahead = ahead(row);
-            let most = row.most.min(left).min(row.guessed.saturating_sub(ahead));
-            let mut chance = row.accuracy.powi(ahead as i32 + 1);
+        for row in candidates.iter().filter(|row| row.drafter == Drafter::Text) {
+            let most = row.room(when).min(left);
+            let mut chance = row.first(when);
             let mut drafts = 0;
             while drafts < most && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft {
                 step.tokens += chance;
@@ -202,9 +303,10 @@ impl Core {
             }
             left -= drafts;
             if drafts > 0 {
-                step.drafts.push((row.key, drafts));
+                step.drafts.push(Allotment { key: row.key, drafts, drafter: row.drafter });
             }
         }
+        self.add_rounds(&mut step, candidates, per_draft, left);
         let is_slow = |step: &Expected| {
             let target = self.rules.target_itl.map(|target| target.as_nanos() as f64);
             target.is_some_and(|target| step.nanoseconds > target)
@@ -212,6 +314,39 @@ impl Core {
         match step.drafts.is_empty() || step.rate() < plain.rate() * STEP_MARGIN || is_slow(&step) {
             true => plain,
             false => step,
+        }
+    }
+
+    /// Adds drafts of the workers' model to a step: rounds, of which each costs something, however few rows it drafts for, and gives less than the
+    /// one before, as long as one pays. `per_draft`: for verifying one.
+    fn add_rounds(&self, step: &mut Expected, candidates: &[Candidate], per_draft: f64, budget: u32) {
+        let mut left = budget as usize;
+        let mut rows: Vec<&Candidate> =
+            candidates.iter().filter(|row| row.drafter == Drafter::Model).collect();
+        let own = step.drafts.len();
+        let drafting = |drafts| self.cost.expect_drafting(Drafted { rounds: 1, drafts });
+        let alone = (drafting(2) - drafting(1)).max(0.0);
+        for round in 1.. {
+            let chance = |row: &Candidate| row.accuracy.powi(round as i32);
+            let cost = per_draft + alone;
+            rows.retain(|row| {
+                row.most >= round && chance(row) * step.nanoseconds >= MARGIN * step.tokens * cost
+            });
+            rows.truncate(left);
+            let gained: f64 = rows.iter().map(|row| chance(row)).sum();
+            let longer = drafting(rows.len() as u32) + per_draft * rows.len() as f64;
+            if rows.is_empty() || gained * step.nanoseconds < MARGIN * step.tokens * longer {
+                return;
+            }
+            left -= rows.len();
+            step.tokens += gained;
+            step.nanoseconds += longer;
+            for row in &rows {
+                match step.drafts[own..].iter_mut().find(|allotted| allotted.key == row.key) {
+                    Some(allotted) => allotted.drafts += 1,
+                    None => step.drafts.push(Allotment { key: row.key, drafts: 1, drafter: Drafter::Model }),
+                }
+            }
         }
     }
 

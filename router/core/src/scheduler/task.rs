@@ -342,6 +342,7 @@ impl Capacity {
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
+            draft_cost: prepared.draft_cost,
             snapshots: model.has_state().then_some(prepared.snapshots),
         }
     }

@@ -350,10 +350,10 @@ async fn every<T>(
 
 /// What must be the same on every rank and after every restart.
 fn identity(model: &ModelDescription) -> impl PartialEq {
-    let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, .. } = model.clone();
+    let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, draft_model, .. } = model.clone();
     let ModelDescription { vocab_size, block_size, max_positions, parameters, .. } = *model;
     let ModelDescription { world_size, stages, .. } = *model;
-    let names = (model_type, eos_ids, dtype, decoder_start_ids);
+    let names = (model_type, eos_ids, dtype, decoder_start_ids, draft_model);
     let sizes = (vocab_size, block_size, max_positions, parameters, world_size, stages);
     (names, sizes)
 }

@@ -47,6 +47,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         stages: config.stages,
         vocab_size: config.vocab_size,
         cost: config.cost,
+        draft_cost: config.prepared().draft_cost,
         snapshots: (config.state_bytes > 0).then_some(config.snapshots),
     }
 }
@@ -356,6 +357,7 @@ impl Harness {
         errors.dedup();
         let result = self.model.execute_with_errors(&plan, masks.as_ref(), &errors);
         let result = result.unwrap_or_else(|why| panic!("plan {} is wrong: {why}", plan.number));
+        self.now += Duration::from_nanos(result.draft_ns);
         let stepped = self.core.apply(result, self.now).expect("the result is what the plan asked for");
         self.check();
         Some(stepped)

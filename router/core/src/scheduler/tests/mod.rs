@@ -4,6 +4,7 @@
 mod blocks;
 mod core;
 mod corpus;
+mod draft_model;
 mod encoder;
 mod fair;
 mod harness;

@@ -224,9 +224,10 @@ proptest! {
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
         surprise_one_in in prop_oneof![Just(0u64), Just(2), Just(10), Just(1000)],
+        wrong_draft_one_in in prop_oneof![2 => Just(0u64), 1 => Just(1), 2 => Just(3), 1 => Just(50)],
         drafting in drafting(),
     ) {
-        let config = MockConfig { pages, eos_one_in, surprise_one_in, stages, ..tiny() };
+        let config = MockConfig { pages, eos_one_in, surprise_one_in, stages, wrong_draft_one_in, ..tiny() };
         run(ops, config, slots.min(budget), budget, drafting);
     }
 

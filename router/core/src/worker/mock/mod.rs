@@ -55,6 +55,9 @@ pub struct MockConfig {
     pub step_fixed: Duration,
     pub step_per_token: Duration,
     pub cost: CostModel,
+    /// About one of so many drafts of its draft model is wrong; 0: it has none.
+    pub wrong_draft_one_in: u64,
+    pub draft_cost: CostModel,
     pub verify: Verify,
     /// What it says that it was made with.
     pub contract: u32,
@@ -81,6 +84,7 @@ impl MockConfig {
             window: self.window,
             chunked: self.chunked,
             snapshots: self.snapshots,
+            draft_cost: (self.wrong_draft_one_in > 0).then_some(self.draft_cost),
         }
     }
 
@@ -116,6 +120,8 @@ impl Default for MockConfig {
             step_fixed: Duration::ZERO,
             step_per_token: Duration::ZERO,
             cost: CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 1.0 },
+            wrong_draft_one_in: 0,
+            draft_cost: CostModel { fixed_ns: 1e4, per_token_ns: 1e2, per_context_token_ns: 0.0 },
             verify: Verify::All,
             contract: CONTRACT,
         }

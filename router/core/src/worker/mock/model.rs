@@ -147,7 +147,8 @@ impl MockModel {
         }
         cursor.check_all_read(&rows)?;
         self.save(&rows)?;
-        let mut result = StepResult { number: plan.number, ..StepResult::default() };
+        let mut result =
+            StepResult { number: plan.number, draft_ns: self.drafting_ns(&rows), ..StepResult::default() };
         let mut columns = ResultColumns::default();
         for at in 0..rows.slots.len() {
             let is_masked = rows.flags[at] & RowFlag::Masked as u8 != 0;
@@ -156,6 +157,15 @@ impl MockModel {
         }
         columns.write(&mut result);
         Ok(result)
+    }
+
+    /// How long its draft model takes.
+    fn drafting_ns(&self, rows: &Rows) -> u64 {
+        let own = rows.flags.iter().zip(&rows.drafts);
+        let own = own.filter(|(flags, _)| **flags & RowFlag::OwnDrafts as u8 != 0).map(|(_, drafts)| *drafts);
+        let cost = self.config.draft_cost;
+        let rounds = f64::from(own.clone().max().unwrap_or(0));
+        (cost.fixed_ns * rounds + cost.per_token_ns * f64::from(own.sum::<u32>())) as u64
     }
 
     /// The same with some rows' logits not being numbers.
@@ -198,6 +208,10 @@ impl MockModel {
         let flag = |flag: RowFlag| rows.flags[at] & flag as u8 != 0;
         require!(count >= 1, "row {at} feeds nothing");
         require!(drafts < count, "row {at} feeds {count} tokens, {drafts} of them drafts");
+        let own = flag(RowFlag::OwnDrafts);
+        let may = flag(RowFlag::Continue) && !flag(RowFlag::Masked) && drafts > 0;
+        require!(!own || may, "row {at} asks for drafts, with flags {}", rows.flags[at]);
+        require!(!own || self.config.wrong_draft_one_in > 0, "row {at} has a worker without a draft model");
         let plain = flag(RowFlag::Sample) && !flag(RowFlag::PromptLogprobs);
         require!(drafts == 0 || plain, "row {at} has drafts and flags {}", rows.flags[at]);
         require!(drafts == 0 || self.config.decoder_start_ids.is_empty(), "drafts for an encoder-decoder");
@@ -237,11 +251,12 @@ impl MockModel {
             }
             state.pages.push(page);
         }
-        let fed: Vec<u32> = if flag(RowFlag::Continue) {
+        let mut fed: Vec<u32> = if flag(RowFlag::Continue) {
             require!(count == 1 + drafts, "row {at} continues with {count} tokens");
             require!(state.sampled.is_some() || state.skipped, "row {at} continues and nothing was sampled");
             let last = state.sampled.map_or(0, |(_, token)| token);
-            std::iter::once(last).chain(cursor.tokens(rows, drafts)?.iter().copied()).collect()
+            let brought = if own { 0 } else { drafts };
+            std::iter::once(last).chain(cursor.tokens(rows, brought)?.iter().copied()).collect()
         } else {
             cursor.tokens(rows, count)?.to_vec()
         };
@@ -278,6 +293,9 @@ impl MockModel {
                 None => return Err(format!("row {at}: position {before} is empty")),
             },
         };
+        if own {
+            self.draft(&state.key, chain, position, drafts, &mut fed);
+        }
         let mut recurrent = state.state();
         if self.config.state_bytes > 0 {
             let of = recurrent.len;
@@ -313,6 +331,21 @@ impl MockModel {
         state.sampled = None;
         self.slots[slot as usize] = Some(state);
         Ok(())
+    }
+
+    /// Appends what its draft model makes of it: mostly what it will sample.
+    fn draft(&self, key: &SamplingKey, chain: u64, position: u32, drafts: u32, fed: &mut Vec<u32>) {
+        let (mut chain, mut key) = (chain, key.clone());
+        for position in position..position + drafts {
+            let last = fed[fed.len() - 1];
+            chain = extend(chain, last, position);
+            let sampled = key.sample(&self.config, chain, position + 1, last, 0, None);
+            let right = sampled.map_or(0, |sampled| sampled.token);
+            let is_wrong = mix(chain, 31).is_multiple_of(self.config.wrong_draft_one_in);
+            let draft = if is_wrong { (right + 1) % self.config.vocab_size } else { right };
+            key.remember(draft);
+            fed.push(draft);
+        }
     }
 
     /// What each START row's state begins with, read before any row runs.

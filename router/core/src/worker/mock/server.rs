@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use penstock_proto::worker_server::{Worker, WorkerServer};
 use penstock_proto::{
-    CheckReply, CheckRequest, DescribeRequest, Masks, ModelDescription, PrepareRequest, Prepared, RowFlag,
-    StepPlan, StepResult, ToWorker,
+    CheckReply, CheckRequest, DescribeRequest, DraftModel, Masks, ModelDescription, PrepareRequest, Prepared,
+    RowFlag, StepPlan, StepResult, ToWorker,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
@@ -143,6 +143,8 @@ impl Worker for Calls {
             max_side_positions: 0,
             positions_go_on: false,
             state_bytes: config.state_bytes,
+            draft_model: (config.wrong_draft_one_in > 0)
+                .then(|| DraftModel { model_type: "mock".into(), parameters: 1 }),
         }))
     }
 

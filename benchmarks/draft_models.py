@@ -1,0 +1,176 @@
+"""What `--speculate-model` gains, and how often a coupled draft is right.
+
+    .venv/bin/python benchmarks/draft_models.py [--rounds 5] [--tokens 192] [--speculate 4] [--dtype bfloat16] [--coupling]
+
+Without --coupling: servers over HTTP, asked in turn, with and without a draft model. There is no second trained model with the shipped
+model's tokenizer, so its own first layers draft for it: all six (the most that drafts can be right; nothing is saved by them), and
+fewer. With it: no server. Along texts of the shipped model, how often a draft would be accepted whose model draws with the same
+uniform number as the model does (what Penstock does), with the same Gumbel noise, and by rejection sampling, which is the
+most that any lossless scheme can reach: the sum of min(p, q) over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from running_server import Server, penstock, processor, spread
+from speculation import KINDS, rate
+
+
+def first_layers(shipped: Path, folder: Path, layers: int) -> Path:
+    """The model without its last layers."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    for file in shipped.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder / file.name)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with safe_open(shipped / "model.safetensors", framework="pt") as weights:  # type: ignore[no-untyped-call]
+        kept = {
+            name: weights.get_tensor(name)
+            for name in weights.keys()  # noqa: SIM118
+            if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+        }
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def noisy(shipped: Path, folder: Path, noise: float) -> Path:
+    """The model with noise on every matrix, in parts of its own deviation."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(shipped, folder)
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(shipped / "model.safetensors")
+    for name, tensor in weights.items():
+        if tensor.ndim == 2:
+            disturbance = torch.randn(tensor.shape, generator=generator) * tensor.float().std() * noise
+            weights[name] = (tensor.float() + disturbance).to(tensor.dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def counted(server: Server) -> tuple[float, float]:
+    """Drafts of the model so far, and those that were accepted."""
+    metrics = server.metrics()
+    return metrics.get("penstock_model_drafts", 0.0), metrics.get("penstock_accepted_model_drafts", 0.0)
+
+
+def serve(arguments: argparse.Namespace, drafts: dict[str, Path]) -> None:
+    flags = ("--dtype", arguments.dtype)
+    for name, folder in drafts.items():
+        on_flags = (*flags, "--speculate", str(arguments.speculate), "--speculate-model", str(folder))
+        with penstock(*flags) as off, penstock(*on_flags) as on:
+            for kind in arguments.kinds:
+                for batch in arguments.batches:
+                    for server in (off, on):
+                        rate(server, kind, batch, arguments.tokens)
+                    before = counted(on)
+                    pairs = []
+                    for turn in range(arguments.rounds):
+                        order = (off, on) if turn % 2 == 0 else (on, off)
+                        found = {id(server): rate(server, kind, batch, arguments.tokens) for server in order}
+                        pairs.append((found[id(off)], found[id(on)]))
+                    drafted, accepted = (now - then for now, then in zip(counted(on), before, strict=True))
+                    ratios = [with_drafts[0] / without[0] for without, with_drafts in pairs]
+                    busy = [with_drafts[1] / without[1] for without, with_drafts in pairs]
+                    print(
+                        f"{name}, batch {batch:>2}, {kind:>18}: off {spread([a for (a, _), _ in pairs], ' tok/s')}, "
+                        f"on {spread([b for _, (b, _) in pairs], ' tok/s')}; ratio {statistics.median(ratios):.2f} "
+                        f"({min(ratios):.2f}-{max(ratios):.2f}), of tokens per processor time {statistics.median(busy):.2f}; "
+                        f"{drafted:.0f} drafts, {accepted:.0f} accepted",
+                        flush=True,
+                    )
+
+
+def couple(shipped: Path, drafts: dict[str, Path], tokens: int) -> None:
+    """Both models along texts that the shipped model samples: one uniform number and one noise at each position, for both."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(shipped / "tokenizer.json"))
+    target = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
+    for temperature in (0.5, 1.0, 1.5):
+        texts = []
+        for topic in ("rain", "a river", "two foxes", "numbers"):
+            prompt = f"<|im_start|>user\nTell me a story about {topic}.<|im_end|>\n<|im_start|>assistant\n"
+            ids = torch.tensor([tokenizer.encode(prompt).ids])
+            given = target.generate(
+                ids,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+            )
+            texts.append((given, ids.shape[1]))
+        for name, folder in drafts.items():
+            draft = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            sums: dict[str, list[Any]] = {"rejection": [], "uniform": [], "gumbel": []}
+            for given, begin in texts:
+                with torch.no_grad():
+                    p, q = (
+                        (model(given).logits[0, begin - 1 : -1].double() / temperature).softmax(-1)
+                        for model in (target, draft)
+                    )
+                sums["rejection"].append(torch.minimum(p, q).sum(-1))
+                uniform = torch.rand(200, len(p), 1, dtype=torch.float64)
+                chosen = [
+                    torch.searchsorted(x.cumsum(-1).expand(200, -1, -1).contiguous(), uniform).squeeze(-1)
+                    for x in (p, q)
+                ]
+                sums["uniform"].append((chosen[0] == chosen[1]).double().mean(0))
+                agreed = torch.zeros(len(p), dtype=torch.float64)
+                for _ in range(200):
+                    noise = -torch.empty_like(p).exponential_().log()
+                    agreed += (p.log() + noise).argmax(-1) == (q.log() + noise).argmax(-1)
+                sums["gumbel"].append(agreed / 200)
+            told = ", ".join(f"{how} {float(torch.cat(found).mean()):.3f}" for how, found in sums.items())
+            print(f"temperature {temperature}, {name}: accepted by {told}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--speculate", type=int, default=4)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--kinds", nargs="+", default=["chat", "random"], choices=list(KINDS))
+    parser.add_argument("--layers", type=int, nargs="+", default=[6, 5])
+    parser.add_argument("--coupling", action="store_true")
+    arguments = parser.parse_args()
+    print(
+        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each"
+    )
+    from penstock.tiny import MODEL
+
+    with tempfile.TemporaryDirectory() as into:
+        drafts = {
+            f"the first {layers} of 6 layers": first_layers(MODEL, Path(into) / f"{layers}", layers)
+            for layers in arguments.layers
+        }
+        if arguments.coupling:
+            for noise in (0.05, 0.1, 0.2):
+                drafts[f"noise of {noise}"] = noisy(MODEL, Path(into) / f"noise-{noise}", noise)
+            couple(MODEL, drafts, arguments.tokens)
+        else:
+            serve(arguments, drafts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""A smaller model that makes drafts (--speculate-model): see `Drafter`.
+
+Its keys and values are in tensors of its own, in rows that the pages of the served model name: so a block is one block for
+both. Every prompt goes through both models. What a slot samples the draft model takes in later: when it is asked for drafts, and at
+the latest when a block is full, up to 16 tokens at once, which costs a fraction of feeding them one by one.
+
+It draws with the keys (seed, position) of the model that is served, from logits that are processed in the same way, so that the two
+choose the same token wherever their distributions agree.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import penstock_kernels as ops
+from penstock.engine.attention_metadata import LogitsIndices, to_device
+from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.drafter import FLAG
+from penstock.engine.engine import TILE
+from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
+from penstock.engine.native_steps import NativeSteps
+from penstock.engine.plan import CONTINUE, I64, OWN_DRAFTS, SAMPLE, START, Bools, Plan
+from penstock.engine.preparation import working_bytes
+from penstock.engine.sampling import Sampler
+from penstock.engine.slots import SlotTable
+from penstock.engine.tables import BLOCK_SIZE, Tables
+from penstock.errors import UnusableModel
+from penstock.loading.checks import check_folder
+from penstock.loading.vocabulary import refuse_other_vocabulary
+from penstock.models import choice, recipes
+from penstock.models.model import Model, ModelConfig
+from penstock.models.native import NativeDecoder
+from penstock.parallel.group import ALONE
+
+
+class DraftModel:
+    """A loaded draft model. After `allocate` it has a cache, and keeps step with the slots.
+
+    Letters: R rows of OWN_DRAFTS, K the most drafts of one, P places of the ring of a slot's latest tokens.
+    """
+
+    reads_hidden = False
+
+    def __init__(
+        self, config: dict[str, Any], model: Model, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.model, self.dtype, self.device = model, dtype, device
+        self.is_exact = False
+        self.model_type = str(config.get("model_type", ""))
+        self.parameters = model.parameters
+        shape = model.config
+        self.max_positions = 1 << 31 if shape.positions_go_on else shape.max_positions
+        self._layers = numbers_of(shape.cached_layers(ALONE))
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the CPU engine runs it."""
+        return isinstance(self.model, NativeDecoder)
+
+    def make_batch_invariant(self) -> None:
+        """With --deterministic: what it guesses does not depend on the batch, as what the model samples does not."""
+        self.model.make_batch_invariant(TILE)
+        self.is_exact = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """See Drafter."""
+        return sum(tensor.nbytes for tensor in self.model.weights())
+
+    def page_bytes(self, tables: Tables) -> int:
+        """See Drafter."""
+        return page_bytes(self._tables(tables), self._layers, self.model.cache_shape, self.dtype)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """See Drafter."""
+        rows, size = self.model.cache_shape
+        return len(self._layers) * rows * size * self.dtype.itemsize
+
+    def working_bytes(self, max_slots: int, max_step_tokens: int, longest: int) -> int:
+        """See Drafter."""
+        tokens, config = fed_at_once(max_slots, max_step_tokens), self.model.config
+        if not isinstance(self.model, NativeDecoder):
+            return working_bytes(config, self.dtype, self.device, max_slots, tokens, longest)
+        # Logits, and what sampling makes of them.
+        logits = 4 * 4 * max_slots * config.vocab_size
+        return self.model.workspace_bytes(tokens, max_slots, longest) + logits
+
+    def _tables(self, tables: Tables) -> Tables:
+        """Where its layers are: they keep every token, so in the tables of the served model's layers that do."""
+        full = max(tables.full, 1)
+        of = tuple((layer % full, layer // full) for layer in range(len(self._layers)))
+        return Tables(tables.full, tables.windowed, tables.window, of)
+
+    def allocate(self, slots: SlotTable, sampler: Sampler) -> None:
+        """See Drafter."""
+        limits = slots.limits
+        self._slots, self._sampler = slots, sampler
+        tables = self._tables(limits.tables)
+        shape = self.model.cache_shape
+        self.cache = KvCache(tables, self._layers, shape, self.dtype, self.device, limits.pages)
+        self.model.serve_up_to(limits.max_sequence_tokens)
+        self._steps: DecoderSteps | NativeSteps
+        if isinstance(self.model, NativeDecoder):
+            tokens = fed_at_once(limits.max_slots, limits.max_step_tokens)
+            self.model.reserve(tokens, limits.max_slots, limits.max_sequence_tokens)
+            self._steps = NativeSteps(slots)
+        else:
+            zero_row = self.cache.zero_row
+            where = (self.model, slots, zero_row, self.dtype, self.device, self.is_exact)
+            self._steps = DecoderSteps(*where, tables=tables)
+        self._logits_SV = torch.empty(
+            (limits.max_slots, limits.vocab_size), dtype=torch.float32, device=self.device
+        )
+        # Tokens of each slot that its cache has. What lies behind, up to the slot's own length, is in the ring.
+        self._fed: I64 = np.zeros(limits.max_slots, np.int64)
+        self._places = BLOCK_SIZE + limits.max_step_drafts + 1
+        self._text_N = torch.zeros(limits.max_slots * self._places, dtype=torch.int64, device=self.device)
+        self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    def release(self) -> None:
+        """See Drafter."""
+        del self.cache, self._steps, self._slots, self._sampler, self._logits_SV, self._text_N
+
+    def clear(self) -> None:
+        """See Drafter: a slot starts with its own position."""
+        self._steps.clear()
+
+    def set_threads(self, threads: int) -> None:
+        """See Drafter."""
+        if isinstance(self.model, NativeDecoder):
+            self.model.set_threads(threads)
+        else:
+            torch.set_num_threads(threads)
+
+    def saw(self, slots: I64, hidden_RE: Tensor) -> None:
+        """See Drafter: it reads nothing of the model that is served."""
+
+    def draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
+        """See Drafter."""
+        slots, positions, flags = plan.slots, plan.positions, plan.flags
+        continuing, own = (flags & CONTINUE) != 0, (flags & OWN_DRAFTS) != 0
+        starting = (flags & START) != 0
+        self._fed[slots[starting]] = positions[starting]
+        # Drafts that were rejected have left it behind the slot.
+        self._fed[slots] = begins = np.minimum(self._fed[slots], positions)
+        ends = positions + plan.counts
+        drafts = plan.drafts if len(plan.drafts) else np.zeros(len(slots), np.int64)
+        given = plan.counts - continuing - np.where(own, drafts, 0)
+        firsts = np.cumsum(given) - given
+        tokens_N = to_device(plan.tokens.astype(np.int64), self.device)
+        self._remember(plan, continuing, given, firsts, tokens_N, last_sampled)
+
+        # Rows that go on without drafts of ours wait until they fill a block.
+        fills = ends // BLOCK_SIZE > begins // BLOCK_SIZE
+        until = np.where(own, positions + 1, np.where(continuing & ~fills, begins, ends))
+        rows = np.flatnonzero(until > begins)
+        if len(rows) == 0:
+            return self._nothing
+        counts = (until - begins)[rows]
+        rows_T = np.repeat(rows, counts)
+        positions_T = begins[rows_T] + np.arange(len(rows_T)) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_given_T = ~continuing[rows_T] & (positions_T >= positions[rows_T])
+        sources_T = np.where(
+            is_given_T,
+            firsts[rows_T] + positions_T - positions[rows_T],
+            len(plan.tokens) + self._place(slots[rows_T], positions_T),
+        )
+        ids_T = torch.cat((tokens_N, self._text_N)).index_select(0, to_device(sources_T, self.device))
+        chosen_R = self._feed(slots[rows], begins[rows], counts, ids_T, own[rows])
+        self._fed[slots[rows]] = until[rows]
+        if not own.any():
+            return self._nothing
+        return self._go_on(slots[own], positions[own], drafts[own], chosen_R, last_sampled)
+
+    def _go_on(
+        self, slots: I64, positions: I64, drafts: I64, hidden_RE: Tensor | None, last_sampled: Tensor
+    ) -> Tensor:
+        """Draws each row's drafts one after the other, from what was computed of the token before the first."""
+        assert hidden_RE is not None, "its rows sample"
+        most = int(drafts.max())
+        drafted_KR = torch.zeros((most, len(slots)), dtype=torch.int64, device=self.device)
+        previous_R = last_sampled.index_select(0, to_device(slots, self.device))
+        supposed: list[tuple[I64, Tensor]] = []
+        drawing = np.arange(len(slots))
+        for at in range(most):
+            drawn_R = self._draw(hidden_RE, slots[drawing], positions[drawing] + 1 + at, previous_R)
+            drafted_KR[at].index_copy_(0, to_device(drawing, self.device), drawn_R)
+            if at + 1 < most:
+                supposed.append((slots[drawing], drawn_R))
+                self._sampler.suppose(*supposed[-1], 1)
+            # The last draft of a row is fed only where it fills a block: if it is accepted, others may begin there.
+            wants = drafts[drawing] > at + 1
+            fills = (positions[drawing] + at + 2) % BLOCK_SIZE == 0
+            feeding = np.flatnonzero(wants | fills)
+            if len(feeding) == 0:
+                break
+            fed_R = drawn_R.index_select(0, to_device(feeding, self.device))
+            rows = drawing[feeding]
+            hidden = self._feed(
+                slots[rows], positions[rows] + 1 + at, np.ones(len(rows), np.int64), fed_R, wants[feeding]
+            )
+            self._fed[slots[rows]] = positions[rows] + at + 2
+            drawing = rows[wants[feeding]]
+            if hidden is None:
+                break
+            hidden_RE = hidden
+            previous_R = fed_R.index_select(0, to_device(np.flatnonzero(wants[feeding]), self.device))
+        for some, tokens in supposed:
+            self._sampler.suppose(some, tokens, -1)
+        rows = np.repeat(np.arange(len(slots)), drafts)
+        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(drafts) - drafts, drafts)
+        drafted = drafted_KR.view(-1).index_select(0, to_device(offsets * len(slots) + rows, self.device))
+        places = self._place(slots[rows], positions[rows] + 1 + offsets)
+        self._text_N.index_copy_(0, to_device(places, self.device), drafted)
+        return drafted
+
+    def _remember(
+        self,
+        plan: Plan,
+        continuing: Bools,
+        given: I64,
+        firsts: I64,
+        tokens_N: Tensor,
+        last_sampled: Tensor,
+    ) -> None:
+        """Notes what the rows that continue feed: the slot's last token and the drafts that the plan brings."""
+        rows = np.flatnonzero(continuing)
+        if len(rows) == 0:
+            return
+        slots, positions = plan.slots[rows], plan.positions[rows]
+        last = last_sampled.index_select(0, to_device(slots, self.device))
+        self._text_N.index_copy_(0, to_device(self._place(slots, positions), self.device), last)
+        brought = given[rows]
+        if not brought.any():
+            return
+        offsets = np.arange(int(brought.sum())) - np.repeat(np.cumsum(brought) - brought, brought)
+        places = self._place(np.repeat(slots, brought), np.repeat(positions, brought) + 1 + offsets)
+        sources = np.repeat(firsts[rows], brought) + offsets
+        values = tokens_N.index_select(0, to_device(sources, self.device))
+        self._text_N.index_copy_(0, to_device(places, self.device), values)
+
+    def _place(self, slots: I64, positions: I64) -> I64:
+        """Of a slot's token at a position, in the ring."""
+        return slots * self._places + positions % self._places
+
+    def _feed(self, slots: I64, positions: I64, counts: I64, ids_T: Tensor, samples: Bools) -> Tensor | None:
+        """Runs the model over rows of tokens. Returns the hidden states behind those that sample; None: none does."""
+        none = np.zeros(0, np.uint32)
+        step_plan = Plan(
+            number=0,
+            released=none,
+            slots=slots,
+            flags=np.where(samples, SAMPLE, 0).astype(np.uint8),
+            positions=positions,
+            counts=counts,
+            tokens=np.arange(len(ids_T), dtype=np.uint32),  # in the order in which the rows have them
+            new_block_counts=np.zeros(len(slots), np.int64),
+            new_pages=none,
+            prompt_targets=none,
+            starts=None,
+        )
+        indices: LogitsIndices
+        indices, step = self._steps.make(step_plan, self._nothing)
+        step.ids_T = ids_T.index_select(0, step.ids_T)
+        hidden_TE = self.model.forward(step, self.cache.layers)
+        if len(indices.sample_rows) == 0:
+            return None
+        return hidden_TE.index_select(0, to_device(indices.sample_tokens, self.device))
+
+    def _draw(self, hidden_RE: Tensor, slots: I64, positions: I64, previous_R: Tensor) -> Tensor:
+        logits_RV = self.model.logits(hidden_RE, self._logits_SV[: len(slots)])
+        summary: ops.LogitsSummary | None = None
+        if isinstance(self.model, NativeDecoder):
+            summary = self.model.summarize(logits_RV, None)
+        drawn_R = self._sampler.guess(logits_RV, slots, positions, previous_R, summary)
+        # Of logits that are not numbers any token may come, as long as it is one.
+        return drawn_R.clamp_(0, logits_RV.shape[1] - 1)
+
+
+def fed_at_once(max_slots: int, max_step_tokens: int) -> int:
+    """The most tokens that a step of the served model has it take in: what it was not told of each slot is less than a block."""
+    return max_step_tokens + (BLOCK_SIZE - 1) * max_slots
+
+
+def load(
+    folder: Path,
+    served: ModelConfig,
+    served_folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    trusted: bool = False,
+    quantize: str = "",
+    quantize_head: bool = False,
+) -> DraftModel:
+    """The draft model in `folder` for a model that is served. Raises UnusableModel, which says of which flag it speaks."""
+    try:
+        config = check_folder(folder, trusted)
+        refuse(config, served, served_folder, folder)
+        _, model = choice.load(
+            config, folder, dtype, device, ALONE, trusted, "penstock", quantize, quantize_head
+        )
+    except UnusableModel as error:
+        raise UnusableModel(f"{FLAG}: {error}") from error
+    return DraftModel(config, model, dtype, device)
+
+
+def refuse(config: dict[str, Any], served: ModelConfig, served_folder: Path, folder: Path) -> ModelConfig:
+    """Raises UnusableModel where the model that this config.json describes cannot draft for the one that is served; else its shape."""
+    refuse_served(served)
+    shape = recipes.read_config(config)
+    if shape.has_encoder:
+        raise UnusableModel("an encoder-decoder makes no drafts")
+    if shape.has_state:
+        raise UnusableModel(
+            "a model with recurrent layers makes no drafts: its state cannot be taken back to before a wrong one"
+        )
+    if shape.vocab_size != served.vocab_size:
+        raise UnusableModel(
+            f"its vocabulary has {shape.vocab_size} tokens (vocab_size), and that of the model has {served.vocab_size}"
+        )
+    refuse_other_vocabulary(served_folder, folder)
+    return shape
+
+
+def refuse_served(served: ModelConfig) -> None:
+    """Raises UnusableModel where no drafts can be verified by the model that is served."""
+    if served.has_encoder:
+        raise UnusableModel("the model is an encoder-decoder, which verifies no drafts")
+    if served.has_state:
+        raise UnusableModel(
+            "the model has recurrent layers, whose state cannot be taken back to before a wrong draft"
+        )
