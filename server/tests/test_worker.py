@@ -512,7 +512,7 @@ def test_a_router_that_comes_again_finds_the_worker_prepared_and_one_with_other_
         with pytest.raises(grpc.RpcError) as caught:
             worker.prepare(max_slots=4)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert "other limits" in caught.value.details()
+        assert "other limits" in str(caught.value.details())
         assert worker.exit_status() == 1
 
 

@@ -103,8 +103,8 @@ impl Corpora {
                 continue;
             };
             let end = text.len().min(self.indexed + left);
-            for at in self.indexed..end {
-                corpus.young.push(text[at], at + 1, self.seed);
+            for (place, &token) in (self.indexed + 1..).zip(&text[self.indexed..end]) {
+                corpus.young.push(token, place, self.seed);
             }
             left -= end - self.indexed;
             self.indexed = end;
