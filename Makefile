@@ -148,7 +148,8 @@ test-clients: install client-environments ## tests of client libraries, and the 
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 .PHONY: test-all
-test-all: test ## the long tail as well: every family served over HTTP, every architecture of transformers
+test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers
+	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace --lib in_every_schedule
 	$(PYTEST) integration-tests -m tail
 
 .PHONY: golden

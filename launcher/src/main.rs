@@ -14,6 +14,7 @@ mod log;
 mod model;
 mod python;
 mod remote;
+mod replay;
 mod report;
 mod restart_policy;
 mod shards;
@@ -67,6 +68,9 @@ fn main() -> ExitCode {
     let environment = Environment::read();
     if std::env::args_os().nth(1).is_some_and(|word| word == "doctor") {
         return doctor::run(std::env::args_os().skip(1), &environment);
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == "replay") {
+        return replay::run(std::env::args_os().skip(1));
     }
     if std::env::args_os().nth(1).is_some_and(|word| word == doctor::PROMPT_FILES) {
         return doctor::prompt_files(std::env::args_os().nth(2));

@@ -1,5 +1,5 @@
 //! The contract between router and workers, as `penstock.proto` lays it down: the messages and the client and server
-//! that are generated from it, the ids in its columns, the columns of `Starts`, and how a block is divided into pages. Both sides of the
+//! that are generated from it (and those of `recording.proto`), the ids in its columns, the columns of `Starts`, and how a block is divided into pages. Both sides of the
 //! contract in Rust, the scheduler and the mock worker, read it here; it knows neither.
 
 pub mod ids;
@@ -7,6 +7,7 @@ pub mod starts;
 pub mod tables;
 
 pub use generated::*;
+pub use prost::Message;
 
 #[allow(clippy::all, missing_docs)]
 mod generated {

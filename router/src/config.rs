@@ -87,6 +87,15 @@ pub struct RouterArgs {
     /// Share of the requests that are traced, 0 to 1; a caller's own decision (`traceparent`) goes first
     #[arg(long, env, help_heading = "Telemetry", default_value_t = 1.0, value_parser = parse_ratio)]
     pub otlp_sample_ratio: f64,
+    /// Tell at /block_events what the prefix cache gains and loses, for routers of several servers
+    #[arg(long, env, help_heading = "Telemetry", value_parser = BoolishValueParser::new())]
+    pub block_events: bool,
+    /// Record what goes to the workers and comes from them in this new file, for `penstock replay`; prompts are in it
+    #[arg(long, env, help_heading = "Telemetry")]
+    pub record: Option<PathBuf>,
+    /// Largest record, in bytes
+    #[arg(long, env, help_heading = "Telemetry", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(65_536..))]
+    pub record_limit: u64,
     /// Log the prompts of requests, too
     #[arg(long, env, help_heading = "Telemetry", value_parser = BoolishValueParser::new())]
     pub log_prompts: bool,

@@ -12,7 +12,6 @@ pub mod http;
 pub mod limits;
 pub mod telemetry;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +22,8 @@ use penstock_core::blocking::BlockingPool;
 use penstock_core::generation::{PromptLimits, Serving};
 use penstock_core::health::{Health, HealthSender};
 use penstock_core::prompt::{LoadError, Prompt};
-use penstock_core::scheduler::{Handle, Settings, Watermark};
+use penstock_core::scheduler::{Handle, Namespace, Settings, Watermark};
+use penstock_core::worker::recording::Recorder;
 use penstock_core::worker::{Group, PrepareLimits, StartError, WorkerSource};
 use penstock_proto::ModelDescription;
 use penstock_proto::ids::TokenId;
@@ -278,6 +278,8 @@ async fn load(
         check_interval: CHECK_INTERVAL,
         speculate: speculate(args, &model),
         speculate_corpus_tokens: args.speculate_corpus_tokens,
+        block_events: args.block_events,
+        recorder: recorder(args)?,
     };
     let speculate = settings.speculate;
     let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
@@ -381,10 +383,19 @@ fn watermark(args: &RouterArgs, vocab_size: u32) -> Watermark {
     Watermark { greens: greens.max(1), delta: args.watermark_delta }
 }
 
-fn cache_namespace(config: &Config) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (&config.model_id, &config.revision, &config.model_sha).hash(&mut hasher);
-    hasher.finish()
+/// The same on every server of this model; `docs/block-events.md` says how it is made.
+fn cache_namespace(config: &Config) -> Namespace {
+    let text = |part: &Option<String>| part.clone().unwrap_or_default();
+    let parts = [config.model_id.clone(), text(&config.revision), text(&config.model_sha)];
+    Namespace::of(parts.iter().map(|part| part.as_bytes()))
+}
+
+/// With `--record`.
+fn recorder(args: &RouterArgs) -> Result<Option<Arc<Recorder>>, FlagError> {
+    let Some(path) = &args.record else { return Ok(None) };
+    let recorder = Recorder::create(path, args.record_limit);
+    let recorder = recorder.map_err(|error| FlagError(format!("--record {}: {error}", path.display())))?;
+    Ok(Some(Arc::new(recorder)))
 }
 
 /// Such as `1-nvidia-l4`.

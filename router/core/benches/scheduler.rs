@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use penstock_core::scheduler::offline::Offline;
-use penstock_core::scheduler::{Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Tenant};
+use penstock_core::scheduler::{
+    Namespace, Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Tenant,
+};
 use penstock_core::worker::PrepareLimits;
 use penstock_core::worker::mock::{MockConfig, MockModel, Verify};
 use penstock_proto::ids::TokenId;
@@ -71,6 +73,8 @@ impl Load {
             check_interval: Duration::from_secs(10),
             speculate: 0,
             speculate_corpus_tokens: 0,
+            block_events: false,
+            recorder: None,
         };
         let mut load = Self {
             scheduler: Offline::new(&settings, &model, &prepared, &limits),
@@ -104,7 +108,7 @@ impl Load {
             top_tokens: 0,
             prompt_logprobs: false,
             constraint: None,
-            cache_namespace: 0,
+            cache_namespace: Namespace::default(),
             tenant: Tenant::Key(salt % 7),
             priority: Priority::default(),
             deadline: None,

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use penstock_core::health::Health;
 use penstock_core::scheduler::offline::Offline;
 use penstock_core::scheduler::{
-    Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant,
+    Namespace, Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant,
 };
 use penstock_core::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
 use penstock_proto::ids::TokenId;
@@ -89,7 +89,7 @@ fn spec(salt: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         constraint: None,
-        cache_namespace: 0,
+        cache_namespace: Namespace::default(),
         tenant: Tenant::Anonymous,
         priority: Priority::default(),
         deadline: None,
@@ -107,6 +107,8 @@ fn settings() -> Settings {
         check_interval: Duration::from_secs(60),
         speculate: 0,
         speculate_corpus_tokens: 0,
+        block_events: false,
+        recorder: None,
     }
 }
 

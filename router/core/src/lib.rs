@@ -6,9 +6,10 @@
 //! - `worker` is the client of the worker contract, which the crate `penstock-proto` holds;
 //! - `constraint` is what a text has to be, whoever compiles it;
 //! - `blocking` has the threads for what takes time in proportion to a request's size;
-//! - `health` is what the server can say of itself.
+//! - `health` is what the server can say of itself, and `clock` the time.
 
 pub mod blocking;
+mod clock;
 pub mod constraint;
 pub mod generation;
 pub mod health;

@@ -140,8 +140,9 @@ impl Keys {
         self.0.get(index as usize).map_or_else(KeyName::default, |key| key.name.clone())
     }
 
-    fn priority(&self, KeyIndex(index): KeyIndex) -> KeyPriority {
-        KeyPriority(self.0.get(index as usize).and_then(|key| key.priority))
+    fn facts(&self, KeyIndex(index): KeyIndex) -> KeyFacts {
+        let key = self.0.get(index as usize);
+        KeyFacts { priority: key.and_then(|key| key.priority), digest: key.map(|key| key.digest) }
     }
 }
 
@@ -149,9 +150,14 @@ impl Keys {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyIndex(pub u32);
 
-/// What the line of a key says of its requests' priority.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeyPriority(pub Option<Priority>);
+/// What follows from a request's key.
+#[derive(Clone, Copy, Default)]
+pub struct KeyFacts {
+    /// What its line says of its requests' priority.
+    pub priority: Option<Priority>,
+    /// SHA-256 of it.
+    pub digest: Option<[u8; 32]>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
@@ -189,7 +195,7 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
         Admission::With(key) => {
             request.extensions_mut().insert(key);
             request.extensions_mut().insert(keys.name(key));
-            request.extensions_mut().insert(keys.priority(key));
+            request.extensions_mut().insert(keys.facts(key));
         }
         Admission::Refused if reads && routes::is_open(args, request.uri().path()) => {}
         Admission::Refused => {

@@ -4,6 +4,7 @@
 mod access_log;
 mod anthropic;
 mod auth;
+mod block_events;
 mod body;
 pub mod chats;
 mod connection;

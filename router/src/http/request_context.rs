@@ -19,7 +19,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address;
 use crate::http::access_log::RequestId;
-use crate::http::auth::{KeyIndex, KeyName, KeyPriority};
+use crate::http::auth::{KeyFacts, KeyIndex, KeyName};
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames, Refusal};
 use crate::http::fields::shortened;
@@ -305,8 +305,9 @@ impl Account {
 pub fn caller_of(request: &Request, arrival: Instant) -> Caller {
     let of = request.extensions();
     let address = of.get().map(|&ClientAddress(address)| address::holder(address));
-    let KeyPriority(priority) = of.get().copied().unwrap_or_default();
-    Caller { key: of.get().map(|&KeyIndex(index)| index), address, priority, ..Caller::anonymous(arrival) }
+    let KeyFacts { priority, digest } = of.get().copied().unwrap_or_default();
+    let key = of.get().map(|&KeyIndex(index)| index);
+    Caller { key, key_digest: digest, address, priority, ..Caller::anonymous(arrival) }
 }
 
 fn times(done: &[(FinishReason, Timings, u32)]) -> Times {

@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::http::anthropic::{Event, Message, TokenCount};
+use crate::http::block_events::Told;
 use crate::http::error::{AnthropicError, OpenAiError, TgiError};
 use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
@@ -40,6 +41,7 @@ pub fn schemas() -> Map<String, Value> {
     add::<Model>(&mut all, "Model");
     add::<Models>(&mut all, "Models");
     add::<Info>(&mut all, "Info");
+    add::<Told>(&mut all, "BlockEvent");
     add::<About>(&mut all, "KserveServer");
     add::<About>(&mut all, "KserveModel");
     add::<Live>(&mut all, "KserveLive");

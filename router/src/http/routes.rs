@@ -10,7 +10,7 @@ use crate::config::RouterArgs;
 use crate::http::Server;
 use crate::http::openai::{chat, completions, responses};
 use crate::http::openapi::{self, RequestSchema};
-use crate::http::{anthropic, docs, kserve, ops, page, platforms, tgi, tokenize};
+use crate::http::{anthropic, block_events, docs, kserve, ops, page, platforms, tgi, tokenize};
 
 pub struct Route {
     pub method: Verb,
@@ -19,8 +19,8 @@ pub struct Route {
     pub access: Access,
     /// It generates: a request is counted in the metrics, has a line in the log and maybe a span, and takes a deadline.
     pub counted: bool,
-    /// Served with `--kserve` only.
-    pub is_kserve: bool,
+    /// The flag without which it is not served, if there is one.
+    is_asked_for: Option<fn(&RouterArgs) -> bool>,
     /// `None`: no part of the API.
     pub docs: Option<Docs>,
     handler: fn() -> MethodRouter<Arc<Server>>,
@@ -66,7 +66,7 @@ pub enum Answer {
     Text(&'static str),
 }
 
-pub static ROUTES: [Route; 33] = [
+pub static ROUTES: [Route; 34] = [
     post("/generate", || on_post(tgi::generate)).counted().takes(
         RequestSchema::Generate,
         Answer::Json("Generated"),
@@ -180,6 +180,10 @@ pub static ROUTES: [Route; 33] = [
     get("/metrics", || on_get(ops::metrics))
         .access(Access::Metrics)
         .answers(Answer::Text("text/plain"), "Prometheus metrics, as text"),
+    get("/block_events", || on_get(block_events::block_events)).with_block_events().answers(
+        Answer::Events("BlockEvent"),
+        "What the prefix cache gains and loses (`--block-events`), see block-events.md",
+    ),
     get("/docs", || on_get(docs::page))
         .access(Access::Open)
         .answers(Answer::Text("text/html"), "This reference, as a page"),
@@ -200,7 +204,7 @@ const fn post(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) ->
 impl Route {
     const fn new(method: Verb, path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Self {
         let access = Access::Guarded;
-        Self { method, path, access, counted: false, is_kserve: false, docs: None, handler }
+        Self { method, path, access, counted: false, is_asked_for: None, docs: None, handler }
     }
 
     const fn access(mut self, access: Access) -> Self {
@@ -214,7 +218,12 @@ impl Route {
     }
 
     const fn kserve(mut self) -> Self {
-        self.is_kserve = true;
+        self.is_asked_for = Some(|args| args.kserve);
+        self
+    }
+
+    const fn with_block_events(mut self) -> Self {
+        self.is_asked_for = Some(|args| args.block_events);
         self
     }
 
@@ -234,7 +243,7 @@ impl Route {
     }
 
     pub fn is_served(&self, args: &RouterArgs) -> bool {
-        args.kserve || !self.is_kserve
+        self.is_asked_for.is_none_or(|is_asked_for| is_asked_for(args))
     }
 
     /// Whether a request to it needs a key, where the server has any; of the page's files `is_open` knows more.

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Histogram, counter, histogram};
 
+use crate::clock;
+
 /// Counts the tokens of one sequence as they come. The metrics are looked up once, not for every token.
 pub struct Tokens {
     generated: Counter,
@@ -30,7 +32,7 @@ impl Tokens {
     pub fn another(&self, last: Option<Instant>) {
         self.generated.increment(1);
         if let Some(last) = last {
-            self.between.record(last.elapsed());
+            self.between.record(clock::since(last));
         }
     }
 }

@@ -4,6 +4,8 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use crate::clock;
+
 #[derive(Debug)]
 pub struct Progress(Mutex<State>);
 
@@ -40,7 +42,7 @@ impl Progress {
             max_new_tokens,
             generated_tokens: 0,
             skipped_tokens: 0,
-            queued: Instant::now(),
+            queued: clock::now(),
             admitted: None,
             first_token: None,
             last_token: None,
@@ -51,7 +53,7 @@ impl Progress {
 
     pub fn admitted(&self, cached_tokens: u32) {
         let mut state = self.state();
-        state.timeline.admitted = Some(Instant::now());
+        state.timeline.admitted = Some(clock::now());
         state.timeline.cached_tokens = cached_tokens;
     }
 
@@ -61,7 +63,7 @@ impl Progress {
         if state.reckoned {
             return None;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let timeline = &mut state.timeline;
         timeline.generated_tokens += 1;
         timeline.skipped_tokens += u32::from(is_draft);
@@ -72,7 +74,7 @@ impl Progress {
     /// The last token is there.
     pub fn ended(&self) -> Timeline {
         let mut state = self.state();
-        state.timeline.ended = Some(Instant::now());
+        state.timeline.ended = Some(clock::now());
         state.timeline
     }
 

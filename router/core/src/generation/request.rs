@@ -52,6 +52,8 @@ pub struct Caller {
     pub arrival: Instant,
     /// The place of its API key among the server's; `None` where none is asked for.
     pub key: Option<u32>,
+    /// SHA-256 of that key: the same on every server that has it.
+    pub key_digest: Option<[u8; 32]>,
     /// Who may not be told apart from it by its address alone: one of IPv4, or the network of one of IPv6.
     pub address: Option<IpAddr>,
     /// That of its key: what its requests have, and the highest that they can ask for. `None`: there is no such limit.
@@ -74,7 +76,15 @@ impl Caller {
     }
 
     pub fn anonymous(arrival: Instant) -> Self {
-        Self { arrival, key: None, address: None, priority: None, deadline: None, trace: None }
+        Self {
+            arrival,
+            key: None,
+            key_digest: None,
+            address: None,
+            priority: None,
+            deadline: None,
+            trace: None,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::generation::prompt_limits::PromptLimits;
 use crate::generation::request::{Caller, GenerationRequest};
 use crate::generation::task::{Generation, GenerationTask};
 use crate::prompt::{Input, Length, Prompt, PromptError};
-use crate::scheduler::{Handle, Permit, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::scheduler::{Handle, Namespace, Permit, Sampling, SequenceSpec, Tenant, Watermark};
 
 /// What generations share.
 #[derive(Clone)]
@@ -33,13 +33,13 @@ pub struct Serving {
     /// Where grammars are compiled.
     pub compiling: Arc<BlockingPool>,
     /// Of the model and its revision.
-    pub cache_namespace: u64,
+    pub cache_namespace: Namespace,
     /// Requests of all keys share cached blocks.
     pub shared_cache: bool,
     /// What a request that asks for a watermark gets.
     pub watermark: Watermark,
-    /// Digests what clients say of themselves: names of users, salts. Its key is random, so that nobody can look for
-    /// two texts with one digest.
+    /// Digests the names that clients give their users. Its key is random, so that nobody can look for two names with one
+    /// digest.
     pub digests: RandomState,
 }
 
@@ -159,11 +159,15 @@ impl Serving {
 
     /// Where this is the same, sequences share cached blocks, and `cached_tokens` and the time to the first token tell
     /// of one another's prompts. So it is the key's. A salt divides it further, and never leads out of it.
-    fn namespace(&self, caller: &Caller, salts: &[String]) -> u64 {
-        let key = caller.key.filter(|_| !self.shared_cache || !salts.is_empty());
+    fn namespace(&self, caller: &Caller, salts: &[String]) -> Namespace {
+        let key = caller.key_digest.as_ref().filter(|_| !self.shared_cache || !salts.is_empty());
         match (key, salts) {
             (None, []) => self.cache_namespace,
-            _ => self.digests.hash_one((self.cache_namespace, key, salts)),
+            _ => {
+                let key = key.map_or(&[][..], |digest| digest);
+                let salts = salts.iter().map(|salt| salt.as_bytes());
+                self.cache_namespace.within(std::iter::once(key).chain(salts))
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::health::Health;
 use crate::prompt::{Prompt, samples};
 use crate::scheduler::{
-    Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Tenant, Watermark,
+    Namespace, Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Tenant, Watermark,
 };
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
@@ -67,6 +67,8 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         check_interval: Duration::from_secs(60),
         speculate: 0,
         speculate_corpus_tokens: 0,
+        block_events: false,
+        recorder: None,
     };
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let serving = Serving {
@@ -76,7 +78,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         decoder_start: decoder_start.iter().copied().map(TokenId).collect(),
         grammars: futures::FutureExt::shared(Box::pin(async { Err("none here".into()) })),
         compiling: Arc::new(crate::blocking::BlockingPool::new(1)),
-        cache_namespace: 1,
+        cache_namespace: Namespace(1),
         watermark: Watermark { greens: 100, delta: 2.0 },
         shared_cache: false,
         digests: Default::default(),
@@ -120,7 +122,8 @@ impl Server {
                 max_new_tokens: Some(1),
                 ..request(&prompt)
             };
-            let caller = Caller { key, ..Caller::anonymous(Instant::now()) };
+            let key_digest = key.map(|key| [key as u8; 32]);
+            let caller = Caller { key, key_digest, ..Caller::anonymous(Instant::now()) };
             let permit = self.serving.reserve(&caller, None).expect("a place");
             let generation = start(&self.serving, permit, request, &caller).await.expect("it starts");
             cached = collect(generation).await.expect("it ends well").1.cached_tokens;

@@ -11,6 +11,7 @@ use penstock_proto::ids::{SequenceId, SlotId, TokenId};
 use penstock_proto::tables::Tables;
 use slab::Slab;
 
+use super::block_events::BlockChange;
 use super::blocks::BlockPool;
 use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
@@ -75,6 +76,8 @@ pub(super) struct Rules {
     /// Tokens of each tenant's recent answers that drafts come from, too; 0: none.
     pub corpus_tokens: u32,
     pub snapshots: SnapshotDistances,
+    /// What is cached has content hashes, and `take_block_changes` tells it.
+    pub block_events: bool,
 }
 
 pub(super) struct Core {
@@ -126,8 +129,10 @@ pub(super) struct Core {
     pub(super) completions: Completions,
     /// What tenants were answered lately.
     pub(super) corpora: Option<Corpora>,
-    /// Digests what encoders read, and whose a corpus is; seeds the indexes of `prompt_lookup` and `corpus`.
+    /// Digests whose a corpus is; seeds the indexes of `prompt_lookup` and `corpus`.
     hashes: RandomState,
+    /// The cache is another one since changes of it were last taken.
+    is_cleared: bool,
 }
 
 /// How much a step had to do at once.
@@ -187,7 +192,10 @@ pub(super) struct Counters {
 
 impl Core {
     pub fn new(rules: Rules, capacity: Capacity) -> Self {
-        let pool = capacity.pool();
+        let mut pool = capacity.pool();
+        if rules.block_events {
+            pool.tell_changes();
+        }
         let hashes = RandomState::new();
         let seed = hashes.hash_one("corpus");
         Self {
@@ -222,6 +230,7 @@ impl Core {
             counters: Counters::default(),
             completions: Completions::default(),
             hashes,
+            is_cleared: false,
         }
     }
 
@@ -229,6 +238,10 @@ impl Core {
     pub fn renew(&mut self, capacity: Capacity, now: Instant) {
         debug_assert!(self.in_flight.is_empty() && self.running.is_empty());
         self.pool = capacity.pool();
+        if self.rules.block_events {
+            self.pool.tell_changes();
+            self.is_cleared = true;
+        }
         self.cost = StepCost::new(capacity.cost).with_draft_model(capacity.draft_cost);
         self.free_slots = slots(capacity.max_slots);
         self.builder = PlanBuilder::default();
@@ -247,7 +260,8 @@ impl Core {
             // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
             // encoders read the same, all of it.
             let read = &sequence.tokens[..sequence.encoder.tokens as usize];
-            sequence.namespace = self.hashes.hash_one((sequence.namespace, read));
+            let read = read.iter().flat_map(|token| token.0.to_le_bytes()).collect::<Vec<u8>>();
+            sequence.namespace = sequence.namespace.within([&b"encoder"[..], &read]);
         } else if self.rules.drafting != Drafting::Off
             && sequence.constraint.is_none()
             && !self.pool.has_states()
@@ -336,6 +350,15 @@ impl Core {
     pub fn fail_all(&mut self, why: &SequenceFailure) {
         for key in self.sequences.iter().map(|(key, _)| key).collect::<Vec<_>>() {
             self.fail(key, why.clone());
+        }
+    }
+
+    /// What the prefix cache gained and lost since the last call.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        let changes = self.pool.take_changes();
+        match std::mem::take(&mut self.is_cleared) {
+            true => std::iter::once(BlockChange::Cleared).chain(changes).collect(),
+            false => changes,
         }
     }
 

@@ -3,15 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::{mpsc, oneshot};
 
+use super::block_events::{self, BlockEvent};
 use super::concurrency::ConcurrencyLimiter;
 use super::submission::{
     Refused, Release, SequenceEvent, SequenceSpec, Submitted, Tenant, Ticket, Unavailable,
 };
+use crate::clock;
+use crate::worker::recording::Recorder;
 
 /// What the scheduler is to keep to. Derived from flags and from what the workers answered.
 #[derive(Clone, Debug)]
@@ -30,6 +33,10 @@ pub struct Settings {
     pub speculate: u32,
     /// Most tokens of a tenant's recent answers that drafts come from as well; 0: none.
     pub speculate_corpus_tokens: u32,
+    /// What is cached has content hashes, and `Handle::read_blocks` tells it.
+    pub block_events: bool,
+    /// Keeps what goes to the workers and comes from them.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 /// A snapshot of the scheduler, as of its last step.
@@ -110,6 +117,15 @@ impl Handle {
         stats
     }
 
+    /// What the prefix cache has, and then what it gains and loses. Ends with the scheduler; at once where it does not tell
+    /// (`Settings::block_events`).
+    pub fn read_blocks(&self) -> mpsc::Receiver<BlockEvent> {
+        let (sender, events) = block_events::channel();
+        // Fails only when the scheduler has ended.
+        let _ = self.inbox.send(Message::ReadBlocks(sender));
+        events
+    }
+
     /// Refuses new sequences from now on, and returns when the last live one has ended.
     pub async fn drain(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
@@ -133,6 +149,7 @@ impl Handle {
 pub(super) enum Message {
     Submit(Box<Arrival>),
     Release(SequenceId, Release),
+    ReadBlocks(mpsc::Sender<BlockEvent>),
     Drain(oneshot::Sender<()>),
     Stop(oneshot::Sender<()>),
 }
@@ -170,7 +187,7 @@ impl Permit {
         if shared.closed.load(Ordering::SeqCst) {
             return Err(Unavailable::Stopping.into());
         }
-        if shared.limiter.try_acquire(tenant, Instant::now()) {
+        if shared.limiter.try_acquire(tenant, clock::now()) {
             return Ok(Self { shared: shared.clone(), tenant });
         }
         let wait = Duration::from_millis(shared.retry_after_ms.load(Ordering::Relaxed));

@@ -18,15 +18,38 @@ pub(super) struct MaskThreads {
     jobs: Option<blocking::Sender<MaskJob>>,
     results: mpsc::UnboundedReceiver<Vec<MaskResult>>,
     sender: mpsc::UnboundedSender<Vec<MaskResult>>,
+    /// In virtual time there are no threads: a job's result is there so much later.
+    #[cfg(test)]
+    delays: Option<Box<dyn FnMut() -> std::time::Duration + Send>>,
 }
 
 impl MaskThreads {
     pub fn new() -> Self {
         let (sender, results) = mpsc::unbounded_channel();
-        Self { jobs: None, results, sender }
+        Self {
+            jobs: None,
+            results,
+            sender,
+            #[cfg(test)]
+            delays: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub fn delayed(delays: Box<dyn FnMut() -> std::time::Duration + Send>) -> Self {
+        Self { delays: Some(delays), ..Self::new() }
     }
 
     pub fn submit(&mut self, job: MaskJob) {
+        #[cfg(test)]
+        if let Some(delays) = &mut self.delays {
+            let (delay, sender) = (delays(), self.sender.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let _ = sender.send(vec![job.run()]);
+            });
+            return;
+        }
         let jobs = self.jobs.get_or_insert_with(|| start(&self.sender));
         // The threads live as long as this sender.
         let _ = jobs.send(job);

@@ -8,7 +8,9 @@
 //! or made by the workers' own model, of which `draft_model` knows what they are worth;
 //! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
 
+mod block_events;
 mod blocks;
+mod cache_names;
 mod concurrency;
 mod core;
 mod corpus;
@@ -48,6 +50,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, oneshot};
 
+pub use block_events::{BlockChange, BlockEvent};
+pub use cache_names::{BlockHash, Namespace};
 pub use handle::{Handle, Permit, Settings, Stats};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
@@ -69,17 +73,7 @@ pub async fn spawn(
     settings: Settings,
     health: HealthSender,
 ) -> Handle {
-    let (sender, inbox) = mpsc::unbounded_channel();
-    let shared = Arc::new(handle::Shared {
-        limiter: concurrency::ConcurrencyLimiter::new(settings.max_live),
-        next_id: AtomicU64::new(1),
-        closed: AtomicBool::new(false),
-        max_request_tokens: AtomicU32::new(group.max_request_tokens()),
-        retry_after_ms: AtomicU64::new(1000),
-        stats: Mutex::new(Stats::default()),
-    });
-    let outside = tokio::runtime::Handle::current();
-    let mut task = task::Task::new(&group, inbox, shared.clone(), settings, health.clone(), source, outside);
+    let (handle, mut task) = assemble(&group, source, settings, health.clone());
     let (opened, open) = oneshot::channel();
     // So that whoever looks before the first step sees the empty cache.
     task.publish();
@@ -103,7 +97,28 @@ pub async fn spawn(
         .expect("the system has room for one more thread at start");
     // A failure is the task's own business.
     let _ = open.await;
-    Handle { inbox: sender, shared }
+    handle
+}
+
+/// The task, which the caller has to run, and what speaks to it.
+fn assemble(
+    group: &Group,
+    source: Arc<dyn WorkerSource>,
+    settings: Settings,
+    health: HealthSender,
+) -> (Handle, task::Task) {
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let shared = Arc::new(handle::Shared {
+        limiter: concurrency::ConcurrencyLimiter::new(settings.max_live),
+        next_id: AtomicU64::new(1),
+        closed: AtomicBool::new(false),
+        max_request_tokens: AtomicU32::new(group.max_request_tokens()),
+        retry_after_ms: AtomicU64::new(1000),
+        stats: Mutex::new(Stats::default()),
+    });
+    let outside = tokio::runtime::Handle::current();
+    let task = task::Task::new(group, inbox, shared.clone(), settings, health, source, outside);
+    (Handle { inbox: sender, shared }, task)
 }
 
 /// What a panic was given to say.

@@ -35,6 +35,7 @@ impl Offline {
             drafting: Drafting::up_to(settings.speculate),
             corpus_tokens: settings.speculate_corpus_tokens,
             snapshots: SNAPSHOT_DISTANCES,
+            block_events: false,
         };
         let capacity = Capacity {
             pages: prepared.pages,

@@ -11,6 +11,9 @@ use std::hash::{BuildHasher, Hasher};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use penstock_proto::ids::{BlockId, TokenId};
 
+use super::block_events::BlockChange;
+use super::cache_names::{BlockHash, Namespace};
+
 /// A node of the tree. Valid while its block is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u32);
@@ -26,7 +29,7 @@ impl NodeId {
 /// What a node hangs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
-    Root { namespace: u64 },
+    Root { namespace: Namespace },
     Node(NodeId),
 }
 
@@ -34,6 +37,8 @@ struct Node {
     block: BlockId,
     parent: Parent,
     hash: u64,
+    /// Of its tokens and all before them, where changes are told.
+    content: BlockHash,
     /// When its block was last released; orders eviction.
     last_used: u64,
     /// Whether nobody holds its block.
@@ -61,6 +66,8 @@ pub(super) struct PrefixCache {
     /// Nodes whose block has windowed pages that nobody holds, least recently used first.
     idle_windows: BTreeSet<(u64, NodeId)>,
     clock: u64,
+    /// Since they were last taken; `None`: nobody is told.
+    changes: Option<Vec<BlockChange>>,
 }
 
 impl PrefixCache {
@@ -75,7 +82,51 @@ impl PrefixCache {
             idle_leaves: BTreeSet::new(),
             idle_windows: BTreeSet::new(),
             clock: 0,
+            changes: None,
         }
+    }
+
+    /// Nothing is cached yet.
+    pub fn tell_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    pub fn take_changes(&mut self) -> Vec<BlockChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Each block behind the one that it follows.
+    pub fn known(&self) -> Vec<BlockChange> {
+        let is_root = |id: &&NodeId| matches!(self.node(**id).parent, Parent::Root { .. });
+        let mut open: Vec<NodeId> = self.table.iter().filter(is_root).copied().collect();
+        let mut known = Vec::with_capacity(self.table.len());
+        while let Some(id) = open.pop() {
+            known.push(self.stored(id));
+            let mut child = self.node(id).first_child;
+            while let Some(next) = child {
+                open.push(next);
+                child = self.node(next).next_sibling;
+            }
+        }
+        known
+    }
+
+    fn stored(&self, id: NodeId) -> BlockChange {
+        let Node { content, parent, .. } = *self.node(id);
+        let after = match parent {
+            Parent::Root { .. } => None,
+            Parent::Node(parent) => Some(self.node(parent).content),
+        };
+        BlockChange::Stored { block: content, after }
+    }
+
+    fn content(&self, parent: Parent, tokens: &[TokenId]) -> BlockHash {
+        let before = match parent {
+            _ if self.changes.is_none() => return BlockHash::default(),
+            Parent::Root { namespace } => BlockHash::root(namespace),
+            Parent::Node(parent) => self.node(parent).content,
+        };
+        before.then(tokens)
     }
 
     pub fn find(&self, parent: Parent, tokens: &[TokenId]) -> Option<NodeId> {
@@ -95,6 +146,7 @@ impl PrefixCache {
             block,
             parent,
             hash,
+            content: self.content(parent, tokens),
             last_used: 0,
             idle: false,
             window_used: 0,
@@ -127,6 +179,10 @@ impl PrefixCache {
         }
         let nodes = &self.nodes;
         self.table.insert_unique(hash, id, |&id| nodes[id.0 as usize].hash);
+        if self.changes.is_some() {
+            let stored = self.stored(id);
+            self.changes.iter_mut().for_each(|changes| changes.push(stored));
+        }
         id
     }
 
@@ -219,8 +275,12 @@ impl PrefixCache {
 
     /// Forgets a node without children. Returns its snapshot, which nobody knows any more.
     pub fn remove_leaf(&mut self, id: NodeId) -> Option<u32> {
-        let Node { parent, hash, next_sibling, prev_sibling, last_used, window_used, snapshot, .. } =
-            *self.node(id);
+        let Node {
+            parent, hash, next_sibling, prev_sibling, last_used, window_used, snapshot, content, ..
+        } = *self.node(id);
+        if let Some(changes) = &mut self.changes {
+            changes.push(BlockChange::Evicted { block: content });
+        }
         self.idle_leaves.remove(&(last_used, id));
         self.idle_windows.remove(&(window_used, id));
         if let Some(next) = next_sibling {
@@ -248,7 +308,7 @@ impl PrefixCache {
     fn hash(&self, parent: Parent, tokens: &[TokenId]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         match parent {
-            Parent::Root { namespace } => hasher.write_u64(namespace),
+            Parent::Root { namespace } => hasher.write_u128(namespace.0),
             Parent::Node(NodeId(id)) => hasher.write_u32(id),
         }
         hasher.write(bytemuck::cast_slice(tokens));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::core::Capacity;
 use super::metrics::Metrics;
 use super::task::{Task, Then};
+use crate::clock;
 use crate::health::Health;
 use crate::worker::group::StartupTimings;
 use crate::worker::{Group, Loss, Run, StartError};
@@ -50,7 +51,7 @@ pub(super) struct Recovered {
 
 impl Task {
     pub async fn recover(&mut self, group: &mut Group, loss: Loss) -> Outcome {
-        let lost_at = Instant::now();
+        let lost_at = clock::now();
         let (steps, waited) = self.core.waiting_for(lost_at);
         let detection = waited.min(lost_at.saturating_duration_since(self.last_sign));
         self.set_health(Health::Recovering(loss.summary()));
@@ -83,7 +84,7 @@ impl Task {
                 Ok(fresh) => *group = fresh,
                 Err(error) => return self.give_up(error.to_string()),
             }
-            match Run::open(group).await {
+            match self.open(group).await {
                 Ok(run) => break run,
                 Err(again) => {
                     tracing::warn!(loss = %again, "lost the workers again before they ran");
@@ -95,19 +96,19 @@ impl Task {
             }
         };
         self.worker_restarts += 1;
-        self.core.renew(Capacity::of(group), Instant::now());
+        self.core.renew(Capacity::of(group), clock::now());
         self.shared.max_request_tokens.store(group.max_request_tokens(), Ordering::Relaxed);
         let recovered = Recovered {
             loss,
             detection,
             lost_at,
             startup_timings: group.startup_timings(),
-            ready_at: Instant::now(),
+            ready_at: clock::now(),
             sequences: self.core.live(),
         };
         // Ready means that tokens flow: with streams to go on with, when one of them has its next.
         self.refilling = Some(recovered);
-        Outcome::Again(Box::new(run))
+        Outcome::Again(run)
     }
 
     /// Ready again.
@@ -132,9 +133,9 @@ impl Task {
         let (source, old) = (self.source.clone(), group.clone());
         let mut replacing = self.outside.spawn(async move { old.replace(&*source, loss).await });
         loop {
-            self.core.expire(Instant::now());
+            self.core.expire(clock::now());
             let due = self.core.next_due();
-            let expiry = tokio::time::sleep_until(due.unwrap_or_else(Instant::now).into());
+            let expiry = tokio::time::sleep_until(due.unwrap_or_else(clock::now).into());
             tokio::select! {
                 replaced = &mut replacing => {
                     return Some(replaced.unwrap_or_else(|panic| {

@@ -8,6 +8,7 @@ use penstock_proto::ids::{SequenceId, SlotId, SpanRef, TokenId};
 use penstock_proto::tables::Table;
 use tokio::sync::mpsc;
 
+use super::cache_names::Namespace;
 use super::corpus::Recall;
 use super::draft_model::DraftAccuracy;
 use super::fairness::AccountId;
@@ -36,7 +37,7 @@ pub(super) struct Sequence {
     pub ignore_eos: bool,
     pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
-    pub namespace: u64,
+    pub namespace: Namespace,
     pub trace: Option<SpanRef>,
     pub prompt_logprobs: PromptLogprobs,
     pub constraint: Option<Constraint>,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
 use tokio::sync::mpsc;
 
+use super::cache_names::Namespace;
 use super::handle::Permit;
 use crate::constraint::Grammar;
 
@@ -81,7 +82,7 @@ pub struct SequenceSpec {
     /// Every token is one that this grammar allows, and the sequence ends with it.
     pub constraint: Option<Arc<dyn Grammar>>,
     /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
-    pub cache_namespace: u64,
+    pub cache_namespace: Namespace,
     pub tenant: Tenant,
     pub priority: Priority,
     /// Nobody wants it any more after this.

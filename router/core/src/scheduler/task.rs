@@ -12,6 +12,7 @@ use penstock_proto::{StepPlan, StepResult};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
+use super::block_events::Readers;
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Message, Settings, Shared};
 use super::mask_threads::MaskThreads;
@@ -21,6 +22,7 @@ use super::policy::SNAPSHOT_DISTANCES;
 use super::recovery::{Fruitless, Outcome, Recovered};
 use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceFailure, Unavailable};
+use crate::clock;
 use crate::health::HealthSender;
 use crate::worker::{Group, LIVELY, Loss, Run, WorkerSource};
 
@@ -49,7 +51,11 @@ pub(super) struct Task {
     pub fruitless: Fruitless,
     /// When the workers last answered anything.
     pub last_sign: Instant,
+    /// Sees the core once a turn.
+    #[cfg(test)]
+    pub observer: Option<Box<dyn FnMut(&Core) + Send>>,
     drains: Vec<oneshot::Sender<()>>,
+    block_readers: Readers,
 }
 
 /// Why serving ended.
@@ -82,6 +88,7 @@ impl Task {
             drafting: Drafting::up_to(settings.speculate),
             corpus_tokens: settings.speculate_corpus_tokens,
             snapshots: SNAPSHOT_DISTANCES,
+            block_events: settings.block_events,
         };
         Self {
             core: Core::new(rules, Capacity::of(group)),
@@ -96,14 +103,17 @@ impl Task {
             worker_restarts: 0,
             refilling: None,
             fruitless: Fruitless::default(),
-            last_sign: Instant::now(),
+            last_sign: clock::now(),
+            #[cfg(test)]
+            observer: None,
             drains: Vec::new(),
+            block_readers: Readers::default(),
         }
     }
 
     /// Tells `told` when the workers can be sent plans, or could not at the first attempt.
     pub async fn run(mut self, mut group: Group, told: oneshot::Sender<()>) {
-        let mut opened = Run::open(&group).await.map(Box::new);
+        let mut opened = self.open(&group).await;
         let _ = told.send(());
         loop {
             let loss = match opened {
@@ -121,16 +131,24 @@ impl Task {
         }
     }
 
+    pub async fn open(&self, group: &Group) -> Result<Box<Run>, Loss> {
+        let mut run = Box::new(Run::open(group).await?);
+        if let Some(recorder) = &self.settings.recorder {
+            run.record(recorder.clone(), group);
+        }
+        Ok(run)
+    }
+
     async fn serve(&mut self, mut run: Box<Run>) -> Left {
-        let timer = sleep_until(Instant::now().into());
+        let timer = sleep_until(clock::now().into());
         tokio::pin!(timer);
-        let expiry = sleep_until(Instant::now().into());
+        let expiry = sleep_until(clock::now().into());
         tokio::pin!(expiry);
         let mut check: OptionFuture<BoxFuture<'static, Result<(), Loss>>> = None.into();
         let mut checking = false;
         // Plans that wait to be sent with the masks of a plan before them.
         let mut unsent: VecDeque<StepPlan> = VecDeque::new();
-        self.last_sign = Instant::now();
+        self.last_sign = clock::now();
         loop {
             for _ in 0..MESSAGES_PER_TURN {
                 let Ok(message) = self.inbox.try_recv() else { break };
@@ -141,18 +159,18 @@ impl Task {
             while let Some(results) = self.mask_threads.try_next() {
                 self.take_masks(results);
             }
-            self.core.expire(Instant::now());
-            self.core.skip_late_rows(Instant::now());
+            self.core.expire(clock::now());
+            self.core.skip_late_rows(clock::now());
             for job in self.core.take_mask_jobs() {
                 self.mask_threads.submit(job);
             }
-            while let Some(plan) = self.core.plan(Instant::now()) {
+            while let Some(plan) = self.core.plan(clock::now()) {
                 if let Some(built) = self.core.last_plan() {
                     self.metrics.planned(built);
                 }
                 unsent.push_back(plan);
             }
-            while let Some(masks) = self.core.masks(Instant::now()) {
+            while let Some(masks) = self.core.masks(clock::now()) {
                 // Its plan goes before it, or with it.
                 while unsent.get(1).is_some_and(|second| second.number <= masks.number) {
                     run.send(unsent.pop_front(), None);
@@ -160,7 +178,7 @@ impl Task {
                 run.send(unsent.pop_front(), Some(masks));
             }
             let wait = unsent.front().and_then(|plan| self.core.plans_may_wait(plan.number));
-            let wait = wait.filter(|until| *until > Instant::now());
+            let wait = wait.filter(|until| *until > clock::now());
             while wait.is_none() && !unsent.is_empty() {
                 run.send(unsent.pop_front(), None);
             }
@@ -200,7 +218,7 @@ impl Task {
                     if let Err(loss) = answer {
                         return Left::Lost(loss);
                     }
-                    self.last_sign = Instant::now();
+                    self.last_sign = clock::now();
                 }
                 () = &mut expiry, if due.is_some() => {}
                 // A check has its own time limit.
@@ -210,7 +228,7 @@ impl Task {
                             return Left::Lost(loss.or_of(run.output_rank()));
                         },
                         Err(_) if self.core.may_grant() => {
-                            let (steps, waited) = self.core.waiting_for(Instant::now());
+                            let (steps, waited) = self.core.waiting_for(clock::now());
                             if let Err(loss) = run.check(LIVELY).await {
                                 return Left::Lost(loss);
                             }
@@ -234,16 +252,16 @@ impl Task {
 
     fn take_masks(&mut self, results: Vec<MaskResult>) {
         for result in results {
-            self.core.take_mask(result, Instant::now());
+            self.core.take_mask(result, clock::now());
         }
     }
 
     fn take(&mut self, result: Result<StepResult, Loss>) -> Result<(), Loss> {
         let result = result?;
-        let now = Instant::now();
+        let now = clock::now();
         self.last_sign = now;
         let step = self.core.apply(result, now)?;
-        self.metrics.stepped(&step, now.elapsed());
+        self.metrics.stepped(&step, clock::since(now));
         if step.delivered > 0 {
             self.fruitless = Fruitless::default();
             self.settled();
@@ -254,20 +272,25 @@ impl Task {
     /// After a recovery: tokens flow again, or nobody waits for one.
     fn settled(&mut self) {
         if let Some(recovered) = self.refilling.take() {
-            recovered.report(Instant::now(), &self.metrics);
+            recovered.report(clock::now(), &self.metrics);
             self.recovered();
         }
     }
 
     async fn overdue(&self, run: &Run) -> Loss {
-        let (steps, waited) = self.core.waiting_for(Instant::now());
+        let (steps, waited) = self.core.waiting_for(clock::now());
         run.who_hangs(format!("no result for {waited:.1?}, with {steps} steps in flight")).await
     }
 
     pub fn handle(&mut self, message: Message) -> Then {
         match message {
-            Message::Submit(arrival) => self.core.submit(*arrival, Instant::now()),
-            Message::Release(id, why) => self.core.release(id, why, Instant::now()),
+            Message::Submit(arrival) => self.core.submit(*arrival, clock::now()),
+            Message::Release(id, why) => self.core.release(id, why, clock::now()),
+            Message::ReadBlocks(reader) => {
+                // What changed before is in what is known.
+                self.tell_block_changes();
+                self.block_readers.add(reader, self.core.pool.known());
+            }
             Message::Drain(done) => self.drains.push(done),
             Message::Stop(done) => {
                 self.drains.push(done);
@@ -287,15 +310,27 @@ impl Task {
                 Message::Submit(arrival) => {
                     let _ = arrival.events.send(SequenceEvent::Failed(failure.clone()));
                 }
-                Message::Release(..) => {}
+                Message::Release(..) | Message::ReadBlocks(_) => {}
                 Message::Drain(done) | Message::Stop(done) => self.drains.push(done),
             }
         }
         self.publish();
     }
 
+    fn tell_block_changes(&mut self) {
+        if self.settings.block_events {
+            let changes = self.core.take_block_changes();
+            self.block_readers.tell(changes, || self.core.pool.known());
+        }
+    }
+
     /// Tells the outside how things are.
     pub fn publish(&mut self) {
+        self.tell_block_changes();
+        #[cfg(test)]
+        if let Some(observe) = &mut self.observer {
+            observe(&self.core);
+        }
         if self.core.is_empty() {
             for done in self.drains.drain(..) {
                 let _ = done.send(());
@@ -304,7 +339,7 @@ impl Task {
         let mut stats = self.core.stats();
         stats.worker_restarts = self.worker_restarts;
         self.metrics.snapshot(&stats, &self.core.counters, self.core.max_running_tokens());
-        let retry_after = self.core.retry_after(Instant::now());
+        let retry_after = self.core.retry_after(clock::now());
         self.shared.retry_after_ms.store(retry_after.as_millis() as u64, Ordering::Relaxed);
         *self.shared.stats.lock().expect("nothing panics while it holds this lock") = stats;
     }

@@ -1,7 +1,7 @@
 //! A group of ranks that hold one model: started from a `WorkerSource`, described and prepared here, then
 //! run by `stream`. Knows the rare calls of the contract; knows no sequences.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::connection::{BLAME, connect, loss};
 use super::endpoint::Endpoint;
 use super::source::{GiveUp, Loss, LossKind, WorkerSource};
+use crate::clock;
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,23 +89,23 @@ impl Group {
         let mut chosen = None;
         let mut lost = None;
         for _ in 0..LOSSES {
-            let begun = Instant::now();
+            let begun = clock::now();
             let endpoints = source.fresh(lost.as_ref()).await?;
             let mut startup_timings =
-                StartupTimings { process: begun.elapsed(), ..StartupTimings::default() };
+                StartupTimings { process: clock::since(begun), ..StartupTimings::default() };
             let result = async {
                 let mut ranks = connect(&endpoints).await?;
-                let begun = Instant::now();
+                let begun = clock::now();
                 let (description, states) = in_time("Describe", SLACK, describe(&mut ranks)).await?;
-                startup_timings.load = begun.elapsed();
+                startup_timings.load = clock::since(begun);
                 if let Some(choose) = choose.take() {
                     chosen = Some(choose(&description).map_err(StartError::Limits)?);
                 }
                 let limits = chosen.clone().expect("chosen when the first group was described");
-                let begun = Instant::now();
+                let begun = clock::now();
                 let preparing = prepare(&mut ranks, &limits, output_rank(&description), &states);
                 let prepared = in_time("Prepare", FIRST_PREPARE, preparing).await?;
-                startup_timings.prepare = begun.elapsed();
+                startup_timings.prepare = clock::since(begun);
                 Ok(Self { endpoints, limits, description, prepared, startup_timings })
             };
             match result.await {
@@ -123,9 +124,9 @@ impl Group {
     pub async fn replace(&self, source: &dyn WorkerSource, loss: Loss) -> Result<Self, StartError> {
         let mut loss = loss;
         for _ in 0..LOSSES {
-            let begun = Instant::now();
+            let begun = clock::now();
             let endpoints = source.fresh(Some(&loss)).await?;
-            let process = begun.elapsed();
+            let process = clock::since(begun);
             match self.ready_again(endpoints, process).await {
                 Ok(group) => return Ok(group),
                 Err(Unready::Final(error)) => return Err(error),
@@ -140,18 +141,18 @@ impl Group {
 
     async fn ready_again(&self, endpoints: Vec<Endpoint>, process: Duration) -> Result<Self, Unready> {
         let mut ranks = connect(&endpoints).await?;
-        let begun = Instant::now();
+        let begun = clock::now();
         let limit = again(self.startup_timings.load);
         let (description, states) = in_time("Describe", limit, describe(&mut ranks)).await?;
-        let load = begun.elapsed();
+        let load = clock::since(begun);
         if identity(&description) != identity(&self.description) {
             let why = format!("after a restart it serves another model: {description:?}");
             return Err(Unready::Final(StartError::Refused(why)));
         }
-        let begun = Instant::now();
+        let begun = clock::now();
         let preparing = prepare(&mut ranks, &self.limits, self.output_rank(), &states);
         let prepared = in_time("Prepare", again(self.startup_timings.prepare), preparing).await?;
-        let startup_timings = StartupTimings { process, load, prepare: begun.elapsed() };
+        let startup_timings = StartupTimings { process, load, prepare: clock::since(begun) };
         Ok(Self { endpoints, limits: self.limits.clone(), description, prepared, startup_timings })
     }
 

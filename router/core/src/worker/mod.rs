@@ -3,9 +3,10 @@
 mod connection;
 pub mod endpoint;
 pub mod group;
-#[cfg(any(test, feature = "mock"))]
 pub mod mock;
+pub mod recording;
 pub mod remote;
+pub mod replay;
 pub mod source;
 mod stream;
 

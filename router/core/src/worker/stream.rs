@@ -1,6 +1,7 @@
 //! The hot path to a group: one bidirectional stream per rank. The same plan goes to every rank, the results of
 //! one come back, and the other ranks' numbers are checked. Used by the scheduler's task alone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, join_all, try_join_all};
@@ -15,6 +16,7 @@ use tonic::{Status, Streaming};
 
 use super::connection::{BLAME, CONNECT_TIMEOUT, connect, loss};
 use super::group::Group;
+use super::recording::Recorder;
 use super::source::{Loss, LossKind};
 
 /// How long a living rank may take to answer `Check` when it is asked who hangs.
@@ -33,6 +35,7 @@ pub struct Run {
     peer_lost: Option<(Loss, Instant)>,
     /// Read the other ranks' results; each ends with what went wrong on its rank, and all end with the run.
     others: JoinSet<Loss>,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Run {
@@ -64,7 +67,13 @@ impl Run {
             }
         }
         let results = results.ok_or_else(|| Loss::unnamed(LossKind::Died, "there are no workers"))?;
-        Ok(Self { ranks, plans, output_rank, results, ended: false, peer_lost: None, others })
+        Ok(Self { ranks, plans, output_rank, results, ended: false, peer_lost: None, others, recorder: None })
+    }
+
+    /// From now on all that goes to the rank that answers, and comes from it, is recorded.
+    pub fn record(&mut self, recorder: Arc<Recorder>, group: &Group) {
+        recorder.begin(group);
+        self.recorder = Some(recorder);
     }
 
     /// The rank whose results `next` returns.
@@ -74,6 +83,10 @@ impl Run {
 
     /// Never waits. A rank that is gone is noticed by `next`.
     pub fn send(&self, plan: Option<StepPlan>, masks: Option<Masks>) {
+        if let Some(recorder) = &self.recorder {
+            plan.iter().for_each(|plan| recorder.plan(plan));
+            masks.iter().for_each(|masks| recorder.masks(masks));
+        }
         let output = self.output_rank as usize;
         for rank in self.plans.iter().enumerate().filter(|(rank, _)| *rank != output).map(|(_, rank)| rank) {
             if let Some(plan) = &plan {
@@ -96,7 +109,12 @@ impl Run {
                     Loss::unnamed(LossKind::OutOfStep, format!("a reader of its results broke: {panic}"))
                 }),
                 result = self.results.message(), if !self.ended => match read(self.output_rank, result) {
-                    Ok(result) => return Ok(result),
+                    Ok(result) => {
+                        if let Some(recorder) = &self.recorder {
+                            recorder.result(&result);
+                        }
+                        return Ok(result);
+                    }
                     Err(loss) => {
                         self.ended = true;
                         loss

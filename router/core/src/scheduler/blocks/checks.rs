@@ -4,6 +4,7 @@ use penstock_proto::ids::{BlockId, SequenceId, TokenId};
 use penstock_proto::tables::Table;
 
 use super::{BlockPool, index};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::prefix_cache::NodeId;
 use crate::scheduler::snapshots::Snapshot;
 
@@ -32,7 +33,7 @@ impl BlockPool {
     }
 
     /// All known places with a snapshot that a row of these tokens could begin with, and how many tokens before each.
-    pub fn snapshots_along(&self, namespace: u64, tokens: &[TokenId]) -> Vec<(u32, u32)> {
+    pub fn snapshots_along(&self, namespace: Namespace, tokens: &[TokenId]) -> Vec<(u32, u32)> {
         let blocks = 1..=tokens.len() as u32 / self.block_size();
         let nodes = blocks.map_while(|blocks| {
             Some((blocks, self.node_behind(namespace, tokens, &Table::default(), blocks)?))

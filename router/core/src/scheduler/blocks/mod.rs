@@ -46,6 +46,8 @@ mod snapshot_nodes;
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
 use penstock_proto::tables::{Table, Tables};
 
+use super::block_events::BlockChange;
+use super::cache_names::Namespace;
 use super::prefix_cache::{NodeId, Parent, PrefixCache};
 use super::snapshots::Snapshots;
 
@@ -121,6 +123,21 @@ impl BlockPool {
         }
     }
 
+    /// From now on what is cached is told by `take_changes`. Nothing is, before.
+    pub fn tell_changes(&mut self) {
+        self.cache.tell_changes();
+    }
+
+    /// Since the last call.
+    pub fn take_changes(&mut self) -> Vec<BlockChange> {
+        self.cache.take_changes()
+    }
+
+    /// All that is cached.
+    pub fn known(&self) -> Vec<BlockChange> {
+        self.cache.known()
+    }
+
     pub fn block_size(&self) -> u32 {
         self.tables.block_size
     }
@@ -194,7 +211,7 @@ impl BlockPool {
     /// registered give way to those that are.
     pub fn extend_from_cache(
         &mut self,
-        namespace: u64,
+        namespace: Namespace,
         tokens: &[TokenId],
         limit: u32,
         table: &mut Table,
@@ -275,7 +292,7 @@ impl BlockPool {
     /// then the rest of this sequence stays out of the cache.
     pub fn register(
         &mut self,
-        namespace: u64,
+        namespace: Namespace,
         tokens: &[TokenId],
         table: &Table,
         at: usize,
@@ -411,7 +428,7 @@ impl BlockPool {
     }
 
     /// What the block at `at` of `table` hangs on; `None` when the one before it is not registered.
-    fn parent(&self, namespace: u64, table: &Table, at: usize) -> Option<Parent> {
+    fn parent(&self, namespace: Namespace, table: &Table, at: usize) -> Option<Parent> {
         match at.checked_sub(1) {
             None => Some(Parent::Root { namespace }),
             Some(before) => self.blocks[index(table.blocks[before])].node.map(Parent::Node),

@@ -5,6 +5,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::tables::Table;
 
 use super::{BlockPool, index};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::prefix_cache::{NodeId, Parent};
 use crate::scheduler::snapshots::{Snapshot, Worth};
 
@@ -46,7 +47,7 @@ impl BlockPool {
     /// writer's. `None` when that prefix is not in the cache, or has a snapshot, or when no place is worth less.
     pub fn save(
         &mut self,
-        namespace: u64,
+        namespace: Namespace,
         tokens: &[TokenId],
         table: &Table,
         blocks: u32,
@@ -75,7 +76,7 @@ impl BlockPool {
     /// The tokens of a reserved snapshot are known and registered. Returns whether it has a node now; if not it is gone.
     pub fn settle(
         &mut self,
-        namespace: u64,
+        namespace: Namespace,
         tokens: &[TokenId],
         table: &Table,
         blocks: u32,
@@ -148,7 +149,7 @@ impl BlockPool {
     /// that are registered.
     pub(super) fn node_behind(
         &self,
-        namespace: u64,
+        namespace: Namespace,
         tokens: &[TokenId],
         table: &Table,
         blocks: u32,

@@ -7,6 +7,7 @@ use penstock_proto::tables::{Table, Tables};
 use proptest::prelude::*;
 
 use crate::scheduler::blocks::BlockPool;
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::snapshots::Worth;
 
 const BLOCK_SIZE: u32 = 2;
@@ -15,7 +16,7 @@ const PLAIN: Tables = Tables { block_size: BLOCK_SIZE, full: 1, windowed: 0, win
 #[derive(Clone, Debug)]
 enum Op {
     /// Takes what the cache has of this sequence, then grows by the rest and registers it.
-    Start { namespace: u64, tokens: Vec<u32> },
+    Start { namespace: Namespace, tokens: Vec<u32> },
     /// Lets one go.
     End(prop::sample::Index),
     /// One more block for one.
@@ -35,15 +36,15 @@ enum Op {
 #[derive(Debug)]
 struct Holder {
     id: SequenceId,
-    namespace: u64,
+    namespace: Namespace,
     tokens: Vec<TokenId>,
     table: Table,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        5 => (0u64..2, prop::collection::vec(0u32..2, 2..12))
-            .prop_map(|(namespace, tokens)| Op::Start { namespace, tokens }),
+        5 => (0u128..2, prop::collection::vec(0u32..2, 2..12))
+            .prop_map(|(namespace, tokens)| Op::Start { namespace: Namespace(namespace), tokens }),
         4 => any::<prop::sample::Index>().prop_map(Op::End),
         3 => (any::<prop::sample::Index>(), 0u32..2).prop_map(|(at, token)| Op::Grow(at, token)),
         1 => any::<prop::sample::Index>().prop_map(Op::Sample),
@@ -81,7 +82,7 @@ fn shapes_and_snapshots() -> impl Strategy<Value = (Tables, Option<u32>)> {
 }
 
 /// What each page holds: its namespace, and all tokens up to its end, on which keys and values depend.
-type Contents = HashMap<u32, (u64, Vec<TokenId>)>;
+type Contents = HashMap<u32, (Namespace, Vec<TokenId>)>;
 
 /// What a sequence that was just looked up begins with is the state behind exactly its tokens.
 fn check_begins(pool: &mut BlockPool, saved: &Contents, holder: &Holder) -> Result<(), TestCaseError> {
@@ -121,7 +122,7 @@ fn grow(pool: &mut BlockPool, contents: &mut Contents, holder: &mut Holder) -> b
 }
 
 /// The blocks that a sequence of these tokens would find.
-fn found_of(pool: &mut BlockPool, namespace: u64, tokens: &[TokenId]) -> Vec<BlockId> {
+fn found_of(pool: &mut BlockPool, namespace: Namespace, tokens: &[TokenId]) -> Vec<BlockId> {
     let mut table = Table::default();
     pool.extend_from_cache(namespace, tokens, tokens.len() as u32 / BLOCK_SIZE, &mut table);
     let blocks = table.blocks.clone();
@@ -161,7 +162,7 @@ proptest! {
         // What each place holds, and which were written since the last plan was finished.
         let (mut saved, mut written) = (Contents::new(), Vec::new());
         let mut holders: Vec<Holder> = Vec::new();
-        let mut ended: Vec<(SequenceId, u64, Vec<TokenId>)> = Vec::new();
+        let mut ended: Vec<(SequenceId, Namespace, Vec<TokenId>)> = Vec::new();
         let mut contents = Contents::new();
         for op in ops {
             match op {
@@ -296,11 +297,17 @@ fn hold(pool: &mut BlockPool, ids: &[u32]) -> Table {
     let tokens = tokens(ids);
     let full = ids.len() / BLOCK_SIZE as usize;
     let mut table = Table::default();
-    pool.extend_from_cache(0, &tokens, full as u32, &mut table);
+    pool.extend_from_cache(Namespace::default(), &tokens, full as u32, &mut table);
     for at in table.blocks.len()..full {
         pool.advance(&mut table, at as u32 * BLOCK_SIZE);
         assert!(pool.grow(&mut table), "there is room");
-        pool.register(0, &tokens[at * 2..at * 2 + 2], &table, at, SequenceId(ids.len() as u64));
+        pool.register(
+            Namespace::default(),
+            &tokens[at * 2..at * 2 + 2],
+            &table,
+            at,
+            SequenceId(ids.len() as u64),
+        );
     }
     table
 }
@@ -308,7 +315,7 @@ fn hold(pool: &mut BlockPool, ids: &[u32]) -> Table {
 /// Blocks of these tokens that the cache has.
 fn found(pool: &mut BlockPool, ids: &[u32]) -> usize {
     let mut table = Table::default();
-    pool.extend_from_cache(0, &tokens(ids), ids.len() as u32 / BLOCK_SIZE, &mut table);
+    pool.extend_from_cache(Namespace::default(), &tokens(ids), ids.len() as u32 / BLOCK_SIZE, &mut table);
     let found = table.blocks.len();
     pool.release(&mut table);
     found

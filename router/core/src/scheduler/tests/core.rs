@@ -5,6 +5,7 @@ use std::time::Duration;
 use penstock_proto::{CostModel, RowError, StepResult};
 
 use super::harness::{Harness, spec, tiny};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::submission::{Finish, Release, SequenceFailure, Unavailable};
 use crate::worker::mock::MockConfig;
 
@@ -148,7 +149,7 @@ fn namespaces_do_not_share_blocks() {
     let mut harness = Harness::new(roomy(), 8, 1024);
     for namespace in [1, 2] {
         let mut spec = spec(&prompt(100, 5), 3);
-        spec.cache_namespace = namespace;
+        spec.cache_namespace = Namespace(namespace);
         let id = harness.submit(spec);
         harness.run_to_end();
         assert_eq!(harness.client(id).admitted, Some(0));

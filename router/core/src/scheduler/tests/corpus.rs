@@ -3,6 +3,7 @@
 use penstock_proto::ids::TokenId;
 
 use super::harness::{Harness, spec, tiny};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::corpus::Corpora;
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{SequenceSpec, Tenant};
@@ -45,7 +46,7 @@ fn an_answer_like_an_earlier_one_takes_fewer_steps() {
 fn nobody_has_drafts_from_the_answers_of_another_tenant_or_namespace() {
     let asked = spec(&[3, 4, 5], 200);
     let of_key = |key| SequenceSpec { tenant: Tenant::Key(key), ..asked.clone() };
-    let salted = |salt| SequenceSpec { cache_namespace: salt, ..asked.clone() };
+    let salted = |salt| SequenceSpec { cache_namespace: Namespace(salt), ..asked.clone() };
     assert!(accepted_after(of_key(1), of_key(1)) > 100);
     assert_eq!(accepted_after(of_key(1), of_key(2)), 0);
     assert_eq!(accepted_after(asked.clone(), of_key(1)), 0);

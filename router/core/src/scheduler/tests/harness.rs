@@ -1,7 +1,7 @@
 //! Drives a core and a mock model as the task and a worker would, step by step, and keeps each client's
 //! view: what it was sent must be what an undisturbed run gives.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::{Masks, RowFlag, StepPlan};
 use tokio::sync::mpsc;
 
+use super::client::Client;
 use super::pages::Pages;
 use crate::constraint::{Grammar, Matcher};
+use crate::scheduler::block_events::BlockChange;
+use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
 use crate::scheduler::masks::MaskJob;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::states::SnapshotDistances;
-use crate::scheduler::submission::{
-    Finish, Priority, PromptLogprob, Release, SampledToken, Sampling, SequenceEvent, SequenceFailure,
-    SequenceSpec, Tenant,
-};
+use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant};
 use crate::worker::mock::{MockConfig, MockModel};
 
 /// How long a step takes.
@@ -66,7 +66,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         constraint: None,
-        cache_namespace: 0,
+        cache_namespace: Namespace::default(),
         tenant: Tenant::Anonymous,
         priority: Priority::default(),
         deadline: None,
@@ -162,23 +162,6 @@ pub fn every_forcing(modulus: u32, length: u32, end: Option<u32>, forced: u32) -
     Some(Arc::new(Every { modulus, length, end, forced, vocab_size: tiny().vocab_size }))
 }
 
-pub struct Client {
-    pub spec: SequenceSpec,
-    events: mpsc::UnboundedReceiver<SequenceEvent>,
-    pub admitted: Option<u32>,
-    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
-    pub tokens: Vec<SampledToken>,
-    pub end: Option<Result<Finish, SequenceFailure>>,
-    /// Its owner let go of it.
-    pub released: bool,
-}
-
-impl Client {
-    pub fn ids(&self) -> Vec<u32> {
-        self.tokens.iter().map(|token| token.id.0).collect()
-    }
-}
-
 pub struct Harness {
     pub config: MockConfig,
     pub core: Core,
@@ -194,6 +177,8 @@ pub struct Harness {
     pub most_rows: u32,
     pub crashes: u32,
     pub clients: BTreeMap<SequenceId, Client>,
+    /// What is cached, as its changes say.
+    blocks: BTreeSet<BlockHash>,
     /// Steps that pass before a mask is computed; 0: it is in time.
     pub mask_delay: u32,
     /// With the steps that passed since.
@@ -223,6 +208,7 @@ impl Harness {
             drafting: Drafting::Off,
             corpus_tokens: 0,
             snapshots: SNAPSHOT_DISTANCES,
+            block_events: true,
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));
         let model = MockModel::new(config.clone(), max_slots, max_step_tokens).with_drafts(MAX_STEP_DRAFTS);
@@ -238,6 +224,7 @@ impl Harness {
             most_rows: u32::MAX,
             crashes: 0,
             clients: BTreeMap::new(),
+            blocks: BTreeSet::new(),
             mask_delay: 0,
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
@@ -259,15 +246,7 @@ impl Harness {
         self.next_id += 1;
         let (sender, events) = mpsc::unbounded_channel();
         self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None }, self.now);
-        let client = Client {
-            spec,
-            events,
-            admitted: None,
-            prompt_logprobs: None,
-            tokens: Vec::new(),
-            end: None,
-            released: false,
-        };
+        let client = Client::new(id, spec, events);
         self.clients.insert(id, client);
         id
     }
@@ -401,37 +380,38 @@ impl Harness {
     /// Everything that must always hold.
     pub fn check(&mut self) {
         self.core.check();
+        self.follow_blocks();
         self.read_events();
     }
 
-    fn read_events(&mut self) {
-        for (id, client) in &mut self.clients {
-            while let Ok(event) = client.events.try_recv() {
-                assert!(client.end.is_none(), "{id:?} got {event:?} after its end");
-                assert!(!client.released, "{id:?} got {event:?} after it was released");
-                match event {
-                    SequenceEvent::Admitted { cached_tokens } => {
-                        assert!(client.admitted.is_none(), "{id:?} was admitted twice");
-                        client.admitted = Some(cached_tokens);
-                    }
-                    SequenceEvent::PromptLogprobs(logprobs) => {
-                        assert!(client.prompt_logprobs.is_none() && client.tokens.is_empty());
-                        client.prompt_logprobs = Some(logprobs);
-                    }
-                    SequenceEvent::Token(token) => {
-                        assert!(client.admitted.is_some());
-                        client.tokens.push(token);
-                    }
-                    SequenceEvent::Finished { last, finish } => {
-                        client.tokens.push(last);
-                        client.end = Some(Ok(finish));
-                    }
-                    SequenceEvent::TimeUp => {
-                        assert!(client.spec.stop_at.is_some() && !client.tokens.is_empty());
-                        client.end = Some(Ok(Finish::Length));
-                    }
-                    SequenceEvent::Failed(failure) => client.end = Some(Err(failure)),
+    /// Whoever follows the changes knows what is cached, no more and no less.
+    fn follow_blocks(&mut self) {
+        for change in self.core.take_block_changes() {
+            match change {
+                BlockChange::Stored { block, after } => {
+                    assert!(
+                        after.is_none_or(|after| self.blocks.contains(&after)),
+                        "{block} follows an unknown one"
+                    );
+                    assert!(self.blocks.insert(block), "{block} is stored twice");
                 }
+                BlockChange::Evicted { block } => {
+                    assert!(self.blocks.remove(&block), "{block} is not stored")
+                }
+                BlockChange::Cleared => self.blocks.clear(),
+            }
+        }
+        let known = self.core.pool.known().into_iter().map(|change| match change {
+            BlockChange::Stored { block, .. } => block,
+            change => panic!("{change:?} is not known"),
+        });
+        assert_eq!(known.collect::<BTreeSet<_>>(), self.blocks);
+    }
+
+    fn read_events(&mut self) {
+        for client in self.clients.values_mut() {
+            while let Ok(event) = client.events.try_recv() {
+                client.take(event);
             }
         }
     }
@@ -440,42 +420,8 @@ impl Harness {
     /// beginning if it did not.
     pub fn check_against_reference(&mut self) {
         self.read_events();
-        for (id, client) in &self.clients {
-            let reference = MockModel::reference(&self.config, &client.spec);
-            let got = client.ids();
-            match &client.end {
-                Some(Ok(Finish::Length)) if client.spec.stop_at.is_some() => {
-                    assert!(
-                        !got.is_empty() && reference.starts_with(&got),
-                        "{id:?} got {got:?} of {reference:?}"
-                    );
-                }
-                Some(Ok(finish)) => {
-                    assert_eq!(got, reference, "{id:?}");
-                    let spec = &client.spec;
-                    let mut matcher = spec.constraint.as_ref().map(|grammar| grammar.matcher());
-                    let completed = matcher.as_mut().is_some_and(|matcher| {
-                        got.iter().for_each(|&id| matcher.advance(TokenId(id)).expect("it was allowed"));
-                        matcher.is_complete()
-                    });
-                    let goes_on = spec.ignore_eos && spec.constraint.is_none();
-                    let stopped = got.last().is_some_and(|last| {
-                        (self.config.eos_ids.contains(last) && !goes_on)
-                            || spec.stop_token_ids.contains(&TokenId(*last))
-                    });
-                    let expected = match (stopped, completed) {
-                        (true, _) => Finish::Eos,
-                        (false, true) => Finish::Complete,
-                        (false, false) => Finish::Length,
-                    };
-                    assert_eq!(*finish, expected, "{id:?}");
-                }
-                _ => assert!(reference.starts_with(&got), "{id:?} got {got:?} of {reference:?}"),
-            }
-            if client.spec.prompt_logprobs && !client.tokens.is_empty() {
-                let logprobs = client.prompt_logprobs.as_ref().expect("came before the first token");
-                assert_eq!(logprobs, &MockModel::reference_prompt(&self.config, &client.spec), "{id:?}");
-            }
+        for client in self.clients.values() {
+            client.check_against_reference(&self.config);
         }
     }
 }

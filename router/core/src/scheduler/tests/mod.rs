@@ -2,6 +2,7 @@
 //! and in `served` the whole of it, against mock workers behind real sockets.
 
 mod blocks;
+mod client;
 mod core;
 mod corpus;
 mod draft_model;
@@ -12,7 +13,9 @@ mod masks;
 mod pages;
 mod priorities;
 mod random;
+mod recorded;
 mod remote;
 mod served;
+mod simulation;
 mod speculation;
 mod states;

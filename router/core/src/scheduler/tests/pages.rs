@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use bytemuck::allocation::pod_collect_to_vec;
 use penstock_proto::{RowFlag, StepPlan};
 
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Core;
 use crate::scheduler::states::NO_SNAPSHOT;
 
@@ -14,17 +15,17 @@ use crate::scheduler::states::NO_SNAPSHOT;
 pub struct Pages {
     /// Of each slot.
     tables: HashMap<u32, Vec<u32>>,
-    namespaces: HashMap<u32, u64>,
+    namespaces: HashMap<u32, Namespace>,
     nan: BTreeSet<u32>,
     /// Slots whose state is NaN, places of such snapshots, and the namespace of each place.
     nan_states: BTreeSet<u32>,
     nan_snapshots: BTreeSet<u32>,
-    snapshot_namespaces: HashMap<u32, u64>,
+    snapshot_namespaces: HashMap<u32, Namespace>,
 }
 
 struct Row {
     slot: u32,
-    namespace: u64,
+    namespace: Namespace,
     /// Positions that it feeds.
     from: u32,
     to: u32,

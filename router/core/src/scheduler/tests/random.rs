@@ -4,6 +4,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Counters;
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant, Watermark};
@@ -32,7 +33,7 @@ fn prompts() -> impl Strategy<Value = Vec<TokenId>> {
     (0u32..3, 1u32..70).prop_map(|(family, len)| of_family(family, len).into_iter().map(TokenId).collect())
 }
 
-fn of_family(family: u32, len: u32) -> Vec<u32> {
+pub(super) fn of_family(family: u32, len: u32) -> Vec<u32> {
     let token = |at: u32| match family {
         0 => 7,
         1 => at % 4,
@@ -78,7 +79,7 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
                 top_tokens,
                 constraint: grammar
                     .and_then(|(modulus, length, end, forced)| every_forcing(modulus, length, end, forced)),
-                cache_namespace,
+                cache_namespace: Namespace(cache_namespace.into()),
                 tenant: Tenant::Key(tenant),
                 priority: Priority(priority),
                 deadline: None,
@@ -168,7 +169,10 @@ fn forgets_what_is_not_a_number(harness: &mut Harness) {
     for (family, cache_namespace) in [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)] {
         let mut failed = 0;
         loop {
-            let spec = SequenceSpec { cache_namespace, ..spec(&of_family(family, 69), 1) };
+            let spec = SequenceSpec {
+                cache_namespace: Namespace(cache_namespace),
+                ..spec(&of_family(family, 69), 1)
+            };
             // What an encoder-decoder reads begins with what its encoder does.
             let spec = match harness.config.decoder_start_ids.is_empty() {
                 true => spec,

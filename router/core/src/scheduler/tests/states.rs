@@ -6,6 +6,7 @@ use penstock_proto::tables::Table;
 use penstock_proto::{RowFlag, Starts, StepPlan};
 
 use super::harness::{Harness, spec, tiny};
+use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec, Tenant};
@@ -63,7 +64,7 @@ fn run(harness: &mut Harness, spec: SequenceSpec) -> (SequenceId, u64) {
 
 fn saved_along(harness: &Harness, tokens: &[u32]) -> Vec<u32> {
     let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
-    harness.core.pool.snapshots_along(0, &tokens).into_iter().map(|(at, _)| at).collect()
+    harness.core.pool.snapshots_along(Namespace::default(), &tokens).into_iter().map(|(at, _)| at).collect()
 }
 
 #[test]
@@ -311,7 +312,7 @@ fn a_row_that_was_put_off_begins_with_what_is_left() {
     core.assign_slot(key);
     let sequence = &mut core.sequences[key];
     let tokens = sequence.tokens.clone();
-    assert!(core.pool.extend_from_cache(0, &tokens, 37, &mut sequence.table).changed);
+    assert!(core.pool.extend_from_cache(Namespace::default(), &tokens, 37, &mut sequence.table).changed);
     (sequence.num_scheduled_tokens, sequence.registered) = (592, 37);
     sequence.was_admitted = true;
     sequence.tell(SequenceEvent::Admitted { cached_tokens: 592 });

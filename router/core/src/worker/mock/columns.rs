@@ -150,6 +150,8 @@ impl Cursor {
 /// A result, as rows fill it.
 #[derive(Default)]
 pub(super) struct ResultColumns {
+    /// What rows sample, in their order, where that is known already.
+    pub recorded: Option<std::vec::IntoIter<u32>>,
     pub accepted: Vec<u32>,
     pub sampled: Vec<u32>,
     pub logprobs: Vec<f32>,

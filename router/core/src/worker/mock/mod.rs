@@ -1,4 +1,5 @@
-//! A worker without a model, for the tests and benchmarks of everything above the worker contract. It
+//! A worker without a model, for `replay`, which needs its model alone, and for the tests and benchmarks of everything above the
+//! worker contract. It
 //! speaks the same gRPC over unix sockets; `model` executes its plans and refuses every wrong one (`columns` reads them,
 //! `sampling` chooses tokens, `reference` is what they have to be), `server` is the process, `source` restarts it. It fails when
 //! and how a test tells it to.
@@ -11,18 +12,23 @@ macro_rules! require {
 }
 
 mod columns;
+#[cfg(test)]
+pub(super) mod memory;
 mod model;
 mod reference;
 mod sampling;
+#[cfg(any(test, feature = "mock"))]
 mod server;
+#[cfg(any(test, feature = "mock"))]
 mod source;
 
 use std::time::Duration;
 
 use penstock_proto::tables::Tables;
-use penstock_proto::{CONTRACT, CostModel, Prepared};
+use penstock_proto::{CONTRACT, CostModel, ModelDescription, Prepared};
 
 pub use model::MockModel;
+#[cfg(any(test, feature = "mock"))]
 pub use source::MockSource;
 
 /// What a mock worker pretends to be.
@@ -73,6 +79,27 @@ pub enum Verify {
 }
 
 impl MockConfig {
+    /// What a mock has to be that is sent the plans of a worker which answered this.
+    pub fn of(model: &ModelDescription, prepared: &Prepared) -> Self {
+        Self {
+            vocab_size: model.vocab_size,
+            eos_ids: model.eos_ids.clone(),
+            pages: prepared.pages,
+            block_size: model.block_size,
+            full_tables: prepared.full_tables,
+            windowed_tables: prepared.windowed_tables,
+            window: prepared.window,
+            chunked: prepared.chunked,
+            state_bytes: model.state_bytes,
+            snapshots: prepared.snapshots,
+            max_positions: u32::MAX,
+            decoder_start_ids: model.decoder_start_ids.clone(),
+            world_size: model.world_size,
+            stages: model.stages,
+            ..Self::default()
+        }
+    }
+
     pub fn prepared(&self) -> Prepared {
         Prepared {
             pages: self.pages,
@@ -89,6 +116,7 @@ impl MockConfig {
     }
 
     /// The first rank of the last stage.
+    #[cfg(any(test, feature = "mock"))]
     fn output_rank(&self) -> u32 {
         self.world_size - self.world_size / self.stages.max(1)
     }

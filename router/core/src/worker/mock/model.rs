@@ -113,6 +113,26 @@ impl MockModel {
 
     /// Executes a plan. An error is what a worker answers with FAILED_PRECONDITION: the plan is wrong.
     pub fn execute_masked(&mut self, plan: &StepPlan, masks: Option<&Masks>) -> Result<StepResult, String> {
+        self.run(plan, masks, ResultColumns::default())
+    }
+
+    /// The same as a worker that sampled what `recorded` says.
+    pub fn follow(
+        &mut self,
+        plan: &StepPlan,
+        masks: Option<&Masks>,
+        recorded: &StepResult,
+    ) -> Result<StepResult, String> {
+        let recorded = Some(u32s(&recorded.sampled).into_iter());
+        self.run(plan, masks, ResultColumns { recorded, ..ResultColumns::default() })
+    }
+
+    fn run(
+        &mut self,
+        plan: &StepPlan,
+        masks: Option<&Masks>,
+        mut columns: ResultColumns,
+    ) -> Result<StepResult, String> {
         self.number += 1;
         require!(plan.number == self.number, "plan {} came, expected {}", plan.number, self.number);
         self.check_digest(plan)?;
@@ -149,7 +169,6 @@ impl MockModel {
         self.save(&rows)?;
         let mut result =
             StepResult { number: plan.number, draft_ns: self.drafting_ns(&rows), ..StepResult::default() };
-        let mut columns = ResultColumns::default();
         for at in 0..rows.slots.len() {
             let is_masked = rows.flags[at] & RowFlag::Masked as u8 != 0;
             let mask = masks.as_mut().filter(|_| is_masked).map(|masks| masks.remove(0));
@@ -469,11 +488,16 @@ impl MockModel {
             }
             let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask);
             state.skipped = sampled.is_none();
-            let sampled = sampled.unwrap_or(Sampled {
+            let mut sampled = sampled.unwrap_or(Sampled {
                 token: 0,
                 logprob: 0.0,
                 top: vec![(0, 0.0); state.top_tokens as usize],
             });
+            if let Some(recorded) = &mut columns.recorded {
+                let token = recorded.next();
+                sampled.token =
+                    token.ok_or_else(|| format!("row {at} samples at {len}, and nothing is told of it"))?;
+            }
             columns.sampled.push(sampled.token);
             columns.logprobs.push(sampled.logprob);
             for (token, logprob) in sampled.top {

@@ -14,9 +14,11 @@ use penstock_proto::{
     CheckReply, CheckRequest, DescribeRequest, DraftModel, Masks, ModelDescription, PrepareRequest, Prepared,
     RowFlag, StepPlan, StepResult, ToWorker,
 };
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
+use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::source::Runs;
@@ -38,31 +40,56 @@ pub(super) struct Birth {
     pub script: Arc<Mutex<Script>>,
     pub steps: Arc<AtomicU64>,
     pub runs: Arc<Runs>,
+    pub in_virtual_time: bool,
 }
 
 impl Running {
+    /// A thread that listens at a unix socket.
     pub fn start(birth: Birth, socket: PathBuf) -> io::Result<Self> {
         // Bound here, so that a connection made from now on waits instead of failing.
         let listener = std::os::unix::net::UnixListener::bind(&socket)?;
         listener.set_nonblocking(true)?;
         let (die, told) = oneshot::channel::<()>();
         let frozen = Arc::new(AtomicBool::new(false));
-        let service = MockService {
-            birth,
-            frozen: frozen.clone(),
-            limits: Arc::new(Mutex::new(None)),
-            death: mpsc::unbounded_channel(),
-        };
+        let service = MockService::new(birth, frozen.clone());
         let thread = std::thread::Builder::new().name("mock worker".into()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
             runtime.block_on(async move {
                 let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { return };
-                service.serve(listener, told).await;
+                service.serve(UnixListenerStream::new(listener), told).await;
             });
             // Dropping the runtime drops every connection's task where it stands.
         })?;
         Ok(Self { die: Some(die), thread: Some(thread), frozen })
+    }
+
+    /// A task of this runtime, whose connections are pipes in memory: for virtual time.
+    #[cfg(test)]
+    pub fn start_here(birth: Birth, socket: PathBuf) -> Self {
+        let mut dialled = super::memory::listen(socket);
+        let (die, told) = oneshot::channel::<()>();
+        let frozen = Arc::new(AtomicBool::new(false));
+        let service = MockService::new(birth, frozen.clone());
+        tokio::spawn(async move {
+            let (accept, accepted) = mpsc::unbounded_channel();
+            let serving = service.serve(UnboundedReceiverStream::new(accepted), told);
+            tokio::pin!(serving);
+            // With its death every connection is cut where it stands.
+            let mut pipes = tokio::task::JoinSet::new();
+            loop {
+                tokio::select! {
+                    biased;
+                    () = &mut serving => return,
+                    Some(mut far) = dialled.recv() => {
+                        let (mut near, own) = tokio::io::duplex(1 << 20);
+                        pipes.spawn(async move { tokio::io::copy_bidirectional(&mut far, &mut near).await });
+                        let _ = accept.send(io::Result::Ok(own));
+                    }
+                }
+            }
+        });
+        Self { die: Some(die), thread: None, frozen }
     }
 
     /// From now on it answers nothing.
@@ -97,16 +124,22 @@ struct Calls {
 }
 
 impl MockService {
-    async fn serve(self, listener: tokio::net::UnixListener, told: oneshot::Receiver<()>) {
+    fn new(birth: Birth, frozen: Arc<AtomicBool>) -> Self {
+        Self { birth, frozen, limits: Arc::new(Mutex::new(None)), death: mpsc::unbounded_channel() }
+    }
+
+    async fn serve<C>(self, incoming: impl Stream<Item = io::Result<C>>, told: oneshot::Receiver<()>)
+    where
+        C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
         let (die, mut dying) = self.death;
         let calls = Calls { birth: self.birth, frozen: self.frozen, limits: self.limits, die };
         let service = WorkerServer::new(calls)
             .max_decoding_message_size(usize::MAX)
             .max_encoding_message_size(usize::MAX);
-        let serving = tonic::transport::Server::builder()
-            .add_service(service)
-            .serve_with_incoming(UnixListenerStream::new(listener));
+        let serving = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
         tokio::select! {
+            biased;
             _ = serving => {}
             _ = told => {}
             _ = dying.recv() => {}
@@ -291,7 +324,7 @@ impl Session {
     async fn compute(&self, tokens: u32) {
         let config = &self.birth.config;
         let time = config.step_fixed + config.step_per_token * tokens;
-        if time >= Duration::from_millis(2) {
+        if time >= Duration::from_millis(2) || self.birth.in_virtual_time {
             tokio::time::sleep(time).await;
         } else if !time.is_zero() {
             std::thread::sleep(time);

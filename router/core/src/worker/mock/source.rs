@@ -15,6 +15,7 @@ use crate::worker::source::{GiveUp, Loss, WorkerSource};
 pub struct MockSource {
     /// For the sockets.
     dir: PathBuf,
+    in_virtual_time: bool,
     state: Mutex<State>,
     script: Arc<Mutex<Script>>,
     steps: Arc<AtomicU64>,
@@ -47,6 +48,7 @@ impl MockSource {
     pub fn with_script(config: MockConfig, dir: PathBuf, script: Script) -> Self {
         Self {
             dir,
+            in_virtual_time: false,
             state: Mutex::new(State { config, workers: Vec::new(), losses: Vec::new() }),
             script: Arc::new(Mutex::new(script)),
             steps: Arc::new(AtomicU64::new(0)),
@@ -55,6 +57,12 @@ impl MockSource {
             runs: Arc::new(Runs { open: watch::Sender::new(true), asked: watch::Sender::new(0) }),
             incarnations: watch::Sender::new(0),
         }
+    }
+
+    /// Workers that live in the runtime of whoever asks for them.
+    #[cfg(test)]
+    pub fn in_virtual_time(config: MockConfig, script: Script) -> Self {
+        Self { in_virtual_time: true, ..Self::with_script(config, PathBuf::new(), script) }
     }
 
     /// Kills the running workers as `kill -9` does.
@@ -144,8 +152,14 @@ impl WorkerSource for MockSource {
                 script: self.script.clone(),
                 steps: self.steps.clone(),
                 runs: self.runs.clone(),
+                in_virtual_time: self.in_virtual_time,
             };
-            let running = Running::start(birth, socket.clone()).map_err(|error| GiveUp(error.to_string()))?;
+            let running = match self.in_virtual_time {
+                #[cfg(test)]
+                true => Ok(Running::start_here(birth, socket.clone())),
+                _ => Running::start(birth, socket.clone()),
+            };
+            let running = running.map_err(|error| GiveUp(error.to_string()))?;
             workers.push(running);
             endpoints.push(Endpoint::Unix(socket));
         }

@@ -42,6 +42,8 @@ pub(super) fn settings(config: &MockConfig) -> Settings {
         check_interval: Duration::from_secs(60),
         speculate: 0,
         speculate_corpus_tokens: 0,
+        block_events: false,
+        recorder: None,
     }
 }
 

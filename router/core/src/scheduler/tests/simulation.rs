@@ -1,0 +1,614 @@
+//! Whole servers in virtual time: handles, generations, the scheduler with its task, recovery, connections and mock workers, on one
+//! thread with a clock that jumps to whatever comes next. A seed makes a schedule of arrivals, cancellations, slow clients, late
+//! masks, priorities, deadlines and what goes wrong with workers, and the same seed makes the same one again.
+//!
+//! What always holds: no client misses a token, gets one twice or out of order (a text is a pure function of its request); the
+//! core's invariants between any two messages (no block leaked, see `Core::check`); the oldest of the highest priority comes on; at
+//! the end nothing is left, and the accounts agree: what was submitted has ended, what was generated was received.
+//!
+//! `PENSTOCK_SIMULATIONS` says how many schedules are tried, `PENSTOCK_SIMULATION_SEED` which one alone, with all that happens in it.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures::future::join_all;
+use penstock_proto::ids::{SequenceId, TokenId};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use super::client::Client;
+use super::harness::every_forcing;
+use super::random::of_family;
+use crate::clock;
+use crate::generation::{
+    self, Caller, GenerationEvent, GenerationFailure, GenerationRequest, PromptLimits, Serving, StopText,
+};
+use crate::health::Health;
+use crate::prompt::{Input, Prompt, samples};
+use crate::scheduler::cache_names::Namespace;
+use crate::scheduler::core::{Core, Counters};
+use crate::scheduler::mask_threads::MaskThreads;
+use crate::scheduler::submission::{
+    Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Submitted, Tenant, Watermark,
+};
+use crate::scheduler::{Handle, Settings, assemble};
+use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
+use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
+
+/// In `make test`; takes some seconds.
+const SCHEDULES: u64 = 300;
+
+/// Of virtual time; no schedule has work for a minute.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The longest that nothing comes of the oldest of the highest priority: while a hung worker is noticed, and replaced.
+const STANDSTILL: Duration = Duration::from_secs(180);
+
+/// The longest sequence.
+const POSITIONS: u32 = 96;
+
+#[test]
+fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let alone = number("PENSTOCK_SIMULATION_SEED");
+    let seeds = alone.map_or(0..number("PENSTOCK_SIMULATIONS").unwrap_or(SCHEDULES), |seed| seed..seed + 1);
+    for seed in seeds {
+        let happened = RefCell::default();
+        let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &happened)));
+        if alone.is_some() || outcome.is_err() {
+            happened.borrow().iter().for_each(|line| println!("{line}"));
+        }
+        if let Err(panic) = outcome {
+            eprintln!("schedule {seed} failed; again with PENSTOCK_SIMULATION_SEED={seed}");
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn a_seed_is_one_schedule() {
+    for seed in 0..12 {
+        let [first, again] = [(); 2].map(|()| {
+            let happened = RefCell::default();
+            simulate(seed, &happened);
+            happened.into_inner()
+        });
+        let differ = first.iter().zip(&again).position(|(one, other)| one != other);
+        assert_eq!(first.len(), again.len(), "schedule {seed}");
+        assert_eq!(differ.map(|at| (&first[at], &again[at])), None, "schedule {seed}");
+    }
+}
+
+/// splitmix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u32) -> u32 {
+        (self.next() % u64::from(end.max(1))) as u32
+    }
+
+    fn one_in(&mut self, count: u32) -> bool {
+        self.below(count) == 0
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u32) as usize]
+    }
+
+    fn ms(&mut self, end: u32) -> Duration {
+        Duration::from_millis(self.below(end).into())
+    }
+
+    /// One of its own for somebody who asks at other times.
+    fn split(&mut self) -> Self {
+        Self(self.next())
+    }
+}
+
+/// What was done to the workers so far.
+#[derive(Clone, Copy, Default)]
+struct Injected {
+    losses: u32,
+    row_errors: u32,
+}
+
+/// More would make the server give up.
+const MOST_LOSSES: u32 = 6;
+
+/// Workers that take their time to start.
+struct SlowSource {
+    mock: MockSource,
+    random: Mutex<Random>,
+}
+
+#[async_trait]
+impl WorkerSource for SlowSource {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
+        let time = self.random.lock().expect("one thread").ms(800);
+        sleep(time).await;
+        self.mock.fresh(lost).await
+    }
+}
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug)]
+enum Habit {
+    Reads,
+    ReadsSlowly(Duration),
+    LeavesAfter(usize),
+    LeavesAt(Duration),
+}
+
+/// What became of a request, for the accounts.
+#[derive(Default)]
+struct Ending {
+    submitted: bool,
+    received: u64,
+    /// Generated tokens that it may not have seen: it left, or a grammar held the last one.
+    unseen: u64,
+}
+
+struct World<'a> {
+    config: MockConfig,
+    handle: Handle,
+    serving: Serving,
+    injected: Arc<Mutex<Injected>>,
+    began: Instant,
+    is_stopped: Cell<bool>,
+    /// What happens, in words.
+    happened: &'a RefCell<Vec<String>>,
+}
+
+impl World<'_> {
+    fn note(&self, text: impl std::fmt::Display) {
+        let at = clock::since(self.began).as_millis();
+        self.happened.borrow_mut().push(format!("{at:>6} ms  {text}"));
+    }
+
+    /// Fails unless something was done that explains it.
+    fn check_failure(&self, number: usize, failure: &SequenceFailure, has_time_limit: bool) {
+        let injected = *self.injected.lock().expect("one thread");
+        let is_explained = match failure {
+            SequenceFailure::Row(_) => injected.row_errors > 0,
+            SequenceFailure::Poisonous => injected.losses >= 3,
+            SequenceFailure::Mask(_) | SequenceFailure::MaskIgnored => false,
+            SequenceFailure::Unavailable(_) => self.is_stopped.get(),
+            SequenceFailure::TooLate { .. } | SequenceFailure::OutOfTime { .. } => has_time_limit,
+        };
+        assert!(is_explained, "request {number} failed: {failure}");
+    }
+
+    /// A client of the scheduler itself.
+    async fn ask(&self, number: usize, at: Duration, spec: SequenceSpec, habit: Habit) -> Ending {
+        sleep_until((self.began + at).into()).await;
+        let submitted = match self.handle.submit(spec.clone()) {
+            Ok(submitted) => submitted,
+            Err(refused) => {
+                assert!(matches!(refused, Refused::Full { .. }) || self.is_stopped.get(), "{refused}");
+                self.note(format_args!("request {number} is refused"));
+                return Ending::default();
+            }
+        };
+        let Submitted { id, events, ticket, permit } = submitted;
+        self.note(format_args!("request {number} is {id:?}: {habit:?}, {:?}", spec.priority));
+        let mut client = Client::new(id, spec, events);
+        let mut ticket = Some(ticket);
+        let leaves_at = match habit {
+            Habit::LeavesAt(time) => time,
+            _ => LONGEST,
+        };
+        let leaving = sleep(leaves_at);
+        tokio::pin!(leaving);
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = &mut leaving, if ticket.is_some() => {
+                    self.note(format_args!("request {number} leaves"));
+                    ticket = None;
+                    continue;
+                }
+                event = client.events.recv() => event,
+            };
+            let Some(event) = event else {
+                assert!(ticket.is_none(), "request {number}: its events end without an end");
+                break;
+            };
+            client.take(event);
+            self.note(format_args!("request {number} has {} tokens", client.tokens.len()));
+            match habit {
+                _ if client.end.is_some() => break,
+                Habit::ReadsSlowly(time) => sleep(time).await,
+                Habit::LeavesAfter(tokens) if client.tokens.len() >= tokens => ticket = None,
+                _ => {}
+            }
+        }
+        drop(permit);
+        client.check_against_reference(&self.config);
+        self.note(format_args!("request {number} ended: {:?}", client.end));
+        let has_time_limit = client.spec.deadline.or(client.spec.stop_at).is_some();
+        if let Some(Err(failure)) = &client.end {
+            self.check_failure(number, failure, has_time_limit);
+        }
+        let is_whole = matches!(client.end, Some(Ok(_)));
+        let unseen = u64::from(client.spec.constraint.is_some() && !is_whole);
+        Ending { submitted: true, received: client.tokens.len() as u64, unseen }
+    }
+
+    /// A client of a generation, which gets text.
+    async fn generate(&self, number: usize, at: Duration, spec: SequenceSpec, habit: Habit) -> Ending {
+        sleep_until((self.began + at).into()).await;
+        let request = GenerationRequest {
+            input: Input::Tokens(spec.prompt.clone()),
+            sampling: spec.sampling.clone(),
+            reported_seed: None,
+            max_new_tokens: Some(spec.max_new_tokens),
+            min_new_tokens: 0,
+            watermark: false,
+            truncate: None,
+            stop: Vec::new(),
+            stop_text: StopText::Keep,
+            ignore_eos: spec.ignore_eos,
+            stop_token_ids: spec.stop_token_ids.clone(),
+            top_tokens: spec.top_tokens,
+            prompt_logprobs: false,
+            grammar: None,
+            grammar_is_optional: false,
+            user: None,
+            cache_salts: Vec::new(),
+            priority: Some(spec.priority),
+            max_time: None,
+        };
+        let caller = Caller { key: Some(7), ..Caller::anonymous(clock::now()) };
+        let Ok(permit) = self.serving.reserve(&caller, None) else {
+            self.note(format_args!("request {number} is refused"));
+            return Ending::default();
+        };
+        let mut generation = match generation::start(&self.serving, permit, request, &caller).await {
+            Ok(generation) => generation,
+            Err(failure) => {
+                assert!(self.is_stopped.get(), "{failure:?}");
+                return Ending::default();
+            }
+        };
+        self.note(format_args!("request {number} is a generation: {habit:?}"));
+        let leaving = sleep(if let Habit::LeavesAt(time) = habit { time } else { LONGEST });
+        tokio::pin!(leaving);
+        let (mut ids, mut text) = (Vec::new(), String::new());
+        let unknown = || Ending { submitted: true, received: 0, unseen: u64::MAX };
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = &mut leaving => return unknown(),
+                event = generation.next() => event,
+            };
+            match event.expect("it has an end") {
+                GenerationEvent::Token(token) => {
+                    ids.push(token.id.0);
+                    if !token.special {
+                        text.push_str(&token.text);
+                    }
+                    self.note(format_args!("request {number} has {} tokens", ids.len()));
+                }
+                GenerationEvent::Done(done) => {
+                    assert_eq!(ids, MockModel::reference(&self.config, &spec), "request {number}");
+                    assert_eq!(text, done.text, "request {number}");
+                    return Ending { submitted: true, received: ids.len() as u64, unseen: 0 };
+                }
+                GenerationEvent::Failed(failure) => {
+                    let reference = MockModel::reference(&self.config, &spec);
+                    assert!(reference.starts_with(&ids), "request {number} got {ids:?} of {reference:?}");
+                    let is_explained = match &failure {
+                        GenerationFailure::Sequence(failure) => {
+                            self.check_failure(number, failure, false);
+                            true
+                        }
+                        _ => self.is_stopped.get(),
+                    };
+                    assert!(is_explained, "request {number} failed: {failure:?}");
+                    return Ending { submitted: true, received: ids.len() as u64, unseen: 0 };
+                }
+            }
+            match habit {
+                Habit::ReadsSlowly(time) => sleep(time).await,
+                Habit::LeavesAfter(tokens) if ids.len() >= tokens => return unknown(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The tokenizer of all generations.
+static PROMPT: LazyLock<Arc<Prompt>> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a folder");
+    samples::byte_level().save(folder.path().join("tokenizer.json"), false).expect("written");
+    Arc::new(Prompt::load(folder.path(), None, None, 1).expect("the sample is a tokenizer"))
+});
+const VOCABULARY: u32 = 264;
+
+fn config_of(random: &mut Random, budget: u32) -> MockConfig {
+    let plain = MockConfig {
+        vocab_size: VOCABULARY,
+        eos_ids: vec![VOCABULARY - 1],
+        eos_one_in: random.of(&[0, 6, 30]),
+        surprise_one_in: random.of(&[0, 0, 10]),
+        pages: 24 + random.below(36),
+        block_size: 4,
+        max_positions: POSITIONS,
+        step_fixed: Duration::from_millis(1 + u64::from(random.below(4))),
+        step_per_token: Duration::from_micros(random.below(50).into()),
+        ..MockConfig::default()
+    };
+    let mut config = match random.below(8) {
+        0 => MockConfig { windowed_tables: 1, window: 2 + random.below(38), ..plain },
+        1 => MockConfig { state_bytes: 8, snapshots: random.below(12), ..plain },
+        2 => MockConfig { world_size: 2, ..plain },
+        3 => MockConfig { world_size: 2, stages: 2, ..plain },
+        _ => plain,
+    };
+    // The longest sequence fits.
+    let tables = config.tables();
+    while tables.longest(config.pages, budget) < POSITIONS {
+        config.pages += 1;
+    }
+    config
+}
+
+fn spec_of(random: &mut Random, now: Instant) -> SequenceSpec {
+    let prompt = of_family(random.below(3), 1 + random.below(70));
+    let room = POSITIONS - prompt.len() as u32;
+    let constraint = match random.below(4) {
+        0 => {
+            let end = random.one_in(2).then_some(2);
+            every_forcing(2 + random.below(7), 1 + random.below(39), end, random.below(6))
+        }
+        _ => None,
+    };
+    let later = |random: &mut Random| Some(now + random.ms(3000));
+    SequenceSpec {
+        encoder: Vec::new(),
+        prompt: prompt.into_iter().map(TokenId).collect(),
+        sampling: Sampling {
+            temperature: random.of(&[0.0, 0.7]),
+            seed: random.below(3).into(),
+            repetition_penalty: random.of(&[1.0, 1.0, 1.3]),
+            ..Sampling::default()
+        },
+        max_new_tokens: 1 + random.below(room),
+        ignore_eos: random.one_in(2),
+        stop_token_ids: if random.one_in(4) { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
+        top_tokens: random.below(3),
+        prompt_logprobs: random.one_in(8),
+        constraint,
+        cache_namespace: Namespace(random.below(2).into()),
+        tenant: Tenant::Key(random.below(3)),
+        priority: Priority(random.of(&[0, 0, 0, -1, 1, 2])),
+        deadline: if random.one_in(10) { later(random) } else { None },
+        stop_at: if random.one_in(10) { later(random) } else { None },
+        trace: None,
+    }
+}
+
+fn habit_of(random: &mut Random) -> Habit {
+    match random.below(8) {
+        0 => Habit::LeavesAfter(random.below(20) as usize),
+        1 => Habit::LeavesAt(random.ms(400)),
+        2 => Habit::ReadsSlowly(random.ms(60)),
+        _ => Habit::Reads,
+    }
+}
+
+/// Something goes wrong in about one of so many steps.
+fn script_of(mut random: Random, one_in: u32, injected: Arc<Mutex<Injected>>) -> Script {
+    Box::new(move |step| {
+        if !random.one_in(one_in) {
+            return None;
+        }
+        let mut injected = injected.lock().expect("one thread");
+        let fault = match random.below(12) {
+            0 | 1 => Fault::Slow(random.ms(300)),
+            2 | 3 => {
+                injected.row_errors += 1;
+                return Some(Fault::RowError(random.below(step.rows)));
+            }
+            4 => Fault::Hang,
+            5 => Fault::Wait,
+            6 => Fault::LosePeer,
+            7 => Fault::Refuse,
+            8 => Fault::OutsideVocabulary,
+            9 => Fault::WrongNumber,
+            10 => Fault::ShortColumn,
+            _ => Fault::Die,
+        };
+        if !matches!(fault, Fault::Slow(_)) {
+            if injected.losses >= MOST_LOSSES {
+                return None;
+            }
+            injected.losses += 1;
+        }
+        Some(fault)
+    })
+}
+
+/// What the observer of the core has seen last.
+struct Watch {
+    counters: Arc<Mutex<Counters>>,
+    first: Option<(SequenceId, u32, usize)>,
+    since: Instant,
+}
+
+impl Watch {
+    fn look(&mut self, core: &Core) {
+        // Between a loss and the new workers the pool is that of the old ones.
+        let is_lost = core.running.is_empty() && core.stats().blocks_used > 0;
+        if !is_lost {
+            core.check();
+        }
+        *self.counters.lock().expect("one thread") = core.counters;
+        let first = core.first().map(|id| {
+            let sequence = &core.sequences[core.by_id[&id]];
+            (id, sequence.answered, sequence.tokens.len())
+        });
+        if first != self.first {
+            (self.first, self.since) = (first, clock::now());
+        }
+        assert!(first.is_none() || clock::since(self.since) < STANDSTILL, "{first:?} does not come on");
+    }
+}
+
+fn simulate(seed: u64, happened: &RefCell<Vec<String>>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let running =
+        async { timeout(LONGEST * 2, live(Random(seed), happened)).await.expect("it comes to an end") };
+    tokio::task::LocalSet::new().block_on(&runtime.expect("a timer needs nothing"), running);
+}
+
+async fn live(mut random: Random, happened: &RefCell<Vec<String>>) {
+    let slots = 1 + random.below(6);
+    let budget = slots.max(1 + random.below(80));
+    let config = config_of(&mut random, budget);
+    let injected = Arc::new(Mutex::new(Injected::default()));
+    let one_in = random.of(&[15, 60, 300, u32::MAX]);
+    let script = script_of(random.split(), one_in, injected.clone());
+    let source = Arc::new(SlowSource {
+        mock: MockSource::in_virtual_time(config.clone(), script),
+        random: Mutex::new(random.split()),
+    });
+    let limits = PrepareLimits {
+        max_slots: slots,
+        max_step_tokens: budget,
+        max_sequence_tokens: 0,
+        max_cache_tokens: 0,
+        memory_fraction: 0.9,
+        max_step_drafts: if config.state_bytes > 0 { 0 } else { 20 },
+    };
+    let group = Group::start(&*source, |_| Ok(limits)).await.expect("nothing goes wrong yet");
+    let settings = Settings {
+        max_live: random.of(&[1000, 1000, 4]),
+        target_itl: random.of(&[None, None, Some(Duration::from_millis(5))]),
+        eos: config.eos_ids.iter().copied().map(TokenId).collect(),
+        step_timeout: Duration::from_secs(2),
+        check_interval: random.of(&[Duration::from_secs(1), Duration::from_secs(60)]),
+        speculate: random.of(&[0, 0, 3, 6]),
+        speculate_corpus_tokens: random.of(&[0, 500]),
+        block_events: random.one_in(2),
+        recorder: None,
+    };
+    let health = tokio::sync::watch::Sender::new(Health::Ready);
+    let (handle, mut task) = assemble(&group, source.clone(), settings, health.clone());
+    let (mut delays, latest) = (random.split(), random.of(&[0, 5, 60]));
+    task.mask_threads = MaskThreads::delayed(Box::new(move || delays.ms(latest)));
+    let counters = Arc::new(Mutex::new(Counters::default()));
+    let mut watch = Watch { counters: counters.clone(), first: None, since: clock::now() };
+    task.observer = Some(Box::new(move |core| watch.look(core)));
+    let (opened, open) = oneshot::channel();
+    let task = tokio::task::spawn_local(task.run(group, opened));
+    open.await.expect("the task lives");
+
+    let world = World {
+        config,
+        handle: handle.clone(),
+        serving: serving(handle.clone()),
+        injected: injected.clone(),
+        began: clock::now(),
+        is_stopped: Cell::new(false),
+        happened,
+    };
+    let clients = (0..3 + random.below(20) as usize).map(|number| {
+        let (at, spec, habit) = (random.ms(300), spec_of(&mut random, world.began), habit_of(&mut random));
+        let is_text = spec.constraint.is_none() && random.one_in(3);
+        let spec = match is_text {
+            true => SequenceSpec { deadline: None, stop_at: None, prompt_logprobs: false, ..spec },
+            false => spec,
+        };
+        let world = &world;
+        async move {
+            match is_text {
+                true => world.generate(number, at, spec, habit).await,
+                false => world.ask(number, at, spec, habit).await,
+            }
+        }
+    });
+    let clients: Vec<_> = clients.collect();
+    let disturb = disturb(&world, &source.mock, random.split());
+    let (endings, ()) = futures::join!(join_all(clients), disturb);
+
+    world.note("all clients have ended");
+    handle.drain().await;
+    if !world.is_stopped.get() {
+        // They may have ended while workers were replaced.
+        let is_there = |health: &Health| *health == Health::Ready;
+        drop(health.subscribe().wait_for(is_there).await.expect("the sender is here"));
+    }
+    let stats = handle.stats();
+    assert_eq!(stats.live, 0, "{stats:?}");
+    let counters = *counters.lock().expect("one thread");
+    let submitted = endings.iter().filter(|ending| ending.submitted).count() as u64;
+    let ended = counters.finished + counters.failed + counters.cancelled;
+    if !world.is_stopped.get() {
+        assert_eq!((stats.waiting, stats.running, stats.blocks_used), (0, 0, 0), "{stats:?}");
+        assert_eq!(ended, submitted, "{counters:?}");
+        let received: u64 = endings.iter().map(|ending| ending.received).sum();
+        let unseen = endings.iter().fold(0u64, |sum, ending| sum.saturating_add(ending.unseen));
+        let generated = counters.generated_tokens;
+        assert!(
+            received <= generated && generated - received <= unseen,
+            "{received} of {generated} were received"
+        );
+        assert_eq!(*health.borrow(), Health::Ready, "{:?}", source.mock.losses());
+    }
+    handle.stop().await;
+    task.await.expect("the scheduler does not panic");
+}
+
+/// Kills, freezes and stops at times that have nothing to do with steps.
+async fn disturb(world: &World<'_>, mock: &MockSource, mut random: Random) {
+    if random.one_in(4) {
+        for _ in 0..1 + random.below(3) {
+            sleep(random.ms(400)).await;
+            let freezes = random.one_in(3);
+            let losses = &mut world.injected.lock().expect("one thread").losses;
+            if *losses < MOST_LOSSES {
+                *losses += 1;
+                world.note(if freezes { "the workers freeze" } else { "the workers are killed" });
+                if freezes { mock.freeze() } else { mock.kill() }
+            }
+        }
+    }
+    if random.one_in(12) {
+        sleep(random.ms(400)).await;
+        world.note("the server stops");
+        world.is_stopped.set(true);
+        world.handle.stop().await;
+    }
+}
+
+fn serving(scheduler: Handle) -> Serving {
+    Serving {
+        prompt: PROMPT.clone(),
+        scheduler,
+        limits: PromptLimits {
+            max_input_tokens: POSITIONS,
+            max_total_tokens: POSITIONS,
+            max_new_tokens: POSITIONS,
+            vocab_size: VOCABULARY,
+        },
+        decoder_start: Vec::new(),
+        grammars: futures::FutureExt::shared(Box::pin(async { Err("none here".into()) })),
+        compiling: Arc::new(crate::blocking::BlockingPool::new(1)),
+        cache_namespace: Namespace::default(),
+        watermark: Watermark { greens: 100, delta: 2.0 },
+        shared_cache: true,
+        digests: Default::default(),
+    }
+}
