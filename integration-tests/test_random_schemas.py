@@ -5,6 +5,7 @@ nothing of our grammars, has to find every text valid. `make test-all` draws 2,1
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -35,7 +36,13 @@ class Generator:
 
     def value(self, depth: int) -> dict[str, Any]:
         random = self.random
-        kinds = [self.integer, self.number, self.string, self.listed, self.plain]
+        kinds: list[Callable[[int], dict[str, Any]]] = [
+            self.integer,
+            self.number,
+            self.string,
+            self.listed,
+            self.plain,
+        ]
         if depth < 3:
             kinds += [self.array, self.object, self.object, self.either, self.defined]
         schema = random.choice(kinds)(depth)

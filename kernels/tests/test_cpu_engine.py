@@ -98,11 +98,10 @@ class Bench:
         rows = len(counts)
         blocks = rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS
         pages = np.arange(rows * blocks).reshape(1, rows, blocks)[:, :, ::-1].copy()
-        places, firsts, lengths = (
-            np.array(column, np.int64) for column in (slots or range(rows), first or [0] * rows, counts)
-        )
+        columns = (slots or range(rows), first or [0] * rows, counts)
+        slots_R, first_R, counts_R = (np.array(column, np.int64) for column in columns)
         copies = np.array(saves or [], np.int64).reshape(-1, 3)
-        self.made.step(np.array(ids, np.int64), places, firsts, lengths, pages, copies)
+        self.made.step(np.array(ids, np.int64), slots_R, first_R, counts_R, pages, copies)
         return self.made
 
 

@@ -161,13 +161,14 @@ class Heads:
     def exact(self, states: ops.StateMetadata, state_P: Tensor) -> Tensor:
         """By torch."""
         key_heads, heads, key_dim, value_dim = self.shape
-        q, k, v, a, b = self.table.split(self.widths, -1)
+        q, k, v, a, b = self.table.split(self.widths, -1)  # type: ignore[no-untyped-call]
         q, k = (x.unflatten(-1, (key_heads, key_dim)) for x in (q, k))
         v = v.unflatten(-1, (heads, value_dim))
         rate = F.softplus(a + self.bias).clamp(0.05, 1.5)
         if not self.learns:
             made = ops.decayed_attention(q, k, v * rate.unsqueeze(-1), -rate * self.decay, state_P, states)
-            return (made + v * self.skip.unsqueeze(-1)).flatten(1)
+            skipped = v * self.skip.unsqueeze(-1)
+            return torch.flatten(made + skipped, 1)
         q, k = (ops.unit_norm(x).repeat_interleave(heads // key_heads, 1) for x in (q, k))
         made = ops.gated_delta_rule(
             q * key_dim**-0.5, k, v, -rate * self.decay, 2 * b.sigmoid(), state_P, states
@@ -232,7 +233,7 @@ def test_states_of_which_each_channel_decays_by_itself(
     shape: dict[str, Any] = {"heads": heads, "kv_heads": heads, "head_dim": size, "value_dim": size}
     choices = {"channels": True, "learns": True, "source_at": 0, "inner_at": width, "outer_at": 2 * width}
     bench.add(Kind.RECUR, bench.x, out, second=rates, **shape, **choices)
-    q, k, v, a, b = table.split(widths, -1)
+    q, k, v, a, b = table.split(widths, -1)  # type: ignore[no-untyped-call]
     q, k, v, a = (x.unflatten(-1, (heads, size)) for x in (q, k, v, a))
     rate = a + bias
     if bound is None:
@@ -273,7 +274,7 @@ def test_states_of_channels(name: str, channels: int, size: int) -> None:
         positions=decay,
         norm_weight=skip,
     )
-    x, rate, b, c = table.split([channels, channels, size, size], -1)
+    x, rate, b, c = table.split([channels, channels, size, size], -1)  # type: ignore[no-untyped-call]
     before, state_P = states.clone(), states.clone()
     exact = ops.selective_scan(x, F.softplus(rate), decay, b, c, state_P, runs(50, 40)) + x * skip
     got = bench.run(list(range(TOKENS)), counts=[50, 40]).rows(out, TOKENS)
@@ -294,7 +295,7 @@ def test_decays_that_never_change(name: str) -> None:
     out = bench.program.buffer("out", Layout.F32, 32)
     shape: dict[str, Any] = {"heads": 2, "kv_heads": 2, "head_dim": 16, "value_dim": 16}
     bench.add(Kind.RECUR, bench.x, out, second=rates, source_at=0, inner_at=32, outer_at=64, **shape)
-    q, k, v = (x.unflatten(-1, (2, 16)) for x in table.bfloat16().float().chunk(3, -1))
+    q, k, v = (x.unflatten(-1, (2, 16)) for x in table.bfloat16().float().chunk(3, -1))  # type: ignore[no-untyped-call]
     exact = ops.decayed_attention(q, k, v, -decay.expand(40, 2), torch.zeros(2, 2, 16, 16), runs(40))
     got = bench.run(list(range(40))).rows(out, 40)
     torch.testing.assert_close(got, exact.flatten(1), atol=1e-4, rtol=1e-5)
@@ -308,7 +309,7 @@ def test_norms_with_gates(name: str, gate_first: bool, groups: int, width: int) 
     table, weight = random(64, 2 * total).bfloat16().float(), 1 + 0.3 * random(groups, width, seed=1)
     bench = Bench(name, table)
     normed = bench.program.buffer("normed", Layout.BF16, total + 16)
-    x, gates = (part.unflatten(-1, (groups, width)) for part in table.chunk(2, -1))
+    x, gates = (part.unflatten(-1, (groups, width)) for part in table.chunk(2, -1))  # type: ignore[no-untyped-call]
     for norm, activation, function in (
         (Norm.RMS, Activation.SILU, F.silu),
         (Norm.RMS, Activation.SIGMOID, torch.sigmoid),
@@ -365,7 +366,7 @@ def test_gates_of_what_is_attended_to(
         columns=count,
         activation=activation,
     )
-    x, gates = table.split([heads * size, count], -1)
+    x, gates = table.split([heads * size, count], -1)  # type: ignore[no-untyped-call]
     exact = x.unflatten(-1, (heads, size)) * function(gates).unflatten(-1, (heads, -1))
     for rows in (1, 5, 64):
         close(bench.run(list(range(rows))).rows(opened, rows), exact[:rows].flatten(1))

@@ -1,6 +1,7 @@
 """A draft model in the same worker: the text is the same with it, and a model that drafts for itself is always right."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -148,7 +149,7 @@ def test_a_block_that_is_full_is_full_for_both_models(itself: Driver) -> None:
     """
     text = one_by_one(itself, {}, tokens=75).tokens
     whole = [*PROMPT, *text]
-    ways = {
+    ways: dict[str, Callable[[int], dict[str, Any]]] = {
         "decodes": lambda position: row(0, None, position),
         "brought": lambda position: row(
             0, None, position, drafts=whole[position + 1 : position + 1 + (position * 7) % 5]
@@ -345,7 +346,7 @@ def test_a_drafter_is_shown_what_the_model_computed_last(target: Path, alone: Dr
     assert next_token(1) == sampled(result)[-1]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, int] | None, str]] = {
     "another size of vocabulary": ({"vocab_size": 150}, None, "vocab_size"),
     "another tokenizer": ({}, {"t5": 6, "t6": 5}, "5 is 't5' there and 't6' here"),
     "a recurrent state": (
@@ -456,8 +457,10 @@ def test_the_doctor_counts_both_models_and_says_what_does_not_fit(target: Path, 
     )
     assert both.would_serve and both.draft_weight_bytes == stored
     assert both.draft_kv_bytes_per_token == alone.kv_bytes_per_token[0] // 3
+    assert both.cache_bytes_per_shard is not None and alone.cache_bytes_per_shard is not None
     assert both.cache_bytes_per_shard < alone.cache_bytes_per_shard
-    assert both.fits[-1].sequences < alone.fits[-1].sequences
+    fits, fits_alone = both.fits[-1].sequences, alone.fits[-1].sequences
+    assert fits is not None and fits_alone is not None and fits < fits_alone
     other = tokenizer(draft_of(tmp_path / "other", SHAPES["one layer"]), {"t5": 6, "t6": 5})
     short = draft_of(tmp_path / "short", {"num_hidden_layers": 1, "max_position_embeddings": 128})
     for draft, says in ((other, "its tokenizer"), (short, "128 positions"), (tmp_path / "none", "none")):

@@ -112,8 +112,10 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "state", f"{shown(report.state_bytes, 'bytes')} for a sequence, however long{each}"
     if report.draft_model is not None:
-        size, each = report.draft_weight_bytes, report.draft_kv_bytes_per_token
-        takes = "" if size is None else f": {gigabytes(size)}, and {each} bytes of KV cache for a token"
+        size, token_bytes = report.draft_weight_bytes, report.draft_kv_bytes_per_token
+        takes = (
+            "" if size is None else f": {gigabytes(size)}, and {token_bytes} bytes of KV cache for a token"
+        )
         yield "draft model", report.draft_model + takes
     if report.context is not None:
         more = "; more with --max-total-tokens, at a loss of quality" if report.longer_context else ""
