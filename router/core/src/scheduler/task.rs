@@ -314,6 +314,8 @@ impl Task {
                 Message::Drain(done) | Message::Stop(done) => self.drains.push(done),
             }
         }
+        // Whoever waits for the end finds the record ended.
+        drop(self.settings.recorder.take());
         self.publish();
     }
 
