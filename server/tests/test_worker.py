@@ -59,12 +59,6 @@ def test_describe_says_what_the_model_is(worker: Worker) -> None:
     assert found.device_name and found.max_top_tokens >= 20
 
 
-def test_prepare_may_be_called_once(worker: Worker) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        worker.prepare()
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-
-
 def test_plans_in_flight_continue_what_was_sampled(worker: Worker) -> None:
     prompt = [5, 6, 7, 8]
     one_by_one = worker.run()
