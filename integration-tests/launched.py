@@ -83,6 +83,8 @@ class Launched:
         inherited = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
         }
+        if "--worker-address" not in arguments:
+            inherited |= fair_share()
         if null_worker:
             inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
@@ -91,7 +93,7 @@ class Launched:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**inherited, **fair_share(), "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
+                env={**inherited, "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
                 start_new_session=True,
             )
 

@@ -382,7 +382,13 @@ def test_a_call_is_right_in_every_kind_of_format(launch: Launch, parser: str) ->
         if forced["finish_reason"] != "length":
             ((name, arguments),) = called(forced)
             assert name == "add" and set(arguments) == {"a", "b"}
-    (call,) = ask(address, ASKS_WEATHER, tool_choice="get_weather")["message"]["tool_calls"]
+    # The model has not learned most of these formats, and may not find the end of a free text in them.
+    properties = {"city": {"enum": ["Paris", "Oslo"]}}
+    cities = {**WEATHER["function"]["parameters"], "properties": properties}
+    weather = {"type": "function", "function": {**WEATHER["function"], "parameters": cities}}
+    chosen = ask(address, ASKS_WEATHER, tool_choice="get_weather", tools=[weather])
+    (call,) = chosen["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]).keys() == {"city"}
     begins = {"mistral": "", "kimi_k2": "functions.get_weather:0"}.get(parser, "call_")
     assert call["id"].startswith(begins) and (parser != "mistral" or len(call["id"]) == 9)
 
