@@ -51,7 +51,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         // Prints help or what is wrong, with clap's exit code.
         Err(error) => error.exit(),
     };
-    let running = (!worker.is_empty()).then(|| Running(worker));
+    let running = if worker.is_empty() { None } else { Some(Running(worker)) };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -153,7 +153,7 @@ impl Calls<'_> {
     }
 
     fn bodies(&self, format: &ToolFormat, frame: &Frame) -> Result<Bodies<'_>, Unbound> {
-        let body = |function: &Callable| Ok(arguments::arguments(format, frame, function)?);
+        let body = |function| arguments::arguments(format, frame, function);
         self.functions.iter().map(|function| Ok((function.name.as_str(), body(function)?))).collect()
     }
 

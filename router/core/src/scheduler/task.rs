@@ -33,6 +33,10 @@ const MESSAGES_PER_TURN: usize = 256;
 /// stopped for a while.
 const LAST_LOOK: std::time::Duration = std::time::Duration::from_millis(100);
 
+/// Sees the core after each turn.
+#[cfg(test)]
+pub(super) type Observer = Box<dyn FnMut(&Core) + Send>;
+
 pub(super) struct Task {
     pub core: Core,
     pub inbox: mpsc::UnboundedReceiver<Message>,
@@ -53,7 +57,7 @@ pub(super) struct Task {
     pub last_sign: Instant,
     /// Sees the core once a turn.
     #[cfg(test)]
-    pub observer: Option<Box<dyn FnMut(&Core) + Send>>,
+    pub observer: Option<Observer>,
     drains: Vec<oneshot::Sender<()>>,
     block_readers: Readers,
 }

@@ -182,7 +182,7 @@ impl<R: Read> RecordReader<R> {
     }
 
     /// The next entry; `None` where the file ends, be it within an entry: its writer was killed.
-    pub fn next(&mut self) -> io::Result<Option<What>> {
+    pub fn next_entry(&mut self) -> io::Result<Option<What>> {
         let Some(length) = self.length()? else { return Ok(None) };
         if length > LONGEST {
             return Err(no_record());
@@ -246,14 +246,13 @@ mod tests {
         let recorder = Recorder::over(kept.clone(), "test".into(), limit).expect("a thread");
         (1..=20).for_each(|number| recorder.result(&result(number, bytes)));
         drop(recorder);
-        let bytes = kept.0.lock().expect("nothing panics with it").clone();
-        bytes
+        kept.0.lock().expect("nothing panics with it").clone()
     }
 
     fn entries(bytes: &[u8]) -> (Vec<u64>, Option<String>) {
         let (mut numbers, mut end) = (Vec::new(), None);
         let mut reader = RecordReader::new(bytes);
-        while let Some(what) = reader.next().expect("a record") {
+        while let Some(what) = reader.next_entry().expect("a record") {
             match what {
                 What::Result(result) => numbers.push(result.number),
                 What::End(RecordEnd { why }) => end = Some(why),
@@ -289,7 +288,7 @@ mod tests {
     #[test]
     fn what_is_no_record_is_refused() {
         for bytes in [&b"\x05hello world"[..], &[0xff; 20]] {
-            let error = RecordReader::new(bytes).next();
+            let error = RecordReader::new(bytes).next_entry();
             assert!(error.is_err_and(|error| error.to_string().contains("no record")), "{bytes:?}");
         }
     }

@@ -84,7 +84,7 @@ pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<
     let mut open: std::collections::VecDeque<(StepPlan, Option<Masks>)> = Default::default();
     loop {
         let unusable = |why: &str| Err(ReplayError::Unusable(why.into()));
-        match entries.next()? {
+        match entries.next_entry()? {
             Some(What::Head(head)) => {
                 report.runs += 1;
                 open.clear();

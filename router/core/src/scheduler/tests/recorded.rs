@@ -64,7 +64,7 @@ async fn record(at: &Path) {
 fn change(from: &Path, to: &Path, change: impl Fn(&mut What) -> bool) {
     let mut reader = RecordReader::open(from).expect("it is there");
     let (mut bytes, mut is_changed) = (Vec::new(), false);
-    while let Some(mut what) = reader.next().expect("a record") {
+    while let Some(mut what) = reader.next_entry().expect("a record") {
         is_changed = is_changed || change(&mut what);
         bytes.extend(RecordEntry { what: Some(what) }.encode_length_delimited_to_vec());
     }
