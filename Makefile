@@ -162,8 +162,16 @@ test-gpu: install ## the worker's tests on this machine's GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no GPU")'
 	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest server/tests
 
+# Beside the installed binary, and with its Python.
+$(BIN)/penstock-release: $(VENV)/.installed
+	cargo build --release --locked --package penstock
+	@install $(TARGET)/release/penstock $@
+
+.PHONY: release
+release: install $(BIN)/penstock-release ## the binary as the wheel has it, for measurements: .venv/bin/penstock-release
+
 .PHONY: bench
-bench: install ## the measurements of benchmarks/RESULTS.md
+bench: release ## the measurements of benchmarks/RESULTS.md
 	cargo bench --locked -p penstock-core --bench scheduler
 	PYTHONPATH=$(abspath integration-tests/null_worker) cargo bench --locked -p penstock-core --bench step_overhead -- \
 		$(BIN)/python -m penstock.worker --model-dir server/penstock/tiny/model
@@ -172,7 +180,7 @@ bench: install ## the measurements of benchmarks/RESULTS.md
 	if [ -f "$$PENSTOCK_SCHEMAS" ]; then cargo run --release --locked --example maskbench -- "$$PENSTOCK_SCHEMAS"; fi
 
 .PHONY: soak
-soak: install ## half an hour of good and hostile traffic with kills; memory, descriptors and latencies stay
+soak: release ## half an hour of good and hostile traffic with kills; memory, descriptors and latencies stay
 	$(BIN)/python benchmarks/soak.py
 
 # --- Making what is committed -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Starts the installed `penstock` for a benchmark and talks to it. Used by every script beside it.
+"""Starts `penstock` in its release build for a benchmark and talks to it. Used by every script beside it.
 
 Nothing here measures; what is timed is in the scripts. Only loopback is used.
 """
@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VENV = Path(sys.prefix)
+# As the wheel has it. The installed one is made to be built fast, and checks itself.
+RELEASE = Path(sys.prefix) / "bin" / "penstock-release"
+
+
+def release() -> Path:
+    """The binary that is measured."""
+    installed = RELEASE.with_name("penstock")
+    if not RELEASE.exists() or RELEASE.stat().st_mtime < installed.stat().st_mtime:
+        sys.exit(f"{RELEASE} is missing or older than {installed}: `make release` builds it")
+    return RELEASE
 
 
 def processor() -> str:
@@ -106,7 +115,7 @@ def penstock(*flags: str, wait: bool = True, env: dict[str, str] | None = None) 
     log = Path(f"/tmp/penstock-bench-{port}.log")
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [VENV / "bin" / "penstock", "--hostname", "127.0.0.1", "--port", str(port), *flags],
+            [release(), "--hostname", "127.0.0.1", "--port", str(port), *flags],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,

@@ -47,9 +47,9 @@ import load  # noqa: E402
 import prompts  # noqa: E402
 import wire  # noqa: E402
 from exposition import IN_FLIGHT, KV_USED, QUEUED, RUNNING  # noqa: E402
-from launched import Launched  # noqa: E402
+from launched import BINARY, Launched  # noqa: E402
 from processes import wait_for  # noqa: E402
-from running_server import processor  # noqa: E402
+from running_server import processor, release  # noqa: E402
 
 HONEST, HOSTILE = "honest-0123456789abcdef", "hostile-fedcba9876543210"
 OWN = {"authorization": f"Bearer {HONEST}"}
@@ -76,6 +76,8 @@ TOLERANCE = 0.05
 # A quick run is too short for pools to fill, and its second window is young. One chat's 600,000 values, held for ever, are
 # more than this.
 QUICK_GROWTH = 16 << 20
+# What the attackers, who are so many at once, may take for a moment.
+PEAK = 512 << 20
 # A server that leaks is stopped before the machine is in trouble.
 CEILING = 4 << 30
 
@@ -98,6 +100,17 @@ def usage(pid: int) -> Usage:
     return Usage(int(resident[1]) * 1024, len(os.listdir(f"/proc/{pid}/fd")), int(threads[1]))
 
 
+def forget_the_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(pid: int) -> int:
+    """The most memory, in bytes, since that was forgotten."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
 def processor_time(pid: int) -> float:
     """Seconds that a process and its threads have computed."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -115,6 +128,7 @@ def machine_time() -> float:
 class Window:
     router: Usage = Usage(0, 0, 0)
     worker: Usage = Usage(0, 0, 0)
+    peak: int = 0  # of the router's memory while it was attacked
     router_seconds: float = 0.0
     log_bytes: int = 0
     recovery: float = 0.0  # seconds from the kill to health
@@ -272,6 +286,7 @@ class Soak:
     def window(self, number: int, attackers: Any) -> Window:
         window, stopping = Window(), threading.Event()
         computed, logged = processor_time(self.pid), len(self.server.log())
+        forget_the_peak(self.pid)
         watching = [
             threading.Thread(target=action, args=(window, stopping), daemon=True)
             for action in (self._probe, self._kill)
@@ -328,6 +343,9 @@ class Soak:
         if window.held:
             self.wrong.append(f"held for nobody: {window.held}")
         window.router, window.worker = usage(self.pid), usage(self.server.worker().pid)
+        window.peak = peak(self.pid)
+        if window.peak > PEAK:
+            self.wrong.append(f"the router took {window.peak >> 20} MiB (at most {PEAK >> 20})")
 
 
 def attack(connection: Any, target: hostile.Target) -> None:
@@ -366,6 +384,7 @@ def others(window: Window, pace: float) -> dict[str, float]:
     """What is only told."""
     return {
         "machine": pace,
+        "router peak MiB": window.peak / (1 << 20),
         "router seconds": window.router_seconds,
         "log KiB": window.log_bytes / 1024,
         "recovery s": window.recovery,
@@ -444,7 +463,8 @@ def run(minutes: float, quick: bool) -> int:
     print(f"the server's log: {folder}", flush=True)
     keys = folder / "keys"
     keys.write_text(f"honest: {HONEST}\nhostile: {HOSTILE}\n")
-    with Launched(folder, *FLAGS, "--api-key-file", str(keys)) as server:
+    binary = BINARY if quick else release()
+    with Launched(folder, *FLAGS, "--api-key-file", str(keys), binary=binary) as server:
         soak = Soak(server.wait_ready(), window_seconds)
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -485,7 +505,7 @@ def bad_line(line: str) -> bool:
 
 def tell(number: int, window: Window) -> None:
     print(
-        f"window {number}: router {window.router.resident >> 20} MiB, {window.router.descriptors} descriptors, "
+        f"window {number}: router {window.router.resident >> 20} MiB (peak {window.peak >> 20}), {window.router.descriptors} descriptors, "
         f"{window.router.threads} threads; worker {window.worker.resident >> 20} MiB; "
         f"first token {1000 * percentile(window.first, 0.5):.1f} ms, between "
         f"{1000 * percentile(window.between, 0.5):.1f} ms; {window.honest['streams']} streams, "

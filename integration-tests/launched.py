@@ -65,6 +65,7 @@ class Launched:
         port: int | None = None,
         prefix: Sequence[str] = (),
         null_worker: bool = False,
+        binary: Path = BINARY,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -72,7 +73,7 @@ class Launched:
         self.address = wire.Address("127.0.0.1", port or free_port())
         command = [
             *prefix,
-            str(BINARY),
+            str(binary),
             "--hostname",
             self.address.host,
             "--port",

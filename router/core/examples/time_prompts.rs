@@ -28,7 +28,7 @@ async fn main() -> anyhow::Result<()> {
     for messages in asked.chats {
         let chat = Chat { messages, add_generation_prompt: Some(true), ..Chat::default() };
         let text = prompt.render(&chat, &CancellationToken::new())?;
-        let tokens = prompt.encode(Input::Rendered(text.clone()), Length::Any).await?.len();
+        let tokens = prompt.encode(Input::Rendered(text.clone()), Length::Within(u32::MAX)).await?.len();
         let (mut rendering, mut tokenizing, mut refusing) = (f64::MAX, f64::MAX, None);
         let began = Instant::now();
         while began.elapsed() < patience {
@@ -36,7 +36,7 @@ async fn main() -> anyhow::Result<()> {
             let start = Instant::now();
             prompt.render(&chat, &CancellationToken::new())?;
             let rendered = Instant::now();
-            prompt.encode(Input::Rendered(whole), Length::Any).await?;
+            prompt.encode(Input::Rendered(whole), Length::Within(u32::MAX)).await?;
             let tokenized = Instant::now();
             let refused = prompt.encode(Input::Rendered(again), Length::Within(asked.within)).await.is_err();
             let end = Instant::now();

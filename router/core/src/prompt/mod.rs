@@ -7,6 +7,7 @@ mod files;
 mod growth;
 #[cfg(test)]
 pub mod samples;
+mod slices;
 mod token_count;
 mod vocabulary;
 
@@ -57,8 +58,6 @@ pub enum Input {
 /// What becomes of a prompt that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// Nothing.
-    Any,
     /// The caller refuses more than so many tokens, so that such a prompt need not be tokenized to its end. One
     /// of more may yet come back.
     Within(u32),
@@ -167,9 +166,7 @@ impl Prompt {
     ) -> Result<Tokenized, PromptError> {
         let vocabulary = self.vocabulary.clone();
         let listed = self.listing.run(text.len(), move |_| {
-            if text.len() > most && vocabulary.is_above(most, &text) {
-                return Err(PromptError::TooLong { limit: most });
-            }
+            refuse_above(most, &vocabulary, &text)?;
             let encoding =
                 vocabulary.tokenizer().encode(text.as_str(), add_special_tokens).map_err(no_tokens)?;
             if encoding.len() > most {
@@ -230,15 +227,19 @@ impl Prompt {
     ) -> Result<Vec<TokenId>, PromptError> {
         let vocabulary = self.vocabulary.clone();
         self.work(text.len(), move |_| {
-            // A short one is tokenized as fast as it is looked at.
-            if let Length::Within(most) = length
-                && text.len() > SHORT.max(most as usize)
-                && vocabulary.is_above(most as usize, &text)
-            {
-                return Err(PromptError::TooLong { limit: most as usize });
-            }
+            let text = match length {
+                // A short one is tokenized as fast as it is looked at.
+                Length::Within(_) if text.len() <= SHORT => text.as_str(),
+                Length::Within(most) => {
+                    refuse_above(most as usize, &vocabulary, &text)?;
+                    text.as_str()
+                }
+                Length::Last(most) => {
+                    slices::tail(vocabulary.tokenizer(), most as usize, &text).map_err(no_tokens)?
+                }
+            };
             let encoding =
-                vocabulary.tokenizer().encode_fast(text.as_str(), add_special_tokens).map_err(no_tokens)?;
+                vocabulary.tokenizer().encode_fast(text, add_special_tokens).map_err(no_tokens)?;
             let tokens = encoding.get_ids().iter().copied().map(TokenId).collect();
             Ok(length.cut(tokens, encoding.get_special_tokens_mask()))
         })
@@ -264,6 +265,14 @@ impl From<ChatError> for PromptError {
     }
 }
 
+/// As soon as it is known that a text has more than so many tokens; not every such text is.
+fn refuse_above(most: usize, vocabulary: &Vocabulary, text: &str) -> Result<(), PromptError> {
+    let above = text.len() > most
+        && (vocabulary.is_above(most, text)
+            || slices::is_above(vocabulary.tokenizer(), most, text).map_err(no_tokens)?);
+    if above { Err(PromptError::TooLong { limit: most }) } else { Ok(()) }
+}
+
 fn no_tokens(error: tokenizers::Error) -> PromptError {
     tracing::warn!("the tokenizer failed: {error}");
     PromptError::Tokenizer
@@ -272,6 +281,8 @@ fn no_tokens(error: tokenizers::Error) -> PromptError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ANY: Length = Length::Within(u32::MAX);
 
     fn prompt(tokenizer: tokenizers::Tokenizer, workers: u32) -> Prompt {
         Prompt {
@@ -286,16 +297,16 @@ mod tests {
     #[tokio::test]
     async fn text_gets_special_tokens_and_rendered_chats_do_not() {
         let prompt = prompt(samples::sentencepiece(), 1);
-        let text = prompt.encode(Input::Text("lo".into()), Length::Any).await.unwrap();
+        let text = prompt.encode(Input::Text("lo".into()), ANY).await.unwrap();
         assert_eq!(text[0], TokenId(1));
-        let rendered = prompt.encode(Input::Rendered("lo".into()), Length::Any).await.unwrap();
+        let rendered = prompt.encode(Input::Rendered("lo".into()), ANY).await.unwrap();
         assert_eq!(rendered, text[1..]);
     }
 
     #[tokio::test]
     async fn a_special_token_written_in_the_prompt_is_one_token() {
         let prompt = prompt(samples::byte_level(), 1);
-        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), Length::Any).await.unwrap();
+        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), ANY).await.unwrap();
         assert_eq!(tokens.len(), 2);
         assert_eq!(prompt.decode(&tokens), "hello");
         assert_eq!(prompt.token_bytes(tokens[1]), b"<|end|>");
@@ -306,7 +317,7 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let ids: Vec<TokenId> = (0..10).map(TokenId).collect();
         for input in [Input::Tokens(ids.clone()), Input::Text(prompt.decode(&ids))] {
-            let all = prompt.encode(input.clone(), Length::Any).await.unwrap();
+            let all = prompt.encode(input.clone(), ANY).await.unwrap();
             assert_eq!(prompt.encode(input.clone(), Length::Last(3)).await.unwrap(), all[all.len() - 3..]);
             assert_eq!(prompt.encode(input, Length::Last(1000)).await.unwrap(), all);
         }
@@ -327,7 +338,7 @@ mod tests {
         ));
         let prompt = prompt(both, 1);
         let input = || Input::Text("a b c</s>".into());
-        let all = prompt.encode(input(), Length::Any).await.unwrap();
+        let all = prompt.encode(input(), ANY).await.unwrap();
         let last = |most| prompt.encode(input(), Length::Last(most));
         for most in 2..all.len() {
             let cut = [&all[..1], &all[all.len() - most + 1..]].concat();
@@ -346,12 +357,14 @@ mod tests {
         let text = || Input::Text("hello".repeat(SHORT));
         let error = prompt.encode(text(), Length::Within(100)).await.unwrap_err();
         assert_eq!(error, PromptError::TooLong { limit: 100 });
-        for length in [Length::Within(SHORT as u32), Length::Last(SHORT as u32), Length::Any] {
+        for length in [Length::Within(SHORT as u32), Length::Last(SHORT as u32), ANY] {
             assert_eq!(prompt.encode(text(), length).await.unwrap().len(), SHORT);
         }
-        // What nothing is certain of comes back whole.
+        // What nothing is certain of comes back whole: one word, of any length.
         let prompt = self::prompt(samples::wordpiece(), 1);
         assert!(prompt.encode(text(), Length::Within(100)).await.is_ok());
+        let words = Input::Text("hello ".repeat(SHORT));
+        assert_eq!(prompt.encode(words, Length::Within(100)).await.unwrap_err(), error);
     }
 
     #[tokio::test]
@@ -383,7 +396,7 @@ mod tests {
         let busy = prompt.listing.run(text().len(), move |_| release.recv());
         tokio::pin!(busy);
         assert!(futures::FutureExt::now_or_never(busy.as_mut()).is_none());
-        assert!(prompt.encode(Input::Text(text()), Length::Any).await.is_ok());
+        assert!(prompt.encode(Input::Text(text()), ANY).await.is_ok());
         drop(held);
         busy.await.unwrap().unwrap_err();
     }
@@ -400,6 +413,6 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let result: Result<(), _> = prompt.work(1, |_| panic!("on purpose")).await;
         assert!(matches!(result, Err(PromptError::Lost(_))));
-        assert!(prompt.encode(Input::Text("hello".into()), Length::Any).await.is_ok());
+        assert!(prompt.encode(Input::Text("hello".into()), ANY).await.is_ok());
     }
 }

@@ -343,8 +343,8 @@ impl Core {
     }
 
     /// What is to be computed for constrained sequences; each job's result is due at `take_mask`.
-    pub fn take_mask_jobs(&mut self) -> impl Iterator<Item = MaskJob> {
-        self.mask_jobs.drain(..)
+    pub fn take_mask_jobs(&mut self) -> Vec<MaskJob> {
+        std::mem::take(&mut self.mask_jobs)
     }
 
     pub fn fail_all(&mut self, why: &SequenceFailure) {

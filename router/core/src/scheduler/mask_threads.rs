@@ -1,6 +1,7 @@
 //! The threads that compute masks, so that neither the scheduler nor the async threads do. Started with the first job.
 
-use std::sync::{Arc, Mutex, mpsc as blocking};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,14 @@ use super::masks::{MaskJob, MaskResult};
 
 /// Most threads: a mask takes a fraction of a step.
 const MOST: usize = 4;
-/// How long a thread keeps results to hand them on with its next ones: the jobs of a step come together, and the scheduler wakes
-/// for each message.
+/// The jobs of a step come together, and to wake a thread costs as much as some masks do: so many jobs are worth it.
+const WORTH_A_THREAD: usize = 4;
+/// How long a thread keeps results to hand them on with its next ones: the scheduler wakes for each message.
 const TOGETHER: Duration = Duration::from_micros(200);
 
 pub(super) struct MaskThreads {
-    jobs: Option<blocking::Sender<MaskJob>>,
+    /// The threads end when it is dropped.
+    jobs: Option<Jobs>,
     results: mpsc::UnboundedReceiver<Vec<MaskResult>>,
     sender: mpsc::UnboundedSender<Vec<MaskResult>>,
     /// In virtual time there are no threads: a job's result is there so much later.
@@ -40,19 +43,25 @@ impl MaskThreads {
         Self { delays: Some(delays), ..Self::new() }
     }
 
-    pub fn submit(&mut self, job: MaskJob) {
+    pub fn submit(&mut self, jobs: Vec<MaskJob>) {
         #[cfg(test)]
         if let Some(delays) = &mut self.delays {
-            let (delay, sender) = (delays(), self.sender.clone());
-            tokio::spawn(async move {
-                tokio::time::sleep(delay).await;
-                let _ = sender.send(vec![job.run()]);
-            });
+            for job in jobs {
+                let (delay, sender) = (delays(), self.sender.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    let _ = sender.send(vec![job.run()]);
+                });
+            }
             return;
         }
-        let jobs = self.jobs.get_or_insert_with(|| start(&self.sender));
-        // The threads live as long as this sender.
-        let _ = jobs.send(job);
+        if jobs.is_empty() {
+            return;
+        }
+        let Jobs(queue) = self.jobs.get_or_insert_with(|| start(&self.sender));
+        let threads = jobs.len().div_ceil(WORTH_A_THREAD).min(queue.threads);
+        queue.lock().jobs.extend(jobs);
+        (0..threads).for_each(|_| queue.more.notify_one());
     }
 
     /// The next results. Loses nothing when dropped half-way.
@@ -66,29 +75,64 @@ impl MaskThreads {
     }
 }
 
-fn start(results: &mpsc::UnboundedSender<Vec<MaskResult>>) -> blocking::Sender<MaskJob> {
-    let (sender, jobs) = blocking::channel::<MaskJob>();
-    let jobs = Arc::new(Mutex::new(jobs));
-    let count = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST);
-    for _ in 0..count {
-        let (jobs, results) = (jobs.clone(), results.clone());
-        let work = move || {
-            loop {
-                let next = jobs.lock().expect("nothing panics while it holds this lock").recv();
-                let Ok(first) = next else { return };
-                let began = Instant::now();
-                let mut done = vec![first.run()];
-                while began.elapsed() < TOGETHER
-                    && let Some(job) = jobs.try_lock().ok().and_then(|jobs| jobs.try_recv().ok())
-                {
-                    done.push(job.run());
-                }
-                let _ = results.send(done);
+struct Jobs(Arc<Queue>);
+
+struct Queue {
+    threads: usize,
+    waiting: Mutex<Waiting>,
+    /// Rings when there are jobs, or there will be no more.
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<MaskJob>,
+    is_closed: bool,
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.more.notify_all();
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// The next job; `None` when there will be no more.
+    fn next(&self) -> Option<MaskJob> {
+        let is_idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.is_closed;
+        let mut waiting =
+            self.more.wait_while(self.lock(), is_idle).expect("nothing panics while it holds this lock");
+        if waiting.is_closed { None } else { waiting.jobs.pop_front() }
+    }
+
+    fn work(&self, results: &mpsc::UnboundedSender<Vec<MaskResult>>) {
+        while let Some(first) = self.next() {
+            let began = Instant::now();
+            let mut done = vec![first.run()];
+            while began.elapsed() < TOGETHER
+                && let Some(job) = self.lock().jobs.pop_front()
+            {
+                done.push(job.run());
             }
-        };
+            let _ = results.send(done);
+        }
+    }
+}
+
+fn start(results: &mpsc::UnboundedSender<Vec<MaskResult>>) -> Jobs {
+    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST);
+    let queue = Arc::new(Queue { threads, waiting: Mutex::default(), more: Condvar::new() });
+    for _ in 0..threads {
+        let (queue, results) = (queue.clone(), results.clone());
+        let work = move || queue.work(&results);
         if let Err(error) = thread::Builder::new().name("masks".into()).spawn(work) {
             tracing::error!("a thread for masks cannot be started: {error}");
         }
     }
-    sender
+    Jobs(queue)
 }

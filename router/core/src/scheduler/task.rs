@@ -165,9 +165,7 @@ impl Task {
             }
             self.core.expire(clock::now());
             self.core.skip_late_rows(clock::now());
-            for job in self.core.take_mask_jobs() {
-                self.mask_threads.submit(job);
-            }
+            self.mask_threads.submit(self.core.take_mask_jobs());
             while let Some(plan) = self.core.plan(clock::now()) {
                 if let Some(built) = self.core.last_plan() {
                     self.metrics.planned(built);

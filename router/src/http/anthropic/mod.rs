@@ -9,8 +9,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
-use penstock_core::generation::{Done, FinishReason, Input, TokenEvent};
-use penstock_core::prompt::Length;
+use penstock_core::generation::{Done, FinishReason, TokenEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -45,9 +44,9 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
             rendered.map_err(|error| error.renamed(&request::NAMES))
         });
         let (text, _) = rendered.await?;
-        let prompt = &server.loaded()?.serving.prompt;
-        let tokens = prompt.encode(Input::Rendered(text), Length::Any).await;
-        let tokens = tokens.map_err(|error| NAMES.error(error))?;
+        let loaded = server.loaded()?;
+        let listed = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
+        let tokens = listed.map_err(|error| NAMES.error(error))?.tokens;
         Ok(json(&TokenCount { input_tokens: tokens.len() as u32 }))
     };
     result.await.unwrap_or_else(|error: ApiError| error.response(Family::Anthropic))

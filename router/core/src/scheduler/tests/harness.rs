@@ -287,7 +287,7 @@ impl Harness {
 
     /// Runs the jobs whose time has come, and sends the masks that are there.
     fn compute_masks(&mut self) {
-        self.jobs.extend(self.core.take_mask_jobs().map(|job| (job, 0)));
+        self.jobs.extend(self.core.take_mask_jobs().into_iter().map(|job| (job, 0)));
         while self.jobs.front().is_some_and(|(_, age)| *age >= self.mask_delay)
             && let Some((job, _)) = self.jobs.pop_front()
         {
