@@ -4,9 +4,13 @@ between pages. Starts no server.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +140,49 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as Markdown's readers make them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def performance() -> Any:
+    """benchmarks/performance.py, which writes a page."""
+    where = importlib.util.spec_from_file_location("performance", ROOT / "benchmarks" / "performance.py")
+    assert where is not None and where.loader is not None
+    module = sys.modules["performance"] = importlib.util.module_from_spec(where)
+    where.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_figures_is_what_was_recorded() -> None:
+    module = performance()
+    assert module.page(module.FIGURES.read_text().splitlines()) == module.PAGE.read_text(), (
+        "python benchmarks/performance.py --write"
+    )
+
+
+RUN = {"run": "a", "date": "2026-01-01", "processor": "p", "load": "none", "command": "c"}
+FIGURE = {"section": "http", "in": "a", "model": "m", "what": "w", "case": "8", "unit": "s", "value": 1.5}
+
+
+def test_a_figure_stands_beside_its_run() -> None:
+    page = performance().page(
+        [
+            json.dumps(line)
+            for line in (RUN, {**FIGURE, "low": 1, "high": 2000}, {"section": "http", "not measured": "more"})
+        ]
+    )
+    assert "| m | w | 1.5 s (1-2,000) | 1 |" in page and "\n- more\n" in page
+    assert "\n1. 2026-01-01; p; none; `c`\n" in page
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([FIGURE], "line 1: KeyError('a')"),
+        ([RUN, FIGURE, FIGURE], "has a figure for '8' above"),
+        ([RUN, RUN], "a run of this name is above"),
+        ([{key: value for key, value in RUN.items() if key != "load"}], "a run lacks ['load']"),
+        ([RUN, {**FIGURE, "section": "sideways"}], "line 2: KeyError('sideways')"),
+    ],
+)
+def test_a_figure_without_its_run_is_refused(lines: list[dict[str, Any]], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        performance().page([json.dumps(line) for line in lines])
