@@ -85,7 +85,8 @@ class Launched:
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
         }
         if "--worker-address" not in arguments:
-            inherited |= fair_share()
+            # What tests load is not kept in the home of who runs them.
+            inherited |= {**fair_share(), "PACKED_CACHE": "off"}
         if null_worker:
             inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:

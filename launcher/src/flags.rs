@@ -96,6 +96,13 @@ pub struct WorkerArgs {
     /// With --quantize, the matrix that makes logits as well
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub quantize_head: bool,
+    /// Keep what the CPU engine has packed for the next start, which maps it: quantized weights (auto), all (on) or
+    /// none (off) [default: auto]
+    #[arg(long, env)]
+    pub packed_cache: Option<PackedCache>,
+    /// Where [default: penstock/packed in HF_HOME, or penstock-packed in --huggingface-hub-cache]
+    #[arg(long, env)]
+    pub packed_cache_dir: Option<PathBuf>,
     /// What runs the model: a recipe (penstock), or Hugging Face transformers with Penstock's cache
     /// [default: a recipe where there is one]
     #[arg(long, env)]
@@ -157,6 +164,23 @@ impl ModelImpl {
             ModelImpl::Auto => "auto",
             ModelImpl::Penstock => "penstock",
             ModelImpl::Transformers => "transformers",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PackedCache {
+    Auto,
+    On,
+    Off,
+}
+
+impl PackedCache {
+    pub fn name(self) -> &'static str {
+        match self {
+            PackedCache::Auto => "auto",
+            PackedCache::On => "on",
+            PackedCache::Off => "off",
         }
     }
 }

@@ -291,6 +291,7 @@ fn worker_arguments(
     let optional = [
         ("--dtype", worker.dtype.map(|dtype| dtype.name().to_owned())),
         ("--quantize", worker.quantize.as_deref().and_then(flags::quantization_name).map(str::to_owned)),
+        ("--packed-cache", worker.packed_cache.map(|kept| kept.name().to_owned())),
         ("--model-impl", worker.model_impl.map(|wanted| wanted.name().to_owned())),
         ("--device", worker.device.clone()),
         ("--threads", Some(worker.worker_threads.unwrap_or(cores).to_string())),
@@ -301,6 +302,10 @@ fn worker_arguments(
         if let Some(value) = value {
             arguments.extend([OsString::from(flag), OsString::from(value)]);
         }
+    }
+    let beside_downloads = model.huggingface_hub_cache.as_ref().map(|cache| cache.join("penstock-packed"));
+    if let Some(folder) = worker.packed_cache_dir.clone().or(beside_downloads) {
+        arguments.extend(["--packed-cache-dir".into(), folder.into()]);
     }
     if let Some(folder) = draft_folder {
         arguments.extend(["--draft-model-dir".into(), folder.into()]);

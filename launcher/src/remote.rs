@@ -57,6 +57,8 @@ impl RemoteArgs {
         let of_the_worker = [
             ("--dtype", worker.dtype.is_some()),
             ("--quantize", worker.quantize.as_deref().is_some_and(|name| !name.is_empty())),
+            ("--packed-cache", worker.packed_cache.is_some()),
+            ("--packed-cache-dir", worker.packed_cache_dir.is_some()),
             ("--model-impl", worker.model_impl.is_some()),
             ("--device", worker.device.is_some()),
             ("--sharded", worker.sharded.is_some()),

@@ -70,6 +70,8 @@ mod tests {
             dtype: None,
             quantize: None,
             quantize_head: false,
+            packed_cache: None,
+            packed_cache_dir: None,
             model_impl: None,
             device: device.map(str::to_owned),
             num_shard,

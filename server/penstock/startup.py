@@ -22,7 +22,9 @@ from penstock.loading.device import device_of, dtype_of
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
 from penstock.models.architectures import left_out
 from penstock.models.decoder_start import decoder_start_ids
+from penstock.models.packed_cache import PackedCache, usual_folder
 from penstock.parallel.rendezvous import meet
+from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.address import Address
 from penstock.rpc.description import description_of
 from penstock.rpc.server import ProcessExit, listen
@@ -45,6 +47,7 @@ def serve(
     if device.type == "cpu":
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     group = meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device)
+    packed_cache = _packed_cache(arguments)
     engine = Engine(
         config,
         folder,
@@ -56,6 +59,7 @@ def serve(
         implementation=arguments.model_impl,
         quantize=arguments.quantize or "",
         quantize_head=arguments.quantize_head,
+        packed_cache=packed_cache,
     )
     drafts_natively = True
     if arguments.draft_model_dir is not None:
@@ -68,6 +72,7 @@ def serve(
             trusted=arguments.trust_remote_code,
             quantize=arguments.quantize or "",
             quantize_head=arguments.quantize_head,
+            packed_cache=packed_cache,
         )
         if arguments.deterministic:
             drafter.make_batch_invariant()
@@ -102,7 +107,7 @@ def serve(
     thread = EngineThread()
     meets_again = address.is_remote and arguments.world_size > 1
     servicer = WorkerServicer(
-        engine, partial(prepare, engine), thread, description, ProcessExit(), meets_again
+        engine, partial(_prepare, engine), thread, description, ProcessExit(), meets_again
     )
     _server = listen(servicer, address)  # stops when it is collected
     listening.set()
@@ -118,3 +123,18 @@ def serve(
         device=description.device,
     )
     thread.serve()
+
+
+def _packed_cache(arguments: argparse.Namespace) -> PackedCache | None:
+    if arguments.packed_cache == "off":
+        return None
+    folder: Path = arguments.packed_cache_dir or usual_folder()
+    return PackedCache(folder.expanduser().absolute(), arguments.packed_cache == "on")
+
+
+def _prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
+    """What was packed at this start is written behind the warm-up, whose steps are timed."""
+    prepared = prepare(engine, request)
+    if engine.packed_cache is not None:
+        engine.packed_cache.keep()
+    return prepared

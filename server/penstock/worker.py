@@ -112,6 +112,15 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
     parser.add_argument(
+        "--packed-cache",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="keep what the CPU engine has packed for the next start: of quantized weights (auto), of all, of none",
+    )
+    parser.add_argument(
+        "--packed-cache-dir", type=Path, help="where [default: penstock/packed below HF_HOME]"
+    )
+    parser.add_argument(
         "--draft-model-dir",
         type=Path,
         help="folder of a smaller model with the same tokenizer, which makes drafts where a plan asks for them",

@@ -14,6 +14,7 @@ from penstock.engine.drafter import Drafter
 from penstock.engine.engine import Engine
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
+from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader
@@ -44,6 +45,7 @@ class Driver:
         quantize_head: bool = False,
         draft: Path | None = None,
         drafter: Drafter | None = None,
+        packed_cache: PackedCache | None = None,
     ) -> None:
         """`draft`: the folder of a draft model; `drafter`: what else makes drafts."""
         config = json.loads((folder / "config.json").read_text())
@@ -57,10 +59,17 @@ class Driver:
             implementation=implementation,
             quantize=quantize,
             quantize_head=quantize_head,
+            packed_cache=packed_cache,
         )
         if draft is not None:
             drafter = draft_model.load(
-                draft, self.engine.model.config, folder, dtype, torch.device(DEVICE), quantize=quantize
+                draft,
+                self.engine.model.config,
+                folder,
+                dtype,
+                torch.device(DEVICE),
+                quantize=quantize,
+                packed_cache=packed_cache,
             )
             if deterministic:
                 drafter.make_batch_invariant()

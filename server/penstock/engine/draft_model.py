@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import penstock_kernels as ops
 from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.drafter import FLAG
@@ -33,6 +32,7 @@ from penstock.loading.vocabulary import refuse_other_vocabulary
 from penstock.models import choice, recipes
 from penstock.models.model import Model, ModelConfig
 from penstock.models.native import NativeDecoder
+from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE
 
 
@@ -295,13 +295,14 @@ def load(
     trusted: bool = False,
     quantize: str = "",
     quantize_head: bool = False,
+    packed_cache: PackedCache | None = None,
 ) -> DraftModel:
     """The draft model in `folder` for a model that is served. Raises UnusableModel, which says of which flag it speaks."""
     try:
         config = check_folder(folder, trusted)
         refuse(config, served, served_folder, folder)
         _, model = choice.load(
-            config, folder, dtype, device, ALONE, trusted, "penstock", quantize, quantize_head
+            config, folder, dtype, device, ALONE, trusted, "penstock", quantize, quantize_head, packed_cache
         )
     except UnusableModel as error:
         raise UnusableModel(f"{FLAG}: {error}") from error

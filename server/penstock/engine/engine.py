@@ -44,6 +44,7 @@ from penstock.engine.transfers import Event, Transfers
 from penstock.errors import BadPlan, UnusableModel
 from penstock.models import choice
 from penstock.models.native import NativeDecoder
+from penstock.models.packed_cache import PackedCache
 from penstock.models.step import LayerCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -127,17 +128,28 @@ class Engine:
         implementation: str = "auto",
         quantize: str = "",
         quantize_head: bool = False,
+        packed_cache: PackedCache | None = None,
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
-        "int4", of weights while they are read.
+        "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts.
         """
         self.dtype = dtype
         self.device = device
         self.transfers = Transfers(device)
         self.group = group
         self.recipe, self.model = choice.load(
-            config, folder, dtype, device, group, trusted, implementation, quantize, quantize_head
+            config,
+            folder,
+            dtype,
+            device,
+            group,
+            trusted,
+            implementation,
+            quantize,
+            quantize_head,
+            packed_cache,
         )
+        self.packed_cache = packed_cache
         self.deterministic = deterministic
         if deterministic:
             if group.size > 2:

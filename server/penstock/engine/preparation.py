@@ -21,7 +21,7 @@ from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import TooLittleMemory
-from penstock.loading.memory import device_room
+from penstock.loading.memory import Room, device_room
 from penstock.models.model import ModelConfig
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -56,8 +56,11 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         )
     if not 0 < request.memory_fraction <= 1:
         raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
+    room, mapped = device_room(engine.device), 0
+    if engine.packed_cache is not None:
+        mapped = engine.packed_cache.mapped_bytes
     available = spare(
-        device_room(engine.device),
+        Room(room.total, max(room.free - mapped, 0)),
         engine.device,
         request.memory_fraction,
         held=weight_bytes(engine),

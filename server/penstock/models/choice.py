@@ -7,7 +7,11 @@ import torch
 
 from penstock.models import fallback, native, recipes
 from penstock.models.architectures import architecture_of
+from penstock.models.config import DecoderConfig
+from penstock.models.decoder import Decoder
 from penstock.models.model import Model
+from penstock.models.packed_cache import PackedCache
+from penstock.models.recorder import record
 from penstock.parallel.group import TensorGroup
 
 
@@ -28,17 +32,33 @@ def load(
     implementation: str,
     quantize: str = "",
     quantize_head: bool = False,
+    packed_cache: PackedCache | None = None,
 ) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
     `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
-    int4, of the weights of layers and, with `quantize_head`, of the head.
+    int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
     """
+    shape = None if uses_fallback(config, implementation) else recipes.read_config(config)
     quantizer = None
     if quantize:
-        shape = None if uses_fallback(config, implementation) else recipes.read_config(config)
         quantizer = native.quantizer(shape, dtype, device, group, quantize, quantize_head)
-    if uses_fallback(config, implementation):
+    if shape is None:
         return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
+    name = recipes.served_architecture(config)
+    runs = native.instruction_set(shape, dtype, device, group)
+    entry = None
+    if runs is not None and packed_cache is not None:
+        entry = packed_cache.entry(folder, config, trusted, quantizer, runs)
+    found = None if entry is None else entry.find()
+    if found is not None:
+        assert isinstance(shape, DecoderConfig) and runs is not None, "the engine serves no other"
+        return name, native.on_cpu_engine(shape, found.parameters, found.recording, runs)
     model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
-    return recipes.served_architecture(config), native.on_cpu_engine(model, dtype, device, group)
+    if runs is None:
+        return name, model
+    assert isinstance(model, Decoder), "the engine serves no other"
+    recording = record(model)
+    if entry is not None:
+        entry.take(recording, model.parameters)
+    return name, native.on_cpu_engine(model.config, model.parameters, recording, runs)

@@ -247,6 +247,14 @@ class DecoderConfig:
         of = self.layers[layer].keys_of
         return sum(before.has_cache for before in self.layers[: layer if of is None else of])
 
+    def views(self, layers: range) -> list[tuple[int, int]]:
+        """Of those of these layers that attend: see `Model`."""
+        return [
+            (self.windows.index(self.layers[layer].window), self.cache_of(layer))
+            for layer in layers
+            if self.layers[layer].attends
+        ]
+
     def heads_of(self, layer: int) -> int:
         """H of a layer."""
         return self.layers[layer].heads or self.heads

@@ -425,12 +425,7 @@ class Decoder(Module):
 
     def views(self) -> list[tuple[int, int]]:
         """See Model."""
-        config = self.config
-        return [
-            (config.windows.index(config.layers[layer].window), config.cache_of(layer))
-            for layer in self.group.layers(config.num_layers)
-            if config.layers[layer].attends
-        ]
+        return self.config.views(self.group.layers(self.config.num_layers))
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""

@@ -11,10 +11,10 @@ import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.layers.rope import frequencies
 from penstock.models.config import DecoderConfig, Temperature
-from penstock.models.decoder import Decoder
-from penstock.models.model import Model, ModelConfig, Reference
+from penstock.models.model import ModelConfig, Reference
 from penstock.models.packing import FORMATS, Quantizer
-from penstock.models.recorder import record, unknown_choice
+from penstock.models.program_writer import Recording
+from penstock.models.recorder import unknown_choice
 from penstock.models.step import LayerCache
 from penstock.parallel.group import TensorGroup
 from penstock.telemetry import log
@@ -48,14 +48,20 @@ class NativeDecoder:
 
     reference: Reference | None = None
 
-    def __init__(self, decoder: Decoder, instruction_set: str, threads: int) -> None:
-        """Packs the decoder's weights, which torch cannot use any more."""
-        self.config: DecoderConfig = decoder.config
-        self.parameters = decoder.parameters
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: int,
+        recording: Recording,
+        instruction_set: str,
+        threads: int,
+    ) -> None:
+        self.config = config
+        self.parameters = parameters
         self.instruction_set, self.threads = instruction_set, threads
-        self._recording = record(decoder)
-        self.program = self._recording.program
-        self._views = decoder.views()
+        self._recording = recording
+        self.program = recording.program
+        self._views = config.views(range(config.num_layers))
         self._longest = 0
         self._bound: list[LayerCache] | None = None
 
@@ -211,28 +217,34 @@ def quantizer(
     return Quantizer(FORMATS[quantize], head, instruction_set, torch.get_num_threads())
 
 
-def on_cpu_engine(model: Model, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> Model:
-    """The model as the CPU engine runs it, or itself where torch does. Raises UnusableModel where the environment asks for an
-    instruction set that there is not.
+def instruction_set(
+    shape: ModelConfig, dtype: torch.dtype, device: torch.device, group: TensorGroup
+) -> str | None:
+    """What the CPU engine would run a model of this shape with; None: torch runs it, and a line says why. Raises UnusableModel where
+    the environment asks for an instruction set that there is not.
     """
     if device.type != "cpu":
-        return model
+        return None
     try:
-        instruction_set = cpu_engine.instruction_set()
+        found = cpu_engine.instruction_set()
     except WrongInstructionSet as error:
         raise UnusableModel(str(error)) from error
     except NoCpuEngine as error:
         if group.rank == 0:
             _tell(f"torch runs the model: {error}", level="INFO" if error.asked else "WARN")
-        return model
-    why = why_not(model.config, dtype, group)
-    if why is not None:
-        if group.rank == 0:
-            _tell(f"torch runs the model: the CPU engine does not serve {why}")
-        return model
-    assert isinstance(model, Decoder)
+        return None
+    why = why_not(shape, dtype, group)
+    if why is not None and group.rank == 0:
+        _tell(f"torch runs the model: the CPU engine does not serve {why}")
+    return found if why is None else None
+
+
+def on_cpu_engine(
+    config: DecoderConfig, parameters: int, recording: Recording, instruction_set: str
+) -> NativeDecoder:
+    """The model of a recording."""
     threads = torch.get_num_threads()
-    made = NativeDecoder(model, instruction_set, threads)
+    made = NativeDecoder(config, parameters, recording, instruction_set, threads)
     _tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
     return made
 

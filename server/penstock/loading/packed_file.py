@@ -1,0 +1,229 @@
+"""A file of tensors that is mapped at a start: written whole or not at all, and believed only where it is this user's own.
+
+Layout: `HEAD`, that is a magic, the format, and where the directory begins, its length and its SHA-256; the tensors from `FIRST` on, each
+at a multiple of 64 bytes; the directory, JSON. Knows no model: `penstock.models.packed_cache` says what the tensors are (`content`) and
+what they were made of (`key`).
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.loading.model_files import gigabytes, kind_of
+
+MAGIC = b"PENSTOCK-PACKED\n"
+FORMAT = 1
+HEAD = struct.Struct("<16sQQQ32s")
+FIRST, ALIGNMENT = 4096, 64
+LONGEST_DIRECTORY = 100_000_000
+# While it is written; a lock says whether somebody still does.
+PARTIAL = ".partial"
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Bytes that are written at once, and that the disk may lag behind: a server that takes requests meanwhile shares it.
+PIECE, BEHIND = 8 << 20, 256 << 20
+# Of the disk, that is left to others.
+ROOM_TO_LEAVE = 1 << 30
+
+
+class NotUsable(Exception):
+    """Why a file is not used, in words that follow its name. `is_old`: it is sound, of other weights or another version."""
+
+    def __init__(self, why: str, is_old: bool = False) -> None:
+        super().__init__(why)
+        self.is_old = is_old
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was read: the tensors are in the mapped file."""
+
+    content: dict[str, Any]
+    tensors: list[Tensor]
+    nbytes: int
+
+
+def why_not_own(status: os.stat_result, user: int) -> str | None:
+    """Why a file is not to be believed by `user`, whose weights it would be: only they, or root, may have written it."""
+    if not stat.S_ISREG(status.st_mode):
+        return f"is {kind_of(status.st_mode)}, not a file"
+    if status.st_uid not in (user, 0):
+        return f"belongs to another user ({status.st_uid})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return None
+
+
+def read(path: Path, key: str) -> Packed:
+    """Maps the file at `path`, which was written with the same `key`. Raises FileNotFoundError and NotUsable."""
+    descriptor = _open_own(path)
+    try:
+        directory, size = _directory(descriptor)
+        if directory["key"] != key:
+            raise NotUsable("is of another version of the model or of Penstock", is_old=True)
+        mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        mapped.madvise(mmap.MADV_WILLNEED)
+        return Packed(directory["content"], list(_tensors(mapped, directory["tensors"])), size)
+    except OSError as error:
+        raise NotUsable(f"cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotUsable("is damaged") from error
+    finally:
+        os.close(descriptor)
+
+
+def folder_of_model(path: Path) -> str | None:
+    """The folder of the model that a file is of, as `write` was told; None: it cannot be said."""
+    try:
+        descriptor = _open_own(path)
+    except (OSError, NotUsable):
+        return None
+    try:
+        return str(_directory(descriptor)[0]["model"])
+    except (OSError, NotUsable, KeyError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: list[Tensor]) -> int | None:
+    """Puts a file at `path`, in the place of one that may be there, and returns its size; None: another process is writing it.
+    Raises OSError. What others left half-written is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for partial in path.parent.glob(f"*{PARTIAL}"):
+        if _is_being_written(partial):
+            if partial.name.startswith(f"{path.name}."):
+                return None
+        else:
+            partial.unlink(missing_ok=True)
+    places, end = _places(tensors)
+    directory = {"key": key, "model": str(model), "content": content, "tensors": places}
+    text = json.dumps(directory).encode()
+    head = HEAD.pack(MAGIC, FORMAT, end, len(text), hashlib.sha256(text).digest())
+    size = end + len(text)
+    free = shutil.disk_usage(path.parent).free
+    if free < size + ROOM_TO_LEAVE:
+        raise OSError(errno.ENOSPC, f"{gigabytes(size)} are needed, and {gigabytes(free)} are free")
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write(descriptor, memoryview(head), 0)
+        behind = 0
+        for (_, _, begin), tensor in zip(places, tensors, strict=True):
+            _write(descriptor, tensor.contiguous().view(-1).view(torch.uint8).numpy().data, begin)
+            behind += tensor.nbytes
+            if behind > BEHIND:
+                os.fdatasync(descriptor)
+                behind = 0
+        _write(descriptor, memoryview(text), end)
+        os.fsync(descriptor)
+        os.rename(name, path)
+    except FileNotFoundError:  # removed by one that began before the lock was taken, and writes now
+        return None
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return size
+
+
+def _open_own(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        raise NotUsable(why) from error
+    why_not = why_not_own(os.fstat(descriptor), os.geteuid())
+    if why_not is not None:
+        os.close(descriptor)
+        raise NotUsable(why_not)
+    return descriptor
+
+
+def _directory(descriptor: int) -> tuple[dict[str, Any], int]:
+    """The directory, and the size of the file."""
+    size = os.fstat(descriptor).st_size
+    head = os.pread(descriptor, HEAD.size, 0)
+    if len(head) < HEAD.size:
+        raise NotUsable(f"is cut short: it has {size} bytes")
+    magic, number, begin, length, digest = HEAD.unpack(head)
+    if magic != MAGIC:
+        raise NotUsable("is no file of packed weights")
+    if number != FORMAT:
+        raise NotUsable(f"is of another format ({number}, not {FORMAT})", is_old=True)
+    if size < begin + length:
+        raise NotUsable(f"is cut short: {size} bytes of {begin + length}")
+    text = os.pread(descriptor, min(length, LONGEST_DIRECTORY), begin)
+    if size > begin + length or hashlib.sha256(text).digest() != digest:
+        raise NotUsable("is damaged: its directory is not what was written")
+    directory = json.loads(text)
+    if not isinstance(directory, dict):
+        raise NotUsable("is damaged")
+    return directory, size
+
+
+def _tensors(mapped: mmap.mmap, places: list[tuple[str, list[int], int]]) -> Iterator[Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch: the memory cannot be written; nobody does
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    for name, shape, begin in places:
+        dtype = DTYPES[name]
+        end = begin + math.prod(shape) * dtype.itemsize
+        if begin % ALIGNMENT or not 0 <= begin <= end <= len(whole):
+            raise NotUsable("is damaged")
+        yield whole[begin:end].view(dtype).view(shape)
+
+
+def _places(tensors: list[Tensor]) -> tuple[list[tuple[str, list[int], int]], int]:
+    """(dtype, shape, first byte) of each, and where the last ends."""
+    places, end = [], FIRST
+    for tensor in tensors:
+        places.append((NAMES[tensor.dtype], list(tensor.shape), end))
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def _write(descriptor: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data[:PIECE], at)
+        data, at = data[count:], at + count
+
+
+def _is_being_written(partial: Path) -> bool:
+    try:
+        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

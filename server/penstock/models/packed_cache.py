@@ -1,0 +1,265 @@
+"""Packed weights that are kept between starts (--packed-cache): what the CPU engine reads of a model, as one file beside the hub's cache.
+
+The file holds a recorded program, operations and tensors, so that the next start maps it and neither reads nor packs the checkpoint.
+It is used where everything that it was made of is as it was: the checkpoint's files, config.json, how weights are quantized, the
+instruction set that rounded them, and the code that packs. What is wrong with a file is one line in the log, and the model is
+packed anew.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import penstock
+import penstock_kernels
+from penstock.errors import UnusableModel, one_line
+from penstock.loading import packed_file
+from penstock.loading.memory import cpu_room
+from penstock.loading.model_files import gigabytes, weight_files
+from penstock.loading.packed_file import NotUsable
+from penstock.models.config import Temperature
+from penstock.models.packing import Quantizer
+from penstock.models.program_writer import Recording
+from penstock.telemetry import log
+from penstock_kernels import cpu_engine
+from penstock_kernels.program import Buffer, Layout, Operation, Program
+
+SUFFIX = ".packed"
+# Of each file of a checkpoint so many pieces are compared, beside size and time: times are worth nothing where an image or an archive
+# has set them all to one.
+SAMPLES, SAMPLE_BYTES, MOST_SAMPLES = 16, 4096, 512
+
+
+def usual_folder() -> Path:
+    """Beside the hub's cache, as huggingface_hub finds that; it is not imported for this."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+    return Path(os.path.expandvars(home)).expanduser() / "penstock" / "packed"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A program whose tensors are in a mapped file."""
+
+    recording: Recording
+    parameters: int
+
+
+class PackedCache:
+    """A folder of packed models. Models that are not in it are kept by `keep`, once the server has better things to wait for."""
+
+    def __init__(self, folder: Path, keeps_all: bool) -> None:
+        """`keeps_all`: models in bf16 as well, which take little longer to load; else those that are quantized on load."""
+        self.folder, self._keeps_all = folder, keeps_all
+        self.mapped_bytes = 0
+        """Of all that was found. The system counts them as free memory, and steps read them."""
+        self._unkept: list[Callable[[], None]] = []
+
+    def entry(
+        self,
+        model: Path,
+        config: dict[str, Any],
+        trusted: bool,
+        quantizer: Quantizer | None,
+        instruction_set: str,
+    ) -> "Entry | None":
+        """Where a model is, or will be; None: it is not kept. Raises UnusableModel."""
+        if quantizer is None and not self._keeps_all:
+            return None
+        model = model.resolve()
+        how = "bf16"
+        if quantizer is not None:
+            how = quantizer.format.name.lower() + ("-head" if quantizer.head else "")
+        made_of = {
+            "code": _code(),
+            "config": config,
+            "instruction set": instruction_set,
+            "files": _identity(model, trusted),
+        }
+        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        place = hashlib.sha256(f"{model}\0{how}".encode()).hexdigest()[:12]
+        return Entry(self, model, self.folder / f"{_name_of(model)}-{how}-{place}{SUFFIX}", key)
+
+    def add(self, write: Callable[[], None]) -> None:
+        """Has something written by `keep`."""
+        self._unkept.append(write)
+
+    def keep(self) -> None:
+        """Writes what was packed at this start, on a thread that gives way to others."""
+        unkept, self._unkept = self._unkept, []
+        if unkept:
+            threading.Thread(target=self._write, args=(unkept,), name="packed cache", daemon=True).start()
+
+    def _write(self, unkept: list[Callable[[], None]]) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        for write in unkept:
+            write()
+
+    def remove_orphans(self) -> None:
+        """Removes the files of models whose folder is gone."""
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            model = packed_file.folder_of_model(path)
+            if model is not None and not Path(model).exists():
+                path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model's place in the cache."""
+
+    cache: PackedCache
+    model: Path
+    path: Path
+    key: str
+
+    def find(self) -> Found | None:
+        """What an earlier start has kept; None: nothing that can be used, and a line says so where there is a file. Raises
+        UnusableModel where memory has no room for it.
+        """
+        try:
+            packed = packed_file.read(self.path, self.key)
+            recording, parameters = recording_of(packed.content, packed.tensors)
+        except FileNotFoundError:
+            return None
+        except NotUsable as error:
+            log(
+                "INFO" if error.is_old else "WARN",
+                f"{self.path} {error}: weights are packed anew",
+                progress=True,
+            )
+            return None
+        free = cpu_room().free
+        if packed.nbytes > free:
+            raise UnusableModel(
+                f"{self.model}: its packed weights take {gigabytes(packed.nbytes)} of memory, and {gigabytes(free)} are free"
+            )
+        log("INFO", f"packed weights are mapped from {self.path}", progress=True)
+        self.cache.mapped_bytes += packed.nbytes
+        return Found(recording, parameters)
+
+    def take(self, recording: Recording, parameters: int) -> None:
+        """Has a model that was packed now kept for the next start. Its tensors must not change."""
+        content, tensors = content_of(recording, parameters)
+        self.cache.add(partial(self._write, content, tensors))
+
+    def _write(self, content: dict[str, Any], tensors: list[Tensor]) -> None:
+        try:
+            size = packed_file.write(self.path, self.model, self.key, content, tensors)
+            self.cache.remove_orphans()
+        except OSError as error:
+            log(
+                "WARN",
+                f"packed weights are not kept in {self.path}: {error.strerror or one_line(error)}",
+                progress=True,
+            )
+            return
+        if size is not None:
+            log(
+                "INFO",
+                f"packed weights are kept in {self.path} ({gigabytes(size)}) for the next start; --packed-cache off keeps none",
+                progress=True,
+            )
+
+
+@cache
+def _code() -> str:
+    """Of everything that has a say in what is packed: any change of it packs anew."""
+    seen = hashlib.sha256()
+    packages = (Path(penstock.__file__).parent, Path(penstock_kernels.__file__).parent)
+    files = [path for package in packages for path in sorted(package.rglob("*.py"))]
+    for path in [*files, cpu_engine.LIBRARY]:
+        seen.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return seen.hexdigest()
+
+
+def _identity(model: Path, trusted: bool) -> list[list[Any]]:
+    """Of the weight files: name, size, time of change, and a digest of pieces of each."""
+    files = weight_files(model, trusted)
+    names = [*files.names, *([] if files.index is None else [files.index])]
+    samples = max(2, min(SAMPLES, MOST_SAMPLES // len(names)))
+    return [[name, *_of_file(model / name, samples)] for name in names]
+
+
+def _of_file(path: Path, samples: int) -> tuple[int, int, str]:
+    seen = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        last = max(status.st_size - SAMPLE_BYTES, 0)
+        for sample in range(samples):
+            seen.update(os.pread(file.fileno(), SAMPLE_BYTES, last * sample // (samples - 1)))
+    return status.st_size, status.st_mtime_ns, seen.hexdigest()
+
+
+def _name_of(model: Path) -> str:
+    """For people: a folder's name, or of a snapshot of the hub's cache that of its repository."""
+    name = model.parent.parent.name if model.parent.name == "snapshots" else model.name
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[:100]
+
+
+def content_of(recording: Recording, parameters: int) -> tuple[dict[str, Any], list[Tensor]]:
+    """A recording as JSON and tensors, before it has been given its rotary tables."""
+    program = recording.program
+    operations = [*program.body, *program.head]
+    numbers = {id(operation): number for number, operation in enumerate(operations)}
+    tensors = program.tensors()
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    content = {
+        "parameters": parameters,
+        "buffers": [asdict(buffer) for buffer in program.buffers],
+        "body": [_operation_content(operation, places) for operation in program.body],
+        "head": [_operation_content(operation, places) for operation in program.head],
+        "rotations": [[numbers[id(operation)], rope] for operation, rope in recording.rotations],
+        "temperatures": [
+            [numbers[id(operation)], asdict(heat)] for operation, heat in recording.temperatures
+        ],
+    }
+    return content, tensors
+
+
+def recording_of(content: dict[str, Any], tensors: list[Tensor]) -> tuple[Recording, int]:
+    """The other way round, and the model's parameters. Raises NotUsable."""
+    try:
+        buffers = [Buffer(**{**made, "layout": Layout(made["layout"])}) for made in content["buffers"]]
+        body = [_operation_of(made, tensors) for made in content["body"]]
+        head = [_operation_of(made, tensors) for made in content["head"]]
+        operations = [*body, *head]
+        recording = Recording(
+            Program(buffers, body, head),
+            [(operations[number], rope) for number, rope in content["rotations"]],
+            [(operations[number], Temperature(**heat)) for number, heat in content["temperatures"]],
+        )
+        return recording, int(content["parameters"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise NotUsable("is damaged") from error
+
+
+def _operation_content(operation: Operation, places: dict[int, int]) -> dict[str, Any]:
+    """What of an operation is not as usual; tensors by their place."""
+    made: dict[str, Any] = {}
+    for one in fields(operation):
+        value = getattr(operation, one.name)
+        if isinstance(value, Tensor):
+            made[one.name] = places[id(value)]
+        elif value != one.default:
+            made[one.name] = int(value) if isinstance(value, IntEnum) else value
+    return made
+
+
+def _operation_of(made: dict[str, Any], tensors: list[Tensor]) -> Operation:
+    choices: dict[str, Any] = {}
+    for name, value in made.items():
+        kind = KINDS[name]
+        choices[name] = tensors[value] if kind == Tensor | None else kind(value)
+    return Operation(**choices)
+
+
+KINDS: dict[str, Any] = {one.name: one.type for one in fields(Operation)}
