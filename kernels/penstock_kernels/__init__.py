@@ -38,6 +38,9 @@ from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_nor
 from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata
 from penstock_kernels.rope import rope, scale_by_position
 from penstock_kernels.sampling import (
+    DRAW_ROW,
+    DrawRows,
+    Draws,
     LogitsSummary,
     accept_drafts,
     add_bias,
@@ -58,11 +61,14 @@ from penstock_kernels.scan import linear_recurrence, selective_scan
 
 __all__ = [
     "ACTIVATIONS",
+    "DRAW_ROW",
     "PLAIN",
     "TOKENS_AT_ONCE",
     "AttentionMetadata",
     "ChunkGroup",
     "DecodeGroup",
+    "DrawRows",
+    "Draws",
     "FewGroup",
     "LogitsSummary",
     "Rectangle",

@@ -26,10 +26,10 @@ from penstock_kernels.program import (
     quantized_bytes,
     rounded_up,
 )
-from penstock_kernels.sampling import LogitsSummary, RowMasks
+from penstock_kernels.sampling import Draws, LogitsSummary, RowMasks
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 5
+ABI = 6
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -112,6 +112,18 @@ class CStep(Structure):
     ]
 
 
+class CDraws(Structure):
+    _fields_ = [
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("rows", "masks")),
+        ("mask_words", c_int64),
+        *(
+            (name, c_void_p)
+            for name in ("bias_tokens", "biases", "end_tokens", "before", "tokens", "possible")
+        ),
+    ]
+
+
 class NoCpuEngine(Exception):
     """Why the engine cannot be used, in one line. `asked`: the environment asks for torch."""
 
@@ -172,6 +184,7 @@ def library() -> ctypes.CDLL:
             c_int,
             [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_int64, *[c_void_p] * 4],
         ),
+        ("draw", c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(CDraws)]),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
         function = getattr(found, f"penstock_cpu_{name}")
@@ -359,6 +372,26 @@ class CpuProgram:
             )
         )
         return made
+
+    def draw(self, logits_SV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """See DrawRows: the same whatever other rows there are, and as torch draws but for the rounding of sums."""
+        count = len(draws.rows)
+        tokens, possible = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+        lists = (
+            draws.rows,
+            draws.words_MW,
+            draws.bias_tokens,
+            draws.biases,
+            draws.end_tokens,
+            draws.before,
+        )
+        assert all(one.flags.c_contiguous for one in lists) and logits_SV.stride(1) == 1
+        rows, masks, *others = (one.ctypes.data for one in lists)
+        outputs = tokens.data_ptr(), possible.data_ptr()
+        made = CDraws(count, rows, masks, draws.words_MW.shape[1], *others, *outputs)
+        shape = logits_SV.stride(0), logits_SV.shape[1]
+        _succeeded(self._library.penstock_cpu_draw(self._handle, logits_SV.data_ptr(), *shape, made))
+        return tokens, possible
 
     def rows(self, buffer: int, count: int) -> Tensor:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 or int8, as the last step left them."""

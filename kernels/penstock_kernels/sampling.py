@@ -5,6 +5,7 @@ result for a row depends on that row alone: ties are kept together or broken by 
 of a sort.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,41 @@ class LogitsSummary:
         largest_S, totals_S = (one if rows_S is None else one.index_select(0, rows_S) for one in chosen)
         return logits_SN - largest_S.unsqueeze(1) - totals_S.log().unsqueeze(1)
 
+
+# How the CPU engine chooses a token of a row: penstock_draw_row of csrc/cpu/penstock_cpu.h, which says more.
+DRAW_ROW = np.dtype(
+    [
+        *((name, np.int64) for name in ("row", "top_k", "previous", "greens")),
+        *((name, np.uint64) for name in ("prompt_counts", "output_counts")),
+        *(
+            (name, np.int64)
+            for name in ("first_bias", "biases", "first_end", "ends", "first_before", "before")
+        ),
+        ("uniform", np.float64),
+        *((name, np.float32) for name in ("temperature", "top_p", "typical_p", "furthest")),
+        *((name, np.float32) for name in ("repetition", "frequency", "presence", "delta")),
+        ("mask", np.int32),
+        ("unused", np.int32),
+    ],
+    align=True,
+)
+
+
+@dataclass(slots=True)
+class Draws:
+    """Of which rows of logits a token is chosen, how, and the lists that they name parts of. Whoever makes it keeps the counts that
+    rows point to."""
+
+    rows: npt.NDArray[np.void]  # of DRAW_ROW
+    words_MW: npt.NDArray[np.int32]  # masks
+    bias_tokens: npt.NDArray[np.int64]
+    biases: npt.NDArray[np.float32]
+    end_tokens: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+
+
+# Chooses the tokens, and says which rows had one left: (D,) int64 and bool, for logits (S, V).
+DrawRows = Callable[[Tensor, Draws], tuple[Tensor, Tensor]]
 
 # Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
 SHORTLIST = 1024

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from choosers import chooser
 from penstock.engine.plan import Starts
 from penstock.engine.sampling import Masks, Sampled, Sampler
+
+__all__ = ["chooser"]
+pytestmark = pytest.mark.usefixtures("chooser")
 
 VOCABULARY = 97
 CPU = torch.device("cpu")

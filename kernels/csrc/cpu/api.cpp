@@ -152,6 +152,11 @@ int penstock_cpu_summarize(penstock_program *program, const float *logits, int64
     });
 }
 
+int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,
+                      const penstock_draws *draws) {
+    return guarded([&] { program->program.draw(logits, stride, columns, *draws); });
+}
+
 void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {
     return program->program.buffer(buffer, row_bytes);
 }

@@ -3,6 +3,7 @@
 // computed by the same function in the same order whatever other rows there are; those that several callers share are
 // not inlined, since the compiler may fuse a product and a sum in one copy and not in another.
 #include "attention.h"
+#include "draw.h"
 #include "experts.h"
 #include "kernels.h"
 #include "linear.h"
@@ -54,6 +55,7 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .quantize_weight = quantize_weight,
         .summarize = summarize,
         .join_summaries = join_summaries,
+        .draw = draw,
     };
     return &kernels;
 }

@@ -364,6 +364,22 @@ struct SummarizeArgs {
     RowMasks masks;
 };
 
+struct DrawArgs {
+    int64_t columns;
+    const float *logits;
+    int64_t stride;
+    penstock_draws draws;
+    float *memory;  // draw_floats of each member
+};
+
+// Tokens that may count once more in a row's penalties.
+constexpr int64_t kMostBefore = 4096;
+
+// What a thread draws a row in: five arrays of its columns, of which the last is as long as what counts once more.
+[[maybe_unused]] static constexpr int64_t draw_floats(int64_t columns) {
+    return 5 * round_up(columns, 16) + kMostBefore;
+}
+
 struct Kernels {
     void (*begin)();  // of a thread's part in a job
     void (*end)();
@@ -389,6 +405,7 @@ struct Kernels {
     void (*quantize_weight)(const QuantizeWeightArgs &);
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);
+    void (*draw)(const DrawArgs &, const Work &);
 };
 
 // Floats of a key head's part: of each query the maximum, the sum of exponentials, and the sum of values.

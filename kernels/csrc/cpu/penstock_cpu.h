@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 5 };
+enum { PENSTOCK_CPU_ABI = 6 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -174,6 +174,38 @@ typedef struct {
     int64_t saved;
 } penstock_step;
 
+// How a token is chosen of a row of logits. `first_...` are places in the lists of penstock_draws, and the number behind it says how
+// many there are. penstock_kernels/sampling.py has the same fields.
+typedef struct {
+    int64_t row;  // of the logits
+    int64_t top_k;  // as many as there are columns: off
+    int64_t previous, greens;  // of the watermark: the token before, and how many tokens are green
+    const int32_t *prompt_counts, *output_counts;  // (columns,): how often a token was there; null: no penalties
+    int64_t first_bias, biases;
+    int64_t first_end, ends;       // what may not come yet
+    int64_t first_before, before;  // drafts that count as output for this row
+    double uniform;                // in [0, 1)
+    float temperature;             // 0: the likeliest is taken
+    float top_p, typical_p;        // 1: off
+    float furthest;  // of min-p: how far below the largest a logit may be, over the temperature; infinite: off
+    float repetition, frequency, presence;
+    float delta;   // what the watermark adds; 0: none
+    int32_t mask;  // of the row; -1: none
+    int32_t unused;
+} penstock_draw_row;
+
+typedef struct {
+    int64_t count;
+    const penstock_draw_row *rows;
+    const uint32_t *masks;  // (masks, mask_words), as of penstock_cpu_summarize
+    int64_t mask_words;
+    const int64_t *bias_tokens;
+    const float *biases;
+    const int64_t *end_tokens, *before;
+    int64_t *tokens;    // what is chosen
+    uint8_t *possible;  // whether anything was left to choose
+} penstock_draws;
+
 typedef struct penstock_program penstock_program;
 
 PENSTOCK_CPU_API int penstock_cpu_abi(void);
@@ -236,6 +268,11 @@ PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const flo
                                             int64_t rows, int64_t columns, const uint32_t *masks,
                                             int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
                                             float *largest, float *totals);
+
+// Chooses a token of each of some rows of logits (rows, columns) in fp32, `stride` numbers apart. Of a row that has what is no
+// number any token is chosen.
+PENSTOCK_CPU_API int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,
+                                       const penstock_draws *draws);
 
 // Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
 PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);

@@ -341,6 +341,41 @@ void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64
         &call);
 }
 
+void Program::draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws) {
+    if (columns < 1 || columns > (int64_t{1} << 30)) throw wrong("logits of no or too many columns");
+    const auto check = [&](const int64_t *tokens, int64_t first, int64_t count) {
+        if (!std::all_of(tokens + first, tokens + first + count, [&](int64_t token) { return token >= 0 && token < columns; }))
+            throw wrong("a token that there are no logits of");
+    };
+    for (int64_t i = 0; i < draws.count; i++) {
+        const penstock_draw_row &row = draws.rows[i];
+        if (row.mask >= 0 && draws.mask_words * 32 < columns) throw wrong("masks of fewer bits than there are logits");
+        if (row.before > kMostBefore) throw wrong("more drafts before a sample than there may be");
+        check(draws.bias_tokens, row.first_bias, row.biases);
+        check(draws.end_tokens, row.first_end, row.ends);
+        check(draws.before, row.first_before, row.before);
+    }
+    // Pages of threads that draw nothing are never touched.
+    if (draw_columns_ < columns) {
+        draw_memory_ = Memory(draw_floats(columns) * 4 * team_.size());
+        draw_columns_ = columns;
+    }
+    struct Call {
+        Program *program;
+        DrawArgs args;
+    } call = {this, {columns, logits, stride, draws, reinterpret_cast<float *>(draw_memory_.begin())}};
+    team_.run(
+        threads_,
+        [](void *context, int member) {
+            // The call is on the caller's stack: see `execute`.
+            const DrawArgs args = static_cast<Call *>(context)->args;
+            Program &program = *static_cast<Call *>(context)->program;
+            program.kernels_.draw(args, {program.team_.next(), member, program.threads_, nullptr});
+            program.team_.barrier();
+        },
+        &call);
+}
+
 void Program::run(const std::vector<penstock_operation> &operations, int64_t rows) {
     struct Call {
         Program *program;

@@ -66,6 +66,8 @@ public:
     void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
                    int64_t *tokens, float *largest, float *totals);
 
+    void draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws);
+
     uint8_t *buffer(int number, int64_t *row_bytes) const;
 
 private:
@@ -144,6 +146,8 @@ private:
     std::vector<int32_t> token_rows_, token_positions_;
     Grouped grouped_;
     std::vector<Summary> summaries_;
+    Memory draw_memory_;
+    int64_t draw_columns_ = 0;  // that it is for
 };
 
 }  // namespace penstock

@@ -273,10 +273,10 @@ class DraftModel:
 
     def _draw(self, hidden_RE: Tensor, slots: I64, positions: I64, previous_R: Tensor) -> Tensor:
         logits_RV = self.model.logits(hidden_RE, self._logits_SV[: len(slots)])
-        summary: ops.LogitsSummary | None = None
+        summary, draw = None, None
         if isinstance(self.model, NativeDecoder):
-            summary = self.model.summarize(logits_RV, None)
-        drawn_R = self._sampler.guess(logits_RV, slots, positions, previous_R, summary)
+            summary, draw = self.model.summarize(logits_RV, None), self.model.draw
+        drawn_R = self._sampler.guess(logits_RV, slots, positions, previous_R, summary, draw)
         # Of logits that are not numbers any token may come, as long as it is one.
         return drawn_R.clamp_(0, logits_RV.shape[1] - 1)
 

@@ -483,8 +483,9 @@ class Engine:
             previous_S = ids_T.index_select(0, tokens_S)
             # Of every step, whatever its rows want: a row's log probability must not depend on the others.
             summary = None if self.native is None else self.native.summarize(logits_SV, masks)
+            draw = None if self.native is None else self.native.draw
             sampled = self.sampler.sample(
-                logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary
+                logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary, draw
             )
         sampling = (plan.flags & SAMPLE) != 0
         told = torch.empty(

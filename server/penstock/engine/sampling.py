@@ -16,6 +16,8 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.engine.plan import F32, I64, U64, Bools, Starts
 
+NO_TOKENS: I64 = np.zeros(0, np.int64)
+NO_BIASES: F32 = np.zeros(0, np.float32)
 # What is read from a plan, for all rows at once.
 Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -95,6 +97,9 @@ class Sampler:
         self.top_ps: F32 = np.ones(max_slots, np.float32)
         self.min_ps: F32 = np.zeros(max_slots, np.float32)
         self.typical_ps: F32 = np.ones(max_slots, np.float32)
+        self.furthest: F32 = np.full(
+            max_slots, np.inf, np.float32
+        )  # logits below the largest that min-p keeps
         self.repetitions: F32 = np.ones(max_slots, np.float32)
         self.frequencies: F32 = np.zeros(max_slots, np.float32)
         self.presences: F32 = np.zeros(max_slots, np.float32)
@@ -132,6 +137,8 @@ class Sampler:
         self.top_ks[slots] = np.where(starts.top_ks == 0, self.vocab_size, starts.top_ks)
         self.top_ps[slots] = starts.top_ps
         self.min_ps[slots] = starts.min_ps
+        with np.errstate(divide="ignore"):
+            self.furthest[slots] = np.abs(np.log(starts.min_ps))
         self.typical_ps[slots] = starts.typical_ps
         self.repetitions[slots] = starts.repetition_penalties
         self.frequencies[slots] = starts.frequency_penalties
@@ -169,15 +176,18 @@ class Sampler:
         masks: Masks | None = None,
         drafts: Drafts | None = None,
         summary: ops.LogitsSummary | None = None,
+        draw: ops.DrawRows | None = None,
     ) -> Sampled:
         """A token for each row of logits (S, V) fp32; `positions` are those of the tokens chosen, and
         `previous` (S,) int64 the tokens before them, on the device. The token of a row that samples nothing is any.
 
         With `drafts` a slot may have several rows of logits. Each is sampled as if what was fed before it were its text,
         and only what follows accepted drafts is counted for penalties. `summary`: of these logits and masks, where the model's
-        backend makes one.
+        backend makes one; `draw`: with that, what chooses tokens in its place.
         """
-        tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
+        tokens_S, possible_S = self._draw(
+            logits_SV, slots, positions, previous_S, masks, drafts, summary, draw
+        )
         if drafts is not None and len(drafts.forced):
             forced = self._on_device(drafts.forced)
             tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
@@ -237,9 +247,10 @@ class Sampler:
         positions: I64,
         previous_S: Tensor,
         summary: ops.LogitsSummary | None = None,
+        draw: ops.DrawRows | None = None,
     ) -> Tensor:
         """The tokens (S,) that `sample` would choose if these were the logits, from another model; nothing is counted."""
-        return self._draw(logits_SV, slots, positions, previous_S, None, None, summary)[0]
+        return self._draw(logits_SV, slots, positions, previous_S, None, None, summary, draw)[0]
 
     def suppose(self, slots: I64, tokens_S: Tensor, times: int) -> None:
         """Counts a token of each slot `times` more often for its penalties: 1 as if it had been sampled, -1 to take that back."""
@@ -258,22 +269,109 @@ class Sampler:
         masks: Masks | None,
         drafts: Drafts | None,
         summary: ops.LogitsSummary | None,
+        draw: ops.DrawRows | None,
     ) -> tuple[Tensor, Tensor | None]:
         """A token for each row of logits, and which rows have a token left."""
-        is_plain = not (self._is_changed(slots, positions) or (self.watermark_deltas[slots] > 0).any())
-        drawn = np.flatnonzero(self.temperatures[slots] > 0)
-        if summary is not None and is_plain and not len(drawn):
-            return summary.tokens_S, None
+        if summary is not None and draw is not None:
+            return self._draw_rows(
+                logits_SV, slots, positions, previous_S, masks, drafts, summary.tokens_S, draw
+            )
         changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
         scores_SV = self._narrow(changed_SV, slots, previous_S)
+        drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
             return self._choose(scores_SV, slots, positions), possible_S
-        tokens_S = summary.tokens_S if summary is not None and is_plain else ops.argmax(scores_SV)
+        tokens_S = ops.argmax(scores_SV)
         if len(drawn):
             rows = self._on_device(drawn)
             drawn_S = self._choose(scores_SV.index_select(0, rows), slots[drawn], positions[drawn])
             tokens_S.index_copy_(0, rows, drawn_S)
         return tokens_S, possible_S
+
+    def _draw_rows(
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        masks: Masks | None,
+        drafts: Drafts | None,
+        likeliest_S: Tensor,
+        draw: ops.DrawRows,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `_draw`, with a backend that does all of it: rows that nothing but a mask changes get their likeliest token."""
+        is_biased, is_held = self._are_biased(slots), positions < self.first_ends[slots]
+        is_penalized, is_marked = self.count_rows[slots] >= 0, self.watermark_deltas[slots] > 0
+        is_drawn = self.temperatures[slots] > 0
+        rows = np.flatnonzero(is_drawn | is_biased | is_held | is_penalized | is_marked)
+        if not len(rows):
+            return likeliest_S, None
+        chosen = slots[rows]
+        made = np.zeros(len(rows), ops.DRAW_ROW)
+        made["row"], made["top_k"] = rows, self.top_ks[chosen]
+        made["uniform"] = ops.uniform(self.seeds[chosen], positions[rows])
+        made["temperature"], made["top_p"] = self.temperatures[chosen], self.top_ps[chosen]
+        made["typical_p"], made["furthest"] = self.typical_ps[chosen], self.furthest[chosen]
+        made["mask"] = -1
+        words_MW = np.zeros((0, 0), np.int32)
+        if masks is not None and len(masks.rows):
+            of_row_S = np.full(len(slots), -1, np.int32)
+            of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+            made["mask"], words_MW = of_row_S[rows], np.ascontiguousarray(masks.words_MW)
+        if is_marked.any():
+            made["previous"], made["greens"] = previous_S.numpy()[rows], self.watermark_greens[chosen]
+            made["delta"] = self.watermark_deltas[chosen]
+        if is_held.any():
+            width = self.end_tokens.shape[1]
+            made["first_end"], made["ends"] = chosen * width, np.where(is_held[rows], width, 0)
+        bias_tokens, biases = self._list_biases(made, chosen, is_biased[rows])
+        before = NO_TOKENS
+        if is_penalized.any():
+            before = self._list_penalties(made, rows, chosen, is_penalized[rows], drafts)
+        lists = ops.Draws(made, words_MW, bias_tokens, biases, self.end_tokens, before)
+        tokens_D, possible_D = draw(logits_SV, lists)
+        at = torch.from_numpy(rows)
+        tokens_S = likeliest_S.index_copy(0, at, tokens_D)
+        if not (is_biased.any() or is_held.any()):
+            return tokens_S, None
+        return tokens_S, torch.ones(len(slots), dtype=torch.bool).index_copy_(0, at, possible_D)
+
+    def _are_biased(self, slots: I64) -> Bools:
+        if not self.biases:
+            return np.zeros(len(slots), np.bool_)
+        return np.fromiter((slot in self.biases for slot in slots.tolist()), np.bool_, len(slots))
+
+    def _list_biases(self, made: npt.NDArray[np.void], chosen: I64, is_biased: Bools) -> tuple[I64, F32]:
+        """Tokens and biases of the rows that have some, which `made` is told of."""
+        biased = np.flatnonzero(is_biased)
+        if not len(biased):
+            return NO_TOKENS, NO_BIASES
+        pairs = [self.biases[int(slot)] for slot in chosen[biased]]
+        lengths = np.array([len(tokens) for tokens, _ in pairs])
+        made["first_bias"][biased], made["biases"][biased] = np.cumsum(lengths) - lengths, lengths
+        return np.concatenate([tokens for tokens, _ in pairs]), np.concatenate([few for _, few in pairs])
+
+    def _list_penalties(
+        self, made: npt.NDArray[np.void], rows: I64, chosen: I64, is_penalized: Bools, drafts: Drafts | None
+    ) -> I64:
+        """Drafts that count as output for some of the rows; `made` is told of them, of penalties and of counts."""
+        penalized = np.flatnonzero(is_penalized)
+        some = chosen[penalized]
+        made["repetition"][penalized] = self.repetitions[some]
+        made["frequency"][penalized], made["presence"][penalized] = (
+            self.frequencies[some],
+            self.presences[some],
+        )
+        for name, counts_RV in (("prompt_counts", self._prompt_RV), ("output_counts", self._output_RV)):
+            row_bytes = counts_RV.stride(0) * counts_RV.element_size()
+            made[name][penalized] = counts_RV.data_ptr() + self.count_rows[some] * row_bytes
+        if drafts is None:
+            return NO_TOKENS
+        places, before = drafts.before(rows[penalized])
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places, minlength=len(penalized))
+        made["first_before"][penalized], made["before"][penalized] = np.cumsum(counts) - counts, counts
+        return np.ascontiguousarray(drafts.drafts_S.numpy()[before[order]])
 
     def _narrow(self, scores_SV: Tensor, slots: I64, previous_S: Tensor) -> Tensor:
         """Changed logits after temperature, truncation and watermark."""
@@ -295,13 +393,6 @@ class Sampler:
             )
             scores_SV = scores_SV.index_copy(0, rows, marked_SV)
         return scores_SV
-
-    def _is_changed(self, slots: I64, positions: I64) -> bool:
-        """Whether something but a mask changes logits of these rows."""
-        is_penalized = self.count_rows[slots] >= 0
-        is_held = positions < self.first_ends[slots]
-        is_biased = bool(self.biases) and not self.biases.keys().isdisjoint(slots.tolist())
-        return is_biased or bool(is_penalized.any()) or bool(is_held.any())
 
     def _change(
         self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None, drafts: Drafts | None
@@ -392,7 +483,7 @@ class Sampler:
         width = self.end_tokens.shape[1]
         if len(tokens) > width:
             wider = self.end_tokens[:, [0] * (len(tokens) - width)]
-            self.end_tokens = np.concatenate((self.end_tokens, wider), axis=1)
+            self.end_tokens = np.ascontiguousarray(np.concatenate((self.end_tokens, wider), axis=1))
         self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
     def _verify(self, tokens_S: Tensor, drafts: Drafts) -> Verified:

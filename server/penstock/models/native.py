@@ -28,7 +28,7 @@ from penstock_kernels.program import (
     Kind,
     rounded_up,
 )
-from penstock_kernels.sampling import LogitsSummary, RowMasks
+from penstock_kernels.sampling import Draws, LogitsSummary, RowMasks
 
 
 @dataclass(slots=True)
@@ -168,6 +168,10 @@ class NativeDecoder:
     def summarize(self, logits_SV: Tensor, masks: RowMasks | None) -> LogitsSummary:
         """What sampling asks of logits that nothing but masks changes."""
         return self._runs.summarize(logits_SV, masks)
+
+    def draw(self, logits_SV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
+        return self._runs.draw(logits_SV, draws)
 
     def weights(self) -> list[Tensor]:
         """Every tensor of the program, each once."""
