@@ -24,6 +24,22 @@ CALLING = {
     "max_tokens": 60,
 }
 INPUT_SCHEMA = {"name": "get_weather", "input_schema": SCHEMA}
+CUSTOM = {"name": "code", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{4}"}}
+CODING = {
+    "messages": user(ADD),
+    "tools": [{"type": "custom", "custom": CUSTOM}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 100,
+}
+RESPONSE = {"input": ADD, "max_output_tokens": 100}
+LIKELY = {**RESPONSE, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+FORCED = {
+    **RESPONSE,
+    "tools": [{"type": "custom", **CUSTOM}, {"type": "function", **FUNCTION}],
+    "tool_choice": {"type": "custom", "name": "code"},
+}
+FORCED_FUNCTION = {**FORCED, "tool_choice": {"type": "function", "name": "get_weather"}}
 MESSAGES = {"messages": user(ADD), "max_tokens": 60}
 COMPLETION = {"prompt": [as_text(ADD), as_text(REPEAT)], "max_tokens": 8}
 DETAILED = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 8}
@@ -89,7 +105,11 @@ POSTS: list[tuple[str, Any]] = [
         {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2, "user": "me", "store": True},
     ),
     ("/v1/chat/completions", CALLING),
+    ("/v1/chat/completions", CODING),
     ("/v1/responses", {"input": ADD, "max_output_tokens": 5, "store": True}),
+    ("/v1/responses", LIKELY),
+    ("/v1/responses", FORCED),
+    ("/v1/responses", FORCED_FUNCTION),
     ("/v1/messages", MESSAGES),
     (
         "/v1/messages",
@@ -116,7 +136,11 @@ STREAMS: list[tuple[str, Any]] = [
     ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {**COMPLETION, "logprobs": 2, "echo": False}),
     ("/v1/chat/completions", CALLING),
+    ("/v1/chat/completions", CODING),
     ("/v1/responses", {"input": ADD, "max_output_tokens": 5}),
+    ("/v1/responses", LIKELY),
+    ("/v1/responses", FORCED),
+    ("/v1/responses", FORCED_FUNCTION),
     ("/v1/messages", MESSAGES),
     ("/v1/messages", {**MESSAGES, "tools": [INPUT_SCHEMA], "tool_choice": {"type": "any"}}),
     ("/invocations", CHAT),

@@ -5,6 +5,7 @@ streamed and whole, in a conversation, and with what a client may get wrong. For
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +253,10 @@ def test_tgis_shapes(address: wire.Address) -> None:
     ("more", "param", "says"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools", '`tools[0].type` must be "function"'),
+        ({"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar":
+            {"syntax": "lark", "definition": "start: nothing"}}}}]}, "tools", "/0/custom/format/grammar/definition 1:8"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar":
+            {"syntax": "ebnf", "definition": "x"}}}}]}, "tools", "`tools[0].custom.format.grammar.syntax` must be lark or regex"),
         ({"tools": [tool("a b", "")]}, "tools", "letters, digits"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "same as another"),
         ({"tools": [tool(f"f{n}", "") for n in range(1025)]}, "tools", "at most 1024"),
@@ -274,6 +279,41 @@ def test_what_is_wrong_is_named(address: wire.Address, more: dict[str, Any], par
     assert reply.status == 422, reply
     error = reply.json()["error"]
     assert error["param"] == param and says in error["message"], error
+
+
+SUM = """start: NUMBER ((PLUS | LINE) NUMBER) ~ 1..2
+NUMBER: /[1-9][0-9]{0,1}/
+PLUS: " + "
+LINE: "\\n\\"+\\" "
+"""
+IS_SUM = re.compile(r'[1-9][0-9]?(( \+ |\n"\+" )[1-9][0-9]?){1,2}')
+
+
+@pytest.mark.parametrize("temperature", [0, 2])
+def test_a_custom_tool_takes_a_text_of_its_grammar(address: wire.Address, temperature: float) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": SUM}}
+    custom = {"type": "custom", "custom": {"name": "sum", "description": "Adds", "format": form}}
+    more = {
+        "tools": [custom, WEATHER],
+        "tool_choice": {"type": "custom", "custom": {"name": "sum"}},
+        "seed": 5,
+    }
+    for seed in range(3):
+        asked = {**more, "temperature": temperature, "seed": seed}
+        choice = ask(address, ASKS_NOTHING, **asked)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["type"] == "custom" and call["custom"]["name"] == "sum" and "function" not in call
+        assert IS_SUM.fullmatch(call["custom"]["input"]), call
+        assert choice["finish_reason"] == "tool_calls"
+        deltas = [chunk["delta"] for chunk in streamed(address, ASKS_NOTHING, **asked)]
+        (told,) = [call for delta in deltas for call in delta.get("tool_calls") or []]
+        assert told["custom"] == call["custom"] and told["type"] == "custom" and told["id"]
+    messages: list[dict[str, Any]] = [
+        *ASKS_NOTHING,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "5"},
+    ]
+    assert ask(address, messages, **{**more, "tool_choice": "none"})["message"]["content"]
 
 
 def test_many_tools(address: wire.Address) -> None:

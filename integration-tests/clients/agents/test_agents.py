@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Literal
 
 import agents
@@ -124,6 +125,34 @@ def test_a_call_that_has_to_be_and_a_tool_that_takes_text(client: OpenAI) -> Non
         assert item.type == "custom_tool_call" and len(item.input) == 4 and set(item.input) <= set("abc")
 
 
+def test_a_tool_that_takes_text_of_a_grammar(client: OpenAI) -> None:
+    definition = 'start: NUMBER " + " NUMBER\nNUMBER: /[1-9][0-9]?/\n'
+    form = {"type": "grammar", "syntax": "lark", "definition": definition}
+    custom = {"type": "custom", "name": "sum", "description": "Adds two numbers", "format": form}
+    conversation: list[Any] = [{"role": "user", "content": "Hello!"}]
+    choice = {"type": "custom", "name": "sum"}
+    whole = client.responses.create(**asked(conversation, tools=[custom], tool_choice=choice))
+    (call,) = whole.output
+    assert call.type == "custom_tool_call" and re.fullmatch(r"[1-9]\d? \+ [1-9]\d?", call.input)
+    kinds = [
+        event.type
+        for event in client.responses.create(
+            **asked(conversation, tools=[custom], tool_choice=choice, stream=True)
+        )
+    ]
+    assert kinds[2:6] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    conversation += [
+        *whole.output,
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "5"},
+    ]
+    assert client.responses.create(**asked(conversation, tools=[custom])).output
+
+
 def test_log_probabilities(client: OpenAI) -> None:
     response = client.responses.create(**asked(ADD, include=["message.output_text.logprobs"], top_logprobs=2))
     entries = response.output[0].content[0].logprobs
@@ -141,6 +170,20 @@ def test_log_probabilities(client: OpenAI) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
+        ({"include": ["everything"]}, "`include[0]` must be one of"),
+        (
+            {
+                "input": [
+                    {"role": "user", "content": "a"},
+                    {"role": "user", "content": [{"type": "input_image"}]},
+                ]
+            },
+            "`input[1].content[0]`",
+        ),
+        (
+            {"instructions": "Be short.", "input": [{"type": "function_call", "name": "f"}]},
+            "`input[0].call_id`",
+        ),
     ],
 )
 def test_what_there_is_not_is_refused(client: OpenAI, more: dict[str, Any], says: str) -> None:

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use crate::{
@@ -61,7 +61,12 @@ pub(crate) fn compile(
             written = composed.lark.len();
             special = composed.special;
             markers = composed.markers;
-            TopLevelGrammar::from_lark(composed.lark)
+            let mut grammar = TopLevelGrammar::from_lark(composed.lark);
+            grammar.grammars.extend(composed.nested.into_iter().map(|(name, text)| GrammarWithLexer {
+                name: Some(name),
+                ..GrammarWithLexer::from_lark(text)
+            }));
+            grammar
         }
     };
     stop.check(limits)?;
@@ -115,7 +120,7 @@ pub(crate) fn choices(texts: &[String]) -> Result<String, CompileError> {
 
 /// Sorts an error of llguidance by its text, as it has no kinds of its own, and says it in our words. Only what is
 /// wrong with a Lark grammar or an expression is in its: that is about the client's own text.
-fn classify(text: &str, source: &Source) -> CompileError {
+pub(crate) fn classify(text: &str, source: &Source) -> CompileError {
     const KNOWN: [(&str, Kind, &str); 10] = [
         (
             "Unable to determine",

@@ -21,6 +21,7 @@ mod limits;
 mod matcher;
 mod parts;
 mod pattern;
+mod quoted;
 mod schema;
 mod source;
 mod vocabulary;

@@ -3,16 +3,18 @@
 
 use std::{collections::HashMap, fmt::Write};
 
+use llguidance::api::TopLevelGrammar;
 use penstock_output::{Part, Words};
 use serde_json::{Map, Value};
 
 use crate::{
     compiler::Stop,
     error::{CompileError, Kind},
-    grammar::{choices, with_options},
+    grammar::{choices, classify, with_options},
     lark,
     limits::Limits,
-    pattern, schema,
+    pattern, quoted, schema,
+    source::Source,
     vocabulary::Vocabulary,
 };
 
@@ -27,6 +29,8 @@ pub(crate) struct Composed {
     pub(crate) special: Vec<u32>,
     /// Texts that mean something within free text.
     pub(crate) markers: Vec<String>,
+    /// Grammars that it refers to, by name.
+    pub(crate) nested: Vec<(String, String)>,
 }
 
 pub(crate) fn compose(
@@ -43,6 +47,7 @@ pub(crate) fn compose(
         next: 0,
         special: Vec::new(),
         markers: Vec::new(),
+        nested: Vec::new(),
         has_expressions: false,
         known: HashMap::new(),
     };
@@ -55,6 +60,7 @@ pub(crate) fn compose(
         lark: format!("start: {start}\n{}", writer.rules),
         special: writer.special,
         markers: writer.markers,
+        nested: writer.nested,
     })
 }
 
@@ -66,6 +72,7 @@ struct Writer<'a> {
     next: usize,
     special: Vec<u32>,
     markers: Vec<String>,
+    nested: Vec<(String, String)>,
     has_expressions: bool,
     /// Rules of parts that stand in several places.
     known: HashMap<String, String>,
@@ -97,7 +104,8 @@ impl Writer<'_> {
     }
 
     fn part(&mut self, part: &Part) -> Result<String, CompileError> {
-        if !matches!(part, Part::Json { .. } | Part::Words { .. } | Part::Repeat { .. }) {
+        if !matches!(part, Part::Json { .. } | Part::Quoted { .. } | Part::Words { .. } | Part::Repeat { .. })
+        {
             return self.written(part);
         }
         let content = format!("{part:?}");
@@ -117,6 +125,17 @@ impl Writer<'_> {
                 let core = schema::to_core(schema, self.limits, self.stop)
                     .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?;
                 self.define('j', "", &format!("%json {}", with_options(core)))
+            }
+            Part::Quoted { lark, at } => {
+                let placed = |error: CompileError| {
+                    let path =
+                        if error.path.is_empty() { at.clone() } else { format!("{at} {}", error.path) };
+                    CompileError { path, ..error }
+                };
+                self.checked(lark).map_err(placed)?;
+                let name = self.name('q');
+                self.nested.push((name.clone(), quoted::lark(lark).map_err(placed)?));
+                format!("@{name}")
             }
             Part::JsonObject => {
                 let core = with_options(serde_json::json!({"type": "object"}));
@@ -172,6 +191,15 @@ impl Writer<'_> {
                 }
             }
         })
+    }
+
+    /// A client's grammar by itself: what is wrong is told with its place there.
+    fn checked(&self, text: &str) -> Result<(), CompileError> {
+        lark::check(text)?;
+        let grammar = TopLevelGrammar::from_lark(text.to_owned());
+        let source = Source::Lark(text.to_owned());
+        let parser = self.vocabulary.factory.create_parser(grammar);
+        parser.map(|_| ()).map_err(|cause| classify(&cause.to_string(), &source))
     }
 
     /// Literals and special tokens in turn.

@@ -76,7 +76,7 @@ fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
         bytes += match part {
             Part::Json { schema, at } => check_value(schema, limits)
                 .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?,
-            Part::Regex(text) => text.len(),
+            Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
             Part::Choice(texts) => texts.iter().map(|text| text.len() + 3).sum(),
             Part::Words { words, without, .. } => {
                 words.iter().map(Words::bytes).sum::<usize>() + without.iter().map(String::len).sum::<usize>()

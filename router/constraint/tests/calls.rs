@@ -88,6 +88,7 @@ fn functions() -> Vec<Callable> {
         name: name.to_owned(),
         schema,
         at: format!("/{at}/function/parameters"),
+        lark: None,
     };
     let functions = [
         (
@@ -352,6 +353,7 @@ fn transcripts_of_models_are_let_through() {
             name: tool["name"].as_str().unwrap().to_owned(),
             schema: tool["parameters"].clone(),
             at: String::new(),
+            lark: None,
         })
         .filter(|function| ["get_weather", "run_code"].contains(&function.name.as_str()))
         .collect();

@@ -61,6 +61,49 @@ fn accepts(grammar: &Grammar, text: &str) -> bool {
     walk(grammar, text) == (tokens(text).len(), true)
 }
 
+/// The argument of a custom tool: what its grammar accepts, as JSON escapes it, and nothing else.
+#[test]
+fn a_lark_grammar_is_followed_within_json() {
+    let input = |lark: &str| {
+        let quoted = Part::Quoted { lark: lark.into(), at: "/0/format/definition".into() };
+        compile(vec![text("{\"input\": \""), quoted, text("\"}")])
+    };
+    let json = |text: &str| format!("{{\"input\": {}}}", serde_json::Value::from(text));
+    let arithmetic = "start: expr\nexpr: term (SP OP SP term)*\nterm: INT | \"(\" expr \")\"\nOP: \"+\" | \"*\"\nSP: \" \"\n%import common.INT\n";
+    let lines = "start: (line NL)+\nline: \"say \" QUOTED | /[a-z]+ = [^\\n\"]*/\nQUOTED: /\"[^\"\\n]*\"/\nNL: \"\\n\"\n";
+    for (lark, good, bad) in [
+        (arithmetic, vec!["1", "1 + (2 * 30)"], vec!["", "1 +", "(1", "1+1", "x"]),
+        (
+            lines,
+            vec!["say \"hi\"\n", "x = a\\b\ty = é\n", "a = \nsay \"\"\n"],
+            vec!["say hi\n", "x = 1", "x = \"\n"],
+        ),
+        ("start: WORD (WS WORD)*\n%import common.WORD\n%import common.WS", vec!["a b", "a\n\tb"], vec!["a1"]),
+        ("start: \"a\" \"b\"\n%ignore /[ \\n]+/", vec!["ab", "a \n b"], vec!["a\tb"]),
+    ] {
+        let grammar = input(lark).unwrap_or_else(|error| panic!("{lark}: {error}"));
+        for text in good {
+            assert!(accepts(&grammar, &json(text)), "{lark}: {text:?}");
+        }
+        for text in bad {
+            assert!(!accepts(&grammar, &json(text)), "{lark}: {text:?}");
+        }
+        // As it stands, without escapes, or with others.
+        assert!(
+            !accepts(&grammar, "{\"input\": \"x = \n\"}") && !accepts(&grammar, "{\"input\": \"\\u0061b\"}")
+        );
+    }
+    for (lark, path) in [
+        ("start: nothing", "/0/format/definition 1:8"),
+        ("start: \"a", "/0/format/definition 1:10"),
+        ("start: \"a\"\nb: %json {}", "/0/format/definition 2:4"),
+        ("start: %regex { \"substring_chars\": \"abc\" }", "/0/format/definition 1:8"),
+    ] {
+        let error = input(lark).err().unwrap_or_else(|| panic!("{lark} was taken"));
+        assert_eq!(error.path, path, "{error}");
+    }
+}
+
 fn text(text: &str) -> Part {
     Part::Text(text.into())
 }

@@ -70,6 +70,16 @@ type Result<T> = std::result::Result<T, Unbound>;
 
 /// What stands between a call's name and its end.
 pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable) -> Result<Vec<Part>> {
+    if let Some(lark) = &function.lark {
+        return match frame.writing {
+            Writing::Json => Ok(vec![
+                Part::Text("{\"input\": \"".to_owned()),
+                Part::Quoted { lark: lark.clone(), at: function.at.clone() },
+                Part::Text("\"}".to_owned()),
+            ]),
+            _ => unbound(&function.at, "a grammar in Lark's notation can be followed in JSON alone"),
+        };
+    }
     let schema = whole(&function.schema);
     let writer = Writer { root: &schema, around: around(format) };
     let at = &function.at;

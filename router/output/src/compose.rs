@@ -20,6 +20,12 @@ pub enum Part {
         schema: Value,
         at: String,
     },
+    /// What stands between the quotes of a JSON string whose text is one of this grammar, in Lark's notation. `at` is where
+    /// the client gave it.
+    Quoted {
+        lark: String,
+        at: String,
+    },
     /// Any JSON object.
     JsonObject,
     /// A text that the expression matches.
@@ -76,7 +82,7 @@ impl Part {
     pub fn bytes(&self) -> usize {
         match self {
             Part::Json { schema, .. } => schema.to_string().len(),
-            Part::Regex(text) => text.len(),
+            Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
             Part::Choice(texts) => texts.iter().map(String::len).sum(),
             Part::Words { words, .. } => words.iter().map(Words::bytes).sum(),
             Part::OneOf(choices) => choices.iter().flatten().map(Part::bytes).sum(),
@@ -105,8 +111,10 @@ pub struct Callable {
     pub name: String,
     /// JSON schema of its arguments; null for one that takes none.
     pub schema: Value,
-    /// Where the client gave the schema.
+    /// Where the client gave the schema, or the grammar.
     pub at: String,
+    /// The grammar, in Lark's notation, of its one argument `input`, a text.
+    pub lark: Option<String>,
 }
 
 /// What calls an answer may or must have.

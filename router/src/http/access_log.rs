@@ -1,13 +1,12 @@
-//! The outermost layer: gives every request the id by which it is known in answers and logs, counts the answers, and
-//! counts and logs those that are errors. (tower-http's layer for ids takes any that a client sends, so that each
-//! would have to be checked here all the same.)
-
-use std::sync::Arc;
+//! The id by which a request is known in answers and logs, and a layer around all routes that counts the answers, and counts
+//! and logs those that are errors. tower-http sets and propagates the ids; what is here makes them, and takes away what a
+//! client sent that is not fit for a line of the log, since tower-http keeps any.
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{HeaderMap, HeaderValue, Response};
+use axum::http::{HeaderValue, Response};
 use axum::middleware::Next;
+use tower_http::request_id::{MakeRequestId, RequestId};
 
 use crate::http::error::{Cause, Refusal};
 use crate::http::fields::shortened;
@@ -16,36 +15,47 @@ use crate::telemetry::metrics;
 pub const REQUEST_ID: &str = "x-request-id";
 const LONGEST_ID: usize = 128;
 
-/// `x-request-id` as the client sent it, where it is fit for a line of the log, or a random one.
-#[derive(Clone, Debug)]
-pub struct RequestId(pub Arc<str>);
+/// Makes ids of 32 random digits.
+#[derive(Clone, Copy)]
+pub struct RandomIds;
 
-impl RequestId {
-    fn of(headers: &HeaderMap) -> Self {
-        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| {
-            (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
-        });
-        Self(given.map_or_else(|| format!("{:032x}", rand::random::<u128>()).into(), Arc::from))
+impl MakeRequestId for RandomIds {
+    fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
+        HeaderValue::try_from(format!("{:032x}", rand::random::<u128>())).ok().map(RequestId::new)
     }
 }
 
-pub async fn observe(mut request: Request, next: Next) -> Response<Body> {
-    let id = RequestId::of(request.headers());
+/// Takes away an id that is not fit for a line of the log.
+pub async fn without_unfit_id(mut request: Request) -> Request {
+    let is_fit = |id: &HeaderValue| {
+        (1..=LONGEST_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    if request.headers().get(REQUEST_ID).is_some_and(|id| !is_fit(id)) {
+        request.headers_mut().remove(REQUEST_ID);
+    }
+    request
+}
+
+/// As the log has it.
+pub fn id_of(request: &Request) -> String {
+    let id = request.extensions().get::<RequestId>().and_then(|id| id.header_value().to_str().ok());
+    id.unwrap_or("none").to_owned()
+}
+
+pub async fn observe(request: Request, next: Next) -> Response<Body> {
+    let id = id_of(&request);
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).await;
-    let value = HeaderValue::from_str(&id.0).expect("it was made of visible ASCII");
-    response.headers_mut().insert(REQUEST_ID, value);
     metrics::answered(route.as_ref().map_or("unknown", MatchedPath::as_str), response.status());
     if let Some(Refusal { cause, message }) = response.extensions_mut().remove::<Refusal>() {
         metrics::error(cause.code());
         let (status, route, reason) = (cause.status().as_u16(), &*shortened(&path), &*message);
         // Probes ask again and again while the server loads.
         if matches!(cause, Cause::Unhealthy | Cause::Unavailable) {
-            tracing::debug!(request_id = &*id.0, route, status, reason, "refused");
+            tracing::debug!(request_id = id, route, status, reason, "refused");
         } else {
-            tracing::info!(request_id = &*id.0, route, status, reason, "refused");
+            tracing::info!(request_id = id, route, status, reason, "refused");
         }
     }
     response
@@ -55,17 +65,25 @@ pub async fn observe(mut request: Request, next: Next) -> Response<Body> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_id_is_taken_when_it_is_fit_for_a_log_line() {
-        let of = |value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(REQUEST_ID, HeaderValue::from_bytes(value.as_bytes()).expect("a header"));
-            RequestId::of(&headers).0.to_string()
+    #[tokio::test]
+    async fn an_id_is_taken_when_it_is_fit_for_a_log_line() {
+        let kept = async |value: &str| {
+            let value = HeaderValue::from_bytes(value.as_bytes()).expect("a header");
+            let request = Request::get("/").header(REQUEST_ID, value).body(Body::empty()).expect("valid");
+            without_unfit_id(request).await.headers().contains_key(REQUEST_ID)
         };
-        assert_eq!(of("abc-123"), "abc-123");
-        for bad in ["", "two words", "tab\tbed", &"x".repeat(129), "naïve"] {
-            assert_ne!(of(bad), bad);
-            assert_eq!(of(bad).len(), 32);
+        assert!(kept("abc-123").await && kept(&"x".repeat(LONGEST_ID)).await);
+        for bad in ["", "two words", "tab\tbed", &"x".repeat(LONGEST_ID + 1), "naïve"] {
+            assert!(!kept(bad).await, "{bad}");
         }
+    }
+
+    #[test]
+    fn ids_are_made_of_32_digits() {
+        let request = Request::get("/").body(Body::empty()).expect("valid");
+        let make = || RandomIds.make_request_id(&request).expect("an id").into_header_value();
+        let (one, other) = (make(), make());
+        assert_ne!(one, other);
+        assert!(one.len() == 32 && one.as_bytes().iter().all(u8::is_ascii_hexdigit));
     }
 }

@@ -3,7 +3,7 @@
 use penstock_core::constraint::GrammarSource;
 use serde_json::Value;
 
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, Place};
 use crate::http::fields::{Fields, shortened};
 use crate::http::request_fields;
 
@@ -19,7 +19,7 @@ pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
     const NAME: &str = request_fields::GRAMMAR.name;
     match fields.tree(&request_fields::GRAMMAR)? {
         None => Ok(None),
-        Some(grammar) => source_of(NAME, &grammar, &TYPES[1..]),
+        Some(grammar) => source_of(&NAME.into(), &grammar, &TYPES[1..], nested),
     }
 }
 
@@ -27,7 +27,8 @@ pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
 pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     const FORMAT: &str = request_fields::RESPONSE_FORMAT.name;
     let format = fields.tree(&request_fields::RESPONSE_FORMAT)?;
-    let format = format.map(|format| source_of(FORMAT, &format, &TYPES)).transpose()?.flatten();
+    let format =
+        format.map(|format| source_of(&FORMAT.into(), &format, &TYPES, nested)).transpose()?.flatten();
     let mut asked = format.map(|source| Asked { field: FORMAT, source });
     let outputs = fields.tree(&request_fields::STRUCTURED_OUTPUTS)?;
     for (field, member, kind) in [
@@ -43,12 +44,9 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
         {
             let Some(value) = value else { continue };
             if let Some(Asked { field: first, .. }) = asked {
-                return Err(ApiError::invalid(
-                    field,
-                    format!("`{field}` and `{first}` must not both be given"),
-                ));
+                return Err(ApiError::invalid(field, format!("and `{first}` must not both be given")));
             }
-            asked = source(field, field, kind, Some(&value))?.map(|source| Asked { field, source });
+            asked = source(&field.into(), kind, Some(&value))?.map(|source| Asked { field, source });
         }
     }
     Ok(asked)
@@ -56,67 +54,87 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
 
 const TYPES: [&str; 7] = ["text", "json", "json_object", "json_schema", "regex", "choice", "lark"];
 
-/// OpenAI's shapes and TGI's `{"type", "value"}`. `None` for text.
-fn source_of(name: &'static str, format: &Value, types: &[&str]) -> Result<Option<GrammarSource>, ApiError> {
-    if !format.is_object() {
-        let error = ApiError::invalid(name, format!("`{name}` must be an object"));
-        return Err(error.given(shortened(&format.to_string())));
-    }
-    let Some(kind) = format["type"].as_str().filter(|kind| types.contains(kind)) else {
-        let text = format!("`{name}.type` must be one of {}", types.join(", "));
-        return Err(ApiError::invalid(name, text).given(shortened(&format["type"].to_string())));
-    };
-    let value = format.get("value").filter(|value| !value.is_null());
-    if kind == "json_schema" {
-        let schema = value.or_else(|| format.get("json_schema")).and_then(|schema| schema.get("schema"));
-        return match schema {
-            Some(Value::Object(_) | Value::Bool(_)) => Ok(schema.cloned().map(GrammarSource::JsonSchema)),
-            _ => {
-                let text = format!("`{name}.json_schema.schema` must be an object, the JSON schema");
-                Err(ApiError::invalid(name, text))
-            }
-        };
-    }
-    source(name, &format!("{name}.value"), kind, value)
+/// `text.format` of OpenAI's responses: a schema is beside its `type`. `None` for text.
+pub fn response_text(place: &Place, format: &Value) -> Result<Option<GrammarSource>, ApiError> {
+    source_of(place, format, &TYPES, beside)
 }
 
-/// `path` is where `value` is.
-fn source(
-    name: &'static str,
-    path: &str,
-    kind: &str,
-    value: Option<&Value>,
+/// Anthropic's `output_config.format`.
+pub fn message_output(place: &Place, format: &Value) -> Result<Option<GrammarSource>, ApiError> {
+    source_of(place, format, &["json_schema"], beside)
+}
+
+/// Where a dialect has the schema of the type `json_schema`.
+type SchemaOf = for<'a> fn(&Place, &'a Value) -> (Place, Option<&'a Value>);
+
+fn nested<'a>(place: &Place, format: &'a Value) -> (Place, Option<&'a Value>) {
+    let value = format.get("value").filter(|value| !value.is_null());
+    let schema = value.or_else(|| format.get("json_schema")).and_then(|schema| schema.get("schema"));
+    (place.member("json_schema").member("schema"), schema)
+}
+
+fn beside<'a>(place: &Place, format: &'a Value) -> (Place, Option<&'a Value>) {
+    (place.member("schema"), format.get("schema"))
+}
+
+/// OpenAI's shapes and TGI's `{"type", "value"}`. `None` for text.
+fn source_of(
+    place: &Place,
+    format: &Value,
+    types: &[&str],
+    schema_of: SchemaOf,
 ) -> Result<Option<GrammarSource>, ApiError> {
-    let wrong = |text: String| Err(ApiError::invalid(name, text));
+    if !format.is_object() {
+        return Err(ApiError::invalid(place, "must be an object").given(shortened(&format.to_string())));
+    }
+    let Some(kind) = format["type"].as_str().filter(|kind| types.contains(kind)) else {
+        let text = format!("must be one of {}", types.join(", "));
+        return Err(
+            ApiError::invalid(place.member("type"), text).given(shortened(&format["type"].to_string()))
+        );
+    };
+    if kind == "json_schema" {
+        return match schema_of(place, format) {
+            (_, Some(schema @ (Value::Object(_) | Value::Bool(_)))) => {
+                Ok(Some(GrammarSource::JsonSchema(schema.clone())))
+            }
+            (at, _) => Err(ApiError::invalid(at, "must be an object, the JSON schema")),
+        };
+    }
+    let value = format.get("value").filter(|value| !value.is_null());
+    source(&place.member("value"), kind, value)
+}
+
+/// `place` is that of `value`.
+fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<GrammarSource>, ApiError> {
+    let wrong = |text: &'static str| Err(ApiError::invalid(place, text));
     let source = match (kind, value) {
         ("text", _) => return Ok(None),
         // TGI knows `json` only with a schema; OpenAI's `json_object` is any object.
         ("json_object", None) => GrammarSource::JsonObject,
-        ("json", None) => return wrong(format!("`{path}` is required: the JSON schema")),
+        ("json", None) => return wrong("is required: the JSON schema"),
         ("json" | "json_object", Some(schema @ Value::Object(_))) => {
             GrammarSource::JsonSchema(schema.clone())
         }
         ("json" | "json_object", Some(Value::String(text))) => match serde_json::from_str(text) {
             Ok(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
             _ => {
-                return wrong(format!(
-                    "`{path}` must be a JSON schema, an object or a string that holds one"
-                ));
+                return wrong("must be a JSON schema, an object or a string that holds one");
             }
         },
         ("json" | "json_object", Some(_)) => {
-            return wrong(format!("`{path}` must be a JSON schema, an object or a string that holds one"));
+            return wrong("must be a JSON schema, an object or a string that holds one");
         }
         ("regex", Some(Value::String(text))) => GrammarSource::Regex(text.clone()),
-        ("regex", _) => return wrong(format!("`{path}` must be a string, the regular expression")),
+        ("regex", _) => return wrong("must be a string, the regular expression"),
         ("lark", Some(Value::String(text))) => GrammarSource::Lark(text.clone()),
-        ("lark", _) => return wrong(format!("`{path}` must be a string, a grammar in Lark's notation")),
+        ("lark", _) => return wrong("must be a string, a grammar in Lark's notation"),
         _ => {
             let texts = value.and_then(Value::as_array).filter(|texts| !texts.is_empty());
             let texts =
                 texts.and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
             let Some(texts) = texts else {
-                return wrong(format!("`{path}` must be a list of strings that is not empty"));
+                return wrong("must be a list of strings that is not empty");
             };
             GrammarSource::Choice(texts)
         }

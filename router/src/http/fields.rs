@@ -10,7 +10,7 @@ use serde::de::DeserializeSeed;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::error::{ApiError, Cause};
+use crate::http::error::{ApiError, Cause, Place};
 use crate::http::json::{Members, UniqueNames, finite, malformed, text_of, unreadable, whole_number};
 use crate::http::request_fields::{self, Field, Kind, Low, Most, NAME_LENGTH};
 use crate::limits::{Limits, PRIORITIES};
@@ -42,11 +42,16 @@ impl<'a> Fields<'a> {
         match members.twice {
             Some(name) => {
                 let name = shortened(&name).into_owned();
-                let message = format!("`{name}` is given twice");
-                Err(ApiError::invalid(name, message))
+                Err(ApiError::invalid(name, "is given twice"))
             }
             None => Ok(Self { members: members.by_name, limits }),
         }
+    }
+
+    /// Without the members that no field of `table` names.
+    pub fn only(&self, table: &[&Field]) -> Self {
+        let named = self.members.iter().filter(|(name, _)| table.iter().any(|field| field.name == *name));
+        Self { members: named.map(|(name, raw)| (name.clone(), *raw)).collect(), limits: self.limits }
     }
 
     pub fn limits(&self) -> &'a Limits {
@@ -181,8 +186,7 @@ impl<'a> Fields<'a> {
             return Err(self.too_many(field.name, most, texts.len()));
         }
         if texts.iter().any(String::is_empty) {
-            let message = format!("`{}` must not contain an empty string", field.name);
-            return Err(ApiError::invalid(field.name, message));
+            return Err(ApiError::invalid(field.name, "must not contain an empty string"));
         }
         for text in &texts {
             self.not_longer(field, text, longest)?;
@@ -212,10 +216,9 @@ impl<'a> Fields<'a> {
 
     /// An entry of `field`'s list that is an object, to be read field by field.
     pub fn entry(&self, field: &Field, index: usize, raw: &'a RawValue) -> Result<Fields<'a>, ApiError> {
-        let members = Self::members(raw).ok_or_else(|| {
-            ApiError::invalid(field.name, format!("`{}[{index}]` must be an object", field.name))
-        })?;
-        Self::unique(members, self.limits).map_err(|error| error.within(&format!("{}[{index}]", field.name)))
+        let place = Place::from(field.name).entry(index);
+        let members = Self::members(raw).ok_or_else(|| ApiError::invalid(&place, "must be an object"))?;
+        Self::unique(members, self.limits).map_err(|error| error.within(place))
     }
 
     /// The members of an object whose names are data, in no order.
@@ -247,7 +250,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn required<T>(&self, field: &Field, value: Option<T>) -> Result<T, ApiError> {
-        value.ok_or_else(|| ApiError::invalid(field.name, format!("`{}` is required", field.name)))
+        value.ok_or_else(|| ApiError::invalid(field.name, "is required"))
     }
 
     /// The field does not hold what the table says.
@@ -257,21 +260,20 @@ impl<'a> Fields<'a> {
 
     fn expected(&self, field: &Field) -> ApiError {
         let expects = field.kind.expects(self.limits);
-        ApiError::invalid(field.name, format!("`{}` must be {expects}", field.name))
+        ApiError::invalid(field.name, format!("must be {expects}"))
     }
 
     pub fn too_many(&self, name: &'static str, most: Most, given: usize) -> ApiError {
         let limit = self.limits.describe(most);
-        ApiError::invalid(name, format!("`{name}` must have at most {limit} entries"))
-            .given(given.to_string())
+        ApiError::invalid(name, format!("must have at most {limit} entries")).given(given.to_string())
     }
 }
 
 /// The name of something in a part of the request that is no field of the table.
-pub fn checked_name(field: &'static str, path: &str, name: &str) -> Result<(), ApiError> {
+pub fn checked_name(place: &Place, name: &str) -> Result<(), ApiError> {
     let Some(given) = longer_than(name, NAME_LENGTH) else { return Ok(()) };
-    let text = format!("`{path}` must have at most {NAME_LENGTH} characters");
-    Err(ApiError::invalid(field, text).given(format!("{given} characters")))
+    let text = format!("must have at most {NAME_LENGTH} characters");
+    Err(ApiError::invalid(place, text).given(format!("{given} characters")))
 }
 
 /// The characters of a text that has more than `most`.

@@ -125,7 +125,7 @@ pub fn check_framing(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-fn malformed(message: &str) -> ApiError {
+fn malformed(message: &'static str) -> ApiError {
     ApiError::new(Cause::MalformedHead, message)
 }
 

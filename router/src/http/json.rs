@@ -51,8 +51,7 @@ pub fn malformed(body: &[u8], error: &serde_json::Error) -> ApiError {
     let at = (before_line + error.column().saturating_sub(1)).min(text.len());
     if let Some((name, literal)) = not_a_number(text, at) {
         let name = shortened(&name).into_owned();
-        let text = format!("`{name}` must be a finite number");
-        return ApiError::invalid(name, text).given(literal);
+        return ApiError::invalid(name, "must be a finite number").given(literal);
     }
     if error.is_eof() {
         return ApiError::new(Cause::MalformedBody, "the body is not valid JSON: it ends too early");
@@ -76,7 +75,7 @@ fn not_a_number(text: &str, at: usize) -> Option<(String, &'static str)> {
 /// A nested value that was text in order, but not as a tree.
 pub fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
-    let why = if let Some(twice) = text.strip_prefix(TWICE) {
+    let why: String = if let Some(twice) = text.strip_prefix(TWICE) {
         let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
         format!("has `{}` twice in one object", shortened(member))
     } else if text.starts_with("recursion limit") {
@@ -86,7 +85,7 @@ pub fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
     } else {
         "holds a string that is not valid Unicode".into()
     };
-    ApiError::invalid(name, format!("`{name}` {why}"))
+    ApiError::invalid(name, why)
 }
 
 /// An object's members, and the first name that is there twice.

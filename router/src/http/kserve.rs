@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::http::error::{ApiError, Family};
+use crate::http::error::{ApiError, Family, Place};
 use crate::http::fields::{Fields, checked_name, shortened};
 use crate::http::request_context::RequestContext;
 use crate::http::request_fields;
@@ -50,7 +50,7 @@ pub async fn model_metadata(Path(path): Path<HashMap<String, String>>) -> Respon
 /// The names in the path come back in the answer.
 fn checked_path(path: &HashMap<String, String>) -> Result<(), ApiError> {
     for field in ["name", "version"] {
-        checked_name(field, field, path.get(field).map_or("", String::as_str))?;
+        checked_name(&field.into(), path.get(field).map_or("", String::as_str))?;
     }
     Ok(())
 }
@@ -101,12 +101,11 @@ impl Asked {
             fields.required(&request_fields::KSERVE_INPUTS, fields.tree(&request_fields::KSERVE_INPUTS)?)?;
         let Value::Array(given) = given else { unreachable!("the table says that it is a list") };
         if given.is_empty() {
-            return Err(ApiError::invalid("inputs", "`inputs` must have at least one entry"));
+            return Err(ApiError::invalid("inputs", "must have at least one entry"));
         }
         let outputs = outputs(fields)?;
         if outputs.as_ref().is_some_and(|outputs| outputs.len() != given.len()) {
-            let message =
-                format!("`outputs` must have one entry for each of `inputs`, {} in all", given.len());
+            let message = format!("must have one entry for each of `inputs`, {} in all", given.len());
             return Err(ApiError::invalid("outputs", message));
         }
         let parameters = fields.raw(&request_fields::PARAMETERS).map_or("{}", |raw| raw.get());
@@ -117,7 +116,7 @@ impl Asked {
             let body = format!("{{\"inputs\":{text},\"parameters\":{parameters}}}");
             let request =
                 Fields::parse(body.as_bytes(), limits).and_then(|fields| tgi::text_request(&fields));
-            requests.push(request.map_err(|error| error.within(&format!("inputs[{index}]")))?);
+            requests.push(request.map_err(|error| error.within(Place::from("inputs").entry(index)))?);
             let output = outputs.as_ref().map_or(name, |outputs| outputs[index].clone());
             inputs.push(Input { output, form });
         }
@@ -130,45 +129,40 @@ fn outputs(fields: &Fields) -> Result<Option<Vec<String>>, ApiError> {
     let Some(Value::Array(given)) = fields.tree(&request_fields::KSERVE_OUTPUTS)? else { return Ok(None) };
     let names = given.iter().enumerate().map(|(index, output)| {
         let name = output["name"].as_str().map(str::to_string);
-        let path = format!("outputs[{index}].name");
-        let name = name.ok_or_else(|| ApiError::invalid("outputs", format!("`{path}` must be a string")))?;
-        checked_name("outputs", &path, &name).map(|()| name)
+        let place = Place::from("outputs").entry(index).member("name");
+        let name = name.ok_or_else(|| ApiError::invalid(&place, "must be a string"))?;
+        checked_name(&place, &name).map(|()| name)
     });
     names.collect::<Result<_, _>>().map(Some)
 }
 
 /// An input's name and text.
 fn tensor(index: usize, input: &Value) -> Result<(String, String, Form), ApiError> {
-    let wrong = |text: String| Err(ApiError::invalid("inputs", text));
-    let Some(name) = input["name"].as_str() else {
-        return wrong(format!("`inputs[{index}].name` must be a string"));
-    };
-    checked_name("inputs", &format!("inputs[{index}].name"), name)?;
+    let place = Place::from("inputs").entry(index);
+    let wrong = |member: &'static str, text: &'static str| ApiError::invalid(place.member(member), text);
+    let name = input["name"].as_str().ok_or_else(|| wrong("name", "must be a string"))?;
+    checked_name(&place.member("name"), name)?;
     if !matches!(input["datatype"].as_str(), Some("BYTES" | "UINT8")) {
-        let error = ApiError::invalid("inputs", format!("`inputs[{index}].datatype` must be \"BYTES\""));
-        return Err(error.given(shortened(&input["datatype"].to_string())));
+        return Err(wrong("datatype", "must be \"BYTES\"").given(shortened(&input["datatype"].to_string())));
     }
     let sizes = input["shape"].as_array();
     if !sizes.is_some_and(|sizes| sizes.iter().all(Value::is_u64)) {
-        return wrong(format!("`inputs[{index}].shape` must be a list of whole numbers >= 0"));
+        return Err(wrong("shape", "must be a list of whole numbers >= 0"));
     }
-    let Some(data) = input["data"].as_array() else {
-        return wrong(format!("`inputs[{index}].data` must be a list"));
-    };
+    let data = input["data"].as_array().ok_or_else(|| wrong("data", "must be a list"))?;
     if let Some(Value::String(text)) = data.first() {
         if data.len() > 1 {
-            let error = ApiError::invalid("inputs", format!("`inputs[{index}].data` must have one string"));
-            return Err(error.given(data.len().to_string()));
+            return Err(wrong("data", "must have one string").given(data.len().to_string()));
         }
         return Ok((name.into(), text.clone(), Form::Text));
     }
     let byte = |value: &Value| value.as_u64().and_then(|byte| u8::try_from(byte).ok());
     let Some(bytes) = data.iter().map(byte).collect::<Option<Vec<u8>>>() else {
-        return wrong(format!("`inputs[{index}].data` must be one string, or bytes >= 0 and <= 255"));
+        return Err(wrong("data", "must be one string, or bytes >= 0 and <= 255"));
     };
     match String::from_utf8(bytes) {
         Ok(text) => Ok((name.into(), text, Form::Bytes)),
-        Err(_) => wrong(format!("`inputs[{index}].data` is not valid UTF-8")),
+        Err(_) => Err(wrong("data", "is not valid UTF-8")),
     }
 }
 

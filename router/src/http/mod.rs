@@ -23,16 +23,16 @@ mod platforms;
 mod request_context;
 mod request_fields;
 mod response;
-mod response_schemas;
 mod routes;
 mod sampling;
+mod schemas;
 mod sse;
 mod text_request;
 mod tgi;
 mod tokenize;
 mod warnings;
 
-use std::panic::AssertUnwindSafe;
+use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
@@ -40,19 +40,20 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
-use futures::FutureExt;
 use penstock_core::blocking::BlockingPool;
 use penstock_core::generation::Serving;
 use penstock_core::health::HealthReceiver;
 use penstock_proto::ModelDescription;
 use tokio_util::task::TaskTracker;
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::request_id::{PropagateRequestIdLayer, SetRequestIdLayer};
 
 use crate::config::{Config, RouterArgs};
 use crate::http::chats::formats::ChatFormats;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
-use access_log::REQUEST_ID;
+use access_log::{REQUEST_ID, RandomIds};
 use auth::Auth;
 use body::BodyLimits;
 pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, RESERVE, serve, tls};
@@ -134,10 +135,14 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let router = routes::router(args)
         .fallback(unknown)
         .with_state(server)
+        .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn(frame))
         .layer(middleware::from_fn_with_state(auth, auth::require_key))
         .layer(middleware::from_fn_with_state(hosts, host::require_allowed))
         .layer(middleware::from_fn(access_log::observe))
+        .layer(PropagateRequestIdLayer::x_request_id())
+        .layer(SetRequestIdLayer::x_request_id(RandomIds))
+        .layer(middleware::map_request(access_log::without_unfit_id))
         .layer(cors);
     Ok(aliases.around(router))
 }
@@ -194,29 +199,69 @@ fn unknown_route(path: &str) -> Response<Body> {
     ApiError::new(Cause::NotFound, text).response(Family::of(&path))
 }
 
-/// Around every route: a 405 gets a body that says what the route takes, and a bug costs one request. (tower-http's
-/// layer for panics does not show its handler the request, whose path says which shape the error has.)
+/// Marks the answer of a handler that panicked.
+#[derive(Clone, Copy)]
+struct Panicked;
+
+/// A bug costs one request. The panic hook has logged where it was; `frame` knows the path, which says the error's shape.
+fn panicked(_: Box<dyn Any + Send>) -> Response<Body> {
+    let mut response = Response::default();
+    response.extensions_mut().insert(Panicked);
+    response
+}
+
+/// Around every route: what is left of the framework's own answers gets a body in the shape of the route's family, such as a 405
+/// that says what the route takes.
 async fn frame(request: Request, next: Next) -> Response<Body> {
     let family = Family::of(request.uri().path());
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
-        Ok(response) if response.status() == StatusCode::METHOD_NOT_ALLOWED => {
+    let response = next.run(request).await;
+    match response.status() {
+        _ if response.extensions().get::<Panicked>().is_some() => ApiError::internal().response(family),
+        StatusCode::METHOD_NOT_ALLOWED => {
             // The framework knows the methods too, but adds its header `Allow` outside of this layer.
             let allowed = route.map(|route| routes::methods(route.as_str())).unwrap_or_default();
             ApiError::method_not_allowed(&method, &allowed).response(family)
         }
-        // What is left of the framework's own words: a path that cannot be decoded.
-        Ok(response) if response.status() == StatusCode::BAD_REQUEST && is_text(&response) => {
+        // A path that cannot be decoded.
+        StatusCode::BAD_REQUEST if is_text(&response) => {
             ApiError::new(Cause::MalformedBody, "the path is not valid UTF-8 once decoded").response(family)
         }
-        Ok(response) => response,
-        // The panic hook has logged where it was.
-        Err(_) => ApiError::internal().response(family),
+        _ => response,
     }
 }
 
 fn is_text(response: &Response<Body>) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_costs_one_request_and_has_the_shape_of_its_route() {
+        async fn broken() -> Response<Body> {
+            panic!("a bug")
+        }
+        let router = Router::new()
+            .route("/generate", get(broken))
+            .route("/v1/models", get(broken))
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn(frame));
+        for (path, pointer) in [("/generate", "/error_type"), ("/v1/models", "/error/code")] {
+            let request = Request::get(path).body(Body::empty()).expect("valid");
+            let response = router.clone().oneshot(request).await.expect("an answer");
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            let body = response.into_body().collect().await.expect("a body").to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+            assert_eq!(body.pointer(pointer).and_then(serde_json::Value::as_str), Some("internal"), "{body}");
+        }
+    }
 }

@@ -13,8 +13,8 @@ use crate::http::Server;
 use crate::http::error::{Cause, Entry, Family};
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
 use crate::http::response::json;
-use crate::http::response_schemas::{self, reference};
 use crate::http::routes::{Answer, Docs, ROUTES, Route, Verb};
+use crate::http::schemas::{self, reference};
 use crate::limits::{Limits, PRIORITIES};
 
 /// The bodies that routes take.
@@ -87,7 +87,15 @@ impl RequestSchema {
                 .map(|one| reference(one.name()));
             return json!({ "oneOf": one_of });
         }
-        object(&self.fields(), limits)
+        let mut schema = object(&self.fields(), limits);
+        if matches!(self, RequestSchema::Messages | RequestSchema::CountTokens) {
+            schema["properties"]["messages"]["items"] = reference("MessageParam");
+        }
+        if self == RequestSchema::Messages {
+            // Which is optional elsewhere.
+            schema["required"] = json!(["messages", "max_tokens"]);
+        }
+        schema
     }
 }
 
@@ -113,8 +121,9 @@ fn of_server(limits: &Limits, args: &RouterArgs) -> Value {
         };
         item[method] = operation(route, docs, args);
     }
-    let mut schemas = response_schemas::schemas();
-    schemas.insert("Message".into(), message());
+    let mut schemas = schemas::answers();
+    schemas.extend(schemas::requests());
+    schemas.insert("ChatMessage".into(), message());
     for request in RequestSchema::ALL {
         schemas.insert(request.name().into(), request.schema(limits));
     }
@@ -249,7 +258,7 @@ fn schema(field: &Field, limits: &Limits) -> Value {
         _ if field.name == request_fields::PARAMETERS.name => json!({ "allOf": [reference("Parameters")] }),
         _ if field.name == request_fields::MESSAGES.name => {
             let most = request_fields::MESSAGES_MOST;
-            json!({ "type": "array", "minItems": 1, "maxItems": most, "items": reference("Message") })
+            json!({ "type": "array", "minItems": 1, "maxItems": most, "items": reference("ChatMessage") })
         }
         _ if field.name == request_fields::INSTANCES.name => {
             let one_of = [RequestSchema::Generate, RequestSchema::Chat].map(|one| reference(one.name()));
@@ -273,6 +282,11 @@ fn schema(field: &Field, limits: &Limits) -> Value {
             let bias = json!({ "type": "number", "minimum": -request_fields::BIAS, "maximum": request_fields::BIAS });
             let biases = json!({ "type": "object", "additionalProperties": bias, "maxProperties": request_fields::BIASES });
             json!({ "oneOf": [biases, { "type": "array", "items": { "type": "number" } }] })
+        }
+        _ if field.name == request_fields::INPUT.name => {
+            let most = request_fields::MESSAGES_MOST;
+            let items = json!({ "type": "array", "maxItems": most, "items": reference("InputItem") });
+            json!({ "oneOf": [{ "type": "string" }, items] })
         }
         Kind::List { .. } if field.name == request_fields::KSERVE_INPUTS.name => {
             let byte = json!({ "type": "integer", "minimum": 0, "maximum": 255 });

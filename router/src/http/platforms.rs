@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use crate::config::RouterArgs;
-use crate::http::error::{ApiError, Family};
+use crate::http::error::{ApiError, Family, Place};
 use crate::http::fields::Fields;
 use crate::http::openai::{chat, completions};
 use crate::http::request_context::RequestContext;
@@ -63,7 +63,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
         }
         Some(Keys { inputs: None, messages: None, prompt: None }) => {
             let message = "one of `inputs`, `messages` and `prompt` is required";
-            RequestContext::refuse(server, &request, Family::Tgi, &ApiError::invalid("inputs", message))
+            RequestContext::refuse(server, &request, Family::Tgi, &ApiError::together("inputs", message))
         }
         // What is no JSON object is told so there.
         _ => tgi::compat(State(server), request).await,
@@ -78,7 +78,7 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
             let instances =
                 fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
             if instances.is_empty() {
-                return Err(ApiError::invalid("instances", "`instances` must have at least one entry"));
+                return Err(ApiError::invalid("instances", "must have at least one entry"));
             }
             let mut warnings = Warnings::default();
             warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
@@ -86,7 +86,7 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
             let requests = instances.into_iter().enumerate().map(|(index, instance)| {
                 let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
                 let request = instance_request(&instance, &server.config.model_id, loaded, client);
-                request.map_err(|error| error.within(&format!("instances[{index}]")))
+                request.map_err(|error| error.within(Place::from("instances").entry(index)))
             });
             Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
         })

@@ -18,7 +18,7 @@ use penstock_core::scheduler::Permit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address;
-use crate::http::access_log::RequestId;
+use crate::http::access_log;
 use crate::http::auth::{KeyFacts, KeyIndex, KeyName};
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames, Refusal};
@@ -53,7 +53,7 @@ struct Hold {
 
 /// What the log and the metrics say of a request at its end.
 struct Account {
-    request_id: RequestId,
+    request_id: String,
     key: KeyName,
     route: String,
     /// The metrics have it: they begin when the model is loaded.
@@ -143,7 +143,7 @@ impl RequestContext {
         Self {
             caller,
             account: Mutex::new(Account {
-                request_id: request.extensions().get().cloned().unwrap_or(RequestId("none".into())),
+                request_id: access_log::id_of(request),
                 key: request.extensions().get().cloned().unwrap_or_default(),
                 route: shortened(request.uri().path()).into(),
                 counted,
@@ -362,7 +362,7 @@ impl Drop for RequestContext {
             Outcome::Failure(_) => None,
         };
         tracing::info!(
-            request_id = &*request_id.0,
+            request_id = &**request_id,
             trace_id = span.as_ref().map(RequestSpan::trace_id),
             route,
             key = &*key.0,
@@ -399,7 +399,7 @@ impl Drop for RequestContext {
                 KeyValue::new("gen_ai.usage.input_tokens", ended.prompt_tokens as i64),
                 KeyValue::new("gen_ai.usage.output_tokens", ended.generated_tokens as i64),
                 KeyValue::new("gen_ai.response.finish_reasons", reasons.join(",")),
-                KeyValue::new("penstock.request_id", request_id.0.to_string()),
+                KeyValue::new("penstock.request_id", request_id.clone()),
                 KeyValue::new("penstock.key", key.0.to_string()),
             ];
             span.end(&timelines, error, attributes);
@@ -438,7 +438,7 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
             Ok(Some(Duration::from_millis(number)))
         }
         _ => {
-            let text = format!("`{name}` must be a whole number >= {least} and <= {most}");
+            let text = format!("must be a whole number >= {least} and <= {most}");
             Err(ApiError::invalid(name, text).given(shortened(&given)))
         }
     }

@@ -514,11 +514,11 @@ pub const INCLUDE: Field = field(
     "include",
     Kind::List { most: Most::Is(16) },
     "[]",
-    "`message.output_text.logprobs`, with `top_logprobs`",
+    "`message.output_text.logprobs`, with `top_logprobs`; what else OpenAI has has no effect",
 );
 pub const STORE: Field = field("store", Kind::Boolean, "false", "Named in `warnings`: no answer is kept");
 const RESPONSE_METADATA: Field = field("metadata", Kind::Object, "{}", "Told back");
-const TRUNCATION: Field =
+pub const TRUNCATION: Field =
     name("truncation", "disabled", "Has no effect: a prompt that is too long is refused");
 const BACKGROUND: Field = field("background", Kind::Boolean, "false", "Refused: answers are not kept");
 

@@ -87,7 +87,7 @@ impl Warnings {
         match self.0.first() {
             Some(first) if limits.strict_requests => {
                 let text = format!("{} (--strict-requests)", self.lines().join("; "));
-                Err(ApiError::invalid(first.field.clone(), text))
+                Err(ApiError::together(first.field.clone(), text))
             }
             _ => Ok(self),
         }

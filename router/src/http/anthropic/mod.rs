@@ -1,7 +1,7 @@
 //! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`. `request` makes a chat of what is asked; here are
 //! the answers, whole and as events.
 
-mod request;
+pub mod request;
 
 use std::sync::Arc;
 
@@ -15,9 +15,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::http::chats::blocks::{Block, BlockEvent, Blocks, Whole, whole};
-use crate::http::error::{ApiError, Family, FieldNames};
-use crate::http::fields::Fields;
-use crate::http::openai::chat::{self, Prepared};
+use crate::http::chats::request::Prepared;
+use crate::http::error::{ApiError, Family};
 use crate::http::openai::choices::Choices;
 use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::request_context::{RequestContext, totals};
@@ -25,8 +24,7 @@ use crate::http::response::json;
 use crate::http::sse::Encoder;
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body, tokenize};
-
-const NAMES: FieldNames = FieldNames::CHAT;
+use request::{MaxTokens, NAMES};
 
 pub async fn messages(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Anthropic, answer).await
@@ -37,13 +35,10 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
     let result = async {
         let (body, _held) = tokenize::begin(&server, request, &NAMES).await?;
         let rendered = body::parse_apart(&server, body, |fields, server, client| {
-            let (body, _) = request::translated(fields, false)?;
-            let bytes = body.to_string();
-            let fields = Fields::parse(bytes.as_bytes(), fields.limits())?;
-            let rendered = chat::rendered(&fields, &server.config.model_id, server.loaded()?, client);
-            rendered.map_err(|error| error.renamed(&request::NAMES))
+            let mut asked = request::parse(fields, &server.config.model_id, MaxTokens::Optional)?;
+            asked.render(server.loaded()?, client)
         });
-        let (text, _) = rendered.await?;
+        let text = rendered.await?;
         let loaded = server.loaded()?;
         let listed = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
         let tokens = listed.map_err(|error| NAMES.error(error))?.tokens;
@@ -54,13 +49,10 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
 
 async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prepared = body::parse_apart(context.server(), body, |fields, server, client| {
-        let (body, mut warnings) = request::translated(fields, true)?;
-        let bytes = body.to_string();
-        let translated = Fields::parse(bytes.as_bytes(), fields.limits())?;
-        let prepared = chat::prepared(&translated, server, client);
-        let mut prepared = prepared.map_err(|error| error.renamed(&request::NAMES))?;
-        warnings.take_over("", std::mem::take(&mut prepared.params.warnings));
-        prepared.params.warnings = warnings.settle(fields.limits())?;
+        let limits = fields.limits();
+        let asked = request::parse(fields, &server.config.model_id, MaxTokens::Required)?;
+        let mut prepared = asked.prepare(server.loaded()?, client)?;
+        prepared.params.warnings = prepared.params.warnings.settle(limits)?;
         Ok(prepared)
     });
     let Prepared { params, request, reading, prompt_characters, .. } = prepared.await?;

@@ -1,221 +1,513 @@
-//! Anthropic's requests, as the chat of OpenAI's dialect that asks for the same: everything after it is one code. Fields of
-//! the same name go over as they are, and are checked there.
+//! Anthropic's requests: their own fields, messages of blocks and tools, read as the chat that asks for the same.
 
+use penstock_core::prompt::Chat;
+use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
-use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
-use crate::http::request_fields::{self, Field};
+use crate::http::chats::functions::{self, Choice, Function, Shape};
+use crate::http::chats::object::{Object, objects};
+use crate::http::chats::request::ChatRequest;
+use crate::http::chats::tools::Tools;
+use crate::http::constraints::{self, Asked};
+use crate::http::error::{ApiError, FieldNames, Place};
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::openai::params::GenerationParams;
+use crate::http::request_fields;
 use crate::http::warnings::Warnings;
 
-const MESSAGES: &str = request_fields::MESSAGES.name;
-const TOOLS: &str = request_fields::TOOLS.name;
-const CHOICE: &str = request_fields::TOOL_CHOICE.name;
-const THINKING: &str = request_fields::THINKING.name;
-const SYSTEM: &str = request_fields::SYSTEM.name;
-
-/// What goes over as it is.
-const SAME: [&Field; 7] = [
-    &request_fields::MODEL,
-    &request_fields::STREAM,
-    &request_fields::OPENAI_TEMPERATURE,
-    &request_fields::TOP_P,
-    &request_fields::OPENAI_TOP_K,
-    &request_fields::MAX_TOKENS,
-    &request_fields::PRIORITY,
-];
-
-/// What the chat calls them, and this dialect.
-pub const NAMES: [(&str, &str); 2] = [("response_format", "output_config"), ("stop", "stop_sequences")];
+pub const NAMES: FieldNames = FieldNames::MESSAGES;
 
 /// Accepted, and named in no warning: they ask for nothing of the text.
 const WITHOUT_EFFECT: [&str; 3] = ["service_tier", "betas", "cache_control"];
 
-/// A body of `/v1/chat/completions`, and what has no effect. `needs_limit`: `max_tokens` is required.
-pub fn translated(fields: &Fields, needs_limit: bool) -> Result<(Value, Warnings), ApiError> {
-    let mut body = Map::new();
-    let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
-    for field in SAME {
-        if let Some(value) = fields.tree(field)? {
-            put(field.name, value);
-        }
-    }
-    if needs_limit {
-        fields.required(&request_fields::MAX_TOKENS, fields.raw(&request_fields::MAX_TOKENS))?;
-    }
-    let mut messages = Vec::new();
-    if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
-        messages.push(json!({"role": "system", "content": text_of(SYSTEM, SYSTEM, &system)?}));
-    }
-    let given = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
-    for (index, message) in given.as_array().into_iter().flatten().enumerate() {
-        message_of(index, message, &mut messages)?;
-    }
-    put(MESSAGES, Value::Array(messages));
-    if let Some(stop) = fields.tree(&request_fields::STOP_SEQUENCES)? {
-        put(request_fields::STOP.name, stop);
-    }
-    if let Some(user) =
-        fields.tree(&request_fields::ANTHROPIC_METADATA)?.and_then(|it| it.get("user_id").cloned())
-        && !user.is_null()
-    {
-        put(request_fields::USER.name, user);
-    }
-    if let Some(Value::Array(tools)) = fields.tree(&request_fields::TOOLS)? {
-        let tools = tools.iter().enumerate().map(|(index, tool)| tool_of(index, tool));
-        put(TOOLS, Value::Array(tools.collect::<Result<_, _>>()?));
-    }
-    if let Some(choice) = fields.tree(&request_fields::TOOL_CHOICE)? {
-        put(CHOICE, choice_of(&choice)?);
-        if choice["disable_parallel_tool_use"] == true {
-            put(request_fields::PARALLEL_TOOL_CALLS.name, json!(false));
-        }
-    }
-    if let Some(thinking) = fields.tree(&request_fields::THINKING)? {
-        let thinks = match thinking["type"].as_str() {
-            Some("enabled" | "adaptive") => true,
-            Some("disabled") => false,
-            _ => {
-                let text = format!("`{THINKING}.type` must be one of enabled, adaptive, disabled");
-                return Err(ApiError::invalid(THINKING, text).given(shortened(&thinking["type"].to_string())));
-            }
-        };
-        // As the templates of models that can do both call it.
-        let variables = json!({"enable_thinking": thinks, "thinking": thinks});
-        put(request_fields::CHAT_TEMPLATE_KWARGS.name, variables);
-    }
-    let format = match fields.tree(&request_fields::OUTPUT_CONFIG)? {
-        Some(config) => config.get("format").cloned(),
-        None => fields.tree(&request_fields::OUTPUT_FORMAT)?,
-    };
-    if let Some(format) = format.filter(|format| !format.is_null()) {
-        if format["type"] != "json_schema" || !format["schema"].is_object() {
-            let text = "`output_config.format` must be {\"type\": \"json_schema\", \"schema\": ...}";
-            return Err(ApiError::invalid("output_config", text));
-        }
-        let schema = json!({"name": "output", "schema": format["schema"]});
-        put(request_fields::RESPONSE_FORMAT.name, json!({"type": "json_schema", "json_schema": schema}));
-    }
+/// What a route asks of `max_tokens`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum MaxTokens {
+    Required,
+    Optional,
+}
+
+/// Reads a request to `/v1/messages`, or one that counts its tokens.
+pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequest, ApiError> {
     let mut warnings = Warnings::default();
-    let known = request_fields::anthropic_fields().into_iter().map(|field| field.name);
+    let table = request_fields::anthropic_fields();
+    let known = table.iter().map(|field| field.name);
     let known: Vec<&str> = known.chain(WITHOUT_EFFECT).collect();
     warnings.unknown(fields, "", known.iter().copied());
-    Ok((Value::Object(body), warnings))
-}
-
-fn wrong(field: &'static str, text: String) -> ApiError {
-    ApiError::invalid(field, text)
-}
-
-/// A string, or blocks of text.
-fn text_of(field: &'static str, path: &str, content: &Value) -> Result<String, ApiError> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let text = |(index, block): (usize, &Value)| match block["text"].as_str() {
-                Some(text) if block["type"] == "text" => Ok(text.to_owned()),
-                _ => Err(wrong(field, format!("`{path}[{index}]` must be a block of text"))),
-            };
-            let texts: Vec<String> = blocks.iter().enumerate().map(text).collect::<Result<_, _>>()?;
-            Ok(texts.join("\n"))
-        }
-        _ => Err(wrong(field, format!("`{path}` must be a string or a list of blocks"))),
+    let fields = fields.only(&table);
+    let max_tokens = fields.small(&request_fields::MAX_TOKENS)?;
+    if needs == MaxTokens::Required {
+        fields.required(&request_fields::MAX_TOKENS, max_tokens)?;
     }
-}
-
-/// A message may become several: each result of a tool is one of its own.
-fn message_of(index: usize, message: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let path = format!("{MESSAGES}[{index}]");
-    let Some(role @ ("user" | "assistant" | "system")) = message["role"].as_str() else {
-        return Err(wrong(MESSAGES, format!("`{path}.role` must be user, assistant or system")));
+    let messages = messages(&fields)?;
+    let params = GenerationParams {
+        stop: fields.texts(&request_fields::STOP_SEQUENCES)?,
+        user: user(&fields)?,
+        grammar: output(&fields)?,
+        ..GenerationParams::read(&fields, served, warnings)?
     };
-    let blocks = match &message["content"] {
-        Value::String(text) => {
-            messages.push(json!({"role": role, "content": text}));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        _ => return Err(wrong(MESSAGES, format!("`{path}.content` must be a string or a list of blocks"))),
-    };
-    let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
-    for (at, block) in blocks.iter().enumerate() {
-        let path = format!("{path}.content[{at}]");
-        let text = |name: &str| {
-            let text = block[name].as_str();
-            text.ok_or_else(|| wrong(MESSAGES, format!("`{path}.{name}` must be a string")))
-        };
-        match (block["type"].as_str(), role) {
-            (Some("text"), _) => texts.push(text("text")?),
-            (Some("thinking"), "assistant") => reasoning.push_str(text("thinking")?),
-            (Some("redacted_thinking"), "assistant") => {}
-            (Some("tool_use"), "assistant") => {
-                let call = json!({"name": text("name")?, "arguments": block["input"]});
-                calls.push(json!({"id": text("id")?, "type": "function", "function": call}));
-            }
-            (Some("tool_result"), "user") => {
-                let content = match &block["content"] {
-                    Value::Null => String::new(),
-                    content => text_of(MESSAGES, &format!("{path}.content"), content)?,
-                };
-                messages
-                    .push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}));
-            }
-            (Some(kind), _) => {
-                let kind = shortened(kind);
-                let text = format!("`{path}` of type {kind:?} is not supported in a message of the {role}");
-                return Err(wrong(MESSAGES, text));
-            }
-            (None, _) => return Err(wrong(MESSAGES, format!("`{path}.type` must be a string"))),
-        }
-    }
-    if texts.is_empty() && calls.is_empty() && reasoning.is_empty() {
-        // Results of tools alone, which are there already.
-        if role == "user" && !blocks.is_empty() {
-            return Ok(());
-        }
-        return Err(wrong(MESSAGES, format!("`{path}.content` must not be empty")));
-    }
-    let mut said = json!({"role": role, "content": texts.join("\n")});
-    if !reasoning.is_empty() {
-        said["reasoning_content"] = json!(reasoning);
-    }
-    if !calls.is_empty() {
-        said["tool_calls"] = Value::Array(calls);
-    }
-    messages.push(said);
-    Ok(())
+    let (choice, is_single) = choice(&fields)?;
+    let tools = Tools::of(functions::functions(&fields, tool)?, choice, is_single)?;
+    let chat = Chat { messages, variables: variables(&fields)?, ..Chat::default() };
+    Ok(ChatRequest { params, chat, tools, max_tokens, logprobs: false, top_logprobs: 0, names: NAMES })
 }
 
-fn tool_of(index: usize, tool: &Value) -> Result<Value, ApiError> {
-    if !(tool["type"].is_null() || tool["type"] == "custom") {
-        let text =
-            format!("`{TOOLS}[{index}].type` must be \"custom\": this server runs no tools of its own");
-        return Err(ApiError::invalid(TOOLS, text).given(shortened(&tool["type"].to_string())));
+/// `metadata.user_id`.
+fn user(fields: &Fields) -> Result<Option<String>, ApiError> {
+    let metadata = fields.tree(&request_fields::ANTHROPIC_METADATA)?.unwrap_or_default();
+    let user = &metadata["user_id"];
+    if user.is_null() {
+        return Ok(None);
     }
-    if !tool["input_schema"].is_object() {
-        return Err(wrong(
-            TOOLS,
-            format!("`{TOOLS}[{index}].input_schema` must be an object, a JSON schema"),
-        ));
-    }
-    let mut function = json!({"name": tool["name"], "parameters": tool["input_schema"]});
-    for name in ["description", "strict"] {
-        if !tool[name].is_null() {
-            function[name] = tool[name].clone();
-        }
-    }
-    Ok(json!({"type": "function", "function": function}))
+    let place = Place::from(request_fields::ANTHROPIC_METADATA.name).member("user_id");
+    let name = user.as_str().ok_or_else(|| ApiError::invalid(&place, "must be a string"))?;
+    checked_name(&place, name)?;
+    Ok(Some(name.to_owned()))
 }
 
-fn choice_of(choice: &Value) -> Result<Value, ApiError> {
-    Ok(match choice["type"].as_str() {
-        Some("auto") => json!("auto"),
-        Some("any") => json!("required"),
-        Some("none") => json!("none"),
-        Some("tool") => json!({"type": "function", "function": {"name": choice["name"]}}),
+/// `thinking`, as the templates of models that can do both call it.
+fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+    const THINKING: &str = request_fields::THINKING.name;
+    let mut variables = Map::new();
+    let Some(thinking) = fields.tree(&request_fields::THINKING)? else { return Ok(variables) };
+    let thinks = match thinking["type"].as_str() {
+        Some("enabled" | "adaptive") => true,
+        Some("disabled") => false,
         _ => {
-            let text = format!("`{CHOICE}.type` must be one of auto, any, tool, none");
-            return Err(ApiError::invalid(CHOICE, text).given(shortened(&choice["type"].to_string())));
+            let error = ApiError::invalid(
+                Place::from(THINKING).member("type"),
+                "must be one of enabled, adaptive, disabled",
+            );
+            return Err(error.given(shortened(&thinking["type"].to_string())));
         }
-    })
+    };
+    for name in ["enable_thinking", THINKING] {
+        variables.insert(name.to_owned(), thinks.into());
+    }
+    Ok(variables)
+}
+
+/// `output_config.format`, or `output_format`, its older name.
+fn output(fields: &Fields) -> Result<Option<Asked>, ApiError> {
+    const CONFIG: &str = "output_config.format";
+    const FORMAT: &str = request_fields::OUTPUT_FORMAT.name;
+    let (field, format) = match fields.tree(&request_fields::OUTPUT_CONFIG)? {
+        Some(config) => (CONFIG, config.get("format").cloned().unwrap_or_default()),
+        None => (FORMAT, fields.tree(&request_fields::OUTPUT_FORMAT)?.unwrap_or_default()),
+    };
+    if format.is_null() {
+        return Ok(None);
+    }
+    let source = constraints::message_output(&Place::path(field), &format)?;
+    Ok(source.map(|source| Asked { field, source }))
+}
+
+/// A message of a request.
+#[derive(JsonSchema)]
+pub struct MessageParam<'a> {
+    role: Role,
+    content: Content<'a>,
+}
+
+#[derive(Clone, Copy, JsonSchema, PartialEq, Eq)]
+#[schemars(inline, rename_all = "snake_case")]
+enum Role {
+    User,
+    Assistant,
+    System,
+}
+
+/// A text, or blocks.
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+enum Content<'a> {
+    Text(&'a str),
+    Blocks(Vec<BlockParam<'a>>),
+}
+
+/// A part of a message. Thinking and calls are the assistant's, results the user's.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum BlockParam<'a> {
+    Text {
+        text: &'a str,
+    },
+    Thinking {
+        thinking: &'a str,
+    },
+    /// Is left out.
+    RedactedThinking {},
+    ToolUse {
+        id: &'a str,
+        name: &'a str,
+        input: &'a Value,
+    },
+    ToolResult {
+        tool_use_id: &'a str,
+        content: Option<Texts<'a>>,
+    },
+}
+
+/// A text, or blocks of text, which are paragraphs.
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+pub enum Texts<'a> {
+    Text(&'a str),
+    Blocks(Vec<TextParam<'a>>),
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline, tag = "type", rename_all = "snake_case")]
+pub enum TextParam<'a> {
+    Text { text: &'a str },
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::System => "system",
+        }
+    }
+}
+
+impl<'a> Texts<'a> {
+    fn read(place: &Place, value: &'a Value) -> Result<Self, ApiError> {
+        match value {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(blocks) => {
+                let text = |block: Result<Object<'a>, ApiError>| {
+                    let block = block?;
+                    if block.kind()? != "text" {
+                        return Err(ApiError::invalid(block.place, "must be a block of text"));
+                    }
+                    Ok(TextParam::Text { text: block.text("text")? })
+                };
+                objects(place, blocks).map(text).collect::<Result<_, _>>().map(Self::Blocks)
+            }
+            _ => Err(ApiError::invalid(place, "must be a string or a list of blocks")),
+        }
+    }
+
+    fn joined(self) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            Self::Blocks(blocks) => {
+                let texts: Vec<&str> = blocks.into_iter().map(|TextParam::Text { text }| text).collect();
+                texts.join("\n")
+            }
+        }
+    }
+}
+
+impl<'a> BlockParam<'a> {
+    fn read(block: &Object<'a>, role: Role) -> Result<Self, ApiError> {
+        Ok(match (block.kind()?, role) {
+            ("text", _) => Self::Text { text: block.text("text")? },
+            ("thinking", Role::Assistant) => Self::Thinking { thinking: block.text("thinking")? },
+            ("redacted_thinking", Role::Assistant) => Self::RedactedThinking {},
+            ("tool_use", Role::Assistant) => Self::ToolUse {
+                id: block.text("id")?,
+                name: block.text("name")?,
+                input: match block.value("input") {
+                    input @ (Value::Object(_) | Value::String(_) | Value::Null) => input,
+                    _ => return Err(block.wrong("input", "must be an object")),
+                },
+            },
+            ("tool_result", Role::User) => Self::ToolResult {
+                tool_use_id: block.text("tool_use_id")?,
+                content: block
+                    .get("content")
+                    .map(|content| Texts::read(&block.at("content"), content))
+                    .transpose()?,
+            },
+            (kind, _) => {
+                let (kind, role) = (shortened(kind), role.name());
+                let text = format!("of type {kind:?} is not supported in a message of the {role}");
+                return Err(ApiError::invalid(&block.place, text));
+            }
+        })
+    }
+}
+
+impl<'a> MessageParam<'a> {
+    fn read(message: &Object<'a>) -> Result<Self, ApiError> {
+        let role = match message.value("role").as_str() {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system") => Role::System,
+            _ => return Err(message.wrong("role", "must be user, assistant or system")),
+        };
+        let content = match message.value("content") {
+            Value::String(text) => Content::Text(text),
+            Value::Array(blocks) if blocks.is_empty() => {
+                return Err(message.wrong("content", "must not be empty"));
+            }
+            Value::Array(blocks) => {
+                let blocks = objects(&message.at("content"), blocks);
+                Content::Blocks(
+                    blocks.map(|block| BlockParam::read(&block?, role)).collect::<Result<_, _>>()?,
+                )
+            }
+            _ => return Err(message.wrong("content", "must be a string or a list of blocks")),
+        };
+        Ok(Self { role, content })
+    }
+
+    /// As templates know messages. It may become several: each result of a tool is one of its own.
+    fn add_to(self, messages: &mut Vec<Value>) {
+        let role = self.role.name();
+        let blocks = match self.content {
+            Content::Text(text) => {
+                messages.push(json!({"role": role, "content": text}));
+                return;
+            }
+            Content::Blocks(blocks) => blocks,
+        };
+        let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
+        for block in blocks {
+            match block {
+                BlockParam::Text { text } => texts.push(text),
+                BlockParam::Thinking { thinking } => reasoning.push_str(thinking),
+                BlockParam::RedactedThinking {} => {}
+                BlockParam::ToolUse { id, name, input } => {
+                    let call = json!({"name": name, "arguments": input});
+                    calls.push(json!({"id": id, "type": "function", "function": call}));
+                }
+                BlockParam::ToolResult { tool_use_id, content } => {
+                    let content = content.map(Texts::joined).unwrap_or_default();
+                    messages.push(json!({"role": "tool", "tool_call_id": tool_use_id, "content": content}));
+                }
+            }
+        }
+        // Results of tools are there already.
+        if texts.is_empty() && calls.is_empty() && reasoning.is_empty() {
+            return;
+        }
+        let mut said = json!({"role": role, "content": texts.join("\n")});
+        if !reasoning.is_empty() {
+            said["reasoning_content"] = json!(reasoning);
+        }
+        if !calls.is_empty() {
+            said["tool_calls"] = Value::Array(calls);
+        }
+        messages.push(said);
+    }
+}
+
+/// The system's text, and the messages.
+fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
+        let system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?.joined();
+        messages.push(json!({"role": "system", "content": system}));
+    }
+    let given = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
+    let place = Place::from(request_fields::MESSAGES.name);
+    let given = given.as_array().map_or(&[][..], Vec::as_slice);
+    if given.is_empty() {
+        return Err(ApiError::invalid(place, "must have at least one message"));
+    }
+    for message in objects(&place, given) {
+        MessageParam::read(&message?)?.add_to(&mut messages);
+    }
+    Ok(messages)
+}
+
+fn tool(tool: &Object) -> Result<Function, ApiError> {
+    let kind = tool.value("type");
+    if !(kind.is_null() || kind == "custom") {
+        let error = tool.wrong("type", "must be \"custom\": this server runs no tools of its own");
+        return Err(error.given(shortened(&kind.to_string())));
+    }
+    if tool.get("input_schema").is_none() {
+        return Err(tool.wrong("input_schema", "must be an object, a JSON schema"));
+    }
+    Function::of(tool, &Shape::MESSAGES)
+}
+
+/// `tool_choice`, and whether an answer may have one call at most.
+fn choice(fields: &Fields) -> Result<(Choice, bool), ApiError> {
+    let Some(choice) = fields.tree(&request_fields::TOOL_CHOICE)? else { return Ok((Choice::Auto, false)) };
+    let place = Place::from(request_fields::TOOL_CHOICE.name);
+    let is_single = choice["disable_parallel_tool_use"] == true;
+    let choice = match choice["type"].as_str() {
+        Some("auto") => Choice::Auto,
+        Some("any") => Choice::Required,
+        Some("none") => Choice::None,
+        Some("tool") => match choice["name"].as_str() {
+            Some(name) => functions::chosen(name)?,
+            None => return Err(ApiError::invalid(place.member("name"), "must be a string")),
+        },
+        _ => {
+            let error = ApiError::invalid(place.member("type"), "must be one of auto, any, tool, none");
+            return Err(error.given(shortened(&choice["type"].to_string())));
+        }
+    };
+    Ok((choice, is_single))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fields::tests::limits;
+
+    fn parsed(more: Value) -> Result<ChatRequest, ApiError> {
+        let mut body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]});
+        if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+            body.extend(more);
+        }
+        let (body, limits) = (body.to_string(), limits());
+        parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"), "served", MaxTokens::Required)
+    }
+
+    fn refusal(more: Value) -> String {
+        let text = more.to_string();
+        parsed(more).err().unwrap_or_else(|| panic!("{text} was taken")).to_string()
+    }
+
+    fn assistant(blocks: Value) -> Value {
+        json!({"role": "assistant", "content": blocks})
+    }
+
+    fn user(blocks: Value) -> Value {
+        json!({"role": "user", "content": blocks})
+    }
+
+    /// The system's text comes before all messages, a message with results becomes several, one with calls stays one.
+    fn conversation(last: Value) -> Value {
+        json!({
+            "system": "Be short.",
+            "messages": [
+                user(json!("What is the weather in Paris and Rome?")),
+                assistant(json!([
+                    {"type": "thinking", "thinking": "Two calls."},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "1", "name": "f", "input": {"city": "Paris"}},
+                    {"type": "tool_use", "id": "2", "name": "f", "input": {"city": "Rome"}},
+                ])),
+                user(json!([
+                    {"type": "tool_result", "tool_use_id": "1", "content": "21"},
+                    {"type": "tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "25"}]},
+                    {"type": "text", "text": "And?"},
+                ])),
+                last,
+            ],
+        })
+    }
+
+    #[test]
+    fn blocks_become_messages_that_templates_know() {
+        let chat = parsed(conversation(user(json!([{"type": "tool_result", "tool_use_id": "1"}]))))
+            .expect("valid")
+            .chat;
+        let told: Vec<(&str, &Value)> = chat
+            .messages
+            .iter()
+            .map(|message| (message["role"].as_str().expect("a role"), &message["content"]))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("system", &json!("Be short.")),
+                ("user", &json!("What is the weather in Paris and Rome?")),
+                ("assistant", &json!("I look.")),
+                ("tool", &json!("21")),
+                ("tool", &json!("25")),
+                ("user", &json!("And?")),
+                ("tool", &json!("")),
+            ]
+        );
+        assert_eq!(chat.messages[2]["tool_calls"][1]["function"]["arguments"], json!({"city": "Rome"}));
+        assert_eq!(chat.messages[2]["reasoning_content"], "Two calls.");
+    }
+
+    /// Not at the place that it would have once the conversation is brought into another shape.
+    #[test]
+    fn what_is_wrong_is_where_the_client_has_it() {
+        for (last, says) in [
+            (json!("Hi"), "`messages[3]` must be an object"),
+            (json!({"role": "tool", "content": ""}), "`messages[3].role` must be user, assistant or system"),
+            (user(json!(5)), "`messages[3].content` must be a string or a list of blocks"),
+            (user(json!([])), "`messages[3].content` must not be empty"),
+            (user(json!(["Hi"])), "`messages[3].content[0]` must be an object"),
+            (user(json!([{"type": "text"}])), "`messages[3].content[0].text` must be a string"),
+            (user(json!([{}])), "`messages[3].content[0].type` must be a string"),
+            (
+                user(json!([{"type": "text", "text": "See"}, {"type": "image", "source": {}}])),
+                "`messages[3].content[1]` of type \"image\" is not supported in a message of the user",
+            ),
+            (
+                user(
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]),
+                ),
+                "`messages[3].content[0].content[1]` must be a block of text",
+            ),
+            (
+                user(json!([{"type": "text", "text": "a"}, {"type": "tool_result", "content": "21"}])),
+                "`messages[3].content[1].tool_use_id` must be a string",
+            ),
+            (
+                assistant(json!([{"type": "tool_use", "id": "3", "name": "f", "input": [1]}])),
+                "`messages[3].content[0].input` must be an object",
+            ),
+        ] {
+            assert_eq!(refusal(conversation(last)), says);
+        }
+        assert_eq!(refusal(json!({"messages": []})), "`messages` must have at least one message");
+        let system = json!({"system": [{"type": "text", "text": "a"}, {"type": "image"}]});
+        assert_eq!(refusal(system), "`system[1]` must be a block of text");
+    }
+
+    #[test]
+    fn fields_have_the_names_that_the_client_knows() {
+        let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+        for (more, says) in [
+            (json!({"max_tokens": null}), "`max_tokens` is required"),
+            (json!({"max_tokens": 0}), "`max_tokens` must be a whole number >= 1"),
+            (json!({"stop_sequences": [""]}), "`stop_sequences` must not contain an empty string"),
+            (json!({"stop_sequences": 5}), "`stop_sequences` must be a string or a list"),
+            (json!({"tools": [{"name": "f"}]}), "`tools[0].input_schema` must be an object, a JSON schema"),
+            (json!({"tools": [tool, tool]}), "`tools[1].name` is the same as another tool's"),
+            (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "`tools[0].name` must be of letters"),
+            (
+                json!({"tools": [tool], "tool_choice": {"type": "tool"}}),
+                "`tool_choice.name` must be a string",
+            ),
+            (
+                json!({"tools": [tool], "tool_choice": {"type": "tool", "name": "g"}}),
+                "`tool_choice` names a tool",
+            ),
+            (
+                json!({"tool_choice": {"type": "required"}}),
+                "`tool_choice.type` must be one of auto, any, tool, none",
+            ),
+            (json!({"thinking": {"type": "much"}}), "`thinking.type` must be one of"),
+            (
+                json!({"output_config": {"format": {"type": "regex"}}}),
+                "`output_config.format.type` must be one of json_schema",
+            ),
+            (
+                json!({"output_config": {"format": {"type": "json_schema"}}}),
+                "`output_config.format.schema` must be an object",
+            ),
+            (
+                json!({"output_format": {"type": "json_schema", "schema": 5}}),
+                "`output_format.schema` must be an object",
+            ),
+            (json!({"metadata": {"user_id": 5}}), "`metadata.user_id` must be a string"),
+        ] {
+            let refused = refusal(more);
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    #[test]
+    fn fields_of_other_dialects_have_no_effect() {
+        let asked = parsed(json!({"stop": "x", "n": 7, "response_format": {"type": "regex"}, "betas": []}));
+        let params = asked.expect("valid").params;
+        assert_eq!((params.n, params.stop.len(), params.grammar), (1, 0, None));
+        assert_eq!(params.warnings.lines().len(), 3);
+    }
 }

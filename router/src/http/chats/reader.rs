@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use penstock_core::generation::TokenEvent;
 use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
+use serde_json::Value;
 
 use crate::telemetry::metrics;
 
@@ -15,6 +16,8 @@ pub struct Reading {
     pub reasoning: Option<&'static ReasoningFormat>,
     /// The functions that may be called.
     pub tools: Arc<[Tool]>,
+    /// Names of those whose argument is a text.
+    pub custom: Arc<[String]>,
     pub start: Start,
     /// Calls after the first are left out.
     pub is_single: bool,
@@ -58,12 +61,17 @@ impl Reading {
     /// Everything is content.
     pub fn plain() -> Self {
         let (calls, reasoning) = (None, None);
-        let (tools, start) = (Arc::new([]), Start::Content);
-        Self { calls, reasoning, tools, start, is_single: false, ids: Ids::Random }
+        let (tools, custom, start) = (Arc::new([]), Arc::new([]), Start::Content);
+        Self { calls, reasoning, tools, custom, start, is_single: false, ids: Ids::Random }
     }
 
     pub fn is_plain(&self) -> bool {
         self.calls.is_none() && self.reasoning.is_none()
+    }
+
+    /// Calls of this tool have a text for an argument.
+    pub fn is_custom(&self, name: &str) -> bool {
+        self.custom.iter().any(|custom| custom == name)
     }
 
     pub fn reader(&self) -> Reader {
@@ -71,6 +79,13 @@ impl Reading {
             .then(|| Parser::new(self.calls, self.reasoning, self.tools.clone(), self.start));
         Reader { reading: self.clone(), parser, has_calls: false }
     }
+}
+
+/// The text that a call of a custom tool has, out of its arguments.
+pub fn custom_input(arguments: &str) -> String {
+    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
+    let text = parsed.and_then(|parsed| parsed["input"].as_str().map(str::to_owned));
+    text.unwrap_or_else(|| arguments.to_owned())
 }
 
 /// Reads one answer.
@@ -114,6 +129,10 @@ impl Reader {
 
     pub fn id(&self, index: usize, name: &str) -> String {
         self.reading.ids.next(index, name)
+    }
+
+    pub fn is_custom(&self, name: &str) -> bool {
+        self.reading.is_custom(name)
     }
 
     fn kept(&mut self, mut deltas: Vec<Delta>) -> Vec<Delta> {

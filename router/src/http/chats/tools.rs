@@ -1,8 +1,9 @@
-//! The functions that a request brings, which of them the answer may or must call, and what that makes of its text.
-//! Dialects bring their tools into OpenAI's shape first.
+//! Which of a request's functions the answer may or must call, how the prompt shows them, and what that makes of the answer's
+//! text.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use penstock_core::constraint::GrammarSource;
 use penstock_core::prompt::Chat;
@@ -10,11 +11,12 @@ use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat};
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
+use crate::http::chats::functions::{Choice, Function, Shape, choice, functions};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
-use crate::http::error::ApiError;
-use crate::http::fields::{Fields, checked_name, shortened};
-use crate::http::request_fields::{self, Field};
+use crate::http::error::{ApiError, Place};
+use crate::http::fields::{Fields, shortened};
+use crate::http::request_fields;
 use crate::http::warnings::Warnings;
 
 const TOOLS: &str = request_fields::TOOLS.name;
@@ -36,12 +38,6 @@ pub struct Tools {
     tool_prompt: Option<String>,
 }
 
-#[derive(Debug)]
-struct Function {
-    callable: Callable,
-    is_strict: bool,
-}
-
 /// A request's tools, once its prompt is known: how its answers are read, and what they have to be.
 pub struct Bound {
     pub reading: Reading,
@@ -50,35 +46,44 @@ pub struct Bound {
 }
 
 impl Tools {
-    /// None: without tools, or `tool_choice` is `none`.
-    pub fn parse(fields: &Fields) -> Result<Option<Self>, ApiError> {
-        let given = match fields.tree(&request_fields::TOOLS)? {
-            Some(Value::Array(tools)) => tools,
-            _ => Vec::new(),
-        };
-        let mut functions = functions(&given)?;
+    /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`.
+    pub fn parse(fields: &Fields, shape: &Shape) -> Result<Option<Self>, ApiError> {
+        let functions = functions(fields, |tool| Function::read(tool, shape))?;
         let choice = choice(fields)?;
-        let known = |name: &str| {
+        let is_single = !fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
+        let tools = Self::of(functions, choice, is_single)?;
+        let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);
+        let tool_prompt = tool_prompt.filter(|text| !text.is_empty());
+        Ok(tools.map(|tools| Self { tool_prompt, ..tools }))
+    }
+
+    pub fn of(
+        mut functions: Vec<Function>,
+        choice: Choice,
+        is_single: bool,
+    ) -> Result<Option<Self>, ApiError> {
+        let known = |functions: &[Function], name: &str| {
             if functions.iter().any(|function| function.callable.name == name) {
                 return Ok(());
             }
-            let text = format!("`{CHOICE}` names a tool that is not in `{TOOLS}`: {}", shortened(name));
+            let text = format!("names a tool that is not in `{TOOLS}`: {}", shortened(name));
             Err(ApiError::invalid(CHOICE, text))
         };
-        let parallel = fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
-        let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);
-        let (mut is_required, mut is_single) = (false, !parallel);
+        // All are shown, whichever may be called.
+        let shown: Vec<Value> =
+            functions.iter_mut().map(|function| std::mem::take(&mut function.shown)).collect();
+        let (mut is_required, mut is_single) = (false, is_single);
         match choice {
             Choice::None => return Ok(None),
             Choice::Auto => {}
             Choice::Required => is_required = true,
             Choice::Function(name) => {
-                known(&name)?;
+                known(&functions, &name)?;
                 functions.retain(|function| function.callable.name == name);
                 (is_required, is_single) = (true, true);
             }
             Choice::Allowed { names, is_required: must } => {
-                names.iter().try_for_each(|name| known(name))?;
+                names.iter().try_for_each(|name| known(&functions, name))?;
                 let names: HashSet<String> = names.into_iter().collect();
                 functions.retain(|function| names.contains(&function.callable.name));
                 is_required = must;
@@ -86,18 +91,11 @@ impl Tools {
         }
         if functions.is_empty() {
             if is_required {
-                return Err(ApiError::invalid(CHOICE, format!("`{CHOICE}` \"required\" needs `{TOOLS}`")));
+                return Err(ApiError::invalid(CHOICE, format!("\"required\" needs `{TOOLS}`")));
             }
             return Ok(None);
         }
-        let tool_prompt = tool_prompt.filter(|text| !text.is_empty());
-        Ok(Some(Self {
-            shown: given.into_iter().map(as_shown).collect(),
-            functions,
-            is_required,
-            is_single,
-            tool_prompt,
-        }))
+        Ok(Some(Self { shown, functions, is_required, is_single, tool_prompt: None }))
     }
 
     /// Puts the tools where the model reads them: into the template, or behind the last message if that has no place
@@ -149,14 +147,13 @@ impl Tools {
             reasoning: formats.reasoning,
             tools: self.functions.iter().map(tool).collect(),
             start,
+            custom: self.custom(),
             is_single: self.is_single,
             ids: Ids::of(calls, calls_before),
         };
         let Some(format) = formats.calls else {
             if self.is_required {
-                let text = format!(
-                    "`{CHOICE}` cannot be followed: this server was started with --tool-call-parser none"
-                );
+                let text = "cannot be followed: this server was started with --tool-call-parser none";
                 return Err(ApiError::invalid(CHOICE, text));
             }
             return Ok(Bound { reading: reading(None), grammar: asked, grammar_is_optional: false });
@@ -196,33 +193,28 @@ impl Tools {
         let grammar = match calls.possible() {
             Ok(parts) => grammar(parts),
             Err(unbound) => {
-                let (at, why) = (place(&unbound.at), unbound.why);
+                let (at, why) = (Place::from(TOOLS).pointer(&unbound.at), unbound.why);
                 let format = format.name;
                 if is_strict {
                     let text = format!(
-                        "`{at}`: calls in this model's format ({format}) cannot be held to this schema: {why}. \
-                         Leave `strict` out, or make the answer a call by `{CHOICE}`"
+                        "calls in this model's format ({format}) cannot be held to it: {why}. \
+                         Leave `strict` or the grammar out, or make the answer a call by `{CHOICE}`"
                     );
-                    return Err(ApiError::invalid(TOOLS, text));
+                    return Err(ApiError::unusable(at, text));
                 }
-                warnings.no_effect(&at, &format!("on how calls are written ({format}): {why}"));
+                let why = format!("on how calls are written ({format}): {why}");
+                warnings.no_effect(&at.to_string(), &why);
                 None
             }
         };
         Ok(Bound { reading: reading(Some(format)), grammar, grammar_is_optional: !is_strict })
     }
-}
 
-/// A JSON pointer into the tools, as errors name places: `tools[0].function.parameters`.
-fn place(pointer: &str) -> String {
-    let mut place = TOOLS.to_owned();
-    for part in pointer.split('/').skip(1) {
-        match part.parse::<usize>() {
-            Ok(index) => place.push_str(&format!("[{index}]")),
-            Err(_) => place.push_str(&format!(".{part}")),
-        }
+    /// Names of those whose argument is a text.
+    fn custom(&self) -> Arc<[String]> {
+        let custom = self.functions.iter().filter(|function| function.is_custom);
+        custom.map(|function| function.callable.name.clone()).collect()
     }
-    place
 }
 
 /// What text may be instead of calls.
@@ -235,129 +227,10 @@ fn as_part(asked: &Asked) -> Result<Part, ApiError> {
         GrammarSource::Regex(expression) => Part::Regex(expression.clone()),
         GrammarSource::Choice(texts) => Part::Choice(texts.clone()),
         GrammarSource::Lark(_) | GrammarSource::Parts(_) => {
-            let text =
-                format!("`{}`: a grammar in Lark's notation is not supported beside `{TOOLS}`", asked.field);
-            return Err(ApiError::invalid(asked.field, text));
+            let text = format!("a grammar in Lark's notation is not supported beside `{TOOLS}`");
+            return Err(ApiError::unusable(Place::path(asked.field), text));
         }
     })
-}
-
-/// A tool as templates expect it: its schema under `parameters`, and no members that are null.
-fn as_shown(mut tool: Value) -> Value {
-    if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
-        function.retain(|_, value| !value.is_null());
-        if !function.contains_key("parameters")
-            && let Some(schema) = function.remove("arguments")
-        {
-            function.insert("parameters".to_owned(), schema);
-        }
-    }
-    tool
-}
-
-/// Letters and digits of any writing, and what joins the parts of names.
-fn is_part_of_a_name(character: char) -> bool {
-    character.is_alphanumeric() || "_-./:".contains(character)
-}
-
-fn functions(tools: &[Value]) -> Result<Vec<Function>, ApiError> {
-    let mut names = HashSet::with_capacity(tools.len());
-    let mut functions = Vec::with_capacity(tools.len());
-    for (index, tool) in tools.iter().enumerate() {
-        let wrong = |text: String| Err(ApiError::invalid(TOOLS, text));
-        if tool["type"] != "function" {
-            let text = format!("`{TOOLS}[{index}].type` must be \"function\"");
-            let given = tool["type"].to_string();
-            return Err(ApiError::invalid(TOOLS, text).given(shortened(&given)));
-        }
-        let function = &tool["function"];
-        let path = format!("{TOOLS}[{index}].function");
-        let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
-            return wrong(format!("`{path}.name` must be a string that is not empty"));
-        };
-        checked_name(TOOLS, &format!("{path}.name"), name)?;
-        if let Some(character) = name.chars().find(|character| !is_part_of_a_name(*character)) {
-            let text = format!("`{path}.name` must be of letters, digits and `_`, `-`, `.`, `/`, `:`");
-            return Err(ApiError::invalid(TOOLS, text).given(shortened(&character.to_string())));
-        }
-        if !names.insert(name) {
-            return wrong(format!("`{path}.name` is the same as another tool's"));
-        }
-        if !(function["description"].is_null() || function["description"].is_string()) {
-            return wrong(format!("`{path}.description` must be a string"));
-        }
-        if !(function["strict"].is_null() || function["strict"].is_boolean()) {
-            return wrong(format!("`{path}.strict` must be a boolean"));
-        }
-        // TGI's own clients say `arguments`. OpenAI allows for functions that take nothing.
-        for schema in ["parameters", "arguments"] {
-            if !(function[schema].is_null() || function[schema].is_object()) {
-                return wrong(format!("`{path}.{schema}` must be an object, a JSON schema"));
-            }
-        }
-        let schema = if function["parameters"].is_null() { "arguments" } else { "parameters" };
-        functions.push(Function {
-            callable: Callable {
-                name: name.to_owned(),
-                schema: function[schema].clone(),
-                at: format!("/{index}/function/{schema}"),
-            },
-            is_strict: function["strict"] == true,
-        });
-    }
-    Ok(functions)
-}
-
-enum Choice {
-    Auto,
-    None,
-    Required,
-    Function(String),
-    Allowed { names: Vec<String>, is_required: bool },
-}
-
-fn choice(fields: &Fields) -> Result<Choice, ApiError> {
-    const FIELD: &Field = &request_fields::TOOL_CHOICE;
-    let named = |name: &str| checked_name(FIELD.name, FIELD.name, name);
-    let wrong = |choice: &Value| {
-        let text = format!(
-            "`{CHOICE}` must be \"auto\", \"none\", \"required\", the name of a function, \
-             {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}, or {{\"type\": \"allowed_tools\", ...}}"
-        );
-        ApiError::invalid(CHOICE, text).given(shortened(&choice.to_string()))
-    };
-    let Some(given) = fields.tree(FIELD)? else { return Ok(Choice::Auto) };
-    if let Value::String(word) = &given {
-        return Ok(match word.as_str() {
-            "auto" => Choice::Auto,
-            "none" => Choice::None,
-            "required" => Choice::Required,
-            // TGI's way to name a function.
-            _ => {
-                named(word)?;
-                Choice::Function(word.clone())
-            }
-        });
-    }
-    // Beside `type`, as OpenAI's responses have it, or under it, as chats do.
-    let name_of = |choice: &Value| {
-        let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
-        name.filter(|_| choice["type"] == "function").map(str::to_owned)
-    };
-    if given["type"] == "allowed_tools" {
-        let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };
-        let is_required = match allowed["mode"].as_str() {
-            Some("required") => true,
-            Some("auto") => false,
-            _ => return Err(wrong(&given)),
-        };
-        let tools = allowed["tools"].as_array().ok_or_else(|| wrong(&given))?;
-        let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
-        return Ok(Choice::Allowed { names: names.ok_or_else(|| wrong(&given))?, is_required });
-    }
-    let name = name_of(&given).ok_or_else(|| wrong(&given))?;
-    named(&name)?;
-    Ok(Choice::Function(name))
 }
 
 #[cfg(test)]
@@ -368,7 +241,7 @@ mod tests {
 
     fn parsed(body: &str) -> Result<Option<Tools>, ApiError> {
         let limits = limits();
-        Tools::parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"))
+        Tools::parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"), &Shape::CHAT)
     }
 
     fn tools(more: &str) -> Tools {
@@ -446,10 +319,10 @@ mod tests {
             |function: &str| format!(r#"{{"tools": [{{"type": "function", "function": {function}}}]}}"#);
         for (body, text) in [
             (r#"{"tools": 5}"#.to_owned(), "`tools` must be a list. Given: 5"),
-            (r#"{"tools": [5]}"#.to_owned(), "`tools[0].type` must be"),
+            (r#"{"tools": [5]}"#.to_owned(), "`tools[0]` must be an object"),
             (
                 r#"{"tools": [{"type": "web_search"}]}"#.to_owned(),
-                "`tools[0].type` must be \"function\". Given: \"web_search\"",
+                "`tools[0].type` must be \"function\" or \"custom\": this server runs no tools of its own. Given: \"web_search\"",
             ),
             (r#"{"tools": [{"type": "function"}]}"#.to_owned(), "`tools[0].function.name` must be a string"),
             (one(r#"{"name": "f", "parameters": []}"#), "`tools[0].function.parameters` must be an object"),
@@ -578,6 +451,60 @@ mod tests {
         let required = Tools { is_required: true, ..strict };
         let (must, _) = bound(&required, &coder, None);
         assert_eq!(must.reading.calls.map(|format| format.name), Some("json"));
+    }
+
+    fn custom(format: &str, more: &str) -> Tools {
+        let body = format!(
+            r#"{{"tools": [{{"type": "custom", "custom": {{"name": "f", "format": {format}}}}}]{more}}}"#
+        );
+        parsed(&body).expect("valid").expect("tools")
+    }
+
+    const LARK: &str = r#"{"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: \"x\""}}"#;
+
+    #[test]
+    fn a_custom_tool_takes_a_text() {
+        let hermes = formats("hermes", "tools");
+        for (format, schema) in [
+            ("null", json!({"type": "string"})),
+            (r#"{"type": "text"}"#, json!({"type": "string"})),
+            (
+                r#"{"type": "grammar", "syntax": "regex", "definition": "a|b"}"#,
+                json!({"type": "string", "pattern": "^(?:a|b)$"}),
+            ),
+        ] {
+            let tools = custom(format, "");
+            assert_eq!(tools.functions[0].callable.schema["properties"]["input"], schema);
+            let (bound, warnings) = bound(&tools, &hermes, None);
+            assert!(bound.reading.is_custom("f") && bound.grammar.is_some() && warnings.is_empty());
+        }
+        let shown = &custom(LARK, "").shown[0]["function"];
+        assert!(
+            shown["parameters"]["properties"]["input"]["description"]
+                .as_str()
+                .expect("a text")
+                .contains("start")
+        );
+    }
+
+    #[test]
+    fn a_grammar_of_a_custom_tool_binds_or_is_refused() {
+        let coder = formats("qwen3_coder", "tools");
+        let tools = custom(LARK, "");
+        let (auto, _) = bound(&tools, &formats("hermes", "tools"), None);
+        assert!(auto.grammar.is_some() && !auto.grammar_is_optional);
+        let refused = tools.bind(&coder, Start::Content, 0, None, &mut Warnings::default());
+        let refused = refused.err().expect("it cannot be followed").to_string();
+        assert!(
+            refused.starts_with(
+                "`tools[0].custom.format.grammar.definition`: calls in this model's format (qwen3_coder)"
+            ),
+            "{refused}"
+        );
+        // A call that has to be is written in JSON.
+        let (must, warnings) = bound(&custom(LARK, r#", "tool_choice": "required""#), &coder, None);
+        assert_eq!(must.reading.calls.map(|format| format.name), Some("json"));
+        assert!(must.grammar.is_some() && warnings.is_empty());
     }
 
     #[test]

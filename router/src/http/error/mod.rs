@@ -3,6 +3,7 @@
 //! address, no library's own words. Errors from below have no words at all (`FieldNames` gives them those of a dialect).
 
 mod cause;
+mod place;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use cause::{Cause, Entry};
+pub use place::Place;
 
 use penstock_core::constraint::GrammarError;
 use penstock_core::generation::{GenerationFailure, InvalidRequest, Part};
@@ -61,22 +63,51 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     pub cause: Cause,
-    text: String,
+    /// What is wrong, where one place is. Boxed: errors are handed on by value.
+    place: Option<Box<Place>>,
+    says: Says,
     /// What the client gave; ends the message.
     given: Option<String>,
-    /// The field that is wrong.
-    field: Option<Cow<'static, str>>,
+    /// Parts of the request that the place is in, the inner one first.
+    within: Vec<Place>,
     retry_after: Option<Duration>,
 }
 
+/// What the message says; with the place, or of several.
+#[derive(Clone, Debug, PartialEq)]
+enum Says {
+    /// What follows the place, such as "must be true or false".
+    Predicate(Cow<'static, str>),
+    /// What follows the place and a colon.
+    Reason(String),
+    /// The whole sentence.
+    Sentence(Cow<'static, str>),
+}
+
 impl ApiError {
-    pub fn new(cause: Cause, text: impl Into<String>) -> Self {
-        Self { cause, text: text.into(), given: None, field: None, retry_after: None }
+    fn saying(cause: Cause, place: Option<Place>, says: Says) -> Self {
+        let place = place.map(Box::new);
+        Self { cause, place, says, given: None, within: Vec::new(), retry_after: None }
     }
 
-    /// The content of `field` cannot be served.
-    pub fn invalid(field: impl Into<Cow<'static, str>>, text: impl Into<String>) -> Self {
-        Self { field: Some(field.into()), ..Self::new(Cause::Validation, text) }
+    /// An error that is about no field.
+    pub fn new(cause: Cause, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::saying(cause, None, Says::Sentence(text.into()))
+    }
+
+    /// What is at `place` cannot be served. `predicate` follows its name: "must be true or false".
+    pub fn invalid(place: impl Into<Place>, predicate: impl Into<Cow<'static, str>>) -> Self {
+        Self::saying(Cause::Validation, Some(place.into()), Says::Predicate(predicate.into()))
+    }
+
+    /// The same, of something that has words of its own for what is wrong.
+    pub fn unusable(place: impl Into<Place>, reason: impl Into<String>) -> Self {
+        Self::saying(Cause::Validation, Some(place.into()), Says::Reason(reason.into()))
+    }
+
+    /// Several fields together cannot be served, of which `place` is to blame.
+    pub fn together(place: impl Into<Place>, sentence: impl Into<Cow<'static, str>>) -> Self {
+        Self::saying(Cause::Validation, Some(place.into()), Says::Sentence(sentence.into()))
     }
 
     /// Says what was given instead.
@@ -85,28 +116,18 @@ impl ApiError {
     }
 
     pub fn not_supported_yet(field: &'static str) -> Self {
-        Self::invalid(field, format!("`{field}` is not supported yet"))
+        Self::invalid(field, "is not supported yet")
     }
 
     /// No LoRA adapter can be loaded yet, so that any is unknown.
     pub fn unknown_adapter(given: &str) -> Self {
-        Self::invalid("adapter_id", "`adapter_id` names no loaded adapter").given(given)
+        Self::invalid("adapter_id", "names no loaded adapter").given(given)
     }
 
-    /// Says in which part of the request the field is.
-    pub fn within(self, path: &str) -> Self {
-        Self { text: format!("{path}: {}", self.text), ..self }
-    }
-
-    /// In the words of a dialect whose requests were brought into another's: pairs of that one's name and its own.
-    pub fn renamed(self, names: &[(&'static str, &'static str)]) -> Self {
-        let renamed = |field: Cow<'static, str>| {
-            names.iter().find(|(from, _)| *from == field).map_or(field, |(_, to)| Cow::Borrowed(*to))
-        };
-        let text = names
-            .iter()
-            .fold(self.text, |text, (from, to)| text.replace(&format!("`{from}"), &format!("`{to}")));
-        Self { field: self.field.map(renamed), text, ..self }
+    /// Says in which part of the request the place is.
+    pub fn within(mut self, part: Place) -> Self {
+        self.within.push(part);
+        self
     }
 
     /// A bug.
@@ -114,11 +135,11 @@ impl ApiError {
         Self::new(Cause::Internal, "an internal error; the server's log has more")
     }
 
-    pub fn unavailable(reason: impl Into<String>) -> Self {
+    pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unavailable, reason) }
     }
 
-    pub fn unhealthy(reason: impl Into<String>) -> Self {
+    pub fn unhealthy(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unhealthy, reason) }
     }
 
@@ -148,12 +169,19 @@ impl ApiError {
 
     /// What the log may say of it: not what the client wrote where a text belongs, and no more than a line.
     pub fn for_log(&self) -> String {
-        let of_text = |field: &str| ["inputs", "prompt", "messages", "instances"].contains(&field);
+        let of_text = |field: &str| TEXTS.contains(&field);
         let message = match &self.given {
-            Some(_) if self.field.as_deref().is_some_and(of_text) => format!("{}.", self.text),
+            Some(_) if self.param().is_some_and(of_text) => {
+                format!("{}.", Self { given: None, ..self.clone() })
+            }
             _ => self.to_string(),
         };
         shortened_to(LOGGED, &message).into_owned()
+    }
+
+    /// The field that is wrong.
+    pub fn param(&self) -> Option<&str> {
+        self.place.as_deref().map(Place::field)
     }
 
     /// The JSON of it: a body, or the data of a stream's last event.
@@ -167,7 +195,7 @@ impl ApiError {
                 error: OpenAiDetail {
                     message: &self.to_string(),
                     r#type: self.cause.entry().openai_type,
-                    param: self.field.as_deref(),
+                    param: self.param(),
                     code: self.cause.code(),
                     http_status_code: self.cause.status().as_u16(),
                 },
@@ -177,7 +205,7 @@ impl ApiError {
                 error: AnthropicDetail {
                     kind: anthropic_type(family.status(self.cause)),
                     message: &self.to_string(),
-                    param: self.field.as_deref(),
+                    param: self.param(),
                 },
             }),
         };
@@ -187,13 +215,24 @@ impl ApiError {
 
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)?;
+        for part in self.within.iter().rev() {
+            write!(f, "{part}: ")?;
+        }
+        match (&self.place, &self.says) {
+            (Some(place), Says::Predicate(predicate)) => write!(f, "`{place}` {predicate}")?,
+            (Some(place), Says::Reason(reason)) => write!(f, "`{place}`: {reason}")?,
+            (None, Says::Predicate(text)) | (_, Says::Sentence(text)) => f.write_str(text)?,
+            (None, Says::Reason(reason)) => f.write_str(reason)?,
+        }
         match &self.given {
             Some(given) => write!(f, ". Given: {given}"),
             None => Ok(()),
         }
     }
 }
+
+/// Fields that hold what a client's users wrote.
+const TEXTS: [&str; 7] = ["inputs", "prompt", "messages", "instances", "input", "instructions", "system"];
 
 /// Characters of a message that are logged.
 const LOGGED: usize = 500;
@@ -210,14 +249,18 @@ pub struct FieldNames {
     pub prompt: &'static str,
     pub max_new_tokens: &'static str,
     pub grammar: &'static str,
+    pub stop: &'static str,
 }
 
 impl FieldNames {
-    pub const TGI: Self = Self { prompt: "inputs", max_new_tokens: "max_new_tokens", grammar: "grammar" };
+    pub const TGI: Self =
+        Self { prompt: "inputs", max_new_tokens: "max_new_tokens", grammar: "grammar", stop: "stop" };
     pub const CHAT: Self =
-        Self { prompt: "messages", max_new_tokens: "max_tokens", grammar: "response_format" };
-    pub const COMPLETION: Self =
-        Self { prompt: "prompt", max_new_tokens: "max_tokens", grammar: "response_format" };
+        Self { prompt: "messages", max_new_tokens: "max_tokens", grammar: "response_format", stop: "stop" };
+    pub const COMPLETION: Self = Self { prompt: "prompt", ..Self::CHAT };
+    pub const RESPONSES: Self =
+        Self { prompt: "input", max_new_tokens: "max_output_tokens", grammar: "text.format", stop: "stop" };
+    pub const MESSAGES: Self = Self { grammar: "output_config.format", stop: "stop_sequences", ..Self::CHAT };
 
     /// A failure in the dialect's words.
     pub fn error(&self, failure: impl Into<GenerationFailure>) -> ApiError {
@@ -225,7 +268,7 @@ impl FieldNames {
         match failure.into() {
             GenerationFailure::Invalid(invalid) => self.invalid(invalid),
             GenerationFailure::Grammar(GrammarError::Invalid(why)) => {
-                ApiError::invalid(self.grammar, format!("`{}`: {why}", self.grammar))
+                ApiError::unusable(Place::path(self.grammar), why.to_string())
             }
             GenerationFailure::Grammar(GrammarError::Busy(why)) => ApiError::unavailable(why),
             GenerationFailure::Grammar(GrammarError::Internal(why)) => {
@@ -237,7 +280,7 @@ impl FieldNames {
             }
             GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
             GenerationFailure::Prompt(PromptError::Template(text)) => {
-                ApiError::new(Cause::Template, shortened_to(RAISED, &text))
+                ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
             }
             GenerationFailure::Refused(Refused::Full { retry_after }) => {
                 retry(ApiError::new(Cause::Overloaded, "Model is overloaded"), retry_after)
@@ -288,23 +331,18 @@ impl FieldNames {
     fn invalid(&self, invalid: InvalidRequest) -> ApiError {
         let Self { prompt, max_new_tokens, .. } = *self;
         match invalid {
-            InvalidRequest::EmptyStop => ApiError::invalid("stop", "`stop` must not have an empty string"),
-            InvalidRequest::EmptyPrompt => {
-                ApiError::invalid(prompt, format!("`{prompt}` must have at least 1 token")).given("0")
-            }
+            InvalidRequest::EmptyStop => ApiError::invalid(self.stop, "must not have an empty string"),
+            InvalidRequest::EmptyPrompt => ApiError::invalid(prompt, "must have at least 1 token").given("0"),
             InvalidRequest::PromptTokens { limit, given } => {
                 self.too_long(limit as usize).given(given.to_string())
             }
             InvalidRequest::TokenId { limit, given } => {
-                let text = format!("`{prompt}` token ids must be < {limit}, the vocabulary's size");
+                let text = format!("token ids must be < {limit}, the vocabulary's size");
                 ApiError::invalid(prompt, text).given(given.to_string())
             }
-            InvalidRequest::NoNewTokens => {
-                ApiError::invalid(max_new_tokens, format!("`{max_new_tokens}` must be >= 1")).given("0")
-            }
+            InvalidRequest::NoNewTokens => ApiError::invalid(max_new_tokens, "must be >= 1").given("0"),
             InvalidRequest::NewTokens { limit, given } => {
-                let text =
-                    format!("`{max_new_tokens}` must be <= {limit}, the positions of the model's decoder");
+                let text = format!("must be <= {limit}, the positions of the model's decoder");
                 ApiError::invalid(max_new_tokens, text).given(given.to_string())
             }
             InvalidRequest::TotalTokens { limit, prompt: length, new, blames } => {
@@ -314,45 +352,39 @@ impl FieldNames {
                 };
                 let text = format!("`{prompt}` tokens + `{max_new_tokens}` must be <= {limit}");
                 let given = format!("{length} `{prompt}` tokens and {new} `{max_new_tokens}`");
-                ApiError::invalid(field, text).given(given)
+                ApiError::together(field, text).given(given)
             }
             InvalidRequest::MinNewTokens { limit, given } => {
-                let text = format!("`min_tokens` must be <= {limit}, the most that may be generated");
+                let text = format!("must be <= {limit}, the most that may be generated");
                 ApiError::invalid("min_tokens", text).given(given.to_string())
             }
         }
     }
 
     fn too_long(&self, limit: usize) -> ApiError {
-        let prompt = self.prompt;
-        ApiError::invalid(prompt, format!("`{prompt}` must have <= {limit} tokens"))
+        ApiError::invalid(self.prompt, format!("must have <= {limit} tokens"))
     }
 }
 
 /// Its fields have one name in all dialects.
 fn invalid_chat(invalid: &InvalidChat) -> ApiError {
-    const VARIABLES: &str = "chat_template_kwargs";
-    const TEMPLATE: &str = "chat_template_kwargs.chat_template";
-    const DOCUMENTS: &str = "chat_template_kwargs.documents";
+    let variables = Place::from("chat_template_kwargs");
+    let template = variables.member("chat_template");
     match invalid {
         InvalidChat::ReservedVariable { name } => {
-            ApiError::invalid(VARIABLES, format!("`{VARIABLES}` must not have `{name}`"))
+            ApiError::invalid(variables, format!("must not have `{name}`"))
         }
-        InvalidChat::ContinuesAndBegins => ApiError::invalid(
-            "continue_final_message",
-            "`continue_final_message` and `add_generation_prompt` must not both be true",
-        ),
+        InvalidChat::ContinuesAndBegins => {
+            ApiError::invalid("continue_final_message", "and `add_generation_prompt` must not both be true")
+        }
         InvalidChat::Documents => {
-            ApiError::invalid(DOCUMENTS, format!("`{DOCUMENTS}` must be a list of objects"))
+            ApiError::invalid(variables.member("documents"), "must be a list of objects")
         }
-        InvalidChat::TemplateName => {
-            ApiError::invalid(TEMPLATE, format!("`{TEMPLATE}` must be the name of a chat template"))
-        }
+        InvalidChat::TemplateName => ApiError::invalid(template, "must be the name of a chat template"),
         InvalidChat::UnknownTemplate { known } => {
             let known = known.join("`, `");
-            let text =
-                format!("`{TEMPLATE}` must be the name of one of the model's chat templates: `{known}`");
-            ApiError::invalid(TEMPLATE, text)
+            let text = format!("must be the name of one of the model's chat templates: `{known}`");
+            ApiError::invalid(template, text)
         }
     }
 }
@@ -425,7 +457,7 @@ mod tests {
 
     #[test]
     fn tgi_routes_get_two_strings() {
-        let error = ApiError::invalid("top_p", "`top_p` must be > 0");
+        let error = ApiError::invalid("top_p", "must be > 0");
         assert_eq!(
             body(&error, Family::Tgi),
             json!({"error": "Input validation error: `top_p` must be > 0", "error_type": "validation"})
@@ -464,7 +496,7 @@ mod tests {
         assert_eq!(body["error"]["type"], "invalid_request_error");
         assert_eq!(body["error"]["param"], "max_completion_tokens");
         assert_eq!(body["error"]["code"], "validation");
-        assert_eq!(names.error(too_many(Part::Prompt)).field.as_deref(), Some("messages"));
+        assert_eq!(names.error(too_many(Part::Prompt)).param(), Some("messages"));
     }
 
     #[test]
@@ -528,10 +560,10 @@ mod tests {
 
     #[test]
     fn the_log_does_not_repeat_a_text_of_the_client() {
-        let error = ApiError::invalid("prompt", "`prompt` must be a string").given("{\"a secret\": 1}");
+        let error = ApiError::invalid("prompt", "must be a string").given("{\"a secret\": 1}");
         assert_eq!(error.for_log(), "`prompt` must be a string.");
         assert_eq!(error.to_string(), "`prompt` must be a string. Given: {\"a secret\": 1}");
-        let error = ApiError::invalid("top_p", "`top_p` must be <= 1").given("7");
+        let error = ApiError::invalid("top_p", "must be <= 1").given("7");
         assert_eq!(error.for_log(), "`top_p` must be <= 1. Given: 7");
     }
 

@@ -6,33 +6,33 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
-use penstock_core::generation::{Done, FinishReason, GenerationRequest, Input, TextToken, TokenEvent};
+use penstock_core::generation::{Done, FinishReason, TextToken, TokenEvent};
 use penstock_core::prompt::{Chat, Prompt};
-use penstock_output::Start;
 use penstock_proto::ids::TokenId;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::http::chats::reader::{Reader, Reading};
-use crate::http::chats::tools::{Bound, Tools};
-use crate::http::error::{ApiError, Family, FieldNames};
+use crate::http::chats::functions::Shape;
+use crate::http::chats::object::{Object, objects};
+use crate::http::chats::reader::{Reader, Reading, custom_input};
+use crate::http::chats::request::{ChatRequest, Prepared};
+use crate::http::chats::tools::Tools;
+use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::{Fields, shortened};
 use crate::http::openai::choices::Choices;
-use crate::http::openai::params::{GenerationParams, max_tokens};
+use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
-use crate::http::response::json;
+use crate::http::response::json as json_response;
 use crate::http::sse::Encoder;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::Warnings;
 use crate::http::{Loaded, Server, body};
-
-const NAMES: FieldNames = FieldNames::CHAT;
 
 pub async fn chat_completions(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::OpenAi, answer).await
@@ -45,9 +45,9 @@ pub fn text_request(
     loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<TextRequest, ApiError> {
-    let mut asked = ChatRequest::parse(fields, served)?;
+    let mut asked = parse(fields, served)?;
     if asked.params.n > 1 {
-        return Err(ApiError::invalid("n", "`n` must be 1 on this route"));
+        return Err(ApiError::invalid("n", "must be 1 on this route"));
     }
     for (name, given) in [("stream", asked.params.stream), ("logprobs", asked.logprobs)] {
         if given {
@@ -60,11 +60,6 @@ pub fn text_request(
     Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings })
 }
 
-/// A chat with its prompt, for dialects that make chats of their own requests. Its warnings are not settled yet.
-pub fn prepared(fields: &Fields, server: &Server, client: &CancellationToken) -> Result<Prepared, ApiError> {
-    ChatRequest::parse(fields, &server.config.model_id)?.prepare(server.loaded()?, client)
-}
-
 /// What `/chat_tokenize` needs of a chat: its prompt, of which nothing else is asked.
 pub fn rendered(
     fields: &Fields,
@@ -72,189 +67,147 @@ pub fn rendered(
     loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<(String, Warnings), ApiError> {
-    let mut asked = ChatRequest::parse(fields, served)?;
+    let mut asked = parse(fields, served)?;
     let text = asked.render(loaded, client)?;
     Ok((text, asked.params.warnings.settle(fields.limits())?))
 }
 
-/// A request of this dialect, but for its prompt.
-struct ChatRequest {
-    params: GenerationParams,
-    chat: Chat,
-    tools: Option<Tools>,
-    max_tokens: Option<u32>,
-    logprobs: bool,
-    top_logprobs: u32,
-}
-
-/// A request with its prompt.
-pub struct Prepared {
-    pub params: GenerationParams,
-    pub request: GenerationRequest,
-    pub logprobs: bool,
-    /// How its answers are read.
-    pub reading: Reading,
-    pub prompt_characters: usize,
-}
-
-impl ChatRequest {
-    fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
-        let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
-        let Value::Array(messages) = messages else { unreachable!("the table says that it is a list") };
-        check(&messages)?;
-        let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
-            Some(Value::Object(variables)) => variables,
-            _ => Default::default(),
-        };
-        let mut variables = variables;
-        if let Some(effort) = fields.text(&request_fields::REASONING_EFFORT)? {
-            // As templates call them; one that a request gives itself goes before.
-            if effort == "none" {
-                variables.entry("enable_thinking").or_insert(Value::Bool(false));
-            }
-            variables.entry("reasoning_effort").or_insert(effort.into_owned().into());
-        }
-        let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
-        if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
-            return Err(ApiError::invalid("best_of", "`best_of` is not supported for chats; `n` is"));
-        }
-        let logprobs = fields.boolean(&request_fields::LOGPROBS)?.unwrap_or(false);
-        let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
-        if top_logprobs > 0 && !logprobs {
-            params.warnings.no_effect("top_logprobs", "without `logprobs`");
-            top_logprobs = 0;
-        }
-        let tools = Tools::parse(fields)?;
-        Ok(Self {
-            params,
-            tools,
-            chat: Chat {
-                messages,
-                continue_final_message: fields.boolean(&request_fields::CONTINUE_FINAL_MESSAGE)?,
-                add_generation_prompt: fields.boolean(&request_fields::ADD_GENERATION_PROMPT)?,
-                tools: None,
-                variables,
-            },
-            max_tokens: max_tokens(fields, &request_fields::MAX_TOKENS)?,
-            logprobs,
-            top_logprobs,
-        })
+fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
+    let messages = messages(fields)?;
+    let mut variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
+        Some(Value::Object(variables)) => variables,
+        _ => Map::new(),
+    };
+    if let Some(effort) = fields.text(&request_fields::REASONING_EFFORT)? {
+        reason_with(&effort, &mut variables);
     }
+    let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
+    if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
+        return Err(ApiError::invalid("best_of", "is not supported for chats; `n` is"));
+    }
+    let logprobs = fields.boolean(&request_fields::LOGPROBS)?.unwrap_or(false);
+    let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
+    if top_logprobs > 0 && !logprobs {
+        params.warnings.no_effect("top_logprobs", "without `logprobs`");
+        top_logprobs = 0;
+    }
+    let tools = Tools::parse(fields, &Shape::CHAT)?;
+    Ok(ChatRequest {
+        params,
+        tools,
+        chat: Chat {
+            messages,
+            continue_final_message: fields.boolean(&request_fields::CONTINUE_FINAL_MESSAGE)?,
+            add_generation_prompt: fields.boolean(&request_fields::ADD_GENERATION_PROMPT)?,
+            tools: None,
+            variables,
+        },
+        max_tokens: max_tokens(fields, &request_fields::MAX_TOKENS)?,
+        logprobs,
+        top_logprobs,
+        names: FieldNames { max_new_tokens: max_tokens_name(fields), ..FieldNames::CHAT },
+    })
 }
 
-impl ChatRequest {
-    fn render(&mut self, loaded: &Loaded, client: &CancellationToken) -> Result<String, ApiError> {
-        if let Some(tools) = &self.tools {
-            tools.show(&mut self.chat, &loaded.chats);
-        }
-        loaded.serving.prompt.render(&self.chat, client).map_err(|error| NAMES.error(error))
+/// As templates call it; a variable that a request gives itself goes before.
+pub fn reason_with(effort: &str, variables: &mut Map<String, Value>) {
+    if effort == "none" {
+        variables.entry("enable_thinking").or_insert(Value::Bool(false));
     }
-
-    /// The warnings are not settled yet.
-    fn prepare(mut self, loaded: &Loaded, client: &CancellationToken) -> Result<Prepared, ApiError> {
-        let rendered = self.render(loaded, client)?;
-        let formats = &loaded.chats;
-        let prompt_characters = rendered.chars().count();
-        let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
-        let bound = match &self.tools {
-            Some(tools) => {
-                let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
-                let before = self.chat.messages.iter().map(calls).sum();
-                let asked = self.params.grammar.take();
-                tools.bind(formats, start, before, asked, &mut self.params.warnings)?
-            }
-            None => Bound {
-                reading: Reading { reasoning: formats.reasoning, start, ..Reading::plain() },
-                grammar: self.params.grammar.take(),
-                grammar_is_optional: false,
-            },
-        };
-        self.params.grammar = bound.grammar;
-        let request = self.params.request(Input::Rendered(rendered), self.max_tokens);
-        let grammar_is_optional = bound.grammar_is_optional;
-        let request = GenerationRequest { top_tokens: self.top_logprobs, grammar_is_optional, ..request };
-        let (params, logprobs, reading) = (self.params, self.logprobs, bound.reading);
-        Ok(Prepared { params, request, logprobs, reading, prompt_characters })
-    }
+    variables.entry("reasoning_effort").or_insert(effort.into());
 }
 
-/// Every message is an object with a role, and content that a template can read.
-fn check(messages: &[Value]) -> Result<(), ApiError> {
-    let wrong = |text: String| Err(ApiError::invalid("messages", text));
+/// The conversation. Every message is an object with a role, and content that a template can read.
+fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+    let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
+    let Value::Array(mut messages) = messages else { unreachable!("the table says that it is a list") };
+    let place = Place::from(request_fields::MESSAGES.name);
     if messages.is_empty() {
-        return wrong("`messages` must have at least one message".into());
+        return Err(ApiError::invalid(place, "must have at least one message"));
     }
-    for (index, message) in messages.iter().enumerate() {
-        let Some(message) = message.as_object() else {
-            return wrong(format!("`messages[{index}]` must be an object"));
-        };
-        if !message.get("role").is_some_and(Value::is_string) {
-            return wrong(format!("`messages[{index}].role` must be a string"));
-        }
-        check_calls(index, message.get("tool_calls"))?;
+    for message in objects(&place, &messages) {
+        let message = message?;
+        message.text("role")?;
+        check_calls(&message)?;
         match message.get("content") {
             Some(Value::String(_)) => {}
-            Some(Value::Array(parts)) => check_parts(index, parts)?,
-            None | Some(Value::Null) => {
-                let calls = message.get("tool_calls").is_some_and(|calls| !calls.is_null());
-                if !calls {
-                    return wrong(format!("`messages[{index}].content` is required"));
-                }
-            }
-            Some(_) => {
-                return wrong(format!("`messages[{index}].content` must be a string or a list of parts"));
-            }
+            Some(Value::Array(parts)) => check_parts(&message.at("content"), parts)?,
+            None if message.get("tool_calls").is_some() => {}
+            None => return Err(message.wrong("content", "is required")),
+            Some(_) => return Err(message.wrong("content", "must be a string or a list of parts")),
         }
     }
-    Ok(())
+    for message in &mut messages {
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        calls.into_iter().flatten().for_each(as_function);
+    }
+    Ok(messages)
 }
 
 /// Earlier calls, as templates read them.
-fn check_calls(message: usize, calls: Option<&Value>) -> Result<(), ApiError> {
-    let Some(calls) = calls.filter(|calls| !calls.is_null()) else { return Ok(()) };
-    let name = format!("messages[{message}].tool_calls");
-    let wrong = |text: String| Err(ApiError::invalid("messages", text));
-    let Some(calls) = calls.as_array() else { return wrong(format!("`{name}` must be a list")) };
-    for (index, call) in calls.iter().enumerate() {
-        let function = &call["function"];
+fn check_calls(message: &Object) -> Result<(), ApiError> {
+    let Some(calls) = message.get("tool_calls") else { return Ok(()) };
+    let calls = calls.as_array().ok_or_else(|| message.wrong("tool_calls", "must be a list"))?;
+    for call in objects(&message.at("tool_calls"), calls) {
+        let call = call?;
+        if call.value("type") == "custom" {
+            let custom = Object::of(call.at("custom"), call.value("custom"))?;
+            custom.text("name")?;
+            custom.text("input")?;
+            continue;
+        }
+        let function = call.value("function");
+        let at = call.at("function");
         if !function["name"].is_string() {
-            return wrong(format!("`{name}[{index}].function.name` must be a string"));
+            return Err(ApiError::invalid(at.member("name"), "must be a string"));
         }
         let arguments = &function["arguments"];
         if !(arguments.is_string() || arguments.is_object() || arguments.is_null()) {
-            return wrong(format!("`{name}[{index}].function.arguments` must be a string or an object"));
+            return Err(ApiError::invalid(at.member("arguments"), "must be a string or an object"));
         }
     }
     Ok(())
 }
 
-fn check_parts(message: usize, parts: &[Value]) -> Result<(), ApiError> {
+/// An earlier call of a custom tool, as the call of a function that templates know.
+fn as_function(call: &mut Value) {
+    if call["type"] == "custom" {
+        let Value::Object(custom) = call["custom"].take() else { return };
+        let arguments = json!({"input": custom.get("input")});
+        *call = json!({"id": call["id"].take(), "type": "function",
+                       "function": {"name": custom.get("name"), "arguments": arguments}});
+    }
+}
+
+fn check_parts(place: &Place, parts: &[Value]) -> Result<(), ApiError> {
     for (index, part) in parts.iter().enumerate() {
-        let name = format!("messages[{message}].content[{index}]");
-        let wrong = |text: String| Err(ApiError::invalid("messages", text));
+        let place = place.entry(index);
         match part.get("type").and_then(Value::as_str) {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
-            Some("text") => return wrong(format!("`{name}.text` must be a string")),
-            Some(other) => {
-                let other = shortened(other);
-                return wrong(format!("`{name}` of type {other:?} is not supported yet: only text is"));
-            }
-            None => return wrong(format!("`{name}.type` must be a string")),
+            Some("text") => return Err(ApiError::invalid(place.member("text"), "must be a string")),
+            Some(other) => return Err(no_text(place, other)),
+            None => return Err(ApiError::invalid(place.member("type"), "must be a string")),
         }
     }
     Ok(())
+}
+
+/// A part of a message that is no text.
+pub fn no_text(place: Place, kind: &str) -> ApiError {
+    ApiError::invalid(place, format!("of type {:?} is not supported yet: only text is", shortened(kind)))
 }
 
 async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     // Parsed, rendered and let go of in one go: the messages take many times the memory of the body.
     let prepared = body::parse_apart(context.server(), body, move |fields, server, client| {
-        let mut prepared = prepared(fields, server, client)?;
+        let asked = parse(fields, &server.config.model_id)?;
+        let mut prepared = asked.prepare(server.loaded()?, client)?;
         prepared.params.warnings = prepared.params.warnings.settle(fields.limits())?;
         Ok(prepared)
     });
-    let Prepared { params, request, logprobs, reading, prompt_characters } = prepared.await?;
-    let mut choices = Choices::start(&context, vec![request], &params, params.n, NAMES).await?;
+    let Prepared { params, request, logprobs, reading, prompt_characters, names } = prepared.await?;
+    let mut choices = Choices::start(&context, vec![request], &params, params.n, names).await?;
     choices.first().await?;
     context.began();
     let head = AnswerHead::new("chatcmpl", params.model);
@@ -285,7 +238,8 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         finish_reason: reason(done, !read.calls.is_empty()),
     });
     let choices: Vec<_> = choices.collect();
-    let mut response = json(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
+    let mut response =
+        json_response(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
     context.head(&mut response, prompt_characters);
     totals(response.headers_mut(), all());
     Ok(response)
@@ -302,7 +256,10 @@ fn reason(done: &Done, has_calls: bool) -> Reason {
 /// A whole answer as it is read.
 struct Read {
     answer: penstock_output::Answer,
+    /// Their ids.
     calls: Vec<String>,
+    /// Tools whose calls are told as text.
+    custom: Arc<[String]>,
 }
 
 impl Read {
@@ -314,16 +271,17 @@ impl Read {
         }
         reader.finish().iter().for_each(|delta| answer.add(delta));
         let ids = answer.calls.iter().enumerate().map(|(index, call)| reader.id(index, &call.name));
-        Self { calls: ids.collect(), answer }
+        Self { calls: ids.collect(), answer, custom: reading.custom.clone() }
     }
 
     fn message(&self) -> Message<'_> {
         let penstock_output::Answer { content, reasoning, calls } = &self.answer;
-        let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| Call {
-            index,
-            id: Some(id.clone()),
-            kind: CallKind::Function,
-            function: FunctionCall { name: Some(call.name.clone()), arguments: call.arguments.clone() },
+        let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| {
+            let (id, name) = (Some(id.clone()), call.name.clone());
+            if self.custom.contains(&call.name) {
+                return Call::custom(index, id, name, &call.arguments);
+            }
+            Call::function(index, id, Some(name), call.arguments.clone())
         };
         let reasoning = (!reasoning.is_empty()).then_some(&**reasoning);
         Message {
@@ -352,6 +310,8 @@ struct ChatChunks {
 struct ChoiceStream {
     has_begun: bool,
     reader: Reader,
+    /// The open call of a custom tool: its name, and its arguments until now.
+    custom: Option<(String, String)>,
     /// Every token has a chunk: nothing is held back.
     is_plain: bool,
     /// Of tokens whose text is held back.
@@ -363,6 +323,7 @@ impl ChoiceStream {
         Self {
             has_begun: false,
             reader: reading.reader(),
+            custom: None,
             is_plain: reading.is_plain(),
             logprobs: Vec::new(),
         }
@@ -420,17 +381,23 @@ impl ChatChunks {
     fn tell(&mut self, index: usize, deltas: Vec<penstock_output::Delta>, encoder: &mut Encoder) {
         use penstock_output::Delta as Read;
         for delta in deltas {
-            let call = |index, id, name, arguments| Delta {
-                content: None,
-                tool_calls: Some([Call {
-                    index,
-                    id,
-                    kind: CallKind::Function,
-                    function: FunctionCall { name, arguments },
-                }]),
-                ..Delta::default()
-            };
+            let told = |call| Delta { content: None, tool_calls: Some([call]), ..Delta::default() };
+            let choice = &mut self.choices[index];
             let delta = match &delta {
+                // The text of a custom tool is inside of JSON: told when it has ended.
+                Read::CallBegins { name, .. } if choice.reader.is_custom(name) => {
+                    choice.custom = Some((name.clone(), String::new()));
+                    continue;
+                }
+                Read::Arguments { json, .. } if choice.custom.is_some() => {
+                    choice.custom.iter_mut().for_each(|(_, arguments)| arguments.push_str(json));
+                    continue;
+                }
+                Read::CallEnds { index: nth, .. } if choice.custom.is_some() => {
+                    let Some((name, arguments)) = choice.custom.take() else { continue };
+                    let id = choice.reader.id(*nth, &name);
+                    told(Call::custom(*nth, Some(id), name, &arguments))
+                }
                 Read::Content(text) => Delta { content: Some(text), ..Delta::default() },
                 Read::Reasoning(text) => Delta {
                     content: None,
@@ -439,10 +406,10 @@ impl ChatChunks {
                     ..Delta::default()
                 },
                 Read::CallBegins { index: nth, name } => {
-                    let id = self.choices[index].reader.id(*nth, name);
-                    call(*nth, Some(id), Some(name.clone()), String::new())
+                    let id = choice.reader.id(*nth, name);
+                    told(Call::function(*nth, Some(id), Some(name.clone()), String::new()))
                 }
-                Read::Arguments { index: nth, json } => call(*nth, None, None, json.clone()),
+                Read::Arguments { index: nth, json } => told(Call::function(*nth, None, None, json.clone())),
                 Read::CallEnds { .. } => continue,
             };
             self.chunk(index, delta, None, encoder);
@@ -458,12 +425,8 @@ impl ChatChunks {
     }
 }
 
-/// The same for dialects that have no type of their own.
-pub fn logprob_entry(prompt: &Prompt, event: &TokenEvent) -> Value {
-    serde_json::to_value(entry(prompt, event)).unwrap_or_default()
-}
-
-fn entry(prompt: &Prompt, event: &TokenEvent) -> LogprobEntry {
+/// How likely a token was.
+pub fn entry(prompt: &Prompt, event: &TokenEvent) -> LogprobEntry {
     let one = spelled(prompt, event.id, event.logprob);
     let alternative =
         |token: &TextToken| spelled(prompt, token.id, token.logprob.unwrap_or(f32::NEG_INFINITY));
@@ -537,7 +500,22 @@ struct Call {
     id: Option<String>,
     #[serde(rename = "type")]
     kind: CallKind,
-    function: FunctionCall,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionCall>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomCall>,
+}
+
+impl Call {
+    fn function(index: usize, id: Option<String>, name: Option<String>, arguments: String) -> Self {
+        let function = Some(FunctionCall { name, arguments });
+        Self { index, id, kind: CallKind::Function, function, custom: None }
+    }
+
+    fn custom(index: usize, id: Option<String>, name: String, arguments: &str) -> Self {
+        let custom = Some(CustomCall { name, input: custom_input(arguments) });
+        Self { index, id, kind: CallKind::Custom, function: None, custom }
+    }
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -545,6 +523,7 @@ struct Call {
 #[schemars(inline)]
 enum CallKind {
     Function,
+    Custom,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -554,6 +533,14 @@ struct FunctionCall {
     name: Option<String>,
     /// JSON; in a stream, a part of it.
     arguments: String,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct CustomCall {
+    name: String,
+    /// A text, in streams too whole.
+    input: String,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -592,15 +579,15 @@ struct Logprobs {
     content: Vec<LogprobEntry>,
 }
 
-#[derive(JsonSchema, Serialize)]
+#[derive(Clone, JsonSchema, Serialize)]
 #[schemars(inline)]
-struct LogprobEntry {
+pub struct LogprobEntry {
     #[serde(flatten)]
     one: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(JsonSchema, Serialize)]
+#[derive(Clone, JsonSchema, Serialize)]
 struct TokenLogprob {
     token: String,
     logprob: f32,

@@ -25,7 +25,7 @@ impl Choices {
         names: FieldNames,
     ) -> Result<Self, ApiError> {
         let grammar = params.grammar.as_ref().map_or(names.grammar, |asked| asked.field);
-        let names = FieldNames { max_new_tokens: params.max_tokens_name, grammar, ..names };
+        let names = FieldNames { grammar, ..names };
         let vary = |answer, request: &mut GenerationRequest| request.sampling = params.sampling_of(answer);
         let all = requests.into_iter().map(|request| context.start_answers(request, count, vary, &names));
         Ok(Self { generations: try_join_all(all).await?.into_iter().flatten().collect(), names })

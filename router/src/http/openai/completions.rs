@@ -21,7 +21,7 @@ use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::fields::{Fields, shortened};
 use crate::http::json::text_of;
 use crate::http::openai::choices::Choices;
-use crate::http::openai::params::{GenerationParams, max_tokens};
+use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
@@ -48,6 +48,7 @@ struct CompletionRequest {
     echo: bool,
     /// How many alternatives; `None` for no log probabilities.
     logprobs: Option<u32>,
+    names: FieldNames,
 }
 
 impl CompletionRequest {
@@ -58,21 +59,21 @@ impl CompletionRequest {
         let best_of = fields.small(&request_fields::OPENAI_BEST_OF)?.unwrap_or(params.n);
         if best_of < params.n {
             let given = format!("{best_of} and {}", params.n);
-            return Err(ApiError::invalid("best_of", "`best_of` must be >= `n`").given(given));
+            return Err(ApiError::invalid("best_of", "must be >= `n`").given(given));
         }
         if best_of > params.n && params.stream {
-            let message = "`best_of` > `n` is not supported when the answer is streamed";
+            let message = "> `n` is not supported when the answer is streamed";
             return Err(ApiError::invalid("best_of", message));
         }
         let echo = fields.boolean(&request_fields::ECHO)?.unwrap_or(false);
         let max_tokens = max_tokens(fields, &request_fields::COMPLETION_MAX_TOKENS)?;
         if max_tokens == Some(0) && !echo {
-            let text = "`max_tokens` must be >= 1 unless `echo` is true";
+            let text = "must be >= 1 unless `echo` is true";
             return Err(ApiError::invalid("max_tokens", text).given("0"));
         }
         let logprobs = fields.small(&request_fields::COMPLETION_LOGPROBS)?;
         if echo && params.stream && max_tokens == Some(0) {
-            let text = "`max_tokens` must be >= 1 when the answer is streamed";
+            let text = "must be >= 1 when the answer is streamed";
             return Err(ApiError::invalid("max_tokens", text).given("0"));
         }
         let warnings = params.warnings.settle(fields.limits())?;
@@ -83,6 +84,7 @@ impl CompletionRequest {
             max_tokens,
             echo,
             logprobs,
+            names: FieldNames { max_new_tokens: max_tokens_name(fields), ..FieldNames::COMPLETION },
         })
     }
 }
@@ -91,11 +93,12 @@ impl CompletionRequest {
 fn prompts(raw: &RawValue, fields: &Fields) -> Result<Vec<Input>, ApiError> {
     let limits = fields.limits();
     let wrong = || {
-        let text = "`prompt` must be a string, a list of strings, a list of token ids, or a list of lists of token ids";
+        let text =
+            "must be a string, a list of strings, a list of token ids, or a list of lists of token ids";
         ApiError::invalid("prompt", text).given(shortened(raw.get()))
     };
     let text = |raw: &RawValue| match text_of(raw) {
-        Some(text) if text.is_empty() => Err(ApiError::invalid("prompt", "`prompt` cannot be empty")),
+        Some(text) if text.is_empty() => Err(ApiError::invalid("prompt", "cannot be empty")),
         Some(text) => Ok(Input::Text(text.into_owned())),
         None => Err(wrong()),
     };
@@ -104,7 +107,7 @@ fn prompts(raw: &RawValue, fields: &Fields) -> Result<Vec<Input>, ApiError> {
     }
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| wrong())?;
     let Some(first) = list.first() else {
-        return Err(ApiError::invalid("prompt", "`prompt` cannot be empty"));
+        return Err(ApiError::invalid("prompt", "cannot be empty"));
     };
     if first.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
         return Ok(vec![Input::Tokens(tokens(&list, limits, wrong)?)]);
@@ -129,14 +132,14 @@ fn tokens(
     wrong: impl Fn() -> ApiError,
 ) -> Result<Vec<TokenId>, ApiError> {
     if ids.is_empty() {
-        return Err(ApiError::invalid("prompt", "`prompt` cannot be empty"));
+        return Err(ApiError::invalid("prompt", "cannot be empty"));
     }
     let vocabulary = limits.vocab_size;
     ids.iter()
         .map(|raw| {
             let id: i128 = raw.get().parse().map_err(|_| wrong())?;
             u32::try_from(id).ok().filter(|id| *id < vocabulary).map(TokenId).ok_or_else(|| {
-                let text = format!("`prompt` must have token ids >= 0 and < {vocabulary}");
+                let text = format!("must have token ids >= 0 and < {vocabulary}");
                 ApiError::invalid("prompt", text).given(id.to_string())
             })
         })
@@ -152,7 +155,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         Ok((asked, echoes, characters))
     })
     .await?;
-    let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs } = asked;
+    let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs, names } = asked;
     let requests = prompts.into_iter().map(|input| GenerationRequest {
         top_tokens: logprobs.unwrap_or(0),
         prompt_logprobs: echo && logprobs.is_some(),
@@ -160,7 +163,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         ..params.request(input, max_tokens.map(|most| most.max(1)))
     });
     let requests = requests.collect();
-    let mut choices = Choices::start(&context, requests, &params, best_of, FieldNames::COMPLETION).await?;
+    let mut choices = Choices::start(&context, requests, &params, best_of, names).await?;
     choices.first().await?;
     context.began();
     let head = AnswerHead::new("cmpl", params.model);

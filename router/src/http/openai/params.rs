@@ -30,8 +30,6 @@ pub struct GenerationParams {
     pub watermark: bool,
     pub stop_token_ids: Vec<TokenId>,
     pub grammar: Option<Asked>,
-    /// Which of its names the client used for the most tokens to generate.
-    pub max_tokens_name: &'static str,
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
@@ -44,9 +42,9 @@ pub struct GenerationParams {
 }
 
 impl GenerationParams {
-    /// `known` are the fields of the route.
+    /// As `/v1/chat/completions` and `/v1/completions` have them. `known` are the fields of the route.
     pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
-        let asked = constraints::openai(fields)?;
+        let grammar = constraints::openai(fields)?;
         refuse_what_is_missing(fields)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
@@ -55,6 +53,11 @@ impl GenerationParams {
         let known =
             known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
         warnings.unknown(fields, "", known);
+        Ok(Self { grammar, ..Self::read(fields, served, warnings)? })
+    }
+
+    /// By the names that OpenAI's and Anthropic's dialects share. `fields` are those of the route alone.
+    pub fn read(fields: &Fields, served: &str, mut warnings: Warnings) -> Result<Self, ApiError> {
         let model = match fields.text(&request_fields::MODEL)? {
             // What clients of TGI send when the user named none.
             Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
@@ -114,8 +117,7 @@ impl GenerationParams {
             min_tokens: fields.small(&request_fields::MIN_TOKENS)?.unwrap_or(0),
             watermark: fields.boolean(&request_fields::WATERMARK)?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
-            grammar: asked,
-            max_tokens_name: max_tokens_name(fields),
+            grammar: None,
             n: fields.small(&request_fields::N)?.unwrap_or(1),
             stream,
             include_usage,
@@ -170,7 +172,7 @@ fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
         return Err(ApiError::unknown_adapter(&shortened(&adapter)));
     }
     if fields.raw(&request_fields::SUFFIX).is_some() {
-        let message = "`suffix` is not supported: put what follows the text into the prompt";
+        let message = "is not supported: put what follows the text into the prompt";
         return Err(ApiError::invalid(request_fields::SUFFIX.name, message));
     }
     match fields.named(request_fields::NOT_YET).next() {
@@ -188,7 +190,7 @@ fn priority(fields: &Fields, warnings: &mut Warnings) -> Result<Option<Priority>
         "flex" => FLEX,
         "priority" => URGENT,
         _ => {
-            let text = "`service_tier` must be one of auto, default, flex, priority, scale";
+            let text = "must be one of auto, default, flex, priority, scale";
             return Err(ApiError::invalid("service_tier", text).given(shortened(&tier)));
         }
     };
@@ -219,7 +221,7 @@ fn stop_token_ids(fields: &Fields) -> Result<Vec<TokenId>, ApiError> {
         .map(|entry| {
             let id = entry.as_u64().filter(|id| *id < u64::from(vocabulary)).map(|id| TokenId(id as u32));
             id.ok_or_else(|| {
-                let text = format!("`{NAME}` must have token ids >= 0 and < {vocabulary}");
+                let text = format!("must have token ids >= 0 and < {vocabulary}");
                 ApiError::invalid(NAME, text).given(shortened(&entry.to_string()))
             })
         })
@@ -239,19 +241,19 @@ fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)
     let vocabulary = fields.limits().vocab_size;
     let entries = given.entries();
     if entries.len() > request_fields::BIASES {
-        let text = format!("`{NAME}` must have at most {} entries", request_fields::BIASES);
+        let text = format!("must have at most {} entries", request_fields::BIASES);
         return Err(ApiError::invalid(NAME, text).given(entries.len().to_string()));
     }
     let mut biases = Vec::with_capacity(entries.len());
     for (name, value) in entries {
         let id = name.parse::<u32>().ok().filter(|id| *id < vocabulary).ok_or_else(|| {
-            let text = format!("`{NAME}` must have token ids < {vocabulary} as names");
+            let text = format!("must have token ids < {vocabulary} as names");
             ApiError::invalid(NAME, text).given(shortened(&name))
         })?;
         let bias =
             finite(value.get()).filter(|bias| bias.abs() <= request_fields::BIAS).ok_or_else(|| {
                 let most = request_fields::BIAS;
-                let text = format!("`{NAME}` must have numbers >= -{most} and <= {most}");
+                let text = format!("must have numbers >= -{most} and <= {most}");
                 ApiError::invalid(NAME, text).given(shortened(value.get()))
             })?;
         biases.push((TokenId(id), bias as f32));
@@ -261,7 +263,8 @@ fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)
     Ok(biases)
 }
 
-fn max_tokens_name(fields: &Fields) -> &'static str {
+/// Which of its names the client used for the most tokens to generate.
+pub fn max_tokens_name(fields: &Fields) -> &'static str {
     let given = |field| fields.raw(field).is_some();
     let new = given(&request_fields::MAX_COMPLETION_TOKENS) && !given(&request_fields::MAX_TOKENS);
     if new { request_fields::MAX_COMPLETION_TOKENS.name } else { request_fields::MAX_TOKENS.name }
@@ -272,7 +275,7 @@ pub fn max_tokens(fields: &Fields, max_tokens: &Field) -> Result<Option<u32>, Ap
     let (old, new) = (fields.small(max_tokens)?, fields.small(&request_fields::MAX_COMPLETION_TOKENS)?);
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
-            let text = "`max_completion_tokens` and `max_tokens` must agree";
+            let text = "and `max_tokens` must agree";
             Err(ApiError::invalid("max_completion_tokens", text).given(format!("{new} and {old}")))
         }
         _ => Ok(old.or(new)),
@@ -424,7 +427,7 @@ mod tests {
         let error = parsed(r#"{"adapter_id": "mine"}"#).err().expect("there is none");
         assert!(error.contains("`adapter_id` names no loaded adapter. Given: mine"), "{error}");
         let error = parsed(r#"{"suffix": "x"}"#).err().expect("it would be lost");
-        assert!(error.contains("`suffix` is not supported: put"), "{error}");
+        assert!(error.contains("is not supported: put"), "{error}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct GenerateRequest {
 fn inputs(fields: &Fields) -> Result<String, ApiError> {
     let inputs = fields.required(&request_fields::INPUTS, fields.text(&request_fields::INPUTS)?)?;
     if inputs.is_empty() {
-        return Err(ApiError::invalid("inputs", "`inputs` cannot be empty"));
+        return Err(ApiError::invalid("inputs", "cannot be empty"));
     }
     Ok(inputs.into_owned())
 }
@@ -75,22 +75,21 @@ impl GenerateRequest {
         warnings.unknown(p, "parameters.", names(request_fields::TGI_PARAMETERS));
         let best_of = p.small(&request_fields::BEST_OF)?.unwrap_or(1);
         if best_of > 1 && route.streams() {
-            let message = "`best_of` must be 1 when the answer is streamed";
+            let message = "must be 1 when the answer is streamed";
             return Err(ApiError::invalid("best_of", message));
         }
         let prompt_logprobs = p.boolean(&request_fields::DECODER_INPUT_DETAILS)?.unwrap_or(false);
         if prompt_logprobs && route.streams() {
-            let message = "`decoder_input_details` is not supported when the answer is streamed";
+            let message = "is not supported when the answer is streamed";
             return Err(ApiError::invalid("decoder_input_details", message));
         }
         let (sampling, reported_seed) = sampling(p)?;
         if best_of > 1 && reported_seed.is_none() {
-            let message =
-                "`best_of` > 1 needs sampling: `do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`";
+            let message = "> 1 needs sampling: `do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`";
             return Err(ApiError::invalid("best_of", message));
         }
         if best_of > 1 && p.unsigned(&request_fields::SEED)?.is_some() {
-            return Err(ApiError::invalid("seed", "`seed` must not be set when `best_of` > 1"));
+            return Err(ApiError::invalid("seed", "must not be set when `best_of` > 1"));
         }
         let request = GenerationRequest {
             input: Input::Text(String::new()),
@@ -147,7 +146,7 @@ pub fn text_request(fields: &Fields) -> Result<TextRequest, ApiError> {
     let GenerateRequest { request, best_of, prefix, warnings, .. } =
         GenerateRequest::parse(fields, Route::Text)?;
     if best_of > 1 {
-        return Err(ApiError::invalid("best_of", "`best_of` must be 1 on this route"));
+        return Err(ApiError::invalid("best_of", "must be 1 on this route"));
     }
     let request = GenerationRequest { top_tokens: 0, prompt_logprobs: false, ..request };
     Ok(TextRequest { request, prefix, warnings })

@@ -1,40 +1,25 @@
-//! A request to `/v1/responses`, as the chat that asks for the same: everything after it is one code. Fields of the same
-//! name go over as they are, and are checked there.
+//! Requests to `/v1/responses`: their own fields, items and tools, read as the chat that asks for the same.
 
+use penstock_core::prompt::Chat;
+use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
-use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
-use crate::http::request_fields::{self, Field};
+use crate::http::chats::functions::Shape;
+use crate::http::chats::object::{Object, objects};
+use crate::http::chats::request::ChatRequest;
+use crate::http::chats::tools::Tools;
+use crate::http::constraints;
+use crate::http::error::{ApiError, FieldNames, Place};
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::openai::chat::{no_text, reason_with};
+use crate::http::openai::params::GenerationParams;
+use crate::http::openai::responses::answer::Echo;
+use crate::http::request_fields::{self, Most};
 use crate::http::warnings::Warnings;
 
+const NAMES: FieldNames = FieldNames::RESPONSES;
 const INPUT: &str = request_fields::INPUT.name;
-const TOOLS: &str = request_fields::TOOLS.name;
-const CHOICE: &str = request_fields::TOOL_CHOICE.name;
-
-/// What goes over as it is.
-const SAME: [&Field; 16] = [
-    &request_fields::MODEL,
-    &request_fields::STREAM,
-    &request_fields::OPENAI_TEMPERATURE,
-    &request_fields::TOP_P,
-    &request_fields::OPENAI_TOP_K,
-    &request_fields::MIN_P,
-    &request_fields::SEED,
-    &request_fields::STOP,
-    &request_fields::FREQUENCY_PENALTY,
-    &request_fields::PRESENCE_PENALTY,
-    &request_fields::PARALLEL_TOOL_CALLS,
-    &request_fields::USER,
-    &request_fields::PROMPT_CACHE_KEY,
-    &request_fields::PRIORITY,
-    &request_fields::SERVICE_TIER,
-    &request_fields::CHAT_TEMPLATE_KWARGS,
-];
-
-/// What the chat calls them, and this dialect.
-pub const NAMES: [(&str, &str); 3] =
-    [("max_completion_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text")];
+const INCLUDE: &str = request_fields::INCLUDE.name;
 
 /// What asks for something that a server without memory of answers has not.
 const REFUSED: [(&str, &str); 4] = [
@@ -44,229 +29,356 @@ const REFUSED: [(&str, &str); 4] = [
     ("prompt", "there are no prompt templates here: send `input`"),
 ];
 
-/// What is told back as it was given.
-pub const ECHOED: [&str; 9] = [
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "temperature",
-    "tool_choice",
-    "tools",
-    "top_p",
-    "user",
+/// What `include` may name. All but the first ask for what is always there, or of tools that are not here.
+const INCLUDED: [&str; 8] = [
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
 ];
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// What a request to this route is.
-pub struct Translated {
-    /// A body of `/v1/chat/completions`.
-    pub chat: Value,
+pub struct ResponseRequest {
+    pub chat: ChatRequest,
     /// Members of the answer that say what was asked.
-    pub echo: Map<String, Value>,
-    /// Tools that take a text instead of JSON.
-    pub custom: Vec<String>,
-    pub wants_logprobs: bool,
-    pub warnings: Warnings,
+    pub echo: Echo,
+    pub service_tier: &'static str,
 }
 
-pub fn translated(fields: &Fields) -> Result<Translated, ApiError> {
-    let mut warnings = Warnings::default();
+pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError> {
     for (name, why) in REFUSED {
         if fields.value(name).is_some_and(|value| value != false) {
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported: {why}")));
+            return Err(ApiError::invalid(name, format!("is not supported: {why}")));
         }
     }
-    let known = request_fields::responses_fields().into_iter().map(|field| field.name);
+    let mut warnings = Warnings::default();
+    let table = request_fields::responses_fields();
+    let known = table.iter().map(|field| field.name);
     let known: Vec<&str> = known.chain(REFUSED.map(|(name, _)| name)).collect();
     warnings.unknown(fields, "", known.iter().copied());
-    let mut chat = Map::new();
-    let mut put = |name: &str, value: Value| chat.insert(name.to_owned(), value);
-    for field in SAME {
-        if let Some(value) = fields.tree(field)? {
-            put(field.name, value);
-        }
-    }
+    let fields = &fields.only(&table);
     if fields.boolean(&request_fields::STORE)? == Some(true) {
         warnings.no_effect("store", "here: no answer is kept");
     }
-    if let Some(most) = fields.tree(&request_fields::MAX_OUTPUT_TOKENS)? {
-        put(request_fields::MAX_COMPLETION_TOKENS.name, most);
+    if fields.text(&request_fields::TRUNCATION)?.is_some_and(|how| how != "disabled") {
+        warnings.no_effect("truncation", "here: a prompt that is too long is refused");
     }
-    let mut messages = Vec::new();
-    if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)? {
-        messages.push(json!({"role": "system", "content": instructions}));
-    }
-    match fields.required(&request_fields::INPUT, fields.tree(&request_fields::INPUT)?)? {
-        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
-        Value::Array(items) => {
-            for (index, item) in items.iter().enumerate() {
-                item_of(index, item, &mut messages)?;
-            }
-        }
-        other => {
-            let error = ApiError::invalid(INPUT, format!("`{INPUT}` must be a string or a list of items"));
-            return Err(error.given(shortened(&other.to_string())));
-        }
-    }
-    put(request_fields::MESSAGES.name, Value::Array(messages));
-    let mut custom = Vec::new();
-    if let Some(Value::Array(tools)) = fields.tree(&request_fields::TOOLS)? {
-        let tools = tools.iter().enumerate().map(|(index, tool)| tool_of(index, tool, &mut custom));
-        put(TOOLS, Value::Array(tools.collect::<Result<_, _>>()?));
-    }
-    if let Some(mut choice) = fields.tree(&request_fields::TOOL_CHOICE)? {
-        if choice["type"] == "custom" {
-            choice["type"] = json!("function");
-        }
-        put(CHOICE, choice);
-    }
-    let text = fields.tree(&request_fields::TEXT)?;
-    if let Some(format) = text.as_ref().and_then(|text| text.get("format")).filter(|format| !format.is_null())
-    {
-        let format = match format["type"].as_str() {
-            Some("json_schema") => json!({"type": "json_schema", "json_schema": format}),
-            _ => format.clone(),
-        };
-        put(request_fields::RESPONSE_FORMAT.name, format);
-    }
+    let max_tokens = fields.small(&request_fields::MAX_OUTPUT_TOKENS)?;
+    let messages = messages(fields)?;
+    let tools = Tools::parse(fields, &Shape::RESPONSES)?;
+    let text = fields.tree(&request_fields::TEXT)?.map(|text| (grammar(&text, &mut warnings), text));
+    let (grammar, text) = match text {
+        Some((grammar, text)) => (grammar?, Some(text)),
+        None => (None, None),
+    };
+    let mut variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
+        Some(Value::Object(variables)) => variables,
+        _ => Map::new(),
+    };
     let reasoning = fields.tree(&request_fields::REASONING)?;
-    if let Some(effort) = reasoning.as_ref().and_then(|reasoning| reasoning["effort"].as_str()) {
-        put(request_fields::REASONING_EFFORT.name, json!(effort));
+    if let Some(reasoning) = &reasoning {
+        reason(reasoning, &mut variables, &mut warnings)?;
     }
-    let include = fields.tree(&request_fields::INCLUDE)?.unwrap_or_default();
-    let includes = |name: &str| include.as_array().is_some_and(|list| list.iter().any(|entry| entry == name));
-    let wants_logprobs = includes("message.output_text.logprobs");
-    if wants_logprobs {
-        put(request_fields::LOGPROBS.name, json!(true));
-        if let Some(top) = fields.tree(&request_fields::TOP_LOGPROBS)? {
-            put(request_fields::TOP_LOGPROBS.name, top);
-        }
+    let logprobs = includes_logprobs(fields, &mut warnings)?;
+    let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
+    if top_logprobs > 0 && !logprobs {
+        warnings.no_effect("top_logprobs", &format!("without `{LOGPROBS}` in `{INCLUDE}`"));
+        top_logprobs = 0;
     }
-    let mut echo = Map::new();
-    for name in ECHOED {
-        let given = fields.value(name);
-        echo.insert(name.to_owned(), given.unwrap_or_else(|| default_of(name)));
+    let params = GenerationParams { grammar, ..GenerationParams::read(fields, served, warnings)? };
+    let chat = Chat { messages, variables, ..Chat::default() };
+    let chat = ChatRequest { params, chat, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
+    let service_tier = service_tier(fields);
+    Ok(ResponseRequest { chat, echo: echo(fields, text, reasoning), service_tier })
+}
+
+/// What is told back as it was given.
+fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo {
+    let given = |name: &str, otherwise: Value| fields.value(name).unwrap_or(otherwise);
+    Echo {
+        instructions: given("instructions", Value::Null),
+        max_output_tokens: given("max_output_tokens", Value::Null),
+        metadata: given("metadata", json!({})),
+        parallel_tool_calls: given("parallel_tool_calls", json!(true)),
+        temperature: given("temperature", json!(1.0)),
+        tool_choice: given("tool_choice", json!("auto")),
+        tools: given("tools", json!([])),
+        top_p: given("top_p", json!(1.0)),
+        user: given("user", Value::Null),
+        text: text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
+        reasoning: reasoning.unwrap_or_else(|| json!({"effort": null, "summary": null})),
     }
+}
+
+/// By which tier the request is served.
+fn service_tier(fields: &Fields) -> &'static str {
     let raises = fields.limits().highest_priority < 0;
-    if let Some(tier) = fields.value(request_fields::SERVICE_TIER.name)
-        && (tier == "flex" || (tier == "priority" && raises))
-    {
-        echo.insert("service_tier".to_owned(), tier);
-    }
-    echo.insert("text".to_owned(), text.unwrap_or_else(|| json!({"format": {"type": "text"}})));
-    echo.insert(
-        "reasoning".to_owned(),
-        reasoning.unwrap_or_else(|| json!({"effort": null, "summary": null})),
-    );
-    Ok(Translated { chat: Value::Object(chat), echo, custom, wants_logprobs, warnings })
-}
-
-fn default_of(name: &str) -> Value {
-    match name {
-        "metadata" => json!({}),
-        "tools" => json!([]),
-        "tool_choice" => json!("auto"),
-        "parallel_tool_calls" => json!(true),
-        "temperature" | "top_p" => json!(1.0),
-        _ => Value::Null,
+    match fields.value(request_fields::SERVICE_TIER.name).as_ref().and_then(Value::as_str) {
+        Some("flex") => "flex",
+        Some("priority") if raises => "priority",
+        _ => "default",
     }
 }
 
-fn wrong(field: &'static str, text: String) -> ApiError {
-    ApiError::invalid(field, text)
-}
-
-/// The text of a message's content, or of a tool's output.
-fn text_of(path: &str, content: &Value) -> Result<String, ApiError> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let mut all = String::new();
-            for (index, part) in parts.iter().enumerate() {
-                let text = match part["type"].as_str() {
-                    Some("input_text" | "output_text" | "text" | "summary_text" | "reasoning_text") => {
-                        &part["text"]
-                    }
-                    Some("refusal") => &part["refusal"],
-                    Some(kind) => {
-                        let kind = shortened(kind);
-                        let text =
-                            format!("`{path}[{index}]` of type {kind:?} is not supported yet: only text is");
-                        return Err(wrong(INPUT, text));
-                    }
-                    None => return Err(wrong(INPUT, format!("`{path}[{index}].type` must be a string"))),
-                };
-                let text = text.as_str();
-                all.push_str(
-                    text.ok_or_else(|| wrong(INPUT, format!("`{path}[{index}].text` must be a string")))?,
-                );
-            }
-            Ok(all)
-        }
-        _ => Err(wrong(INPUT, format!("`{path}` must be a string or a list of parts"))),
+/// `text.format`.
+fn grammar(text: &Value, warnings: &mut Warnings) -> Result<Option<constraints::Asked>, ApiError> {
+    if !text["verbosity"].is_null() {
+        warnings.no_effect("text.verbosity", "here");
     }
+    let Some(format) = text.get("format").filter(|format| !format.is_null()) else { return Ok(None) };
+    let source = constraints::response_text(&Place::path(NAMES.grammar), format)?;
+    Ok(source.map(|source| constraints::Asked { field: NAMES.grammar, source }))
 }
 
-/// Items that an answer had become one message again: its reasoning, its text, its calls.
-fn item_of(index: usize, item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let path = format!("{INPUT}[{index}]");
-    let text = |name: &str| {
-        let text = item[name].as_str();
-        text.ok_or_else(|| wrong(INPUT, format!("`{path}.{name}` must be a string")))
-    };
-    let kind = match item["type"].as_str() {
-        None if item["role"].is_string() => "message",
-        None => return Err(wrong(INPUT, format!("`{path}.type` must be a string"))),
-        Some(kind) => kind,
-    };
-    match kind {
-        "message" => {
-            let role = match text("role")? {
-                "developer" => "system",
-                role => role,
-            };
-            let content = text_of(&format!("{path}.content"), &item["content"])?;
-            if role == "assistant" {
-                let message = open_answer(messages);
-                // Two texts in a row are two messages.
-                if message["content"].is_string() || message["tool_calls"].is_array() {
-                    messages.push(json!({"role": role, "content": content}));
-                } else {
-                    message["content"] = json!(content);
-                }
-            } else {
-                messages.push(json!({"role": role, "content": content}));
-            }
-        }
-        "reasoning" => {
-            let content = if item["content"].is_array() { &item["content"] } else { &item["summary"] };
-            let reasoning =
-                if content.is_null() { String::new() } else { text_of(&format!("{path}.content"), content)? };
-            messages.push(json!({"role": "assistant", "content": null, "reasoning_content": reasoning}));
-        }
-        "function_call" | "custom_tool_call" => {
-            let arguments = match kind {
-                "function_call" => json!(text("arguments")?),
-                _ => json!({"input": text("input")?}),
-            };
-            let function = json!({"name": text("name")?, "arguments": arguments});
-            let call = json!({"id": text("call_id")?, "type": "function", "function": function});
-            let message = open_answer(messages);
-            match message["tool_calls"].as_array_mut() {
-                Some(calls) => calls.push(call),
-                None => message["tool_calls"] = json!([call]),
-            }
-        }
-        "function_call_output" | "custom_tool_call_output" => {
-            let content = text_of(&format!("{path}.output"), &item["output"])?;
-            messages.push(json!({"role": "tool", "tool_call_id": text("call_id")?, "content": content}));
-        }
-        kind => {
-            let kind = shortened(kind);
-            return Err(wrong(INPUT, format!("`{path}` of type {kind:?} is not supported")));
+/// `reasoning`.
+fn reason(
+    given: &Value,
+    variables: &mut Map<String, Value>,
+    warnings: &mut Warnings,
+) -> Result<(), ApiError> {
+    let reasoning = Object::of(request_fields::REASONING.name.into(), given)?;
+    if reasoning.get("effort").is_some() {
+        let effort = reasoning.text("effort")?;
+        checked_name(&reasoning.at("effort"), effort)?;
+        reason_with(effort, variables);
+    }
+    for name in ["summary", "generate_summary"] {
+        if reasoning.get(name).is_some() {
+            warnings.no_effect(&reasoning.at(name).to_string(), "here: reasoning is told as it is");
         }
     }
     Ok(())
+}
+
+/// What `include` names.
+fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, ApiError> {
+    let given = fields.tree(&request_fields::INCLUDE)?.unwrap_or_default();
+    let place = Place::from(INCLUDE);
+    let mut logprobs = false;
+    for (index, name) in given.as_array().into_iter().flatten().enumerate() {
+        match name.as_str().filter(|name| INCLUDED.contains(name)) {
+            Some(LOGPROBS) => logprobs = true,
+            Some(name) => {
+                let place = place.entry(index).to_string();
+                warnings.no_effect(&place, &format!("here: there is no {name}"));
+            }
+            None => {
+                let text = format!("must be one of {}", INCLUDED.join(", "));
+                return Err(ApiError::invalid(place.entry(index), text).given(shortened(&name.to_string())));
+            }
+        }
+    }
+    Ok(logprobs)
+}
+
+/// An item of `input`.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum InputItem<'a> {
+    /// Its `type` may be left out.
+    Message {
+        role: Role,
+        content: Texts<'a>,
+    },
+    /// As an answer had it.
+    Reasoning {
+        summary: Option<Vec<PartParam<'a>>>,
+        content: Option<Vec<PartParam<'a>>>,
+    },
+    FunctionCall {
+        call_id: &'a str,
+        name: &'a str,
+        /// JSON.
+        arguments: &'a str,
+    },
+    CustomToolCall {
+        call_id: &'a str,
+        name: &'a str,
+        input: &'a str,
+    },
+    FunctionCallOutput {
+        call_id: &'a str,
+        output: Texts<'a>,
+    },
+    CustomToolCallOutput {
+        call_id: &'a str,
+        output: Texts<'a>,
+    },
+}
+
+#[derive(Clone, Copy, JsonSchema, PartialEq, Eq)]
+#[schemars(inline, rename_all = "snake_case")]
+pub enum Role {
+    User,
+    Assistant,
+    System,
+    Developer,
+}
+
+/// A text, or its parts.
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+pub enum Texts<'a> {
+    Text(&'a str),
+    Parts(Vec<PartParam<'a>>),
+}
+
+/// A part of a text.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum PartParam<'a> {
+    InputText { text: &'a str },
+    OutputText { text: &'a str },
+    Text { text: &'a str },
+    SummaryText { text: &'a str },
+    ReasoningText { text: &'a str },
+    Refusal { refusal: &'a str },
+}
+
+impl<'a> PartParam<'a> {
+    fn read(part: Object<'a>) -> Result<Self, ApiError> {
+        let text = || part.text("text");
+        Ok(match part.kind()? {
+            "input_text" => Self::InputText { text: text()? },
+            "output_text" => Self::OutputText { text: text()? },
+            "text" => Self::Text { text: text()? },
+            "summary_text" => Self::SummaryText { text: text()? },
+            "reasoning_text" => Self::ReasoningText { text: text()? },
+            "refusal" => Self::Refusal { refusal: part.text("refusal")? },
+            kind => return Err(no_text(part.place.clone(), kind)),
+        })
+    }
+
+    fn list(place: &Place, parts: &'a [Value]) -> Result<Vec<Self>, ApiError> {
+        objects(place, parts).map(|part| Self::read(part?)).collect()
+    }
+
+    fn text(&self) -> &'a str {
+        match self {
+            Self::InputText { text }
+            | Self::OutputText { text }
+            | Self::Text { text }
+            | Self::SummaryText { text }
+            | Self::ReasoningText { text }
+            | Self::Refusal { refusal: text } => text,
+        }
+    }
+}
+
+impl<'a> Texts<'a> {
+    fn read(of: &Object<'a>, name: &'static str) -> Result<Self, ApiError> {
+        match of.value(name) {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(parts) => PartParam::list(&of.at(name), parts).map(Self::Parts),
+            _ => Err(of.wrong(name, "must be a string or a list of parts")),
+        }
+    }
+
+    fn joined(self) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            Self::Parts(parts) => parts.iter().map(PartParam::text).collect(),
+        }
+    }
+}
+
+impl<'a> InputItem<'a> {
+    fn read(item: &Object<'a>) -> Result<Self, ApiError> {
+        let parts = |name: &'static str| match item.get(name) {
+            None => Ok(None),
+            Some(Value::Array(parts)) => PartParam::list(&item.at(name), parts).map(Some),
+            Some(_) => Err(item.wrong(name, "must be a list of parts")),
+        };
+        let kind = match item.get("type") {
+            None if item.get("role").is_some() => "message",
+            _ => item.kind()?,
+        };
+        Ok(match kind {
+            "message" => Self::Message {
+                role: match item.text("role")? {
+                    "user" => Role::User,
+                    "assistant" => Role::Assistant,
+                    "system" => Role::System,
+                    "developer" => Role::Developer,
+                    _ => return Err(item.wrong("role", "must be user, assistant, system or developer")),
+                },
+                content: Texts::read(item, "content")?,
+            },
+            "reasoning" => Self::Reasoning { summary: parts("summary")?, content: parts("content")? },
+            "function_call" => Self::FunctionCall {
+                call_id: item.text("call_id")?,
+                name: item.text("name")?,
+                arguments: item.text("arguments")?,
+            },
+            "custom_tool_call" => Self::CustomToolCall {
+                call_id: item.text("call_id")?,
+                name: item.text("name")?,
+                input: item.text("input")?,
+            },
+            "function_call_output" => Self::FunctionCallOutput {
+                call_id: item.text("call_id")?,
+                output: Texts::read(item, "output")?,
+            },
+            "custom_tool_call_output" => Self::CustomToolCallOutput {
+                call_id: item.text("call_id")?,
+                output: Texts::read(item, "output")?,
+            },
+            kind => {
+                let text = format!("of type {:?} is not supported", shortened(kind));
+                return Err(ApiError::invalid(&item.place, text));
+            }
+        })
+    }
+
+    /// Items that an answer had become one message again: its reasoning, its text, its calls.
+    fn add_to(self, messages: &mut Vec<Value>) {
+        match self {
+            Self::Message { role: Role::Assistant, content } => {
+                let content = content.joined();
+                let message = open_answer(messages);
+                // Two texts in a row are two messages.
+                if message["content"].is_string() || message["tool_calls"].is_array() {
+                    messages.push(json!({"role": "assistant", "content": content}));
+                } else {
+                    message["content"] = json!(content);
+                }
+            }
+            Self::Message { role, content } => {
+                let role = if role == Role::User { "user" } else { "system" };
+                messages.push(json!({"role": role, "content": content.joined()}));
+            }
+            Self::Reasoning { summary, content } => {
+                let parts = content.or(summary).unwrap_or_default();
+                let reasoning: String = parts.iter().map(PartParam::text).collect();
+                messages.push(json!({"role": "assistant", "content": null, "reasoning_content": reasoning}));
+            }
+            Self::FunctionCall { call_id, name, arguments } => {
+                add_call(messages, call_id, name, json!(arguments));
+            }
+            Self::CustomToolCall { call_id, name, input } => {
+                add_call(messages, call_id, name, json!({"input": input}));
+            }
+            Self::FunctionCallOutput { call_id, output } | Self::CustomToolCallOutput { call_id, output } => {
+                let content = output.joined();
+                messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": content}));
+            }
+        }
+    }
+}
+
+fn add_call(messages: &mut Vec<Value>, id: &str, name: &str, arguments: Value) {
+    let function = json!({"name": name, "arguments": arguments});
+    let call = json!({"id": id, "type": "function", "function": function});
+    let message = open_answer(messages);
+    match message["tool_calls"].as_array_mut() {
+        Some(calls) => calls.push(call),
+        None => message["tool_calls"] = json!([call]),
+    }
 }
 
 /// The assistant's message that further items of an answer belong to.
@@ -278,45 +390,185 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
-fn tool_of(index: usize, tool: &Value, custom: &mut Vec<String>) -> Result<Value, ApiError> {
-    let mut function = json!({"name": tool["name"]});
-    for name in ["description", "strict"] {
-        if !tool[name].is_null() {
-            function[name] = tool[name].clone();
-        }
+/// `instructions` and `input`.
+fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)? {
+        messages.push(json!({"role": "system", "content": instructions}));
     }
-    match tool["type"].as_str() {
-        Some("function") => function["parameters"] = tool["parameters"].clone(),
-        Some("custom") => {
-            let mut input = json!({"type": "string"});
-            let format = &tool["format"];
-            match (format["type"].as_str(), format["syntax"].as_str()) {
-                (None | Some("text"), _) => {}
-                (Some("grammar"), Some("regex")) => {
-                    input["pattern"] =
-                        json!(format!("^({})$", format["definition"].as_str().unwrap_or_default()));
-                }
-                _ => {
-                    let text = format!(
-                        "`{TOOLS}[{index}].format` must be of text, or a grammar with the syntax `regex`"
-                    );
-                    return Err(ApiError::invalid(TOOLS, text).given(shortened(&format.to_string())));
-                }
+    match fields.required(&request_fields::INPUT, fields.tree(&request_fields::INPUT)?)? {
+        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
+        Value::Array(items) => {
+            if items.len() as u64 > request_fields::MESSAGES_MOST {
+                return Err(fields.too_many(INPUT, Most::Is(request_fields::MESSAGES_MOST), items.len()));
             }
-            function["parameters"] = json!({
-                "type": "object",
-                "properties": {"input": input},
-                "required": ["input"],
-                "additionalProperties": false,
-            });
-            custom.extend(tool["name"].as_str().map(str::to_owned));
+            for item in objects(&INPUT.into(), &items) {
+                InputItem::read(&item?)?.add_to(&mut messages);
+            }
         }
-        _ => {
-            let text = format!(
-                "`{TOOLS}[{index}].type` must be function or custom: this server runs no tools of its own"
-            );
-            return Err(ApiError::invalid(TOOLS, text).given(shortened(&tool["type"].to_string())));
+        other => {
+            let error = ApiError::invalid(INPUT, "must be a string or a list of items");
+            return Err(error.given(shortened(&other.to_string())));
         }
     }
-    Ok(json!({"type": "function", "function": function}))
+    if messages.is_empty() {
+        return Err(ApiError::invalid(INPUT, "must have at least one item"));
+    }
+    Ok(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fields::tests::limits;
+
+    fn parsed(more: Value) -> Result<ResponseRequest, ApiError> {
+        let mut body = json!({"input": "Hi"});
+        if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+            body.extend(more);
+        }
+        let (body, limits) = (body.to_string(), limits());
+        parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"), "served")
+    }
+
+    fn refusal(more: Value) -> String {
+        let text = more.to_string();
+        parsed(more).err().unwrap_or_else(|| panic!("{text} was taken")).to_string()
+    }
+
+    /// Instructions come before all items; reasoning, text and calls of an answer become one message.
+    fn conversation(last: Value) -> Value {
+        json!({
+            "instructions": "Be short.",
+            "input": [
+                {"role": "user", "content": "What is the weather?"},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Look."}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x = 1"},
+                {"type": "function_call_output", "call_id": "1", "output": "21"},
+                last,
+            ],
+        })
+    }
+
+    #[test]
+    fn items_become_messages_that_templates_know() {
+        let last = json!({"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "1"}]});
+        let chat = parsed(conversation(last)).expect("valid").chat.chat;
+        let told: Vec<_> =
+            chat.messages.iter().map(|message| (&message["role"], &message["content"])).collect();
+        let expected = [
+            ("system", "Be short."),
+            ("user", "What is the weather?"),
+            ("assistant", "I look."),
+            ("tool", "21"),
+            ("tool", "1"),
+        ];
+        assert_eq!(told.len(), expected.len());
+        for ((role, content), (expected_role, text)) in told.into_iter().zip(expected) {
+            assert_eq!((role, content), (&json!(expected_role), &json!(text)));
+        }
+        let answer = &chat.messages[2];
+        assert_eq!(answer["reasoning_content"], "Look.");
+        assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
+        assert_eq!(answer["tool_calls"][1]["function"]["arguments"], json!({"input": "x = 1"}));
+    }
+
+    /// Not at the place that it would have once items have become messages.
+    #[test]
+    fn what_is_wrong_is_where_the_client_has_it() {
+        let user = |content: Value| json!({"role": "user", "content": content});
+        for (last, says) in [
+            (json!("Hi"), "`input[6]` must be an object"),
+            (json!({}), "`input[6].type` must be a string"),
+            (
+                json!({"role": "tool", "content": ""}),
+                "`input[6].role` must be user, assistant, system or developer",
+            ),
+            (user(json!(5)), "`input[6].content` must be a string or a list of parts"),
+            (user(json!([{"type": "input_text"}])), "`input[6].content[0].text` must be a string"),
+            (
+                user(
+                    json!([{"type": "input_text", "text": "See"}, {"type": "input_image", "image_url": "x"}]),
+                ),
+                "`input[6].content[1]` of type \"input_image\" is not supported yet: only text is",
+            ),
+            (json!({"type": "reasoning", "summary": [5]}), "`input[6].summary[0]` must be an object"),
+            (
+                json!({"type": "function_call", "name": "f", "arguments": "{}"}),
+                "`input[6].call_id` must be a string",
+            ),
+            (
+                json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}),
+                "`input[6].arguments` must be a string",
+            ),
+            (
+                json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}),
+                "`input[6].output[0]` of type \"input_file\" is not supported yet: only text is",
+            ),
+            (
+                json!({"type": "item_reference", "id": "x"}),
+                "`input[6]` of type \"item_reference\" is not supported",
+            ),
+        ] {
+            assert_eq!(refusal(conversation(last)), says);
+        }
+        assert_eq!(refusal(json!({"input": []})), "`input` must have at least one item");
+    }
+
+    #[test]
+    fn fields_have_the_names_that_the_client_knows() {
+        let format = |format: Value| json!({"tools": [{"type": "custom", "name": "f", "format": format}]});
+        for (more, says) in [
+            (json!({"max_output_tokens": 0}), "`max_output_tokens` must be a whole number >= 1"),
+            (json!({"text": {"format": {"type": "xml"}}}), "`text.format.type` must be one of text"),
+            (json!({"text": {"format": {"type": "json_schema"}}}), "`text.format.schema` must be an object"),
+            (json!({"tools": [{"type": "function"}]}), "`tools[0].name` must be a string"),
+            (
+                json!({"tools": [{"type": "function", "name": "f", "parameters": 5}]}),
+                "`tools[0].parameters` must be an",
+            ),
+            (
+                json!({"tools": [{"type": "web_search"}]}),
+                "`tools[0].type` must be \"function\" or \"custom\"",
+            ),
+            (format(json!({"type": "xml"})), "`tools[0].format.type` must be text or grammar. Given: xml"),
+            (
+                format(json!({"type": "grammar", "syntax": "ebnf", "definition": "x"})),
+                "`tools[0].format.syntax` must be lark or regex. Given: ebnf",
+            ),
+            (
+                format(json!({"type": "grammar", "syntax": "lark"})),
+                "`tools[0].format.definition` must be a string",
+            ),
+            (json!({"reasoning": {"effort": 5}}), "`reasoning.effort` must be a string"),
+            (json!({"include": ["everything"]}), "`include[0]` must be one of message.output_text.logprobs"),
+            (
+                json!({"previous_response_id": "x"}),
+                "`previous_response_id` is not supported: no answer is kept",
+            ),
+            (json!({"background": true}), "`background` is not supported"),
+        ] {
+            let refused = refusal(more);
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let asked = parsed(json!({
+            "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["reasoning.encrypted_content"],
+            "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "n": 3,
+        }));
+        let asked = asked.expect("valid").chat;
+        let lines = asked.params.warnings.lines();
+        for name in
+            ["store", "truncation", "top_logprobs", "include[0]", "reasoning.summary", "text.verbosity", "n"]
+        {
+            assert!(lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
+        }
+        assert_eq!((asked.params.n, asked.top_logprobs), (1, 0));
+        assert_eq!(asked.chat.variables["reasoning_effort"], "low");
+    }
 }

@@ -1,25 +1,37 @@
-//! The schemas of the answers, for the OpenAPI document: derived from the types that are serialised, so that they have
-//! exactly the members that are there, which integration-tests/test_answers.py holds against a running server. `routes`
-//! says which route gives which.
+//! The schemas of the OpenAPI document that are derived from types. Those of the answers are derived from what is serialised, so
+//! that they have exactly the members that are there, which integration-tests/test_answers.py holds against a running
+//! server; `routes` says which route gives which. Those of entries of requests are derived from what they are read into;
+//! `openapi` makes those of whole requests from the table of fields.
 
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
+use crate::http::anthropic::request::MessageParam;
 use crate::http::anthropic::{Event, Message, TokenCount};
 use crate::http::block_events::Told;
 use crate::http::error::{AnthropicError, OpenAiError, TgiError};
 use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
 use crate::http::openai::completions::{Completion, CompletionChunk};
+use crate::http::openai::responses::answer::{Event as ResponseEvent, Response};
+use crate::http::openai::responses::request::InputItem;
 use crate::http::ops::{Info, Model, Models};
 use crate::http::platforms::Predictions;
 use crate::http::tgi::{Generated, StreamEvent};
 use crate::http::tokenize::Span;
 
-/// All of them, by name.
-pub fn schemas() -> Map<String, Value> {
+/// Of entries of requests, by name.
+pub fn requests() -> Map<String, Value> {
+    let mut all = SchemaSettings::openapi3().for_deserialize().into_generator();
+    add::<InputItem>(&mut all, "InputItem");
+    add::<MessageParam>(&mut all, "MessageParam");
+    all.take_definitions(true)
+}
+
+/// Of answers, by name.
+pub fn answers() -> Map<String, Value> {
     // What is written, in OpenAPI 3.0's words.
     let settings = SchemaSettings::openapi3().for_serialize().with_transform(RecursiveTransform(close));
     let mut all = settings.into_generator();
@@ -34,6 +46,8 @@ pub fn schemas() -> Map<String, Value> {
     add::<ChatChunk>(&mut all, "ChatChunk");
     add::<Completion>(&mut all, "Completion");
     add::<CompletionChunk>(&mut all, "CompletionChunk");
+    add::<Response>(&mut all, "Response");
+    add::<ResponseEvent>(&mut all, "ResponseEvent");
     add::<AnthropicError>(&mut all, "AnthropicError");
     add::<Message>(&mut all, "Message");
     add::<Event>(&mut all, "MessageEvent");
@@ -50,8 +64,6 @@ pub fn schemas() -> Map<String, Value> {
     let mut schemas = all.take_definitions(true);
     // Written piece by piece, from no one type.
     schemas.insert("ChatTokens".into(), chat_tokens());
-    schemas.insert("Response".into(), json!({ "type": "object", "description": "As OpenAI has it" }));
-    schemas.insert("ResponseEvent".into(), json!({ "type": "object", "description": "As OpenAI has them" }));
     schemas.insert("Invocation".into(), any(&["GeneratedList", "ChatCompletion", "Completion"]));
     schemas.insert("InvocationEvent".into(), any(&["TokenEvent", "ChatChunk", "CompletionChunk"]));
     schemas

@@ -1,0 +1,271 @@
+//! The tools that a request brings and its choice among them, read from where its dialect has their parts.
+
+use std::collections::HashSet;
+
+use penstock_output::Callable;
+use serde_json::{Value, json};
+
+use crate::http::chats::object::{Object, objects};
+use crate::http::error::{ApiError, Place};
+use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::request_fields::{self, Field};
+
+const TOOLS: &str = request_fields::TOOLS.name;
+const CHOICE: &str = request_fields::TOOL_CHOICE.name;
+
+/// A tool of a request.
+#[derive(Debug)]
+pub struct Function {
+    pub callable: Callable,
+    /// Its calls are held to what it says, or refused.
+    pub is_strict: bool,
+    /// Its argument is a text, not JSON.
+    pub is_custom: bool,
+    /// As templates show it.
+    pub shown: Value,
+    name_at: Place,
+}
+
+/// Where a dialect has the parts of a function.
+pub struct Shape {
+    /// The member of a tool, called as its type, that has them; `None`: the tool itself.
+    is_nested: bool,
+    /// Names of the schema.
+    schemas: &'static [&'static str],
+}
+
+impl Shape {
+    /// TGI's own clients say `arguments`.
+    pub const CHAT: Self = Self { is_nested: true, schemas: &["parameters", "arguments"] };
+    pub const RESPONSES: Self = Self { is_nested: false, schemas: &["parameters"] };
+    pub const MESSAGES: Self = Self { is_nested: false, schemas: &["input_schema"] };
+}
+
+/// What the client says of calls.
+pub enum Choice {
+    Auto,
+    None,
+    Required,
+    Function(String),
+    Allowed { names: Vec<String>, is_required: bool },
+}
+
+/// Letters and digits of any writing, and what joins the parts of names.
+fn is_part_of_a_name(character: char) -> bool {
+    character.is_alphanumeric() || "_-./:".contains(character)
+}
+
+/// The tools of a request, each read by its dialect, no two of one name.
+pub fn functions(
+    fields: &Fields,
+    read: impl Fn(&Object) -> Result<Function, ApiError>,
+) -> Result<Vec<Function>, ApiError> {
+    let given = match fields.tree(&request_fields::TOOLS)? {
+        Some(Value::Array(tools)) => tools,
+        _ => Vec::new(),
+    };
+    let mut names = HashSet::with_capacity(given.len());
+    let mut functions = Vec::with_capacity(given.len());
+    for tool in objects(&TOOLS.into(), &given) {
+        let tool = tool?;
+        let function = read(&tool)?;
+        if !names.insert(function.callable.name.clone()) {
+            return Err(ApiError::invalid(function.name_at, "is the same as another tool's"));
+        }
+        functions.push(function);
+    }
+    Ok(functions)
+}
+
+/// A tool as templates expect it: its schema under `parameters`, and no members that are null.
+fn as_shown(mut tool: Value) -> Value {
+    if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+        function.retain(|_, value| !value.is_null());
+        if !function.contains_key("parameters")
+            && let Some(schema) = function.remove("arguments")
+        {
+            function.insert("parameters".to_owned(), schema);
+        }
+    }
+    tool
+}
+
+impl Function {
+    /// One of OpenAI's dialects.
+    pub fn read(tool: &Object, shape: &Shape) -> Result<Self, ApiError> {
+        match tool.value("type").as_str() {
+            Some("function") => Self::of(tool, shape),
+            Some("custom") => Self::custom(tool, shape),
+            _ => {
+                let text = "must be \"function\" or \"custom\": this server runs no tools of its own";
+                Err(tool.wrong("type", text).given(shortened(&tool.value("type").to_string())))
+            }
+        }
+    }
+
+    /// One that takes arguments in JSON.
+    pub fn of(tool: &Object, shape: &Shape) -> Result<Self, ApiError> {
+        let own = shape.own(tool, "function")?;
+        let function = own.as_ref().unwrap_or(tool);
+        let name = checked(function)?;
+        let strict = function.value("strict");
+        if !(strict.is_null() || strict.is_boolean()) {
+            return Err(function.wrong("strict", "must be a boolean"));
+        }
+        for schema in shape.schemas {
+            // OpenAI allows for functions that take nothing.
+            if function.get(schema).is_some_and(|value| !value.is_object()) {
+                return Err(function.wrong(schema, "must be an object, a JSON schema"));
+            }
+        }
+        let given = shape.schemas.iter().find(|schema| function.get(schema).is_some());
+        let schema = given.or(shape.schemas.last()).copied().unwrap_or_default();
+        let shown = if own.is_some() {
+            tool.whole()
+        } else {
+            let [description, schema] = ["description", schema].map(|member| function.value(member));
+            let function =
+                json!({"name": name, "description": description, "strict": strict, "parameters": schema});
+            json!({"type": "function", "function": function})
+        };
+        Ok(Self {
+            callable: Callable {
+                name: name.to_owned(),
+                schema: function.value(schema).clone(),
+                at: function.at(schema).to_pointer(),
+                lark: None,
+            },
+            is_strict: strict == &Value::Bool(true),
+            is_custom: false,
+            shown: as_shown(shown),
+            name_at: function.at("name"),
+        })
+    }
+
+    /// One that takes a text, which the model writes as the argument `input`.
+    fn custom(tool: &Object, shape: &Shape) -> Result<Self, ApiError> {
+        let own = shape.own(tool, "custom")?;
+        let custom = own.as_ref().unwrap_or(tool);
+        let name = checked(custom)?;
+        let mut input = json!({"type": "string"});
+        let mut at = custom.at("format");
+        let mut lark = None;
+        if let Some(format) = custom.get("format") {
+            let format = Object::of(at.clone(), format)?;
+            match format.kind()? {
+                "text" => {}
+                "grammar" => {
+                    // Chats have its parts under `grammar`, responses beside `type`.
+                    let grammar = match format.get("grammar") {
+                        Some(grammar) => Object::of(format.at("grammar"), grammar)?,
+                        None => Object::of(format.place.clone(), custom.value("format"))?,
+                    };
+                    let definition = grammar.text("definition")?;
+                    match grammar.text("syntax")? {
+                        "regex" => input["pattern"] = json!(format!("^(?:{definition})$")),
+                        "lark" => {
+                            lark = Some(definition.to_owned());
+                            input["description"] =
+                                json!(format!("A text of this grammar, in Lark's notation:\n{definition}"));
+                        }
+                        other => {
+                            let error = grammar.wrong("syntax", "must be lark or regex");
+                            return Err(error.given(shortened(other)));
+                        }
+                    }
+                    at = grammar.at("definition");
+                }
+                other => {
+                    return Err(format.wrong("type", "must be text or grammar").given(shortened(other)));
+                }
+            }
+        }
+        let schema = json!({
+            "type": "object",
+            "properties": {"input": input},
+            "required": ["input"],
+            "additionalProperties": false,
+        });
+        let shown = json!({"name": name, "description": custom.value("description"), "parameters": schema});
+        Ok(Self {
+            // A grammar is never left out silently.
+            is_strict: custom.get("format").is_some(),
+            callable: Callable { name: name.to_owned(), schema, at: at.to_pointer(), lark },
+            is_custom: true,
+            shown: as_shown(json!({"type": "function", "function": shown})),
+            name_at: custom.at("name"),
+        })
+    }
+}
+
+impl Shape {
+    /// What has the parts of the tool, where that is not the tool itself.
+    fn own<'a>(&self, tool: &Object<'a>, member: &'static str) -> Result<Option<Object<'a>>, ApiError> {
+        let own = || match tool.get(member) {
+            Some(own) => Object::of(tool.at(member), own),
+            None => Err(ApiError::invalid(tool.at(member).member("name"), NAMELESS)),
+        };
+        self.is_nested.then(own).transpose()
+    }
+}
+
+const NAMELESS: &str = "must be a string that is not empty";
+
+/// The name of a tool whose name and description are in order.
+fn checked<'a>(tool: &Object<'a>) -> Result<&'a str, ApiError> {
+    let name = tool.value("name").as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| tool.wrong("name", NAMELESS))?;
+    checked_name(&tool.at("name"), name)?;
+    if let Some(character) = name.chars().find(|character| !is_part_of_a_name(*character)) {
+        let error = tool.wrong("name", "must be of letters, digits and `_`, `-`, `.`, `/`, `:`");
+        return Err(error.given(shortened(&character.to_string())));
+    }
+    let description = tool.value("description");
+    if !(description.is_null() || description.is_string()) {
+        return Err(tool.wrong("description", "must be a string"));
+    }
+    Ok(name)
+}
+
+/// A name that `tool_choice` has.
+pub fn chosen(name: &str) -> Result<Choice, ApiError> {
+    checked_name(&CHOICE.into(), name)?;
+    Ok(Choice::Function(name.to_owned()))
+}
+
+/// `tool_choice` of OpenAI's dialects.
+pub fn choice(fields: &Fields) -> Result<Choice, ApiError> {
+    const FIELD: &Field = &request_fields::TOOL_CHOICE;
+    let wrong = |choice: &Value| {
+        let text = "must be \"auto\", \"none\", \"required\", the name of a function, \
+                    {\"type\": \"function\", \"function\": {\"name\": ...}}, or {\"type\": \"allowed_tools\", ...}";
+        ApiError::invalid(CHOICE, text).given(shortened(&choice.to_string()))
+    };
+    let Some(given) = fields.tree(FIELD)? else { return Ok(Choice::Auto) };
+    if let Value::String(word) = &given {
+        return match word.as_str() {
+            "auto" => Ok(Choice::Auto),
+            "none" => Ok(Choice::None),
+            "required" => Ok(Choice::Required),
+            // TGI's way to name a function.
+            _ => chosen(word),
+        };
+    }
+    // Beside `type`, as OpenAI's responses have it, or under it, as chats do.
+    let name_of = |choice: &Value| {
+        let kind = choice["type"].as_str().filter(|kind| ["function", "custom"].contains(kind))?;
+        choice[kind]["name"].as_str().or(choice["name"].as_str()).map(str::to_owned)
+    };
+    if given["type"] == "allowed_tools" {
+        let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };
+        let is_required = match allowed["mode"].as_str() {
+            Some("required") => true,
+            Some("auto") => false,
+            _ => return Err(wrong(&given)),
+        };
+        let tools = allowed["tools"].as_array().ok_or_else(|| wrong(&given))?;
+        let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
+        return Ok(Choice::Allowed { names: names.ok_or_else(|| wrong(&given))?, is_required });
+    }
+    chosen(&name_of(&given).ok_or_else(|| wrong(&given))?)
+}

@@ -1,0 +1,72 @@
+//! A chat that asks for an answer. Each dialect reads it from its own fields, and says what it calls them; with its prompt
+//! it is `Prepared`, from where on all dialects are one code.
+
+use penstock_core::generation::{GenerationRequest, Input};
+use penstock_core::prompt::Chat;
+use penstock_output::Start;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::http::Loaded;
+use crate::http::chats::reader::Reading;
+use crate::http::chats::tools::{Bound, Tools};
+use crate::http::error::{ApiError, FieldNames};
+use crate::http::openai::params::GenerationParams;
+
+pub struct ChatRequest {
+    pub params: GenerationParams,
+    pub chat: Chat,
+    pub tools: Option<Tools>,
+    pub max_tokens: Option<u32>,
+    pub logprobs: bool,
+    pub top_logprobs: u32,
+    /// What the client calls the fields.
+    pub names: FieldNames,
+}
+
+/// A request with its prompt.
+pub struct Prepared {
+    /// Its warnings are not settled yet.
+    pub params: GenerationParams,
+    pub request: GenerationRequest,
+    pub logprobs: bool,
+    /// How its answers are read.
+    pub reading: Reading,
+    pub prompt_characters: usize,
+    pub names: FieldNames,
+}
+
+impl ChatRequest {
+    pub fn render(&mut self, loaded: &Loaded, client: &CancellationToken) -> Result<String, ApiError> {
+        if let Some(tools) = &self.tools {
+            tools.show(&mut self.chat, &loaded.chats);
+        }
+        loaded.serving.prompt.render(&self.chat, client).map_err(|error| self.names.error(error))
+    }
+
+    pub fn prepare(mut self, loaded: &Loaded, client: &CancellationToken) -> Result<Prepared, ApiError> {
+        let rendered = self.render(loaded, client)?;
+        let formats = &loaded.chats;
+        let prompt_characters = rendered.chars().count();
+        let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
+        let bound = match &self.tools {
+            Some(tools) => {
+                let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+                let before = self.chat.messages.iter().map(calls).sum();
+                let asked = self.params.grammar.take();
+                tools.bind(formats, start, before, asked, &mut self.params.warnings)?
+            }
+            None => Bound {
+                reading: Reading { reasoning: formats.reasoning, start, ..Reading::plain() },
+                grammar: self.params.grammar.take(),
+                grammar_is_optional: false,
+            },
+        };
+        self.params.grammar = bound.grammar;
+        let request = self.params.request(Input::Rendered(rendered), self.max_tokens);
+        let grammar_is_optional = bound.grammar_is_optional;
+        let request = GenerationRequest { top_tokens: self.top_logprobs, grammar_is_optional, ..request };
+        let (params, logprobs, reading, names) = (self.params, self.logprobs, bound.reading, self.names);
+        Ok(Prepared { params, request, logprobs, reading, prompt_characters, names })
+    }
+}

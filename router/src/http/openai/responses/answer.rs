@@ -1,0 +1,249 @@
+//! What `/v1/responses` answers, whole and as events, as types: their members stand in the order in which they are written, and
+//! OpenAPI's schemas come of them.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::http::openai::chat::LogprobEntry;
+use crate::http::warnings::Warnings;
+
+/// An answer as it is now.
+#[derive(JsonSchema, Serialize)]
+pub struct Response<'a> {
+    pub id: &'a str,
+    pub object: &'static str,
+    /// In seconds since 1970.
+    pub created_at: u64,
+    pub status: Status,
+    pub background: bool,
+    /// Nothing: what fails has an error's status, or an event.
+    pub error: Option<&'static str>,
+    pub incomplete_details: Option<IncompleteDetails>,
+    pub model: &'a str,
+    pub output: &'a [Item],
+    pub previous_response_id: Option<&'static str>,
+    pub service_tier: &'static str,
+    pub store: bool,
+    pub truncation: &'static str,
+    /// Once it has ended.
+    pub usage: Option<ResponseUsage>,
+    #[serde(flatten)]
+    pub echo: &'a Echo,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    pub warnings: Warnings,
+}
+
+#[derive(Clone, Copy, JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Status {
+    InProgress,
+    Incomplete,
+    Completed,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct IncompleteDetails {
+    pub reason: &'static str,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct ResponseUsage {
+    pub input_tokens: u32,
+    pub input_tokens_details: InputTokensDetails,
+    pub output_tokens: u32,
+    pub output_tokens_details: OutputTokensDetails,
+    pub total_tokens: u32,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct InputTokensDetails {
+    pub cached_tokens: u32,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct OutputTokensDetails {
+    pub reasoning_tokens: u32,
+}
+
+/// What was asked, as it was given, or its default.
+#[derive(JsonSchema, Serialize)]
+pub struct Echo {
+    pub instructions: Value,
+    pub max_output_tokens: Value,
+    pub metadata: Value,
+    pub parallel_tool_calls: Value,
+    pub temperature: Value,
+    pub tool_choice: Value,
+    pub tools: Value,
+    pub top_p: Value,
+    pub user: Value,
+    pub text: Value,
+    pub reasoning: Value,
+}
+
+/// A part of the answer.
+#[derive(Clone, JsonSchema, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ResponseItem")]
+pub enum Item {
+    Message {
+        id: String,
+        status: Status,
+        role: Role,
+        content: Vec<Part>,
+    },
+    Reasoning {
+        id: String,
+        status: Status,
+        /// Always empty: the content is all of it.
+        summary: Vec<Part>,
+        content: Vec<Part>,
+    },
+    FunctionCall {
+        id: String,
+        status: Status,
+        call_id: String,
+        name: String,
+        /// JSON.
+        arguments: String,
+    },
+    CustomToolCall {
+        id: String,
+        status: Status,
+        call_id: String,
+        name: String,
+        input: String,
+    },
+}
+
+#[derive(Clone, Copy, JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Role {
+    Assistant,
+}
+
+/// A text of an item.
+#[derive(Clone, JsonSchema, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ResponsePart")]
+pub enum Part {
+    OutputText {
+        text: String,
+        /// Always empty.
+        annotations: Vec<String>,
+        logprobs: Vec<LogprobEntry>,
+    },
+    ReasoningText {
+        text: String,
+    },
+}
+
+/// One event of a stream, in OpenAI's order.
+#[derive(JsonSchema, Serialize)]
+#[serde(tag = "type")]
+pub enum Event<'a> {
+    #[serde(rename = "response.created")]
+    Created { sequence_number: u64, response: Response<'a> },
+    #[serde(rename = "response.in_progress")]
+    InProgress { sequence_number: u64, response: Response<'a> },
+    #[serde(rename = "response.output_item.added")]
+    ItemAdded { sequence_number: u64, output_index: usize, item: &'a Item },
+    #[serde(rename = "response.content_part.added")]
+    PartAdded {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        part: Part,
+    },
+    #[serde(rename = "response.output_text.delta")]
+    TextDelta {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        delta: &'a str,
+        logprobs: &'a [LogprobEntry],
+    },
+    #[serde(rename = "response.output_text.done")]
+    TextDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+        logprobs: &'a [LogprobEntry],
+    },
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningDelta {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        delta: &'a str,
+    },
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+    },
+    #[serde(rename = "response.content_part.done")]
+    PartDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: Part },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta { sequence_number: u64, item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        name: &'a str,
+        arguments: &'a str,
+    },
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    InputDelta { sequence_number: u64, item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    InputDone { sequence_number: u64, item_id: &'a str, output_index: usize, input: &'a str },
+    #[serde(rename = "response.output_item.done")]
+    ItemDone { sequence_number: u64, output_index: usize, item: &'a Item },
+    #[serde(rename = "response.completed")]
+    Completed { sequence_number: u64, response: Response<'a> },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { sequence_number: u64, response: Response<'a> },
+    /// The stream ends before the answer does.
+    #[serde(rename = "error")]
+    Error { sequence_number: u64, code: &'static str, message: &'a str, param: Option<&'a str> },
+}
+
+impl Event<'_> {
+    /// As the line `event:` has it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Created { .. } => "response.created",
+            Self::InProgress { .. } => "response.in_progress",
+            Self::ItemAdded { .. } => "response.output_item.added",
+            Self::PartAdded { .. } => "response.content_part.added",
+            Self::TextDelta { .. } => "response.output_text.delta",
+            Self::TextDone { .. } => "response.output_text.done",
+            Self::ReasoningDelta { .. } => "response.reasoning_text.delta",
+            Self::ReasoningDone { .. } => "response.reasoning_text.done",
+            Self::PartDone { .. } => "response.content_part.done",
+            Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            Self::InputDelta { .. } => "response.custom_tool_call_input.delta",
+            Self::InputDone { .. } => "response.custom_tool_call_input.done",
+            Self::ItemDone { .. } => "response.output_item.done",
+            Self::Completed { .. } => "response.completed",
+            Self::Incomplete { .. } => "response.incomplete",
+            Self::Error { .. } => "error",
+        }
+    }
+}
