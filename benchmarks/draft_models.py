@@ -6,7 +6,7 @@ Without --coupling: servers over HTTP, asked in turn, with and without a draft m
 model's tokenizer, so its own first layers draft for it: all six (the most that drafts can be right; nothing is saved by them), and
 fewer. With it: no server. Along texts of the shipped model, how often a draft would be accepted whose model draws with the same
 uniform number as the model does (what Penstock does), with the same Gumbel noise, and by rejection sampling, which is the
-most that any lossless scheme can reach: the sum of min(p, q) over the vocabulary.
+most that any lossless scheme can reach: the sum of min(p, q) over the vocabulary. Greedy texts need no coupling.
 """
 
 from __future__ import annotations
@@ -93,18 +93,41 @@ def serve(arguments: argparse.Namespace, drafts: dict[str, Path]) -> None:
                     )
 
 
-def couple(shipped: Path, drafts: dict[str, Path], tokens: int) -> None:
-    """Both models along texts that the shipped model samples: one uniform number and one noise at each position, for both."""
+def coupled(p_TV: Any, q_TV: Any, draws: int) -> dict[str, Any]:
+    """How often a draft from `q` is the token from `p`, at each of T positions, by the way in which the two are drawn.
+
+    `uniform` is exact: the token is where the cumulated distribution passes one number, so two agree where the intervals of a token
+    overlap. `gumbel` is counted over `draws` of noise.
+    """
+    import torch
+
+    ends = [x.cumsum(-1) for x in (p_TV, q_TV)]
+    begins = [end - x for end, x in zip(ends, (p_TV, q_TV), strict=True)]
+    overlap = torch.minimum(*ends) - torch.maximum(*begins)
+    agreed_T = torch.zeros(len(p_TV), dtype=torch.float64)
+    for _ in range(draws):
+        noise = -torch.empty_like(p_TV).exponential_().log()
+        agreed_T += (p_TV.log() + noise).argmax(-1) == (q_TV.log() + noise).argmax(-1)
+    return {
+        "rejection": torch.minimum(p_TV, q_TV).sum(-1),
+        "uniform": overlap.clamp(min=0).sum(-1),
+        "gumbel": agreed_T / draws,
+    }
+
+
+def couple(shipped: Path, drafts: dict[str, Path], tokens: int, draws: int) -> None:
+    """Both models along texts that the shipped model samples, with no truncation: logits in float32 over the temperature."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(shipped / "tokenizer.json"))
     target = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
-    for temperature in (0.5, 1.0, 1.5):
+    topics = ("rain", "a river", "two foxes", "numbers")
+    for temperature in (0.5, 0.8, 1.0):
+        torch.manual_seed(0)
         texts = []
-        for topic in ("rain", "a river", "two foxes", "numbers"):
+        for topic in topics:
             prompt = f"<|im_start|>user\nTell me a story about {topic}.<|im_end|>\n<|im_start|>assistant\n"
             ids = torch.tensor([tokenizer.encode(prompt).ids])
             given = target.generate(
@@ -118,27 +141,18 @@ def couple(shipped: Path, drafts: dict[str, Path], tokens: int) -> None:
             texts.append((given, ids.shape[1]))
         for name, folder in drafts.items():
             draft = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            sums: dict[str, list[Any]] = {"rejection": [], "uniform": [], "gumbel": []}
+            found: dict[str, list[Any]] = {}
             for given, begin in texts:
                 with torch.no_grad():
-                    p, q = (
+                    p_TV, q_TV = (
                         (model(given).logits[0, begin - 1 : -1].double() / temperature).softmax(-1)
                         for model in (target, draft)
                     )
-                sums["rejection"].append(torch.minimum(p, q).sum(-1))
-                uniform = torch.rand(200, len(p), 1, dtype=torch.float64)
-                chosen = [
-                    torch.searchsorted(x.cumsum(-1).expand(200, -1, -1).contiguous(), uniform).squeeze(-1)
-                    for x in (p, q)
-                ]
-                sums["uniform"].append((chosen[0] == chosen[1]).double().mean(0))
-                agreed = torch.zeros(len(p), dtype=torch.float64)
-                for _ in range(200):
-                    noise = -torch.empty_like(p).exponential_().log()
-                    agreed += (p.log() + noise).argmax(-1) == (q.log() + noise).argmax(-1)
-                sums["gumbel"].append(agreed / 200)
-            told = ", ".join(f"{how} {float(torch.cat(found).mean()):.3f}" for how, found in sums.items())
-            print(f"temperature {temperature}, {name}: accepted by {told}", flush=True)
+                for how, rates in coupled(p_TV, q_TV, draws).items():
+                    found.setdefault(how, []).append(rates)
+            told = ", ".join(f"{how} {float(torch.cat(rates).mean()):.3f}" for how, rates in found.items())
+            positions = len(topics) * tokens
+            print(f"temperature {temperature}, {name}: accepted of {positions} drafts by {told}", flush=True)
 
 
 def main() -> None:
@@ -153,6 +167,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["chat", "random"], choices=list(KINDS))
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 5])
     parser.add_argument("--coupling", action="store_true")
+    parser.add_argument("--draws", type=int, default=200)
     arguments = parser.parse_args()
     print(
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each"
@@ -167,7 +182,7 @@ def main() -> None:
         if arguments.coupling:
             for noise in (0.05, 0.1, 0.2):
                 drafts[f"noise of {noise}"] = noisy(MODEL, Path(into) / f"noise-{noise}", noise)
-            couple(MODEL, drafts, arguments.tokens)
+            couple(MODEL, drafts, arguments.tokens, arguments.draws)
         else:
             serve(arguments, drafts)
 

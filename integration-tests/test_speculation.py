@@ -60,6 +60,9 @@ def answer(address: wire.Address, path: str, body: dict[str, Any]) -> Any:
     told = reply.json()
     for name in ("id", "created"):
         told.pop(name, None) if isinstance(told, dict) else None
+    if isinstance(told, dict) and "usage" in told:
+        # How many were guessed is no part of what is said.
+        told["usage"].pop("completion_tokens_details")
     return told
 
 
@@ -89,6 +92,21 @@ def test_drafts_are_accepted_and_counted(speculating: Launched) -> None:
     assert accepted == skipped and accepted > 100 and drafts >= accepted
     assert steps < 200, f"{steps} steps for 300 tokens"
     assert "skipped_tokens" in speculating.log()
+
+
+def test_usage_says_how_many_tokens_were_guessed(speculating: Launched, exact: wire.Address) -> None:
+    body = {"prompt": LIST, "max_tokens": 200, "temperature": 0, "ignore_eos": True, **FEW}
+
+    def guessed(address: wire.Address, path: str, body: dict[str, Any]) -> int:
+        usage = wire.post(address, path, body).json()["usage"]
+        return int(usage["completion_tokens_details"]["accepted_prediction_tokens"])
+
+    before = speculating.metrics().value("penstock_accepted_drafts")
+    told = guessed(speculating.address, "/v1/completions", body)
+    assert told == speculating.metrics().value("penstock_accepted_drafts") - before and told > 60
+    assert guessed(exact, "/v1/completions", body) == 0
+    of_two = guessed(speculating.address, "/v1/completions", {**body, "prompt": [LIST, LIST + " and"]})
+    assert of_two > 120
 
 
 def test_the_server_says_that_it_speculates(speculating: Launched, exact: wire.Address) -> None:

@@ -1,0 +1,149 @@
+"""`penstock replay`: a record of all that a server can do, with a worker that is killed in the middle, comes out as it was: on the mock,
+which checks the plans, and on a real worker, which has to sample the same.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire
+from checkpoints import SHIPPED
+from conftest import Launch
+from launched import BINARY
+from load import Ask, ask_all, chat, complete, generate, once
+from other_host import RemoteWorker
+from processes import wait_for
+from prompts import QUESTIONS, REPEAT, as_text, user
+from test_speculate_model import first_layers
+
+WEATHER = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+TOOL = {"type": "function", "function": WEATHER}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "fits": {"type": "boolean"}},
+    "required": ["name", "fits"],
+    "additionalProperties": False,
+}
+AGAIN = "again and " * 12
+
+# Whole answers: (path, body).
+WHOLE: Sequence[tuple[str, dict[str, Any]]] = (
+    ("/generate", {"inputs": AGAIN, "parameters": {"max_new_tokens": 40, "decoder_input_details": True, "details": True, "top_n_tokens": 3}}),
+    ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 20, "do_sample": True, "seed": 3, "best_of": 2, "details": True}}),
+    ("/generate", {"inputs": "It is", "parameters": {"max_new_tokens": 30, "grammar": {"type": "regex", "value": "[a-z ]{5,20}\\."}}}),
+    ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 40, "watermark": True, "repetition_penalty": 1.2, "typical_p": 0.9, "do_sample": True, "seed": 4}}),
+    ("/v1/completions", {"prompt": ["one two", "three"], "n": 2, "best_of": 3, "max_tokens": 20, "temperature": 0.9, "seed": 5, "logprobs": 2}),
+    ("/v1/completions", {"prompt": AGAIN, "echo": True, "logprobs": 1, "max_tokens": 10}),
+    ("/v1/chat/completions", {"messages": user(REPEAT), "n": 3, "max_tokens": 30, "temperature": 1.0, "seed": 6, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", {"messages": user("How is the weather?"), "tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+    ("/v1/chat/completions", {"messages": user("Who fits?"), "max_tokens": 60, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}),
+    ("/v1/messages", {"messages": user(QUESTIONS[0]), "max_tokens": 30}),
+    ("/v1/messages", {"messages": user("How is the weather?"), "max_tokens": 60, "tools": [{"name": "weather", "input_schema": WEATHER["parameters"]}], "tool_choice": {"type": "any"}}),
+    ("/v1/responses", {"input": QUESTIONS[1], "max_output_tokens": 30}),
+    ("/v1/responses", {"input": "How is the weather?", "max_output_tokens": 60, "tools": [{"type": "function", **WEATHER}], "tool_choice": "required"}),
+)  # fmt: skip
+
+# Streams, beside those.
+STREAMED: Sequence[Ask] = (
+    *(chat(user(question), 60) for question in QUESTIONS),
+    *(complete(f"{number} {AGAIN}", 120 + number) for number in range(4)),
+    *(generate(f"{number}: {AGAIN}", 120, do_sample=True, temperature=0.8, seed=number) for number in range(4)),
+    generate("It is", 60, grammar={"type": "json", "value": SCHEMA}),
+    generate(as_text(REPEAT), 60, stop=["stone"]),
+)  # fmt: skip
+
+
+def ask_whole(address: wire.Address) -> list[threading.Thread]:
+    """All at once; a request that comes while the workers are replaced is asked again."""
+
+    def until_answered(path: str, body: dict[str, Any]) -> None:
+        def answered() -> bool:
+            reply = wire.post(address, path, body)
+            assert reply.status in (200, 503), f"{path} {body}: {reply.status} {reply.text}"
+            return reply.status == 200
+
+        wait_for(answered, f"an answer of {path}", 120, every=0.1)
+
+    threads = [threading.Thread(target=until_answered, args=one, daemon=True) for one in WHOLE]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def record(launch: Launch, file: Path, *flags: str) -> None:
+    """All of that at once, and the worker killed in the middle."""
+    launched = launch("--dtype", "float32", "--record", str(file), *flags).wait_ready()
+    worker, lock, events = launched.worker(), threading.Lock(), 0
+    kill: Callable[[], None] = once(lambda: worker.signal(signal.SIGKILL))
+
+    def seen() -> None:
+        nonlocal events
+        with lock:
+            events += 1
+        if events >= 150:
+            kill()
+
+    threads = ask_whole(launched.address)
+    answers = ask_all(launched.address, STREAMED, seen)
+    for thread in threads:
+        thread.join(wire.TIMEOUT)
+        assert not thread.is_alive(), "an answer does not come"
+    assert all(answer.error is None for answer in answers), answers
+    metrics = launched.metrics()
+    assert metrics.value("penstock_worker_restarts") == 1
+    if flags:
+        assert metrics.value("penstock_accepted_drafts") > 20
+    launched.stop()
+
+
+def replay(file: Path, *flags: str) -> str:
+    done = subprocess.run(
+        [str(BINARY), "replay", str(file), *flags], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("drafts", ["none", "text", "model"])
+def test_a_record_of_everything_comes_out_as_it_was(drafts: str, launch: Launch, tmp_path: Path) -> None:
+    flags: tuple[str, ...] = ()
+    held: list[str] = []
+    if drafts != "none":
+        flags = ("--speculate", "4")
+    if drafts == "model":
+        draft = first_layers(tmp_path / "draft", 4)
+        flags, held = (*flags, "--speculate-model", str(draft)), ["--draft-model-dir", str(draft)]
+    file = tmp_path / "record"
+    record(launch, file, *flags)
+    told = replay(file)
+    assert told.startswith("every plan is right") and "2 runs" in told, told
+    assert "the record ends: the server stopped" in told, told
+
+    sockets = tmp_path / "sockets"
+    sockets.mkdir(mode=0o700)
+    listen = f"unix:{sockets / 'worker'}"
+    program = (sys.executable, "-P", "-m", "penstock.worker", "--model-dir", str(SHIPPED))
+    with RemoteWorker(
+        tmp_path / "worker", "--dtype", "float32", "--listen", listen, *held, program=program
+    ) as worker:
+        wait_for((sockets / "worker").exists, "the worker to listen", 120)
+        for _ in range(2):
+            told = replay(file, "--worker", listen)
+            assert told.startswith("every result is the same"), told
+        assert worker.process.poll() is None
