@@ -128,6 +128,18 @@ mod tests {
     }
 
     #[test]
+    fn when_prompts_interrupt_decodes_is_nothing_to_choose_here() {
+        let warnings = checked(&["--max-waiting-tokens", "20", "--waiting-served-ratio=0.3"]).unwrap();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        for line in warnings {
+            assert!(
+                line.ends_with("prompts are computed beside running requests, without waiting"),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
     fn a_value_that_asks_for_nothing_passes_in_silence() {
         assert_eq!(
             checked(&["--rope-factor", "", "--kv-cache-dtype", "", "--disable-custom-kernels", "False"]),

@@ -2,10 +2,13 @@
 //! each stream. The router runs on one core; the mock worker, which computes nothing, and the clients, on another.
 //! The clients' own ceiling is measured in the same run, against a server that only writes.
 //!
-//!     cargo bench -p penstock-router --bench streaming -- [--seconds 5] [--rounds 3]
+//!     cargo bench -p penstock-router --bench streaming -- [--seconds 5] [--rounds 3] [--only FIGURE]
 //!
-//! Each part is a process of its own, started by this one with `taskset`. A last figure is what streams feel of
-//! prompts of 100,000 tokens that arrive beside them, with a worker whose steps last as long as their tokens ask.
+//! FIGURE is `streams`, `paced`, `requests` or `prompts`. Each part is a process of its own, started by this one with
+//! `taskset`. `paced` has a worker whose steps take 10 ms, so that every client waits when its token comes: each costs a
+//! wakeup and a write of its own, as it does behind a model; beside it stands what a server takes that only writes. The
+//! last figure is what streams feel of prompts of 100,000 tokens that arrive beside them, with a worker whose steps last
+//! as long as their tokens ask.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,6 +33,8 @@ const OTHER_CORE: &str = "1";
 /// Of each stream; when it ends, its client begins another.
 const STREAM_TOKENS: u32 = 1000;
 const LONG_PROMPT: usize = 100_000;
+/// A step of the worker that all clients wait for.
+const PACE: Duration = Duration::from_millis(10);
 /// What one token of the last figure's worker takes, and a step beside.
 const TOKEN_TIME: Duration = Duration::from_micros(10);
 const STEP_TIME: Duration = Duration::from_millis(2);
@@ -43,13 +48,13 @@ fn main() {
     let is = |name: &str| arguments.iter().any(|argument| argument == name);
     let path = |name: &str| PathBuf::from(value(name).expect("given by `child`"));
     if is("--worker") {
-        return worker(&path("--worker"), is("--timed"));
+        return worker(&path("--worker"), is("--timed"), is("--paced"));
     }
     if is("--router") {
         return router(&path("--router"), &path("--model"), value("--target-itl-ms"));
     }
     if is("--trivial") {
-        return trivial();
+        return if is("--paced") { trivial_paced() } else { trivial() };
     }
     if let Some(port) = value("--load") {
         let number = |name: &str| value(name).and_then(|value| value.parse().ok()).expect("given by `child`");
@@ -63,7 +68,7 @@ fn main() {
     }
     let number =
         |name: &str, otherwise| value(name).and_then(|value| value.parse().ok()).unwrap_or(otherwise);
-    measure(number("--seconds", 5), number("--rounds", 3));
+    measure(number("--seconds", 5), number("--rounds", 3), value("--only").as_deref());
 }
 
 // The parts.
@@ -87,7 +92,7 @@ fn until_parent_ends() {
     });
 }
 
-fn worker(dir: &Path, timed: bool) {
+fn worker(dir: &Path, timed: bool, paced: bool) {
     until_parent_ends();
     let config = MockConfig {
         // The tokenizer's, so that all of its tokens are taken.
@@ -95,11 +100,16 @@ fn worker(dir: &Path, timed: bool) {
         pages: 131_072,
         max_positions: 1 << 17,
         verify: Verify::Last,
-        step_fixed: if timed { STEP_TIME } else { Duration::ZERO },
+        step_fixed: match (timed, paced) {
+            (true, _) => STEP_TIME,
+            (_, true) => PACE,
+            _ => Duration::ZERO,
+        },
         step_per_token: if timed { TOKEN_TIME } else { Duration::ZERO },
-        cost: match timed {
-            true => CostModel { fixed_ns: 2e6, per_token_ns: 1e4, per_context_token_ns: 0.0 },
-            false => CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 0.0 },
+        cost: match (timed, paced) {
+            (true, _) => CostModel { fixed_ns: 2e6, per_token_ns: 1e4, per_context_token_ns: 0.0 },
+            (_, true) => CostModel { fixed_ns: 1e7, per_token_ns: 1e3, per_context_token_ns: 0.0 },
+            _ => CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 0.0 },
         },
         ..MockConfig::default()
     };
@@ -159,16 +169,44 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
     });
 }
 
+/// An event that was made before, as a chunk of HTTP.
+fn made_before() -> String {
+    let event = "data: {\"index\":1,\"token\":{\"id\":100,\"text\":\" token\",\"logprob\":-1.5,\"special\":false},\
+                 \"generated_text\":null,\"details\":null}\n\n";
+    format!("{:x}\r\n{event}\r\n", event.len())
+}
+
+const ANSWER_HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// Writes an event to each of its clients every `PACE`, and nothing else.
+fn trivial_paced() {
+    until_parent_ends();
+    let chunk = made_before();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a poller");
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        ready(listener.local_addr().expect("it is bound").port());
+        let mut tick = tokio::time::interval(PACE);
+        let mut clients: Vec<TcpStream> = Vec::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => {
+                    let Ok((mut stream, _)) = accepted else { continue };
+                    let _ = stream.set_nodelay(true);
+                    let _ = stream.read(&mut [0; 4096]).await;
+                    let _ = stream.write_all(ANSWER_HEAD.as_bytes()).await;
+                    clients.push(stream);
+                }
+                _ = tick.tick() => clients.retain(|client| client.try_write(chunk.as_bytes()).is_ok()),
+            }
+        }
+    });
+}
+
 /// Answers every request with `STREAM_TOKENS` events that were made before.
 fn trivial() {
     until_parent_ends();
-    let event = "data: {\"index\":1,\"token\":{\"id\":100,\"text\":\" token\",\"logprob\":-1.5,\"special\":false},\
-                 \"generated_text\":null,\"details\":null}\n\n";
-    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
-    let answer = format!(
-        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{}0\r\n\r\n",
-        chunk.repeat(STREAM_TOKENS as usize)
-    );
+    let answer = format!("{ANSWER_HEAD}{}0\r\n\r\n", made_before().repeat(STREAM_TOKENS as usize));
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         ready(listener.local_addr().expect("it is bound").port());
@@ -378,6 +416,28 @@ impl Part {
         Duration::from_millis(ticks * 10)
     }
 
+    /// The same to the nanosecond, of the scheduler's thread and of all others.
+    fn cpu_of_threads(&self) -> (f64, f64) {
+        let (mut scheduler, mut others) = (0.0, 0.0);
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it lives");
+        for task in tasks.flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let nanoseconds = read("schedstat").split(' ').next().and_then(|first| first.parse::<f64>().ok());
+            match read("comm").trim() {
+                "scheduler" => scheduler += nanoseconds.unwrap_or_default() / 1e9,
+                _ => others += nanoseconds.unwrap_or_default() / 1e9,
+            }
+        }
+        (scheduler, others)
+    }
+
+    /// Of `cpu`, what the kernel took.
+    fn kernel_cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
+        let field = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(12));
+        Duration::from_millis(field.and_then(|ticks| ticks.parse::<u64>().ok()).expect("a number") * 10)
+    }
+
     fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("Linux says it");
@@ -393,10 +453,10 @@ impl Drop for Part {
 }
 
 /// Worker and router.
-fn server(timed: bool, target: Option<&str>) -> (Part, Part, String, tempfile::TempDir) {
+fn server(kind: Option<&str>, target: Option<&str>) -> (Part, Part, String, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a folder for the socket");
     let mut worker = vec!["--worker", dir.path().to_str().expect("UTF-8")];
-    worker.extend(timed.then_some("--timed"));
+    worker.extend(kind);
     let mut worker = Part::start(OTHER_CORE, &worker);
     let socket = worker.line();
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/penstock/tiny/model");
@@ -415,7 +475,8 @@ fn clients(port: &str, streams: usize, seconds: u64, kind: &str) -> Part {
     clients
 }
 
-fn measure(seconds: u64, rounds: u64) {
+fn measure(seconds: u64, rounds: u64, only: Option<&str>) {
+    let is_wanted = |figure: &str| only.is_none_or(|only| only == figure);
     let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = processor.lines().find_map(|line| line.strip_prefix("model name"));
     println!("{}, router on one core", name.unwrap_or_default().trim_matches(['\t', ' ', ':']));
@@ -425,17 +486,19 @@ fn measure(seconds: u64, rounds: u64) {
     };
 
     let mut ceiling = Vec::new();
-    for _ in 0..rounds {
+    for _ in 0..if is_wanted("streams") { rounds } else { 0 } {
         let mut trivial = Part::start(ROUTER_CORE, &["--trivial"]);
         let port = trivial.line();
         ceiling.push(clients(&port, 64, seconds, "stream").numbers()[0]);
     }
-    println!("clients' ceiling, events/s: {}", best(&ceiling));
+    if is_wanted("streams") {
+        println!("clients' ceiling, events/s: {}", best(&ceiling));
+    }
 
-    for streams in [1, 64, 1000] {
+    for streams in [1, 64, 1000].into_iter().filter(|_| is_wanted("streams")) {
         let (mut rates, mut cpu, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            let (_worker, router, port, _dir) = server(false, None);
+            let (_worker, router, port, _dir) = server(None, None);
             let empty = router.resident();
             let mut load = clients(&port, streams, seconds, "stream");
             let before = router.cpu();
@@ -454,10 +517,33 @@ fn measure(seconds: u64, rounds: u64) {
         );
     }
 
-    for streams in [1, 64, 1000] {
+    for streams in [1, 256].into_iter().filter(|_| is_wanted("paced")) {
+        for round in 0..rounds {
+            let mut trivial = Part::start(ROUTER_CORE, &["--trivial", "--paced"]);
+            let port = trivial.line();
+            let floor = paced(&trivial, &port, streams, seconds);
+            drop(trivial);
+            let (_worker, router, port, _dir) = server(Some("--paced"), None);
+            let found = paced(&router, &port, streams, seconds);
+            println!(
+                "{streams} streams, one token each in steps of 10 ms, round {round}: {:.0} tokens/s; router's processor time \
+                 {:.2} us a token ({:.2} the scheduler, {:.2} the others; {:.2} in the kernel); a server that only writes \
+                 {:.2} us at {:.0}/s",
+                found.rate,
+                found.scheduler + found.others,
+                found.scheduler,
+                found.others,
+                found.kernel,
+                floor.scheduler + floor.others,
+                floor.rate,
+            );
+        }
+    }
+
+    for streams in [1, 64, 1000].into_iter().filter(|_| is_wanted("requests")) {
         let (mut rates, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            let (_worker, router, port, _dir) = server(false, None);
+            let (_worker, router, port, _dir) = server(None, None);
             let mut load = clients(&port, streams, seconds, "whole");
             let before = router.cpu();
             let rate = load.numbers()[1];
@@ -468,9 +554,9 @@ fn measure(seconds: u64, rounds: u64) {
         println!("{streams} clients, one token each: requests/s {}; {cpu:.0} us a request", best(&rates));
     }
 
-    for target in [None, Some("20")] {
+    for target in [None, Some("20")].into_iter().filter(|_| is_wanted("prompts")) {
         for kind in ["alone", "beside-prompts"] {
-            let (_worker, _router, port, _dir) = server(true, target);
+            let (_worker, _router, port, _dir) = server(Some("--timed"), target);
             let times = clients(&port, 16, 2 * seconds, kind).numbers();
             let target = target.map_or("no target".into(), |ms| format!("--target-itl-ms {ms}"));
             println!(
@@ -478,5 +564,27 @@ fn measure(seconds: u64, rounds: u64) {
                 times[0], times[1], times[2], times[3]
             );
         }
+    }
+}
+
+/// Processor time of a server for each token, in microseconds.
+struct Paced {
+    rate: f64,
+    scheduler: f64,
+    others: f64,
+    kernel: f64,
+}
+
+fn paced(server: &Part, port: &str, streams: usize, seconds: u64) -> Paced {
+    let mut load = clients(port, streams, seconds, "stream");
+    let (before, kernel_before) = (server.cpu_of_threads(), server.kernel_cpu());
+    let rate = load.numbers()[0];
+    let (after, kernel_after) = (server.cpu_of_threads(), server.kernel_cpu());
+    let each = 1e6 / (rate * seconds as f64);
+    Paced {
+        rate,
+        scheduler: (after.0 - before.0) * each,
+        others: (after.1 - before.1) * each,
+        kernel: (kernel_after - kernel_before).as_secs_f64() * each,
     }
 }

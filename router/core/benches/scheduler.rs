@@ -1,6 +1,7 @@
-//! Figure 3: the scheduler alone. How long it takes to plan a step, and to apply its result, with 256
-//! sequences decoding and 10, 1,000 or 10,000 more in the queue. Sequences end and are replaced all the
-//! time, as they are when a server is full; the mock model that answers is not measured.
+//! Figure 3: the scheduler alone. What planning a step and applying its result take of its thread's processor time: with 256
+//! sequences that decode and 10, 1,000 or 10,000 more in the queue; with 1,024 whose clients wait for each token in
+//! tasks of another runtime; and with a head of the queue for which there is no room, and whose 32k tokens are cached. Sequences
+//! end and are replaced all the time, as they are when a server is full; the mock model that answers is not measured.
 //!
 //!     cargo bench -p penstock-core --bench scheduler
 
@@ -9,40 +10,62 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use futures::FutureExt;
 use penstock_core::scheduler::offline::Offline;
 use penstock_core::scheduler::{
-    Namespace, Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Tenant,
+    Namespace, Priority, Sampling, SequenceEvent, SequenceEvents, SequenceSpec, Settings, Tenant,
 };
 use penstock_core::worker::PrepareLimits;
 use penstock_core::worker::mock::{MockConfig, MockModel, Verify};
 use penstock_proto::ids::TokenId;
 use penstock_proto::{CostModel, ModelDescription, Prepared, StepPlan};
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::runtime::Runtime;
 
-const RUNNING: u32 = 256;
 const PROMPT: u32 = 96;
 const OUTPUT: u32 = 400;
+const LONG_PROMPT: u32 = 32_768;
+const BLOCK: u32 = 16;
+
+/// How clients read.
+enum Clients {
+    /// The oldest first, after each step.
+    Polled(VecDeque<SequenceEvents>),
+    /// Each in a task, which waits for its next event.
+    Waiting(Runtime),
+}
 
 struct Load {
     scheduler: Offline,
     model: MockModel,
     plans: VecDeque<StepPlan>,
-    /// In the order of their submission.
-    clients: VecDeque<UnboundedReceiver<SequenceEvent>>,
+    clients: Clients,
+    running: u32,
+    /// That wait or run.
+    live: u32,
     submitted: u32,
 }
 
-/// What a step took: planning it, and applying its result.
+/// What a step took of this thread: planning it, and applying its result.
+#[derive(Default)]
 struct Took {
     plan: Duration,
     apply: Duration,
 }
 
+/// Processor time of this thread.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes to `time` alone.
+    let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    assert_eq!(done, 0, "Linux has this clock");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 impl Load {
-    /// 256 sequences decode, each somewhere else in its output, and `queued` wait.
-    fn new(queued: u32) -> Self {
+    /// `running` sequences decode, each somewhere else in its output, and `queued` wait.
+    fn new(running: u32, slots: u32, queued: u32, pages: u32, clients: Clients) -> Self {
         let limits = PrepareLimits {
-            max_slots: RUNNING,
+            max_slots: slots,
             max_step_tokens: 2048,
             max_sequence_tokens: 0,
             max_cache_tokens: 0,
@@ -52,8 +75,9 @@ impl Load {
         let cost = CostModel { fixed_ns: 1e6, per_token_ns: 1e4, per_context_token_ns: 10.0 };
         let config = MockConfig {
             vocab_size: 32_000,
-            pages: 16_384,
-            max_positions: 8192,
+            pages,
+            block_size: BLOCK,
+            max_positions: 1 << 16,
             verify: Verify::Last,
             cost,
             ..MockConfig::default()
@@ -76,88 +100,150 @@ impl Load {
             block_events: false,
             recorder: None,
         };
-        let mut load = Self {
-            scheduler: Offline::new(&settings, &model, &prepared, &limits),
-            model: MockModel::new(config, limits.max_slots, limits.max_step_tokens),
-            plans: VecDeque::new(),
-            clients: VecDeque::new(),
-            submitted: 0,
+        let scheduler = {
+            let _inside = match &clients {
+                Clients::Waiting(runtime) => Some(runtime.enter()),
+                Clients::Polled(_) => None,
+            };
+            Offline::new(&settings, &model, &prepared, &limits)
         };
-        for _ in 0..RUNNING + queued {
-            load.submit();
+        let model = MockModel::new(config, limits.max_slots, limits.max_step_tokens);
+        let (plans, live) = (VecDeque::new(), running + queued);
+        let mut load = Self { scheduler, model, plans, clients, running, live, submitted: 0 };
+        load.refill();
+        load
+    }
+
+    /// In a state that lasts.
+    fn steady(mut self, queued: u32) -> Self {
+        for _ in 0..2 * OUTPUT {
+            self.step();
         }
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.running, stats.waiting), (self.running, queued), "the load is what it says");
+        self
+    }
+
+    fn polled(running: u32, queued: u32) -> Self {
+        Self::new(running, running, queued, 16_384, Clients::Polled(VecDeque::new())).steady(queued)
+    }
+
+    fn waiting(running: u32) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let clients = Clients::Waiting(runtime.expect("the system has threads"));
+        Self::new(running, running, 10, 65_536, clients).steady(10)
+    }
+
+    /// A sequence with a prompt of 32k tokens that are all cached waits behind 256 that run, and finds no room: what those
+    /// hold and its prompt leave too little. They are replaced by others of a higher priority as they end.
+    fn stuck() -> Self {
+        let held = 256 * (PROMPT + OUTPUT / 2) / BLOCK;
+        let pages = held + LONG_PROMPT / BLOCK + 200;
+        let mut load = Self::new(256, 260, 0, pages, Clients::Polled(VecDeque::new()));
         for _ in 0..2 * OUTPUT {
             load.step();
         }
+        let prompt: Vec<_> = (0..LONG_PROMPT).map(|at| TokenId(7 + at % 31_000)).collect();
+        // Once to its end, before all others.
+        load.push(prompt.clone(), 1, Priority(-2));
+        for _ in 0..LONG_PROMPT / BLOCK {
+            load.step();
+        }
+        load.live += 1;
+        load.push(prompt, 100, Priority(0));
+        for _ in 0..OUTPUT {
+            load.step();
+        }
         let stats = load.scheduler.stats();
-        assert_eq!((stats.running, stats.waiting), (RUNNING, queued), "the load is what it says");
+        assert_eq!((stats.running, stats.waiting), (256, 1), "it waits");
         load
     }
 
     fn submit(&mut self) {
         let salt = self.submitted;
         self.submitted += 1;
-        let client = self.scheduler.submit(SequenceSpec {
+        // A system prompt in common, then something of its own.
+        let prompt = (0..PROMPT).map(|at| TokenId(if at < 32 { at } else { (at * salt) % 32_000 })).collect();
+        self.push(prompt, OUTPUT / 2 + salt.wrapping_mul(97) % OUTPUT, Priority(-1));
+    }
+
+    fn push(&mut self, prompt: Vec<TokenId>, max_new_tokens: u32, priority: Priority) {
+        let mut client = self.scheduler.submit(SequenceSpec {
             encoder: Vec::new(),
-            // A system prompt in common, then something of its own.
-            prompt: (0..PROMPT).map(|at| TokenId(if at < 32 { at } else { (at * salt) % 32_000 })).collect(),
+            prompt,
             sampling: Sampling::default(),
-            max_new_tokens: OUTPUT / 2 + salt.wrapping_mul(97) % OUTPUT,
+            max_new_tokens,
             ignore_eos: true,
             stop_token_ids: Vec::new(),
             top_tokens: 0,
             prompt_logprobs: false,
             constraint: None,
             cache_namespace: Namespace::default(),
-            tenant: Tenant::Key(salt % 7),
-            priority: Priority::default(),
+            tenant: Tenant::Key(self.submitted % 7),
+            priority,
             deadline: None,
             stop_at: None,
             trace: None,
         });
-        self.clients.push_back(client);
+        match &mut self.clients {
+            Clients::Polled(clients) => clients.push_back(client),
+            Clients::Waiting(runtime) => {
+                runtime.spawn(async move { while client.recv().await.is_some() {} });
+            }
+        }
     }
 
     fn step(&mut self) -> Took {
-        let mut took = Took { plan: Duration::ZERO, apply: Duration::ZERO };
+        let mut took = Took::default();
         loop {
-            let begun = Instant::now();
-            let plan = black_box(self.scheduler.plan(begun));
-            let elapsed = begun.elapsed();
+            let begun = processor_time();
+            let plan = black_box(self.scheduler.plan(Instant::now()));
+            let elapsed = processor_time() - begun;
             let Some(plan) = plan else { break };
             took.plan = elapsed;
             self.plans.push_back(plan);
         }
         let plan = self.plans.pop_front().expect("there is always something to do");
         let result = self.model.execute(&plan).expect("plans are right");
-        let begun = Instant::now();
-        self.scheduler.apply(result, begun).expect("results are right");
-        took.apply = begun.elapsed();
+        let begun = processor_time();
+        self.scheduler.apply(result, Instant::now()).expect("results are right");
+        took.apply = processor_time() - begun;
+        self.read();
+        self.refill();
+        took
+    }
+
+    fn refill(&mut self) {
+        for _ in self.scheduler.stats().live..self.live {
+            self.submit();
+        }
+    }
+
+    fn read(&mut self) {
+        let clients = match &mut self.clients {
+            Clients::Polled(clients) => clients,
+            // They wait again when the next step ends, as they do behind a model that takes its time.
+            Clients::Waiting(_) => return std::thread::sleep(Duration::from_millis(3)),
+        };
         // Served in order, so only the oldest have events: looking at all would measure the caches of a
         // processor that reads 10,000 empty channels between two steps.
-        let mut ended = 0;
         let mut at = 0;
-        while at < self.clients.len().min(RUNNING as usize + 32) {
+        while at < clients.len().min(self.running as usize + 32) {
             let mut end = false;
-            while let Ok(event) = self.clients[at].try_recv() {
+            while let Some(Some(event)) = clients[at].recv().now_or_never() {
                 end |= matches!(event, SequenceEvent::Finished { .. });
             }
             match end {
-                true => drop(self.clients.remove(at)),
+                true => drop(clients.remove(at)),
                 false => at += 1,
             }
-            ended += u32::from(end);
         }
-        for _ in 0..ended {
-            self.submit();
-        }
-        took
     }
 }
 
 fn benchmark(criterion: &mut Criterion) {
     for queued in [10, 1_000, 10_000] {
-        let mut load = Load::new(queued);
+        let mut load = Load::polled(256, queued);
         let mut group = criterion.benchmark_group("256 running");
         group.bench_function(BenchmarkId::new("plan", queued), |bencher| {
             bencher.iter_custom(|steps| (0..steps).map(|_| load.step().plan).sum());
@@ -166,6 +252,15 @@ fn benchmark(criterion: &mut Criterion) {
             bencher.iter_custom(|steps| (0..steps).map(|_| load.step().apply).sum());
         });
     }
+    let mut load = Load::waiting(1024);
+    criterion.bench_function("1024 running, waiting clients: plan and apply", |bencher| {
+        bencher.iter_custom(|steps| (0..steps).map(|_| load.step()).map(|took| took.plan + took.apply).sum());
+    });
+    drop(load);
+    let mut load = Load::stuck();
+    criterion.bench_function("256 running, a cached 32k head without room: plan", |bencher| {
+        bencher.iter_custom(|steps| (0..steps).map(|_| load.step().plan).sum());
+    });
 }
 
 criterion_group! {

@@ -143,7 +143,7 @@ async fn core_and_wire(group: &Group, rows: u32, in_flight: usize) -> Vec<Durati
         last = now;
         scheduler.apply(result, now).expect("the result is right");
         for client in &mut clients {
-            while client.try_recv().is_ok() {}
+            while client.try_recv().is_some() {}
         }
     }
     costs

@@ -1,31 +1,69 @@
 //! Server-sent events as TGI frames them: `data: ` + one line of JSON + a blank line, a comment when
-//! nothing was said for a while. Items that are ready together go out with one write.
+//! nothing was said for a while. Events that are there together go out with one write.
 
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::Stream;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Builds the bytes of one item, in memory that is used again for the next.
+/// Events are gathered until they have this many bytes.
+const FULL: usize = 16 << 10;
+
+/// Builds the bytes of events, in memory that is used again for the next.
 #[derive(Default)]
 pub struct Encoder {
     buffer: Vec<u8>,
+    /// What was handed out is written soon, and then its memory is used again, too.
+    handed: BytesMut,
+}
+
+/// What many events have in common around what each of them says.
+pub struct Frame {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Frame {
+    /// `empty` is an event of which one list is empty; `list` names it. Its entries are what differs.
+    pub fn around(list: &str, empty: &impl Serialize) -> Self {
+        let mut encoder = Encoder::default();
+        encoder.event(empty);
+        let mark = format!("\"{list}\":[]");
+        let mut before = encoder.buffer;
+        // The quotes in a string are escaped, so that no text looks like this.
+        let found = before.windows(mark.len()).position(|window| window == mark.as_bytes());
+        let at = found.expect("the event has this list, and it is empty") + mark.len() - 1;
+        let after = before.split_off(at);
+        Self { before, after }
+    }
 }
 
 impl Encoder {
     pub fn event(&mut self, data: &impl Serialize) {
         self.buffer.extend_from_slice(b"data: ");
+        self.write(data);
+        self.buffer.extend_from_slice(b"\n\n");
+    }
+
+    fn write(&mut self, data: &impl Serialize) {
         serde_json::to_writer(&mut self.buffer, data)
             .expect("the events are structs of strings and numbers, and memory takes all writes");
-        self.buffer.extend_from_slice(b"\n\n");
+    }
+
+    /// An event that has one entry in the list of `frame`.
+    pub fn framed(&mut self, frame: &Frame, entry: &impl Serialize) {
+        self.buffer.extend_from_slice(&frame.before);
+        self.write(entry);
+        self.buffer.extend_from_slice(&frame.after);
     }
 
     /// An event with a name.
@@ -58,9 +96,48 @@ impl Encoder {
 
     /// What was encoded since the last call.
     pub fn take(&mut self) -> Bytes {
-        let bytes = Bytes::copy_from_slice(&self.buffer);
+        self.handed.extend_from_slice(&self.buffer);
         self.buffer.clear();
-        bytes
+        self.handed.split().freeze()
+    }
+}
+
+/// What an answer of events is made of. Dropped when it has told its last one.
+pub trait EventSource: Send + Unpin + 'static {
+    /// Encodes what comes next, which may come to no event. `Break`: nothing follows.
+    fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>>;
+}
+
+/// The answer that tells the events of `source`.
+pub fn answer(source: impl EventSource) -> Response<Body> {
+    response(Told { source: Some(Box::new(source)), encoder: Encoder::default() })
+}
+
+/// What a source has to say at once, in one item.
+struct Told<S> {
+    source: Option<Box<S>>,
+    encoder: Encoder,
+}
+
+impl<S: EventSource> Stream for Told<S> {
+    type Item = Bytes;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let this = &mut *self;
+        while let Some(source) = &mut this.source
+            && this.encoder.buffer.len() < FULL
+        {
+            match source.poll_encode(context, &mut this.encoder) {
+                Poll::Ready(ControlFlow::Continue(())) => {}
+                Poll::Ready(ControlFlow::Break(())) => this.source = None,
+                Poll::Pending => break,
+            }
+        }
+        match (this.encoder.buffer.is_empty(), &this.source) {
+            (false, _) => Poll::Ready(Some(this.encoder.take())),
+            (true, None) => Poll::Ready(None),
+            (true, Some(_)) => Poll::Pending,
+        }
     }
 }
 
@@ -132,6 +209,51 @@ mod tests {
         assert_eq!(encoder.take(), "data: {\"text\":\"a\\nb\"}\n\n");
         encoder.done();
         assert_eq!(encoder.take(), "data: [DONE]\n\n");
+    }
+
+    #[test]
+    fn a_frame_gives_the_same_bytes_as_the_whole_event() {
+        let event = |entries: serde_json::Value| serde_json::json!({"model": "a \"choices\":[]", "choices": entries, "x": 1});
+        let frame = Frame::around("choices", &event(serde_json::json!([])));
+        let entry = serde_json::json!({"text": "\"choices\":[]"});
+        let (mut framed, mut whole) = (Encoder::default(), Encoder::default());
+        framed.framed(&frame, &entry);
+        whole.event(&event(serde_json::json!([entry])));
+        assert_eq!(framed.take(), whole.take());
+    }
+
+    /// Says numbers, and then nothing more or that nothing follows.
+    struct Numbers {
+        left: u32,
+        ends: bool,
+    }
+
+    impl EventSource for Numbers {
+        fn poll_encode(&mut self, _: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
+            match (self.left, self.ends) {
+                (0, true) => Poll::Ready(ControlFlow::Break(())),
+                (0, false) => Poll::Pending,
+                _ => {
+                    encoder.event(&self.left);
+                    self.left -= 1;
+                    Poll::Ready(ControlFlow::Continue(()))
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn events_that_are_there_together_are_one_item_up_to_a_size() {
+        let told = |left, ends| {
+            let source = Some(Box::new(Numbers { left, ends }));
+            Told { source, encoder: Encoder::default() }
+        };
+        let first = told(3, false).next().await;
+        assert_eq!(first.as_deref(), Some(b"data: 3\n\ndata: 2\n\ndata: 1\n\n".as_slice()));
+        let sizes: Vec<usize> = told(9, true).map(|bytes| bytes.len()).collect().await;
+        assert_eq!(sizes, [9 * b"data: 1\n\n".len()]);
+        let sizes: Vec<usize> = told(9999, true).map(|bytes| bytes.len()).collect().await;
+        assert!(sizes.iter().all(|size| *size < FULL + 20) && sizes.len() < 10, "{sizes:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Turns token ids into text, one at a time. Called by the generation task for every token that is not
+//! Turns token ids into text, one at a time. Called by `output_processor` for every token that is not
 //! special; stop strings are not its business.
 //!
 //! Its text is what the tokenizer's decoder makes of prompt and generation together, less the prompt's
@@ -44,7 +44,7 @@ impl Detokenizer {
         let mut utf8 = Utf8::default();
         for &token in &tokens {
             match (vocabulary.decoder_kind(), vocabulary.byte(token)) {
-                (DecoderKind::Bytes, _) => drop(utf8.push(&vocabulary.bytes(token))),
+                (DecoderKind::Bytes, _) => drop(utf8.push(vocabulary.spelling(token))),
                 (_, Some(byte)) => drop(utf8.push(&[byte])),
                 (_, None) => drop(utf8.flush()),
             }
@@ -57,7 +57,7 @@ impl Detokenizer {
     /// The text that this token completes. Not for special tokens.
     pub fn push(&mut self, token: TokenId) -> String {
         match self.vocabulary.decoder_kind() {
-            DecoderKind::Bytes => self.utf8.push(&self.vocabulary.bytes(token)),
+            DecoderKind::Bytes => self.utf8.push(self.vocabulary.spelling(token)),
             DecoderKind::Pieces { may_split, .. } => {
                 if let Some(byte) = self.vocabulary.byte(token) {
                     self.remember(token);
@@ -130,6 +130,11 @@ impl Utf8 {
     fn push(&mut self, bytes: &[u8]) -> String {
         if bytes.is_empty() {
             return String::new();
+        }
+        if self.partial.is_empty()
+            && let Ok(whole) = std::str::from_utf8(bytes)
+        {
+            return whole.to_owned();
         }
         let mut of_prompt = std::mem::take(&mut self.of_prompt);
         self.partial.extend_from_slice(bytes);

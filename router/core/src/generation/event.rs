@@ -57,6 +57,8 @@ pub struct Done {
     /// The stop string that ended it.
     pub stop: Option<String>,
     pub generated_tokens: u32,
+    /// Those of them that were accepted drafts.
+    pub skipped_tokens: u32,
     pub seed: Option<u64>,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
@@ -146,7 +148,7 @@ pub enum GenerationFailure {
     /// Work for it, on a thread of its own, has no end.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// Its task ended without saying how.
+    /// It ended without an end.
     #[error("the generation broke off")]
     BrokenOff,
 }

@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Histogram, counter, histogram};
 
-use crate::clock;
-
 /// Counts the tokens of one sequence as they come. The metrics are looked up once, not for every token.
 pub struct Tokens {
     generated: Counter,
@@ -29,10 +27,10 @@ impl Default for Tokens {
 
 impl Tokens {
     /// One more, `last` being when the one before it was there.
-    pub fn another(&self, last: Option<Instant>) {
+    pub fn another(&self, at: Instant, last: Option<Instant>) {
         self.generated.increment(1);
         if let Some(last) = last {
-            self.between.record(clock::since(last));
+            self.between.record(at.saturating_duration_since(last));
         }
     }
 }

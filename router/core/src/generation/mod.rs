@@ -9,7 +9,7 @@ mod prompt_limits;
 pub mod request;
 mod serving;
 mod stop;
-mod task;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -22,4 +22,4 @@ pub use progress::{Progress, Timeline};
 pub use prompt_limits::PromptLimits;
 pub use request::{Caller, GenerationRequest, StopText};
 pub use serving::{Serving, start};
-pub use task::{Generation, collect};
+pub use stream::{Generation, collect};

@@ -1,6 +1,7 @@
-//! Turns sampled tokens into token events: text, stop strings, finish reason. Owned by the generation
-//! task; knows nothing of channels or time.
+//! Turns sampled tokens into token events: text, stop strings, finish reason. Owned by a generation; knows nothing of
+//! mailboxes or time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use penstock_proto::ids::TokenId;
@@ -29,13 +30,6 @@ pub struct OutputProcessor {
     waiting: Vec<TokenEvent>,
 }
 
-/// What one more token makes known.
-pub struct Processed {
-    pub events: Vec<TokenEvent>,
-    /// Nothing follows.
-    pub ended: Option<FinishReason>,
-}
-
 impl OutputProcessor {
     pub fn new(
         vocabulary: Arc<Vocabulary>,
@@ -62,8 +56,18 @@ impl OutputProcessor {
         Self { keeps_last: true, ..self }
     }
 
-    /// `finish` says that the token is the last. After one that ended the text, none may follow.
-    pub fn process(&mut self, token: SampledToken, finish: Option<Finish>) -> Processed {
+    pub fn has_stop_strings(&self) -> bool {
+        self.stop.has_any()
+    }
+
+    /// Tells the events that one more token makes known, and why the text has ended if it has: then none may follow.
+    /// `finish` says that the token is the last.
+    pub fn process(
+        &mut self,
+        token: SampledToken,
+        finish: Option<Finish>,
+        told: &mut VecDeque<TokenEvent>,
+    ) -> Option<FinishReason> {
         self.tokens += 1;
         // What ends the sequence is never text, whatever the tokenizer calls it.
         let special = self.vocabulary.is_special(token.id) || finish == Some(Finish::Eos);
@@ -79,12 +83,14 @@ impl OutputProcessor {
             name
         } else {
             let piece = self.detokenizer.push(token.id);
-            self.pass(&piece, &mut ended)
+            self.pass(piece, &mut ended)
         };
 
         // Held-back text is now the new token's, so that those before it are complete.
-        let mut events = if special { Vec::new() } else { std::mem::take(&mut self.waiting) };
-        self.waiting.push(TokenEvent {
+        if !special {
+            told.extend(self.waiting.drain(..));
+        }
+        let event = TokenEvent {
             index: self.tokens,
             id: token.id,
             text,
@@ -93,22 +99,29 @@ impl OutputProcessor {
             top: each_alone(&self.vocabulary, &token.top),
             last: false,
             prefill: Vec::new(),
-        });
+        };
+        let holds = self.detokenizer.holds() || self.stop.holds();
+        if ended.is_none() && !holds && !self.keeps_last && self.waiting.is_empty() {
+            told.push_back(event);
+            return None;
+        }
+        self.waiting.push(event);
         if ended.is_some() {
             self.close_events(&mut ended);
-            events.append(&mut self.waiting);
-        } else if !(self.detokenizer.holds() || self.stop.holds()) {
-            let kept = self.waiting.split_off(self.waiting.len() - usize::from(self.keeps_last));
-            events.extend(std::mem::replace(&mut self.waiting, kept));
+            told.extend(self.waiting.drain(..));
+        } else if !holds {
+            let kept = usize::from(self.keeps_last);
+            told.extend(self.waiting.drain(..self.waiting.len() - kept));
         }
-        Processed { events, ended }
+        ended
     }
 
     /// No token follows: the last one was the last. There must have been one, and `keep_last`.
-    pub fn time_up(&mut self) -> Processed {
+    pub fn time_up(&mut self, told: &mut VecDeque<TokenEvent>) -> Option<FinishReason> {
         let mut ended = Some(FinishReason::Length);
         self.close_events(&mut ended);
-        Processed { events: std::mem::take(&mut self.waiting), ended }
+        told.extend(self.waiting.drain(..));
+        ended
     }
 
     /// Gives what was held back to the token that it belongs to, and marks the last one.
@@ -133,12 +146,12 @@ impl OutputProcessor {
     }
 
     /// The whole text, once it has ended, and the number of tokens.
-    pub fn into_text(self) -> (String, u32) {
-        (self.text, self.tokens)
+    pub fn take_text(&mut self) -> (String, u32) {
+        (std::mem::take(&mut self.text), self.tokens)
     }
 
     /// What goes of a piece of text now. Sets `ended` if a stop string is complete.
-    fn pass(&mut self, piece: &str, ended: &mut Option<FinishReason>) -> String {
+    fn pass(&mut self, piece: String, ended: &mut Option<FinishReason>) -> String {
         let part = if self.tokens <= self.min_tokens {
             self.stop.pass(piece)
         } else {
@@ -161,7 +174,7 @@ impl OutputProcessor {
             return String::new();
         }
         let tail = self.detokenizer.finish();
-        let mut rest = self.pass(&tail, ended);
+        let mut rest = self.pass(tail, ended);
         if !self.stopped {
             let held = self.stop.flush();
             self.text.push_str(&held);
@@ -200,6 +213,18 @@ mod tests {
         SampledToken { id, logprob: -0.5, top: vec![(id, -0.5)], is_draft: false }
     }
 
+    /// What one more token makes known.
+    struct Processed {
+        events: Vec<TokenEvent>,
+        ended: Option<FinishReason>,
+    }
+
+    fn process(output: &mut OutputProcessor, token: SampledToken, finish: Option<Finish>) -> Processed {
+        let mut told = VecDeque::new();
+        let ended = output.process(token, finish, &mut told);
+        Processed { events: told.into(), ended }
+    }
+
     struct Outcome {
         /// The texts of the events that each token brought.
         steps: Vec<Vec<String>>,
@@ -216,11 +241,11 @@ mod tests {
         let tokens = ids(text);
         let (mut steps, mut events) = (Vec::new(), Vec::new());
         for (at, &id) in tokens.iter().enumerate() {
-            let processed = output.process(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+            let processed = process(&mut output, sampled(id), (at + 1 == tokens.len()).then_some(finish));
             steps.push(processed.events.iter().map(|event| event.text.clone()).collect());
             events.extend(processed.events);
             if let Some(reason) = processed.ended {
-                let (text, tokens) = output.into_text();
+                let (text, tokens) = output.take_text();
                 return Outcome { steps, events, reason, text, tokens };
             }
         }
@@ -271,9 +296,9 @@ mod tests {
         let mut output = OutputProcessor::new(vocabulary(), &[], &[], StopText::Keep, 0);
         let euro = ids("€");
         assert_eq!(euro.len(), 2);
-        let processed = output.process(sampled(euro[0]), Some(Finish::Length));
+        let processed = process(&mut output, sampled(euro[0]), Some(Finish::Length));
         assert_eq!(processed.events[0].text, "\u{FFFD}");
-        assert_eq!(output.into_text().0, "\u{FFFD}");
+        assert_eq!(output.take_text().0, "\u{FFFD}");
     }
 
     #[test]
@@ -307,14 +332,14 @@ mod tests {
         for (min_tokens, text, count) in [(0, "hello", 1), (1, "hello hello", 2), (2, "hello hello!", 3)] {
             let stop = ["lo".to_string(), "!".to_string()];
             let mut output = OutputProcessor::new(vocabulary(), &[], &stop, StopText::Keep, min_tokens);
-            let processed = ids("hello hello!").into_iter().map(|id| output.process(sampled(id), None));
+            let processed = ids("hello hello!").into_iter().map(|id| process(&mut output, sampled(id), None));
             let reason = processed.map(|processed| processed.ended).find(Option::is_some).expect("it ends");
             assert_eq!(reason, Some(FinishReason::StopSequence));
-            assert_eq!(output.into_text(), (text.to_string(), count), "after {min_tokens}");
+            assert_eq!(output.take_text(), (text.to_string(), count), "after {min_tokens}");
         }
         // The name of a special token neither.
         let mut output = OutputProcessor::new(vocabulary(), &[], &["<|end|>".into()], StopText::Omit, 1);
-        let ends = ids("<|end|><|end|>").into_iter().map(|id| output.process(sampled(id), None).ended);
+        let ends = ids("<|end|><|end|>").into_iter().map(|id| process(&mut output, sampled(id), None).ended);
         assert_eq!(ends.collect::<Vec<_>>(), [None, Some(FinishReason::StopSequence)]);
     }
 
@@ -341,12 +366,12 @@ mod tests {
             let mut events = Vec::new();
             let mut reason = None;
             for (at, &id) in tokens.iter().enumerate() {
-                let processed = output.process(sampled(id), (at + 1 == tokens.len()).then_some(finish));
+                let processed = process(&mut output, sampled(id), (at + 1 == tokens.len()).then_some(finish));
                 events.extend(processed.events);
                 if processed.ended.is_some() { reason = processed.ended; break; }
                 prop_assert!(events.iter().all(|event| !event.last));
             }
-            let (text, count) = output.into_text();
+            let (text, count) = output.take_text();
             prop_assert_eq!(joined(&events), &text[..]);
             prop_assert_eq!(events.len() as u32, count);
             prop_assert!(events.iter().zip(1..).all(|(event, index)| event.index == index));

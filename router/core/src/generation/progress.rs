@@ -1,5 +1,5 @@
 //! How far one generation has come, for whoever answers for its request: they also have to tell of one that
-//! broke off half way, or whose client left. Written by the generation's task, read by `http`.
+//! broke off half way, or whose client left. Written where the generation is read, and read by `http`.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -51,30 +51,30 @@ impl Progress {
         Self(Mutex::new(State { timeline, reckoned: false }))
     }
 
-    pub fn admitted(&self, cached_tokens: u32) {
+    pub fn admitted(&self, cached_tokens: u32, at: Instant) {
         let mut state = self.state();
-        state.timeline.admitted = Some(clock::now());
+        // The scheduler took up its step before it took up this.
+        state.timeline.admitted = Some(at.max(state.timeline.queued));
         state.timeline.cached_tokens = cached_tokens;
     }
 
     /// One more token, perhaps an accepted draft. Says since when the last one was there; `None` when nobody counts any more.
-    pub fn token(&self, is_draft: bool) -> Option<Option<Instant>> {
+    pub fn token(&self, is_draft: bool, at: Instant) -> Option<Option<Instant>> {
         let mut state = self.state();
         if state.reckoned {
             return None;
         }
-        let now = clock::now();
         let timeline = &mut state.timeline;
         timeline.generated_tokens += 1;
         timeline.skipped_tokens += u32::from(is_draft);
-        timeline.first_token.get_or_insert(now);
-        Some(timeline.last_token.replace(now))
+        timeline.first_token.get_or_insert(at);
+        Some(timeline.last_token.replace(at))
     }
 
     /// The last token is there.
-    pub fn ended(&self) -> Timeline {
+    pub fn ended(&self, at: Instant) -> Timeline {
         let mut state = self.state();
-        state.timeline.ended = Some(clock::now());
+        state.timeline.ended = Some(at.max(state.timeline.queued));
         state.timeline
     }
 
@@ -101,10 +101,11 @@ mod tests {
     #[test]
     fn a_token_after_the_reckoning_is_not_counted() {
         let progress = Progress::new(3, 10);
-        assert_eq!(progress.token(false), Some(None));
-        assert!(matches!(progress.token(false), Some(Some(_))));
+        let now = clock::now();
+        assert_eq!(progress.token(false, now), Some(None));
+        assert_eq!(progress.token(false, now), Some(Some(now)));
         assert_eq!(progress.reckon().generated_tokens, 2);
-        assert_eq!(progress.token(false), None);
+        assert_eq!(progress.token(false, now), None);
         assert_eq!(progress.so_far().generated_tokens, 2);
     }
 }

@@ -1,5 +1,5 @@
 //! From a request to a sequence of the scheduler: prompt to tokens, limits, who shares cached blocks with whom, and whom
-//! the queue is fair to. The dialects call `start`; `task` turns what the scheduler tells into text events.
+//! the queue is fair to. The dialects call `start`; `stream` turns what the scheduler tells into text events.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::generation::output_processor::{OutputProcessor, alone};
 use crate::generation::progress::Progress;
 use crate::generation::prompt_limits::PromptLimits;
 use crate::generation::request::{Caller, GenerationRequest};
-use crate::generation::task::{Generation, GenerationTask};
+use crate::generation::stream::{Generation, TextState};
 use crate::prompt::{Input, Length, Prompt, PromptError};
 use crate::scheduler::{Handle, Namespace, Permit, Sampling, SequenceSpec, Tenant, Watermark};
 
@@ -83,7 +83,7 @@ pub async fn start(
     let before = if has_encoder { &serving.decoder_start } else { &prompt };
     let output =
         OutputProcessor::new(vocabulary.clone(), before, &request.stop, request.stop_text, min_new_tokens);
-    let task = GenerationTask {
+    let text = TextState {
         output: if request.max_time.is_some() { output.keep_last() } else { output },
         vocabulary,
         prompt_tokens: prompt.len() as u32,
@@ -120,7 +120,7 @@ pub async fn start(
         trace: caller.trace,
     };
     let submitted = serving.scheduler.submit_with(permit, spec)?;
-    Ok(Generation::spawn(task, submitted, max_new_tokens))
+    Ok(Generation::new(text, submitted))
 }
 
 impl Serving {

@@ -1,4 +1,4 @@
-//! Finds stop strings in a text that arrives piece by piece, wherever they fall. The generation task
+//! Finds stop strings in a text that arrives piece by piece, wherever they fall. `output_processor`
 //! feeds it what the detokenizer emits; it never sees the prompt.
 //!
 //! The text ends where the first stop string is complete, so the result does not depend on how the text
@@ -33,8 +33,12 @@ impl StopStrings {
         Self { candidates, stop_text, held: String::new(), shown: 0, ended_by: None }
     }
 
+    pub fn has_any(&self) -> bool {
+        !self.candidates.is_empty()
+    }
+
     /// Takes a piece of the text in which none may end it, and returns what can be shown.
-    pub fn pass(&mut self, piece: &str) -> String {
+    pub fn pass(&mut self, piece: String) -> String {
         for &byte in piece.as_bytes() {
             for candidate in &mut self.candidates {
                 if candidate.advance(byte) {
@@ -46,7 +50,7 @@ impl StopStrings {
     }
 
     /// Takes the next piece of the text. After `Ends` it must not be called again.
-    pub fn push(&mut self, piece: &str) -> Checked {
+    pub fn push(&mut self, piece: String) -> Checked {
         for (at, &byte) in piece.as_bytes().iter().enumerate() {
             let mut longest = 0;
             for (index, candidate) in self.candidates.iter_mut().enumerate() {
@@ -96,11 +100,12 @@ impl StopStrings {
     }
 
     /// What of a piece that ends nothing can be shown.
-    fn go(&mut self, piece: &str) -> String {
+    fn go(&mut self, piece: String) -> String {
         match self.stop_text {
-            StopText::Keep => piece.to_owned(),
+            _ if self.candidates.is_empty() => piece,
+            StopText::Keep => piece,
             StopText::Omit => {
-                self.held.push_str(piece);
+                self.held.push_str(&piece);
                 let begun = self.candidates.iter().map(|candidate| candidate.matched).max().unwrap_or(0);
                 self.show(self.held.len() - begun)
             }
@@ -163,7 +168,7 @@ mod tests {
         let mut matcher = StopStrings::new(&stops, stop_text);
         let mut shown = Vec::new();
         for piece in pieces {
-            match matcher.push(piece) {
+            match matcher.push((*piece).to_string()) {
                 Checked::Goes(text) => shown.push(text),
                 Checked::Ends(text) => {
                     shown.push(text);
@@ -214,7 +219,7 @@ mod tests {
     fn what_ended_the_text_is_known() {
         let mut matcher = StopStrings::new(&["bc".into(), "abc".into(), "<|end|>".into()], StopText::Omit);
         assert_eq!(matcher.ended_by(), None);
-        matcher.push("xabc");
+        matcher.push("xabc".into());
         assert_eq!(matcher.ended_by().as_deref(), Some("abc"));
         let mut matcher = StopStrings::new(&["bc".into(), "<|end|>".into()], StopText::Omit);
         assert!(matcher.in_name("<|end|>"));
@@ -238,14 +243,14 @@ mod tests {
     fn what_passes_ends_nothing_but_may_begin_what_does() {
         for (stop_text, expected) in [(StopText::Omit, ["aab", ""]), (StopText::Keep, ["aabab", "ab"])] {
             let mut matcher = StopStrings::new(&["abab".into()], stop_text);
-            let mut text = matcher.pass("aabab");
+            let mut text = matcher.pass("aabab".into());
             if stop_text == StopText::Omit {
                 assert_eq!(text, "aab", "its end may be the beginning of another");
             }
             assert_eq!(text, expected[0]);
-            assert_eq!(matcher.push("ab"), Checked::Ends(expected[1].into()));
+            assert_eq!(matcher.push("ab".into()), Checked::Ends(expected[1].into()));
             let mut matcher = StopStrings::new(&["x".into()], stop_text);
-            text = matcher.pass("axx");
+            text = matcher.pass("axx".into());
             assert_eq!((text.as_str(), matcher.holds()), ("axx", false));
         }
     }
@@ -297,7 +302,7 @@ mod tests {
             let mut fed = String::new();
             for piece in &pieces {
                 fed.push_str(piece);
-                match matcher.push(piece) {
+                match matcher.push((*piece).to_string()) {
                     Checked::Goes(part) => {
                         shown.push_str(&part);
                         // Only what may be a beginning is held back.

@@ -16,6 +16,8 @@ pub struct Vocabulary {
     /// In order.
     special: Vec<TokenId>,
     decoder_kind: DecoderKind,
+    /// Of tokens that are bytes.
+    spellings: Spellings,
     /// An ordinary word, put before a token to see what the token adds to a text.
     word: Option<(TokenId, String)>,
     /// Made for the first long prompt; `None` in it where there is no bound.
@@ -66,8 +68,12 @@ impl Vocabulary {
         special.sort_unstable();
 
         let decoder_kind = DecoderKind::of(&tokenizer);
-        let mut vocabulary =
-            Self { tokenizer, special, decoder_kind, word: None, token_count: OnceLock::new() };
+        let spellings = match decoder_kind {
+            DecoderKind::Bytes => Spellings::of(&tokenizer, &special),
+            DecoderKind::Pieces { .. } => Spellings::default(),
+        };
+        let token_count = OnceLock::new();
+        let mut vocabulary = Self { tokenizer, special, decoder_kind, spellings, word: None, token_count };
         vocabulary.word = vocabulary.find_word();
         vocabulary
     }
@@ -93,11 +99,11 @@ impl Vocabulary {
     /// The bytes that a token adds to a text that has begun; the name of a special token. They may be a
     /// part of a character.
     pub fn bytes(&self, token: TokenId) -> Vec<u8> {
+        if self.decoder_kind == DecoderKind::Bytes {
+            return self.spelling(token).to_vec();
+        }
         if self.is_special(token) {
             return self.name(token).into_bytes();
-        }
-        if self.decoder_kind == DecoderKind::Bytes {
-            return bytes_of_name(&self.name(token));
         }
         if let Some(byte) = self.byte(token) {
             return vec![byte];
@@ -110,6 +116,11 @@ impl Vocabulary {
             None => self.decode(&[token]),
         }
         .into_bytes()
+    }
+
+    /// The same, where every token is a string of bytes; elsewhere nothing.
+    pub fn spelling(&self, token: TokenId) -> &[u8] {
+        self.spellings.get(token)
     }
 
     /// The text that a token alone adds to a text that has begun; the name of a special token. A part of a
@@ -162,6 +173,47 @@ impl Vocabulary {
             let is_word = !text.is_empty() && text.chars().all(char::is_alphabetic);
             is_word.then_some((token, text))
         })
+    }
+}
+
+/// The bytes of all tokens, one after the other in the order of their ids.
+#[derive(Default)]
+struct Spellings {
+    bytes: Box<[u8]>,
+    ends: Box<[u32]>,
+}
+
+impl Spellings {
+    /// `special` are in order, and spelled by their names.
+    fn of(tokenizer: &Tokenizer, special: &[TokenId]) -> Self {
+        let mut spelled: Vec<(u32, Vec<u8>)> =
+            tokenizer.get_vocab(false).into_iter().map(|(name, id)| (id, bytes_of_name(&name))).collect();
+        // An added token goes before one of the model with its id.
+        spelled.extend(tokenizer.get_added_tokens_decoder().into_iter().map(|(id, token)| {
+            let is_special = special.binary_search(&TokenId(id)).is_ok();
+            let name = token.content;
+            (id, if is_special { name.into_bytes() } else { bytes_of_name(&name) })
+        }));
+        spelled.sort_by_key(|(id, _)| *id);
+        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        let mut spelled = spelled.into_iter().peekable();
+        while let Some((id, spelling)) = spelled.next() {
+            if spelled.peek().is_some_and(|(next, _)| *next == id) {
+                continue;
+            }
+            ends.resize(id as usize, bytes.len() as u32);
+            bytes.extend(spelling);
+            ends.push(bytes.len() as u32);
+        }
+        Self { bytes: bytes.into(), ends: ends.into() }
+    }
+
+    /// Empty for an id that the tokenizer does not know.
+    fn get(&self, token: TokenId) -> &[u8] {
+        let at = token.0 as usize;
+        let Some(&end) = self.ends.get(at) else { return &[] };
+        let begin = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.bytes[begin as usize..end as usize]
     }
 }
 
@@ -238,6 +290,23 @@ mod tests {
         assert_eq!(vocabulary.name(id), "<|im_end|>");
         assert_eq!(vocabulary.decode(&[id]), "");
         assert_eq!(vocabulary.tokenizer().token_to_id("not in the vocabulary"), None);
+    }
+
+    #[test]
+    fn every_token_is_spelled_as_its_name_says() {
+        let mut tokenizer = samples::byte_level();
+        tokenizer.add_tokens([AddedToken::from("plain é", false)]).unwrap();
+        let vocabulary = Vocabulary::new(tokenizer, &[]);
+        let size = vocabulary.tokenizer().get_vocab_size(true) as u32;
+        for id in (0..size).map(TokenId) {
+            let name = vocabulary.name(id);
+            let expected = match vocabulary.is_special(id) {
+                true => name.into_bytes(),
+                false => bytes_of_name(&name),
+            };
+            assert_eq!(vocabulary.spelling(id), expected, "{id:?}");
+        }
+        assert_eq!(vocabulary.spelling(TokenId(size)), b"");
     }
 
     #[test]

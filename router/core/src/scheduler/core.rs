@@ -119,6 +119,9 @@ pub(super) struct Core {
     pub(super) due: BTreeSet<(Instant, SequenceId)>,
     /// The head of the queue, if it found no room.
     pub(super) blocked: Option<Blocked>,
+    /// How often the head of the queue was looked up in the prefix cache.
+    #[cfg(test)]
+    pub(super) head_lookups: u64,
     /// How often a sequence gave up its slot.
     pub(super) departures: u64,
 
@@ -224,6 +227,8 @@ impl Core {
             draft_accuracy: DraftAccuracy::default(),
             due: BTreeSet::new(),
             blocked: None,
+            #[cfg(test)]
+            head_lookups: 0,
             departures: 0,
             last_result: None,
             shapes: HashSet::new(),
@@ -247,6 +252,7 @@ impl Core {
         self.builder = PlanBuilder::default();
         self.capacity = capacity;
         self.blocked = None;
+        self.sequences.iter_mut().for_each(|(_, sequence)| sequence.looked_up = None);
         self.last_result = None;
         self.shapes.clear();
         self.completions.resume(now);

@@ -1,6 +1,6 @@
 //! Owns every sequence that waits or runs and every KV block, as one task that the rest reaches by messages.
 //!
-//! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out. `task` drives
+//! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out, by a `mailbox`. `task` drives
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
@@ -21,6 +21,7 @@ mod fairness;
 mod guesses;
 mod handle;
 mod in_flight;
+pub(crate) mod mailbox;
 mod mask_threads;
 mod masks;
 mod metrics;
@@ -53,6 +54,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use block_events::{BlockChange, BlockEvent};
 pub use cache_names::{BlockHash, Namespace};
 pub use handle::{Handle, Permit, Settings, Stats};
+pub use mailbox::{SequenceEvents, Told};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
     SequenceFailure, SequenceSpec, Submitted, Tenant, Ticket, Unavailable, Watermark,
@@ -75,6 +77,7 @@ pub async fn spawn(
 ) -> Handle {
     let (handle, mut task) = assemble(&group, source, settings, health.clone());
     let (opened, open) = oneshot::channel();
+    let wakeups = handle.shared.wakeups.clone();
     // So that whoever looks before the first step sees the empty cache.
     task.publish();
     std::thread::Builder::new()
@@ -88,7 +91,9 @@ pub async fn spawn(
                 runtime.block_on(task.run(group, opened));
             };
             // Nobody joins this thread. What it owned is gone with it, and every sequence has ended.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(running)) {
+            let ended = catch_unwind(AssertUnwindSafe(running));
+            wakeups.flush();
+            if let Err(panic) = ended {
                 let why = format!("the scheduler panicked: {}", message_of(&*panic));
                 tracing::error!("{why}");
                 health.send_replace(Health::Failed(why));
@@ -108,6 +113,7 @@ fn assemble(
     health: HealthSender,
 ) -> (Handle, task::Task) {
     let (sender, inbox) = mpsc::unbounded_channel();
+    let outside = tokio::runtime::Handle::current();
     let shared = Arc::new(handle::Shared {
         limiter: concurrency::ConcurrencyLimiter::new(settings.max_live),
         next_id: AtomicU64::new(1),
@@ -115,8 +121,8 @@ fn assemble(
         max_request_tokens: AtomicU32::new(group.max_request_tokens()),
         retry_after_ms: AtomicU64::new(1000),
         stats: Mutex::new(Stats::default()),
+        wakeups: mailbox::Wakeups::new(Some(&outside)),
     });
-    let outside = tokio::runtime::Handle::current();
     let task = task::Task::new(group, inbox, shared.clone(), settings, health, source, outside);
     (Handle { inbox: sender, shared }, task)
 }

@@ -1,27 +1,29 @@
 //! The scheduler's core without its task: whoever holds it carries plans and results, and is the clock.
 //! For benchmarks, which measure the core alone or the wire alone.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_proto::ids::SequenceId;
 use penstock_proto::tables::Tables;
 use penstock_proto::{ModelDescription, Prepared, StepPlan, StepResult};
-use tokio::sync::mpsc;
 
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
+use super::mailbox::{SequenceEvents, Wakeups, mailbox};
 use super::policy::SNAPSHOT_DISTANCES;
 use super::speculation::Drafting;
-use super::submission::{SequenceEvent, SequenceSpec};
+use super::submission::SequenceSpec;
 use crate::worker::{Loss, PrepareLimits};
 
 pub struct Offline {
     core: Core,
+    wakeups: Arc<Wakeups>,
     next_id: u64,
 }
 
 impl Offline {
-    /// For a worker that answered `model` and `prepared`.
+    /// For a worker that answered `model` and `prepared`. Called in a runtime, it is that of those who wait for events.
     pub fn new(
         settings: &Settings,
         model: &ModelDescription,
@@ -50,11 +52,12 @@ impl Offline {
             draft_cost: prepared.draft_cost,
             snapshots: model.has_state().then_some(prepared.snapshots),
         };
-        Self { core: Core::new(rules, capacity), next_id: 1 }
+        let wakeups = Wakeups::new(tokio::runtime::Handle::try_current().ok().as_ref());
+        Self { core: Core::new(rules, capacity), wakeups, next_id: 1 }
     }
 
-    pub fn submit(&mut self, spec: SequenceSpec) -> mpsc::UnboundedReceiver<SequenceEvent> {
-        let (sender, events) = mpsc::unbounded_channel();
+    pub fn submit(&mut self, spec: SequenceSpec) -> SequenceEvents {
+        let (sender, events) = mailbox(&self.wakeups);
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.core.submit(Arrival { id, spec, events: sender, permit: None }, Instant::now());
@@ -66,7 +69,10 @@ impl Offline {
     }
 
     pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<(), Loss> {
-        self.core.apply(result, now).map(drop)
+        self.wakeups.collect(now);
+        let applied = self.core.apply(result, now).map(drop);
+        self.wakeups.flush();
+        applied
     }
 
     pub fn stats(&self) -> Stats {

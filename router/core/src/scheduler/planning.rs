@@ -21,8 +21,10 @@ use super::fairness::cost;
 use super::in_flight::{InFlight, RowRecord};
 use super::order::Turn;
 use super::plan::{Feed, PromptTargets, Row, Start};
-use super::policy::{MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight};
-use super::sequence::{PromptLogprobs, Sequence};
+use super::policy::{
+    DEPARTURES_PER_LOOKUP, MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight,
+};
+use super::sequence::{LookedUp, PromptLogprobs, Sequence};
 use super::speculation::{Allotment, Drafter};
 use super::states::StateRecord;
 use super::submission::{SequenceEvent, Unavailable};
@@ -211,20 +213,40 @@ impl Core {
         if !self.has_slot() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
             return;
         }
+        if self.is_still_unfed(key, draft) {
+            return;
+        }
+        let ahead = lookahead(self.sequences[key].preemptions, block_size);
+        let chunk = self.capacity.max_step_tokens;
+        let tables = self.pool.tables();
+        let others: u32 = match room.running_growth {
+            Some(sum) if self.sequences[key].preemptions == 0 => sum,
+            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, tables, chunk)).sum(),
+        };
+        if self.still_lacks_pages(key, others) {
+            return;
+        }
+        #[cfg(test)]
+        {
+            self.head_lookups += 1;
+        }
+        let available = self.pool.available();
         let reuse = self.reuse_cached(key);
+        let sequence = &self.sequences[key];
+        let begins = sequence.num_scheduled_tokens;
+        let node = self.pool.last_node(&sequence.table);
+        let looked_up = LookedUp { begins, node, pages: None, departures: self.departures };
         if self.waits_for_state(key, &reuse) || self.chunk(key, draft) == 0 {
             self.forget_cached(key);
+            self.sequences[key].looked_up = Some(looked_up);
             return;
         }
         let sequence = &self.sequences[key];
-        let ahead = lookahead(sequence.preemptions, block_size);
-        let (tables, chunk) = (self.pool.tables(), self.capacity.max_step_tokens);
-        let own = growth(sequence, ahead, tables, chunk);
-        let others = match room.running_growth {
-            Some(sum) if sequence.preemptions == 0 => sum,
-            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, tables, chunk)).sum(),
-        };
+        let own = growth(sequence, ahead, self.pool.tables(), chunk);
+        let shared = available - self.pool.available();
         if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
+            let pages = Some(own.saturating_add(shared));
+            self.sequences[key].looked_up = Some(LookedUp { pages, ..looked_up });
             self.forget_cached(key);
             self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
             return;
@@ -260,6 +282,34 @@ impl Core {
             blocked.id == id && blocked.departures == self.departures && self.pool.available() <= blocked.room
         };
         !self.running.is_empty() && self.blocked.as_ref().is_some_and(unchanged)
+    }
+
+    /// The same after something changed: the head would not find room for what it would have taken when it was last looked
+    /// up, beside what `others` need. Now and then it is looked up all the same: the cache may have more of it by now.
+    fn still_lacks_pages(&mut self, key: usize, others: u32) -> bool {
+        let (available, departures) = (self.pool.available(), self.departures);
+        let Sequence { id, looked_up, tokens, .. } = &self.sequences[key];
+        let Some(LookedUp { begins, node, pages: Some(pages), departures: then }) = *looked_up else {
+            return false;
+        };
+        let lacks = pages.saturating_add(others) > available;
+        if self.running.is_empty() || !lacks || departures - then >= DEPARTURES_PER_LOOKUP {
+            return false;
+        }
+        if let Some(node) = node {
+            let block_size = self.pool.block_size() as usize;
+            self.pool.touch(node, &tokens[begins as usize - block_size..begins as usize]);
+        }
+        self.blocked = Some(Blocked { id: *id, room: available, departures });
+        true
+    }
+
+    /// Whether the head of the queue, beside prompts that are in the step already, may feed nothing from where it would have
+    /// begun when it was last looked up.
+    fn is_still_unfed(&self, key: usize, draft: &Draft) -> bool {
+        let begins = self.sequences[key].looked_up.map(|looked_up| looked_up.begins);
+        draft.budget.work.prompts
+            && begins.is_some_and(|at| draft.budget.chunk(&self.cost, at, self.pool.block_size()) == 0)
     }
 
     /// A plan for one sequence only, which is suspected of crashing workers. Others keep what they have, as

@@ -77,6 +77,10 @@ pub(super) fn lookahead(preemptions: u32, block_size: u32) -> u32 {
     blocks.saturating_mul(block_size)
 }
 
+/// A head of the queue that lacks pages is looked up in the prefix cache when so many sequences have left since the last
+/// time, whatever they left: to look up a long prompt takes as long as to plan many steps.
+pub(super) const DEPARTURES_PER_LOOKUP: u64 = 16;
+
 /// Pages that a sequence will take until it has `lookahead` more tokens, or ends, when it is fed at most `chunk`
 /// tokens at a time. Its last token is never fed, so it needs no room.
 pub(super) fn growth(sequence: &Sequence, lookahead: u32, tables: &Tables, chunk: u32) -> u32 {

@@ -219,6 +219,18 @@ impl PrefixCache {
         }
     }
 
+    /// Nobody took an idle node without children, and somebody will want it: it is evicted after those that were used before
+    /// now. Does nothing when it has other tokens by now.
+    pub fn touch(&mut self, id: NodeId, tokens: &[TokenId]) {
+        let entry = (self.node(id).last_used, id);
+        if self.tokens_of(id) == tokens && self.idle_leaves.remove(&entry) {
+            self.clock += 1;
+            let clock = self.clock;
+            self.node_mut(id).last_used = clock;
+            self.idle_leaves.insert((clock, id));
+        }
+    }
+
     /// Somebody holds the node's block again.
     pub fn set_busy(&mut self, id: NodeId) {
         let node = self.node_mut(id);

@@ -6,23 +6,24 @@ use std::time::Instant;
 
 use penstock_proto::ids::{SequenceId, SlotId, SpanRef, TokenId};
 use penstock_proto::tables::Table;
-use tokio::sync::mpsc;
 
 use super::cache_names::Namespace;
 use super::corpus::Recall;
 use super::draft_model::DraftAccuracy;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
+use super::mailbox::EventSender;
 use super::masks::Constraint;
 use super::order::Precedence;
 use super::plan::Encoder;
+use super::prefix_cache::NodeId;
 use super::prompt_lookup::PromptLookup;
 use super::states::StateRecord;
 use super::submission::{Priority, PromptLogprob, Sampling, SequenceEvent};
 
 pub(super) struct Sequence {
     pub id: SequenceId,
-    pub events: mpsc::UnboundedSender<SequenceEvent>,
+    pub events: EventSender,
     /// Counts it among `max_live` until the sequence is dropped.
     _permit: Option<Arc<Permit>>,
 
@@ -79,6 +80,9 @@ pub(super) struct Sequence {
     /// Position of the token that its slot sampled last, once all plans built so far have run.
     pub slot_sampled: Option<u32>,
 
+    /// What its last look into the prefix cache found, if it could not be admitted then.
+    pub looked_up: Option<LookedUp>,
+
     /// Positions that a worker, whichever it was, has answered for.
     pub answered: u32,
 
@@ -95,6 +99,18 @@ pub(super) struct Sequence {
     pub was_admitted: bool,
     pub preemptions: u32,
     pub crash_history: CrashHistory,
+}
+
+/// What the head of the queue found in the prefix cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LookedUp {
+    /// Where it would have begun, behind what was cached, and the node there.
+    pub begins: u32,
+    pub node: Option<NodeId>,
+    /// Pages that it would have taken; `None`: that was not the question.
+    pub pages: Option<u32>,
+    /// How many had left the running ones by then.
+    pub departures: u64,
 }
 
 pub(super) enum PromptLogprobs {
@@ -161,6 +177,7 @@ impl Sequence {
             num_scheduled_tokens: 0,
             last_plan: 0,
             slot_sampled: None,
+            looked_up: None,
             answered: 0,
             rows_in_flight: 0,
             samples_in_flight: 0,
@@ -256,8 +273,7 @@ impl Sequence {
         self.forget_late_mask();
     }
 
-    /// The client may be gone, which its ticket tells; nothing is lost then.
     pub fn tell(&self, event: SequenceEvent) {
-        let _ = self.events.send(event);
+        self.events.send(event);
     }
 }

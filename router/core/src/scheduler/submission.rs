@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
-use tokio::sync::mpsc;
 
 use super::cache_names::Namespace;
 use super::handle::Permit;
+use super::mailbox::SequenceEvents;
 use crate::constraint::Grammar;
 
 /// How tokens are chosen. The neutral value of every field switches it off.
@@ -129,7 +129,7 @@ impl Tenant {
 /// A sequence that the scheduler accepted. Dropping `ticket` before the end cancels it.
 pub struct Submitted {
     pub id: SequenceId,
-    pub events: mpsc::UnboundedReceiver<SequenceEvent>,
+    pub events: SequenceEvents,
     pub ticket: Ticket,
     pub permit: Arc<Permit>,
 }

@@ -262,6 +262,8 @@ impl Task {
         let result = result?;
         let now = clock::now();
         self.last_sign = now;
+        // Until the next plan is on its way.
+        self.shared.wakeups.collect(now);
         let step = self.core.apply(result, now)?;
         self.metrics.stepped(&step, clock::since(now));
         if step.delivered > 0 {
@@ -310,7 +312,7 @@ impl Task {
         while let Some(message) = self.inbox.recv().await {
             match message {
                 Message::Submit(arrival) => {
-                    let _ = arrival.events.send(SequenceEvent::Failed(failure.clone()));
+                    arrival.events.send(SequenceEvent::Failed(failure.clone()));
                 }
                 Message::Release(..) | Message::ReadBlocks(_) => {}
                 Message::Drain(done) | Message::Stop(done) => self.drains.push(done),
@@ -328,8 +330,9 @@ impl Task {
         }
     }
 
-    /// Tells the outside how things are.
+    /// Tells the outside what happened and how things are.
     pub fn publish(&mut self) {
+        self.shared.wakeups.flush();
         self.tell_block_changes();
         #[cfg(test)]
         if let Some(observe) = &mut self.observer {
@@ -356,7 +359,7 @@ impl Task {
             self.publish();
             match self.inbox.recv().await {
                 Some(Message::Submit(arrival)) => {
-                    let _ = arrival.events.send(SequenceEvent::Failed(failure.clone()));
+                    arrival.events.send(SequenceEvent::Failed(failure.clone()));
                 }
                 Some(message) => match self.handle(message) {
                     Then::GoOn => {}

@@ -29,7 +29,7 @@ use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json as json_response;
-use crate::http::sse::Encoder;
+use crate::http::sse::{Encoder, Frame};
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::Warnings;
 use crate::http::{Loaded, Server, body};
@@ -214,6 +214,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let logprobs = logprobs.then_some(prompt);
     if params.stream {
         let writer = ChatChunks {
+            frame: head.frame(Chunk::Chunk),
             head,
             warnings: params.warnings,
             include_usage: params.include_usage,
@@ -297,6 +298,7 @@ impl Read {
 /// Writes the chunks of a stream.
 struct ChatChunks {
     head: AnswerHead,
+    frame: Frame,
     /// Said once, in the first chunk.
     warnings: Warnings,
     include_usage: bool,
@@ -420,8 +422,11 @@ impl ChatChunks {
     fn chunk(&mut self, index: usize, delta: Delta, finish_reason: Option<Reason>, encoder: &mut Encoder) {
         let waiting = &mut self.choices[index].logprobs;
         let logprobs = (!waiting.is_empty()).then(|| Logprobs { content: std::mem::take(waiting) });
-        let choices = [ChunkChoice { index, delta, logprobs, finish_reason }];
-        encoder.event(&self.head.answer(Chunk::Chunk, &choices, None::<Usage>, &self.warnings));
+        let choice = ChunkChoice { index, delta, logprobs, finish_reason };
+        match self.warnings.is_empty() {
+            true => encoder.framed(&self.frame, &choice),
+            false => encoder.event(&self.head.answer(Chunk::Chunk, &[choice], None::<Usage>, &self.warnings)),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The sequences of one request on OpenAI's routes: one for each prompt and each of its `n` answers,
 //! running side by side. When one fails, the request fails.
 
+use std::task::{Context, Poll};
+
 use futures::future::{select_all, try_join_all};
-use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
 use crate::http::error::{ApiError, FieldNames};
@@ -13,6 +14,8 @@ pub struct Choices {
     generations: Vec<Generation>,
     /// What failures call the fields.
     names: FieldNames,
+    /// Asked first, so that none is heard before the others for ever.
+    next: usize,
 }
 
 impl Choices {
@@ -28,7 +31,8 @@ impl Choices {
         let names = FieldNames { grammar, ..names };
         let vary = |answer, request: &mut GenerationRequest| request.sampling = params.sampling_of(answer);
         let all = requests.into_iter().map(|request| context.start_answers(request, count, vary, &names));
-        Ok(Self { generations: try_join_all(all).await?.into_iter().flatten().collect(), names })
+        let generations = try_join_all(all).await?.into_iter().flatten().collect();
+        Ok(Self { generations, names, next: 0 })
     }
 
     /// Waits until one of them has something to say; a failure before that is the request's answer.
@@ -56,14 +60,18 @@ impl Choices {
         all.map_err(|failure| self.names.error(failure))
     }
 
-    /// What they say as they say it, each with its index in the order of `start`.
-    pub fn events(self) -> SelectAll<BoxStream<'static, (usize, GenerationEvent)>> {
-        stream::select_all(self.generations.into_iter().enumerate().map(|(index, generation)| {
-            stream::unfold(generation, move |mut generation| async move {
-                let event = generation.next().await?;
-                Some(((index, event), generation))
-            })
-            .boxed()
-        }))
+    /// What one of them says, with its index in the order of `start`; `None` when all have ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, GenerationEvent)>> {
+        let mut waits = false;
+        for _ in 0..self.generations.len() {
+            let index = self.next;
+            self.next = (index + 1) % self.generations.len();
+            match self.generations[index].poll_next(context) {
+                Poll::Ready(Some(event)) => return Poll::Ready(Some((index, event))),
+                Poll::Ready(None) => {}
+                Poll::Pending => waits = true,
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(None) }
     }
 }

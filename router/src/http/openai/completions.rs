@@ -29,7 +29,7 @@ use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::sampling::most_likely_first;
-use crate::http::sse::Encoder;
+use crate::http::sse::{Encoder, Frame};
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body};
 use crate::limits::Limits;
@@ -170,6 +170,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let answers_each = params.n as usize;
     if params.stream {
         let writer = CompletionChunks {
+            frame: head.frame(Kind::TextCompletion),
             head,
             warnings: params.warnings,
             include_usage: params.include_usage,
@@ -189,7 +190,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     if only_echo {
         for (_, done) in &mut answers {
             done.text.clear();
-            done.generated_tokens = 0;
+            (done.generated_tokens, done.skipped_tokens) = (0, 0);
             done.finish_reason = FinishReason::Length;
         }
     }
@@ -243,6 +244,7 @@ fn echoes_per_choice(echoes: &[String], answers_each: usize) -> Vec<Option<Strin
 /// Writes the chunks of a stream.
 struct CompletionChunks {
     head: AnswerHead,
+    frame: Frame,
     /// Said once, in the first chunk.
     warnings: Warnings,
     include_usage: bool,
@@ -307,6 +309,9 @@ impl ChunkWriter for CompletionChunks {
 
 impl CompletionChunks {
     fn chunk(&mut self, choice: Choice<Option<Reason>>, usage: Option<Usage>, encoder: &mut Encoder) {
+        if usage.is_none() && self.warnings.is_empty() {
+            return encoder.framed(&self.frame, &choice);
+        }
         let warnings = std::mem::take(&mut self.warnings);
         encoder.event(&self.head.answer(Kind::TextCompletion, &[choice], usage, &warnings));
     }

@@ -15,6 +15,7 @@ use penstock_core::generation::FinishReason;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::sse::Frame;
 use crate::http::warnings::Warnings;
 
 const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");
@@ -43,6 +44,12 @@ impl AnswerHead {
         let Self { id, created, model } = self;
         let system_fingerprint = FINGERPRINT;
         Answer { object, id, created: *created, model, system_fingerprint, choices, usage, warnings }
+    }
+
+    /// What the chunks of an answer have around their one choice, where they have no usage and no warnings.
+    pub fn frame<O: Serialize>(&self, object: O) -> Frame {
+        let none: [(); 0] = [];
+        Frame::around("choices", &self.answer(object, &none, None::<usage::Usage>, &Warnings::default()))
     }
 }
 

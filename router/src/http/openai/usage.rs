@@ -11,12 +11,20 @@ pub struct Usage {
     pub completion_tokens: u32,
     pub total_tokens: u32,
     pub prompt_tokens_details: PromptTokensDetails,
+    pub completion_tokens_details: CompletionTokensDetails,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(inline)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct CompletionTokensDetails {
+    /// Guessed before the model came to them, and right: with `--speculate`
+    pub accepted_prediction_tokens: u32,
 }
 
 impl Usage {
@@ -26,6 +34,7 @@ impl Usage {
         for done in answers {
             usage.prompt_tokens = done.prompt_tokens;
             usage.completion_tokens += done.generated_tokens;
+            usage.completion_tokens_details.accepted_prediction_tokens += done.skipped_tokens;
             // The answers run side by side; what the first of them found cached was found.
             let cached = &mut usage.prompt_tokens_details.cached_tokens;
             *cached = (*cached).max(done.cached_tokens);
@@ -39,6 +48,8 @@ impl Usage {
         self.completion_tokens += other.completion_tokens;
         self.total_tokens += other.total_tokens;
         self.prompt_tokens_details.cached_tokens += other.prompt_tokens_details.cached_tokens;
+        self.completion_tokens_details.accepted_prediction_tokens +=
+            other.completion_tokens_details.accepted_prediction_tokens;
     }
 }
 
@@ -54,6 +65,7 @@ mod tests {
             finish_reason: FinishReason::Length,
             stop: None,
             generated_tokens: generated,
+            skipped_tokens: generated - 1,
             seed: None,
             prompt_tokens: 10,
             cached_tokens: cached,
@@ -64,5 +76,6 @@ mod tests {
         assert_eq!(usage.prompt_tokens_details.cached_tokens, 8);
         usage.add(Usage::of(&[done(1, 2)]));
         assert_eq!((usage.prompt_tokens, usage.total_tokens), (20, 28));
+        assert_eq!(usage.completion_tokens_details.accepted_prediction_tokens, 2 + 3);
     }
 }

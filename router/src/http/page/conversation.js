@@ -130,7 +130,8 @@ export class Answer {
     const parts = [];
     if (this.usage) {
       const count = this.usage.completion_tokens;
-      parts.push(`${count} token${count === 1 ? "" : "s"}`);
+      const guessed = this.usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+      parts.push(`${count} token${count === 1 ? "" : "s"}${guessed ? ` (${guessed} guessed)` : ""}`);
       const seconds = this.lastAt - this.firstAt;
       if (count > 1 && seconds > 0) parts.push(`${((count - 1) / seconds).toFixed(1)} per second`);
     }

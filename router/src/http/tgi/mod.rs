@@ -3,14 +3,14 @@
 mod request;
 mod response;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use bytes::Bytes;
 use futures::future::try_join_all;
-use futures::stream;
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
@@ -18,7 +18,7 @@ use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::sampling::most_likely_first;
-use crate::http::sse::{self, Encoder};
+use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::warnings::Warnings;
 use crate::http::{Server, body};
 use request::{GenerateRequest, Route};
@@ -134,13 +134,9 @@ async fn streamed(context: Arc<RequestContext>, asked: GenerateRequest) -> Resul
         prefix: asked.prefix,
         details: asked.details,
         warnings: asked.warnings,
-        encoder: Encoder::default(),
+        last: None,
     };
-    let mut response = sse::response(stream::unfold(Some(Box::new(stream)), async |stream| {
-        let mut stream = stream?;
-        let (bytes, goes_on) = stream.next().await;
-        Some((bytes, goes_on.then_some(stream)))
-    }));
+    let mut response = sse::answer(stream);
     response.headers_mut().extend(head.into_parts().0.headers);
     Ok(response)
 }
@@ -153,46 +149,48 @@ struct TokenStream {
     /// Said once, in the first event.
     warnings: Warnings,
     prompt_tokens: u32,
-    encoder: Encoder,
+    /// The last token, whose event has the whole text, which follows at once.
+    last: Option<TokenEvent>,
+}
+
+impl EventSource for TokenStream {
+    fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
+        match (ready!(self.generation.poll_next(context)), self.last.take()) {
+            (Some(GenerationEvent::Token(event)), None) => {
+                if event.last {
+                    self.last = Some(event);
+                } else {
+                    self.encode(&event, None, encoder);
+                }
+                return Poll::Ready(ControlFlow::Continue(()));
+            }
+            (Some(GenerationEvent::Done(done)), Some(last)) => {
+                self.context.succeeded(&done);
+                self.encode(&last, Some(done), encoder);
+            }
+            (other, last) => {
+                if let Some(last) = last {
+                    self.encode(&last, None, encoder);
+                }
+                self.fail(other, encoder);
+            }
+        }
+        Poll::Ready(ControlFlow::Break(()))
+    }
 }
 
 impl TokenStream {
-    /// The next write, and whether another follows.
-    async fn next(&mut self) -> (Bytes, bool) {
-        let goes_on = match self.generation.next().await {
-            Some(GenerationEvent::Token(event)) if !event.last => {
-                self.encode(&event, None);
-                true
-            }
-            // The last token's event holds the whole text, which follows at once.
-            Some(GenerationEvent::Token(event)) => match self.generation.next().await {
-                Some(GenerationEvent::Done(done)) => {
-                    self.context.succeeded(&done);
-                    self.encode(&event, Some(done));
-                    false
-                }
-                other => {
-                    self.encode(&event, None);
-                    self.fail(other)
-                }
-            },
-            other => self.fail(other),
-        };
-        (self.encoder.take(), goes_on)
-    }
-
     /// The one error event; nothing follows it.
-    fn fail(&mut self, event: Option<GenerationEvent>) -> bool {
+    fn fail(&mut self, event: Option<GenerationEvent>, encoder: &mut Encoder) {
         let error = match event {
             Some(GenerationEvent::Failed(failure)) => NAMES.error(failure),
             _ => ApiError::new(Cause::IncompleteStream, "Incomplete generation"),
         };
         self.context.failed(&error);
-        self.encoder.raw(&error.body(Family::Tgi));
-        false
+        encoder.raw(&error.body(Family::Tgi));
     }
 
-    fn encode(&mut self, event: &TokenEvent, done: Option<Done>) {
+    fn encode(&mut self, event: &TokenEvent, done: Option<Done>, encoder: &mut Encoder) {
         let top_tokens: Vec<_> = event.top.iter().map(top_token).collect();
         let text = done.as_ref().map(|done| std::mem::take(&mut self.prefix) + &done.text);
         let details = done.filter(|_| self.details).map(|done| StreamDetails {
@@ -201,7 +199,7 @@ impl TokenStream {
             seed: done.seed,
             input_length: self.prompt_tokens,
         });
-        self.encoder.event(&StreamEvent {
+        encoder.event(&StreamEvent {
             index: event.index,
             token: token(event),
             top_tokens,

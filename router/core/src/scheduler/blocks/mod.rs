@@ -319,6 +319,17 @@ impl BlockPool {
         }
     }
 
+    /// Of the last block of a table.
+    pub fn last_node(&self, table: &Table) -> Option<NodeId> {
+        table.blocks.last().and_then(|&block| self.blocks[index(block)].node)
+    }
+
+    /// Keeps what was found in the cache, and ends with this node and these tokens, from being evicted soon. With it all
+    /// before it is kept, since leaves go first.
+    pub fn touch(&mut self, node: NodeId, tokens: &[TokenId]) {
+        self.cache.touch(node, tokens);
+    }
+
     /// Lets go of a whole table.
     pub fn release(&mut self, table: &mut Table) {
         self.truncate(table, 0);

@@ -1,8 +1,8 @@
 //! What the client of one sequence saw, against what it would have seen alone and undisturbed.
 
 use penstock_proto::ids::{SequenceId, TokenId};
-use tokio::sync::mpsc;
 
+use crate::scheduler::mailbox::SequenceEvents;
 use crate::scheduler::submission::{
     Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure, SequenceSpec,
 };
@@ -11,7 +11,7 @@ use crate::worker::mock::{MockConfig, MockModel};
 pub struct Client {
     id: SequenceId,
     pub spec: SequenceSpec,
-    pub events: mpsc::UnboundedReceiver<SequenceEvent>,
+    pub events: SequenceEvents,
     pub admitted: Option<u32>,
     pub prompt_logprobs: Option<Vec<PromptLogprob>>,
     pub tokens: Vec<SampledToken>,
@@ -21,7 +21,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(id: SequenceId, spec: SequenceSpec, events: mpsc::UnboundedReceiver<SequenceEvent>) -> Self {
+    pub fn new(id: SequenceId, spec: SequenceSpec, events: SequenceEvents) -> Self {
         Self {
             id,
             spec,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::{Masks, RowFlag, StepPlan};
-use tokio::sync::mpsc;
 
 use super::client::Client;
 use super::pages::Pages;
@@ -16,6 +15,7 @@ use crate::scheduler::block_events::BlockChange;
 use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
+use crate::scheduler::mailbox::{Wakeups, mailbox};
 use crate::scheduler::masks::MaskJob;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::speculation::Drafting;
@@ -244,7 +244,7 @@ impl Harness {
     pub fn submit(&mut self, spec: SequenceSpec) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, events) = mailbox(&Wakeups::new(None));
         self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None }, self.now);
         let client = Client::new(id, spec, events);
         self.clients.insert(id, client);
@@ -410,7 +410,7 @@ impl Harness {
 
     fn read_events(&mut self) {
         for client in self.clients.values_mut() {
-            while let Ok(event) = client.events.try_recv() {
+            while let Some(event) = client.events.try_recv() {
                 client.take(event);
             }
         }

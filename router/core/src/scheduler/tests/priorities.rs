@@ -127,3 +127,39 @@ fn what_a_higher_priority_has_to_wait_for_is_not_what_it_overtakes() {
     assert!(harness.client(usual).end.is_some(), "600 ms of prompts are before it");
     assert!(harness.client(urgent).end.is_none(), "nothing is before it");
 }
+
+#[test]
+fn a_head_without_room_is_not_looked_up_whenever_somebody_leaves() {
+    let config = MockConfig { pages: 64, ..tiny() };
+    let mut harness = Harness::new(config, 8, 64);
+    let long: Vec<u32> = (0..80).map(|at| at % 37 + 3).collect();
+    let cached = harness.submit(spec(&long, 1));
+    harness.run_to_end();
+    assert!(harness.client(cached).end.is_some());
+    let mut salt = 0;
+    let mut running: Vec<SequenceId> = Vec::new();
+    let mut refill = |harness: &mut Harness, running: &mut Vec<SequenceId>| {
+        running.retain(|&id| harness.client(id).end.is_none());
+        while running.len() < 6 {
+            salt += 1;
+            running.push(harness.submit(of(-1, salt, 8, 20 + salt % 13)));
+        }
+    };
+    refill(&mut harness, &mut running);
+    for _ in 0..6 {
+        harness.step();
+    }
+    let head = harness.submit(SequenceSpec { ignore_eos: true, ..spec(&long, 12) });
+    let departures = harness.core.departures;
+    for _ in 0..400 {
+        harness.step();
+        refill(&mut harness, &mut running);
+    }
+    assert!(harness.core.waits(head), "there is room for it, and the test shows nothing");
+    let (left, lookups) = (harness.core.departures - departures, harness.core.head_lookups);
+    assert!(left > 60 && lookups < 7 + left + left / 4, "{lookups} look-ups of heads while {left} left");
+    harness.run_to_end();
+    // What waited was kept: only the last block of its prompt is computed.
+    assert_eq!(harness.client(head).admitted, Some(76));
+    harness.check_against_reference();
+}

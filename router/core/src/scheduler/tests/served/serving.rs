@@ -1,6 +1,7 @@
 //! Serving without a loss: side by side, refused, drained, stopped; and starts that fail.
 
 use super::*;
+use crate::scheduler::mailbox::mailbox;
 
 #[tokio::test]
 async fn sequences_run_side_by_side_and_get_their_own_tokens() {
@@ -89,7 +90,7 @@ async fn told_at_a_stop() -> usize {
     assert!(served.handle.inbox.send(Message::Stop(done)).is_ok());
     let mut told = 0;
     for number in 1000.. {
-        let (events, mut received) = mpsc::unbounded_channel();
+        let (events, mut received) = mailbox(&served.handle.shared.wakeups);
         let arrival = Arrival { id: SequenceId(number), spec: spec.clone(), events, permit: None };
         if served.handle.inbox.send(Message::Submit(Box::new(arrival))).is_err() {
             break;

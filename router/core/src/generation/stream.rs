@@ -1,41 +1,53 @@
-//! A running generation: the task that turns what the scheduler tells of a sequence into text events, and the handle by
-//! which a dialect reads them.
+//! A running generation: what the scheduler tells of a sequence, as text events. It has no task of its own: the text is made
+//! where it is read, when it is read, in the task of its connection.
+//!
+//! Only a stop string must not wait for the reader, since until it is found the sequence goes on. So a generation that has
+//! some also has an attendant, a task that sleeps until the reader is behind, and then reads in its place.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use futures::future::poll_fn;
 use penstock_proto::ids::TokenId;
-use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 use crate::generation::event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, Timings, TokenEvent,
 };
 use crate::generation::metrics::Tokens;
-use crate::generation::output_processor::{OutputProcessor, Processed, alone, each_alone};
+use crate::generation::output_processor::{OutputProcessor, alone, each_alone};
 use crate::generation::progress::Progress;
 use crate::prompt::Vocabulary;
-use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, Submitted};
+use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, SequenceEvents, Submitted, Ticket, Told};
 
 /// A running generation. Dropped before its end, it is cancelled.
 pub struct Generation {
     prompt_tokens: u32,
     progress: Arc<Progress>,
     permit: Arc<Permit>,
-    events: mpsc::Receiver<GenerationEvent>,
+    reading: Arc<Mutex<Reading>>,
+    attendant: Option<AbortHandle>,
     /// Looked at by `first`, not yet taken by `next`.
     seen: Option<GenerationEvent>,
-    ended: bool,
 }
 
 impl Generation {
-    /// Starts the task. The channel holds all events that it can ever send, so that a
-    /// client who reads slowly delays neither the end of the sequence nor the finding of a stop string.
-    pub fn spawn(task: GenerationTask, submitted: Submitted, max_new_tokens: u32) -> Self {
-        let (sender, events) = mpsc::channel(max_new_tokens as usize + 1);
-        let (prompt_tokens, progress) = (task.prompt_tokens, task.progress.clone());
-        let permit = submitted.permit.clone();
-        tokio::spawn(task.run(submitted, sender));
-        Self { prompt_tokens, progress, permit, events, seen: None, ended: false }
+    pub fn new(text: TextState, submitted: Submitted) -> Self {
+        let Submitted { events, ticket, permit, .. } = submitted;
+        let (prompt_tokens, progress) = (text.prompt_tokens, text.progress.clone());
+        let has_stop_strings = text.output.has_stop_strings();
+        let reading = Arc::new(Mutex::new(Reading {
+            text,
+            events: Some(events),
+            ticket: Some(ticket),
+            ready: VecDeque::new(),
+            end: None,
+        }));
+        let attendant = has_stop_strings.then(|| tokio::spawn(attend(reading.clone())).abort_handle());
+        Self { prompt_tokens, progress, permit, reading, attendant, seen: None }
     }
 
     pub fn progress(&self) -> &Arc<Progress> {
@@ -65,19 +77,28 @@ impl Generation {
 
     /// `None` after `Done` or `Failed`. Can be dropped and called again without losing an event.
     pub async fn next(&mut self) -> Option<GenerationEvent> {
-        if let Some(event) = self.seen.take() {
-            return Some(event);
-        }
-        if self.ended {
-            return None;
-        }
-        let event = self.events.recv().await.unwrap_or_else(|| {
-            tracing::error!("the task of a generation ended without telling how");
-            GenerationEvent::Failed(GenerationFailure::BrokenOff)
-        });
-        self.ended = !matches!(event, GenerationEvent::Token(_));
-        Some(event)
+        poll_fn(|context| self.poll_next(context)).await
     }
+
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
+        match self.seen.take() {
+            Some(event) => Poll::Ready(Some(event)),
+            None => lock(&self.reading).poll_next(context),
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if let Some(attendant) = &self.attendant {
+            attendant.abort();
+        }
+        lock(&self.reading).close();
+    }
+}
+
+fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
+    reading.lock().expect("nothing panics while it holds this lock")
 }
 
 /// The whole generation at once, for answers that are not streamed.
@@ -94,8 +115,123 @@ pub async fn collect(mut generation: Generation) -> Result<(Vec<TokenEvent>, Don
     }
 }
 
-/// What the task of a generation knows: what came so far, and when.
-pub struct GenerationTask {
+/// Reads what a reader that is behind has not read, so that a stop string is found.
+async fn attend(reading: Arc<Mutex<Reading>>) {
+    poll_fn(|context| lock(&reading).poll_attend(context)).await;
+}
+
+/// A sequence that is read.
+struct Reading {
+    text: TextState,
+    /// `None` when it has ended.
+    events: Option<SequenceEvents>,
+    /// Dropped, it cancels what has not ended.
+    ticket: Option<Ticket>,
+    /// What was read and not told yet, and how it ended.
+    ready: VecDeque<TokenEvent>,
+    end: Option<GenerationEvent>,
+}
+
+impl Reading {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
+        loop {
+            if let Some(token) = self.ready.pop_front() {
+                return Poll::Ready(Some(GenerationEvent::Token(token)));
+            }
+            let Some(events) = &mut self.events else { return Poll::Ready(self.end.take()) };
+            match ready!(events.poll_next(context)) {
+                Some(told) => self.take(told),
+                None => self.break_off(),
+            }
+        }
+    }
+
+    fn poll_attend(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let Some(events) = &mut self.events else { return Poll::Ready(()) };
+            ready!(events.poll_behind(context));
+            match events.try_next() {
+                Some(told) => self.take(told),
+                None => self.break_off(),
+            }
+        }
+    }
+
+    fn take(&mut self, told: Told) {
+        // One request's, and not the end of all that are on its connection.
+        if catch_unwind(AssertUnwindSafe(|| self.read(told))).is_err() {
+            tracing::error!("the text of a generation could not be made");
+            self.fail(GenerationFailure::BrokenOff);
+        }
+    }
+
+    fn read(&mut self, Told { at, event }: Told) {
+        let (token, finish) = match event {
+            SequenceEvent::Admitted { cached_tokens } => {
+                return self.text.progress.admitted(cached_tokens, at);
+            }
+            SequenceEvent::PromptLogprobs(logprobs) => return self.text.told_of_prompt(logprobs),
+            SequenceEvent::Token(token) => (token, None),
+            SequenceEvent::Finished { last, finish } => (last, Some(finish)),
+            SequenceEvent::TimeUp => {
+                let ended = self.text.output.time_up(&mut self.ready);
+                return self.finish(ended.unwrap_or(FinishReason::Length), at);
+            }
+            SequenceEvent::Failed(failure) => return self.fail(failure.into()),
+        };
+        // Once the request has ended nobody counts, and nobody listens.
+        if let Some(last) = self.text.progress.token(token.is_draft, at) {
+            self.text.counted.another(at, last);
+        }
+        let ended = self.text.output.process(token, finish, &mut self.ready);
+        if let Some(first) = self.ready.front_mut().filter(|_| !self.text.prefill.is_empty()) {
+            first.prefill = std::mem::take(&mut self.text.prefill);
+        }
+        if let Some(reason) = ended {
+            if let Some(ticket) = self.ticket.take() {
+                ticket.stop();
+            }
+            self.finish(reason, at);
+        }
+    }
+
+    fn finish(&mut self, finish_reason: FinishReason, at: Instant) {
+        let done = self.text.done(finish_reason, at);
+        self.end(GenerationEvent::Done(done));
+    }
+
+    fn fail(&mut self, failure: GenerationFailure) {
+        self.ready.extend(self.text.output.break_off());
+        self.end(GenerationEvent::Failed(failure));
+    }
+
+    fn break_off(&mut self) {
+        tracing::error!("the scheduler dropped a sequence without telling why");
+        self.fail(GenerationFailure::BrokenOff);
+    }
+
+    /// Nothing more is read.
+    fn end(&mut self, event: GenerationEvent) {
+        self.end = Some(event);
+        (self.events, self.ticket) = (None, None);
+    }
+
+    /// Nobody listens any more. What came and was not read was generated all the same.
+    fn close(&mut self) {
+        let Some(mut events) = self.events.take() else { return };
+        while let Some(Told { at, event }) = events.try_next() {
+            if let SequenceEvent::Token(token) | SequenceEvent::Finished { last: token, .. } = event
+                && let Some(last) = self.text.progress.token(token.is_draft, at)
+            {
+                self.text.counted.another(at, last);
+            }
+        }
+        self.ticket = None;
+    }
+}
+
+/// What a generation knows of its text: what came so far, and when.
+pub struct TextState {
     pub vocabulary: Arc<Vocabulary>,
     pub output: OutputProcessor,
     pub prompt_tokens: u32,
@@ -108,78 +244,27 @@ pub struct GenerationTask {
     pub counted: Tokens,
 }
 
-impl GenerationTask {
-    /// Until the sequence ends or nobody listens. Dropping the ticket cancels what has not ended.
-    async fn run(mut self, submitted: Submitted, listener: mpsc::Sender<GenerationEvent>) {
-        let Submitted { mut events, ticket, permit, .. } = submitted;
-        // The generation has it, too, and keeps it as long as the answer is wanted.
-        drop(permit);
-        loop {
-            let event = tokio::select! {
-                biased;
-                () = listener.closed() => return,
-                event = events.recv() => event,
-            };
-            let (token, finish) = match event {
-                Some(SequenceEvent::Admitted { cached_tokens }) => {
-                    self.progress.admitted(cached_tokens);
-                    continue;
-                }
-                Some(SequenceEvent::PromptLogprobs(logprobs)) => {
-                    let told = |(id, told): (TokenId, PromptLogprob)| PromptToken {
-                        token: alone(&self.vocabulary, id, told.logprob),
-                        top: each_alone(&self.vocabulary, &told.top),
-                    };
-                    self.prefill = self.prompt.drain(..).zip(logprobs).map(told).collect();
-                    continue;
-                }
-                Some(SequenceEvent::Token(token)) => (token, None),
-                Some(SequenceEvent::Finished { last, finish }) => (last, Some(finish)),
-                Some(SequenceEvent::TimeUp) => {
-                    let Processed { events, ended } = self.output.time_up();
-                    return self.end(events, ended.unwrap_or(FinishReason::Length), &listener);
-                }
-                Some(SequenceEvent::Failed(failure)) => return self.fail(failure.into(), &listener),
-                None => {
-                    tracing::error!("the scheduler dropped a sequence without telling why");
-                    return self.fail(GenerationFailure::BrokenOff, &listener);
-                }
-            };
-            match self.progress.token(token.is_draft) {
-                Some(last) => self.counted.another(last),
-                // The request has ended: nobody listens.
-                None => return,
-            }
-            let Processed { mut events, ended } = self.output.process(token, finish);
-            if let Some(first) = events.first_mut().filter(|_| !self.prefill.is_empty()) {
-                first.prefill = std::mem::take(&mut self.prefill);
-            }
-            match ended {
-                None => send(events.into_iter().map(GenerationEvent::Token), &listener),
-                Some(reason) => {
-                    ticket.stop();
-                    return self.end(events, reason, &listener);
-                }
-            }
-        }
+impl TextState {
+    fn told_of_prompt(&mut self, logprobs: Vec<PromptLogprob>) {
+        let told = |(id, told): (TokenId, PromptLogprob)| PromptToken {
+            token: alone(&self.vocabulary, id, told.logprob),
+            top: each_alone(&self.vocabulary, &told.top),
+        };
+        self.prefill = self.prompt.drain(..).zip(logprobs).map(told).collect();
     }
 
-    fn end(
-        self,
-        tokens: Vec<TokenEvent>,
-        finish_reason: FinishReason,
-        listener: &mpsc::Sender<GenerationEvent>,
-    ) {
-        let timeline = self.progress.ended();
-        let now = timeline.ended.unwrap_or_else(Instant::now);
+    fn done(&mut self, finish_reason: FinishReason, at: Instant) -> Done {
+        let timeline = self.progress.ended(at);
+        let now = timeline.ended.unwrap_or(at);
         let admitted = timeline.admitted.unwrap_or(now);
         let stop = self.output.stopped_by().filter(|_| finish_reason == FinishReason::StopSequence);
-        let (text, generated_tokens) = self.output.into_text();
-        let done = Done {
+        let (text, generated_tokens) = self.output.take_text();
+        Done {
             text,
             finish_reason,
             stop,
             generated_tokens,
+            skipped_tokens: timeline.skipped_tokens,
             seed: self.seed,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: timeline.cached_tokens,
@@ -189,21 +274,7 @@ impl GenerationTask {
                 inference: now - admitted,
                 total: now - self.arrival,
             },
-        };
-        let tokens = tokens.into_iter().map(GenerationEvent::Token);
-        send(tokens.chain([GenerationEvent::Done(done)]), listener);
-    }
-
-    fn fail(mut self, failure: GenerationFailure, listener: &mpsc::Sender<GenerationEvent>) {
-        let tokens = self.output.break_off().into_iter().map(GenerationEvent::Token);
-        send(tokens.chain([GenerationEvent::Failed(failure)]), listener);
-    }
-}
-
-fn send(events: impl Iterator<Item = GenerationEvent>, listener: &mpsc::Sender<GenerationEvent>) {
-    for event in events {
-        // There is room for all. An error means that nobody listens any more, which the task notices by itself.
-        let _ = listener.try_send(event);
+        }
     }
 }
 
@@ -213,6 +284,7 @@ mod tests {
     use crate::generation::event::TextToken;
     use crate::generation::request::StopText;
     use crate::prompt::samples;
+    use crate::scheduler::mailbox::{EventSender, Wakeups, mailbox};
     use crate::scheduler::{Finish, Release, SampledToken, SequenceFailure, Ticket, Unavailable};
     use penstock_proto::ids::SequenceId;
     use std::time::Duration;
@@ -220,7 +292,7 @@ mod tests {
 
     /// A sequence as the scheduler would run it, driven by the test.
     struct Script {
-        events: mpsc::UnboundedSender<SequenceEvent>,
+        events: EventSender,
         released: oneshot::Receiver<Release>,
         generation: Generation,
     }
@@ -243,7 +315,7 @@ mod tests {
         let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
         let prompt = ids(prompt);
         let progress = Arc::new(Progress::new(prompt.len() as u32, 100));
-        let task = GenerationTask {
+        let text = TextState {
             output: OutputProcessor::new(vocabulary.clone(), &prompt, &stop, StopText::Omit, 0),
             vocabulary,
             prompt_tokens: prompt.len() as u32,
@@ -254,20 +326,19 @@ mod tests {
             progress,
             counted: Tokens::default(),
         };
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, events) = mailbox(&Wakeups::new(None));
         let (release, released) = oneshot::channel();
         let id = SequenceId(1);
         let ticket = Ticket::new(id, move |_, why| {
             let _ = release.send(why);
         });
-        let generation =
-            Generation::spawn(task, Submitted { id, events, ticket, permit: Permit::alone() }, 100);
+        let generation = Generation::new(text, Submitted { id, events, ticket, permit: Permit::alone() });
         Script { events: sender, released, generation }
     }
 
     impl Script {
         fn tell(&self, event: SequenceEvent) {
-            let _ = self.events.send(event);
+            self.events.send(event);
         }
 
         fn tokens(&self, text: &str) {
