@@ -28,7 +28,10 @@ WEATHER = {
     "name": "weather",
     "parameters": {
         "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {
+            "city": {"enum": ["Paris", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["city", "days"],
         "additionalProperties": False,
     },
