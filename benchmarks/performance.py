@@ -36,6 +36,14 @@ SECTIONS = {
         "The engine alone: experts and recurrent layers",
         "As above, against torch on the same machine.",
     ),
+    "isa": (
+        "The engine alone: instruction sets",
+        "As above; the best one that a processor has is taken by itself.",
+    ),
+    "draw": (
+        "Drawing tokens",
+        "What sampling of a step takes, with the engine's pass over all logits in both.",
+    ),
     "loss": ("What quantization loses", "Right answers are those of the model's own test."),
     "start": ("Start and memory", "Until the first token is there, or of the load alone."),
 }

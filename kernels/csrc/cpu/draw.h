@@ -48,12 +48,14 @@ INLINE double sum_over(int64_t begin, int64_t end, Numbers16 numbers) {
     return total_of(sum);
 }
 
-INLINE bool any(I16 mask) {
+INLINE bool any_bit(I16 x) {
     const union {
-        B16 bytes;
-        uint64_t words[2];
-    } narrow = {__builtin_convertvector(mask, B16)};
-    return (narrow.words[0] | narrow.words[1]) != 0;
+        I16 whole;
+        uint64_t words[8];
+    } parts = {x};
+    uint64_t found = 0;
+    for (int i = 0; i < 8; i++) found |= parts.words[i];
+    return found != 0;
 }
 
 // Rounded by itself: not fused with the sum that it goes into.
@@ -81,7 +83,7 @@ template <bool weighs>
 SEPARATE Reached reached_by(const int32_t *keys, const float *weights, int64_t count, int32_t most) {
     I16 counts = {};
     const double weight = sum_over(0, count, [&](int64_t at) {
-        const I16 is_in = load_keys(keys + at) <= most;
+        const I16 is_in = ~is_above(load_keys(keys + at), I16{} + most);
         counts -= is_in;
         return weighs ? (F16)(is_in & (I16)load(weights + at)) : F16{};
     });
@@ -96,8 +98,8 @@ SEPARATE int64_t keep_within(const int32_t *keys, const float *weights, int64_t 
                              int32_t *kept_keys, float *kept_weights) {
     int64_t kept = 0;
     for (int64_t at = 0; at < count; at += 16) {
-        const I16 here = load_keys(keys + at), is_in = (here >= low) & (here <= high);
-        if (!any(is_in)) continue;
+        const I16 here = load_keys(keys + at), is_in = ~(is_above(I16{} + low, here) | is_above(here, I16{} + high));
+        if (!any_bit(is_in)) continue;
         const F16 weighed = weighs ? load(weights + at) : F16{};
         for (int lane = 0; lane < 16; lane++) {
             if (!is_in[lane]) continue;
@@ -164,7 +166,7 @@ SEPARATE void penalize(const penstock_draw_row &row, const int64_t *before, cons
         const int64_t count = least(16, drawing.columns - at);
         if (count == 16) {
             const I16 seen = load_keys(row.prompt_counts + at) | load_keys(row.output_counts + at);
-            if (!any(seen != 0)) continue;
+            if (!any_bit(seen)) continue;
         }
         for (int64_t i = at; i < at + count; i++)
             drawing.numbers[i] = penalized(row, drawing.numbers[i], row.prompt_counts[i], row.output_counts[i]);
@@ -185,14 +187,14 @@ SEPARATE void add_biases(const int64_t *tokens, const float *biases, int64_t cou
     for (int64_t i = 0; i < count; i++) forces |= drawing.numbers[tokens[i]] == infinity;
     if (!forces) return;
     for (int64_t at = 0; at < drawing.padded; at += 16)
-        store(drawing.numbers + at, load(drawing.numbers + at) == infinity ? F16{} : all(-infinity));
+        store(drawing.numbers + at,
+              select(is_same(load(drawing.numbers + at), all(infinity)), F16{}, all(-infinity)));
 }
 
 SEPARATE void hide_masked(const uint32_t *mask, const Drawing &drawing) {
     for (int64_t at = 0; at < drawing.columns; at += 16) {
-        const auto bits = static_cast<int32_t>(mask[at / 32] >> (at % 32));
-        const I16 is_allowed = (((I16{} + bits) >> lanes()) & 1) != 0;
-        store(drawing.numbers + at, is_allowed ? load(drawing.numbers + at) : all(-__builtin_inff()));
+        const I16 is_allowed = are_set(static_cast<int32_t>(mask[at / 32] >> (at % 32)));
+        store(drawing.numbers + at, select(is_allowed, load(drawing.numbers + at), all(-__builtin_inff())));
     }
 }
 
@@ -211,14 +213,14 @@ SEPARATE void mark(const penstock_draw_row &row, const Drawing &drawing) {
     auto *const orders = reinterpret_cast<int32_t *>(drawing.distances);
     for (int64_t at = 0; at < drawing.padded; at += 16) {
         const U16 order = mixed(mixed((U16)(lanes() + static_cast<int32_t>(at))) ^ key);
-        const I16 is_there = lanes() + static_cast<int32_t>(at) < static_cast<int32_t>(drawing.columns);
-        *reinterpret_cast<I16Memory *>(orders + at) = is_there ? (I16)order : I16{} + 0x7fffffff;
+        const I16 is_there = is_above(I16{} + static_cast<int32_t>(drawing.columns), lanes() + static_cast<int32_t>(at));
+        *reinterpret_cast<I16Memory *>(orders + at) = select(is_there, (I16)order, I16{} + 0x7fffffff);
     }
     const int32_t last =
         smallest_reaching<false>(static_cast<double>(row.greens), orders, nullptr, drawing.padded, -0x7fffffff - 1,
                                  0x7fffffff, drawing.kept_keys, nullptr);
     for (int64_t at = 0; at < drawing.padded; at += 16) {
-        const F16 more = load_keys(orders + at) <= last ? all(row.delta) : F16{};
+        const F16 more = select(is_above(load_keys(orders + at), I16{} + last), F16{}, all(row.delta));
         const F16 x = load(drawing.numbers + at);
         store(drawing.numbers + at, are_below ? more - x : x + more);
     }
@@ -235,8 +237,8 @@ INLINE float largest_of(const Drawing &drawing) {
 // Puts out what is beyond a key of `keys`.
 SEPARATE void drop_beyond(const int32_t *keys, int32_t last, const Drawing &drawing) {
     for (int64_t at = 0; at < drawing.padded; at += 16) {
-        const I16 is_in = load_keys(keys + at) <= last;
-        store(drawing.numbers + at, is_in ? load(drawing.numbers + at) : all(__builtin_inff()));
+        const I16 is_in = ~is_above(load_keys(keys + at), I16{} + last);
+        store(drawing.numbers + at, select(is_in, load(drawing.numbers + at), all(__builtin_inff())));
         store(drawing.weights + at, (F16)(is_in & (I16)load(drawing.weights + at)));
     }
 }
@@ -264,7 +266,7 @@ SEPARATE void keep_typical(const penstock_draw_row &row, const Drawing &drawing)
     const auto offset = static_cast<float>(__builtin_log(total));
     const double surprise = sum_over(0, drawing.padded, [&](int64_t at) {
         const F16 weight = load(drawing.weights + at);
-        return weight > F16{} ? weight * (load(drawing.numbers + at) + offset) : F16{};
+        return select(is_less(F16{}, weight), weight * (load(drawing.numbers + at) + offset), F16{});
     });
     const auto entropy = static_cast<float>(surprise / total);
     for (int64_t at = 0; at < drawing.padded; at += 16)
@@ -313,8 +315,8 @@ INLINE void weigh(const Drawing &drawing) {
 
 INLINE int64_t lowest_at(const Drawing &drawing, float number) {
     for (int64_t at = 0; at < drawing.padded; at += 16) {
-        const I16 is_it = load(drawing.numbers + at) == number;
-        if (!any(is_it)) continue;
+        const I16 is_it = is_same(load(drawing.numbers + at), all(number));
+        if (!any_bit(is_it)) continue;
         for (int lane = 0; lane < 16; lane++)
             if (is_it[lane]) return at + lane;
     }

@@ -14,9 +14,9 @@ SEPARATE int place_of_largest(const float *x, int64_t count) {
     I16 places = {};
     for (int64_t at = 0; at < count; at += 16) {
         const F16 some = load(x + at);
-        const I16 is_larger = some > best;
-        best = is_larger ? some : best;
-        places = is_larger ? lanes() + static_cast<int32_t>(at) : places;
+        const I16 is_larger = is_less(best, some);
+        best = select(is_larger, some, best);
+        places = select(is_larger, lanes() + static_cast<int32_t>(at), places);
     }
     const float largest = maximum_of(best);
     int32_t lowest = 0x7fffffff;

@@ -22,11 +22,10 @@ SEPARATE void choose_allowed(Summary &made, const float *logits, int64_t first, 
         const int count = static_cast<int>(least(16, columns - at));
         const int32_t bits = mask[(first + at) / 32] >> (at % 32) & ((1 << count) - 1);
         if (bits == 0) continue;
-        const I16 is_allowed = (((I16{} + bits) >> lanes()) & 1) != 0;
         const F16 x = count == 16 ? load(logits + at) : load_some(logits + at, count);
-        const I16 is_larger = is_allowed & (x > best);
-        best = is_larger ? x : best;
-        places = is_larger ? I16{} + static_cast<int32_t>(at) : places;
+        const I16 is_larger = are_set(bits) & is_less(best, x);
+        best = select(is_larger, x, best);
+        places = select(is_larger, I16{} + static_cast<int32_t>(at), places);
     }
     made.allowed = maximum_of(best);
     made.token = made.allowed == hidden[0] ? first : first + lowest_of(best, places, made.allowed);
@@ -43,9 +42,9 @@ SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t colu
     I16 places = {};
     for (int64_t at = 0; at < columns; at += 16) {
         const F16 x = numbers(at, hidden);
-        const I16 is_larger = x > best;
-        best = is_larger ? x : best;
-        places = is_larger ? I16{} + static_cast<int32_t>(at) : places;
+        const I16 is_larger = is_less(best, x);
+        best = select(is_larger, x, best);
+        places = select(is_larger, I16{} + static_cast<int32_t>(at), places);
         const F16 real = numbers(at, F16{});
         unsound += real - real;
     }

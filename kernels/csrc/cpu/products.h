@@ -210,13 +210,51 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_ps(c + i * kBlockFloats + r * 16, sum[r][i]);
 }
+#elif defined(__AVX2__)
+constexpr int kRowsAtOnce = 4;
+
+template <int rows, int count>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
+                         const uint8_t *const *pages, long offset, float *c) {
+    // One column after another: of four rows eight registers of sums, four of factors, and three more.
+    const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    for (int i = 0; i < count; i++) {
+        __m256 sum[rows][2];
+        for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+        for (int k = 0; k < k_tiles; k++) {
+            const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+            for (int p = 0; p < pairs; p++) {
+                __m256 even[2], odd[2];
+                for (int half = 0; half < 2; half++) {
+                    const auto *from = reinterpret_cast<const __m256i *>(tile + p * 64 + half * 32);
+                    const __m256i both = _mm256_loadu_si256(from);
+                    even[half] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+                    odd[half] = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+                }
+                for (int r = 0; r < rows; r++) {
+                    const auto *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
+                    const __m256i x = _mm256_set1_epi32(*pair);
+                    const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
+                                 high = _mm256_castsi256_ps(_mm256_and_si256(x, upper));
+                    for (int half = 0; half < 2; half++) {
+                        sum[r][half] = _mm256_fmadd_ps(even[half], low, sum[r][half]);
+                        sum[r][half] = _mm256_fmadd_ps(odd[half], high, sum[r][half]);
+                    }
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++)
+                _mm256_storeu_ps(c + i * kBlockFloats + r * 16 + half * 8, sum[r][half]);
+    }
+}
 #else
 constexpr int kRowsAtOnce = 2;
 
 template <int rows, int count>
 INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
                          const uint8_t *const *pages, long offset, float *c) {
-    // One column after another: sixteen sums of a row are two registers of AVX2, and four of SSE2.
+    // One column after another: sixteen sums of a row are four registers of SSE2.
     for (int i = 0; i < count; i++) {
         F16 sum[rows] = {};
         for (int k = 0; k < k_tiles; k++) {
@@ -338,6 +376,17 @@ INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t 
                                                c + row * 16);
 }
 
+template <int count, int most>
+INLINE void last_product_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
+                              long a_step, const uint8_t *const *pages, long offset, float *c) {
+    if constexpr (most > 0) {
+        if (rows == most)
+            product_rows<most, count>(a, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c);
+        else
+            last_product_rows<count, most - 1>(a, a_bytes, rows, b, k_tiles, pairs, a_step, pages, offset, c);
+    }
+}
+
 template <int count>
 INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
                            long a_step, const uint8_t *const *pages, long offset, float *c) {
@@ -345,27 +394,8 @@ INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8
     for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce)
         product_rows<kRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset,
                                          c + row * 16);
-    switch (rows - row) {
-#if defined(PENSTOCK_AVX512)
-        case 5:
-            product_rows<5, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
-            break;
-        case 4:
-            product_rows<4, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
-            break;
-        case 3:
-            product_rows<3, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
-            break;
-        case 2:
-            product_rows<2, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
-            break;
-#endif
-        case 1:
-            product_rows<1, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c + row * 16);
-            break;
-        default:
-            break;
-    }
+    last_product_rows<count, kRowsAtOnce - 1>(a + row * a_bytes, a_bytes, rows - row, b, k_tiles, pairs, a_step, pages,
+                                              offset, c + row * 16);
 }
 
 #endif

@@ -86,7 +86,7 @@ static F16 best_factors(const float *x, F16 largest, float scale, F16 *factors) 
             const F16 error = number - __builtin_convertvector(int4_numbers(number * inverse), F16) * step;
             errors += error * error;
         }
-        *factors = errors < least_errors ? tried : *factors;
+        *factors = select(is_less(errors, least_errors), tried, *factors);
         least_errors = minimum(errors, least_errors);
     }
     return least_errors;

@@ -34,11 +34,66 @@ INLINE void store(float *to, F16 x) {
 INLINE F16 all(float x) {
     return F16{} + x;
 }
+
+// GCC compares vectors that are longer than a register, and chooses by them, number by number: so that is done register by register.
+#if defined(__AVX512F__)
+constexpr int kRegister = 64;
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
+typedef float RegisterF __attribute__((vector_size(kRegister)));
+typedef int32_t RegisterI __attribute__((vector_size(kRegister)));
+union RegistersF {
+    F16 whole;
+    RegisterF parts[64 / kRegister];
+};
+union RegistersI {
+    I16 whole;
+    RegisterI parts[64 / kRegister];
+};
+
+INLINE I16 is_less(F16 a, F16 b) {
+    const RegistersF x = {a}, y = {b};
+    RegistersI made;
+    for (int i = 0; i < 64 / kRegister; i++) made.parts[i] = x.parts[i] < y.parts[i];
+    return made.whole;
+}
+INLINE I16 is_same(F16 a, F16 b) {
+    const RegistersF x = {a}, y = {b};
+    RegistersI made;
+    for (int i = 0; i < 64 / kRegister; i++) made.parts[i] = x.parts[i] == y.parts[i];
+    return made.whole;
+}
+INLINE I16 is_above(I16 a, I16 b) {
+    const RegistersI x = {a}, y = {b};
+    RegistersI made;
+    for (int i = 0; i < 64 / kRegister; i++) made.parts[i] = x.parts[i] > y.parts[i];
+    return made.whole;
+}
+
+// a where the mask is set, which is all bits or none, and b elsewhere.
+INLINE I16 select(I16 mask, I16 a, I16 b) {
+#if defined(__AVX512F__)
+    return mask ? a : b;
+#else
+    return (mask & a) | (~mask & b);
+#endif
+}
+INLINE F16 select(I16 mask, F16 a, F16 b) {
+#if defined(__AVX512F__)
+    return mask ? a : b;
+#else
+    return (F16)((mask & (I16)a) | (~mask & (I16)b));
+#endif
+}
+
 INLINE F16 maximum(F16 a, F16 b) {
-    return a > b ? a : b;
+    return select(is_less(b, a), a, b);
 }
 INLINE F16 minimum(F16 a, F16 b) {
-    return a < b ? a : b;
+    return select(is_less(a, b), a, b);
 }
 
 INLINE I16 lanes() {
@@ -63,8 +118,7 @@ INLINE H16 to_bf16(F16 x) {
 #else
     const U16 bits = (U16)x;
     const U16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const I16 is_nan = (x != x);
-    return __builtin_convertvector((U16)(is_nan ? (I16)(U16{} + 0x7fc0u) : (I16)rounded), H16);
+    return __builtin_convertvector((U16)select(is_same(x, x), (I16)rounded, I16{} + 0x7fc0), H16);
 #endif
 }
 
@@ -106,7 +160,7 @@ INLINE I16 rounded(F16 x) {
 }
 
 INLINE F16 size_of(F16 x) {
-    return x < F16{} ? -x : x;
+    return select(is_less(x, F16{}), -x, x);
 }
 
 // Over the lanes, in one order: neighbours at half the distance each time.
@@ -144,8 +198,8 @@ INLINE F16 exponential(F16 x) {
     p = p * (r * r) + r + 1.0f;
     const I16 exponent = ((I16)shifted - (I16)magic + 127) << 23;
     F16 result = p * (F16)exponent;
-    result = x < all(-87.3f) ? F16{} : result;
-    return x != x ? x : result;
+    result = select(is_less(x, all(-87.3f)), F16{}, result);
+    return select(is_same(x, x), result, x);
 }
 
 INLINE F16 tanh_of(F16 x) {
@@ -158,7 +212,7 @@ INLINE F16 sigmoid(F16 x) {
 
 // To 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 INLINE F16 error_function(F16 x) {
-    const F16 size = x < F16{} ? -x : x;
+    const F16 size = size_of(x);
     const F16 t = 1.0f / (1.0f + 0.3275911f * size);
     F16 p = all(1.061405429f);
     p = p * t - 1.453152027f;
@@ -166,7 +220,7 @@ INLINE F16 error_function(F16 x) {
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
     const F16 y = 1.0f - p * t * exponential(-size * size);
-    return x < F16{} ? -y : y;
+    return select(is_less(x, F16{}), -y, y);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ INLINE F16 softplus(F16 x) {
     p = p * square + 1.0f / 5.0f;
     p = p * square + 1.0f / 3.0f;
     p = p * square + 1.0f;
-    return (x < F16{} ? F16{} : x) + 2.0f * z * p;
+    return select(is_less(x, F16{}), F16{}, x) + 2.0f * z * p;
 }
 
 INLINE F16 activated(F16 x, penstock_activation activation) {
@@ -53,9 +53,9 @@ INLINE F16 activated(F16 x, penstock_activation activation) {
         case PENSTOCK_QUICK_GELU:
             return x * sigmoid(1.702f * x);
         case PENSTOCK_RELU:
-            return x < F16{} ? F16{} : x;
+            return select(is_less(x, F16{}), F16{}, x);
         case PENSTOCK_RELU_SQUARED: {
-            const F16 positive = x < F16{} ? F16{} : x;
+            const F16 positive = select(is_less(x, F16{}), F16{}, x);
             return positive * positive;
         }
         case PENSTOCK_SIGMOID:
@@ -65,6 +65,11 @@ INLINE F16 activated(F16 x, penstock_activation activation) {
         default:
             return x;
     }
+}
+
+// Which of the lowest 16 bits are set.
+INLINE I16 are_set(int32_t bits) {
+    return -(((I16{} + bits) >> lanes()) & 1);
 }
 
 // Some numbers, with zeros beyond `count`.
