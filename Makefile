@@ -152,6 +152,18 @@ test-all: test ## the long tail as well: thousands of schedules in virtual time,
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace --lib in_every_schedule
 	$(PYTEST) integration-tests -m tail
 
+# libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.
+FUZZ_SECONDS ?= 60
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1 --cfg fuzzing
+
+.PHONY: fuzz
+fuzz: ## search for chat templates that break the interpreter, for FUZZ_SECONDS (60)
+	@mkdir -p target/fuzz/found
+	RUSTFLAGS="$(FUZZ_FLAGS)" cargo run --release --locked --manifest-path router/template/fuzz/Cargo.toml --target-dir target/fuzz \
+		--target "$$(rustc -vV | sed -n 's/^host: //p')" -- -max_total_time=$(FUZZ_SECONDS) -timeout=30 -max_len=16384 \
+		-artifact_prefix=target/fuzz/ target/fuzz/found integration-tests/chat_templates
+
 .PHONY: golden
 golden: install client-environments ## record anew what clients send: integration-tests/golden
 	PENSTOCK_WRITE_GOLDEN=1 $(BIN)/python -m pytest integration-tests/test_clients.py -k works_unmodified

@@ -13,7 +13,7 @@
 //!
 //! `chat` is how transformers calls a model's templates. `lexer` and `parser` make the tree of `ast`; `eval` walks it;
 //! `value`, `operators`, `format` and `methods` are Python's objects, `filters` and `predicates` Jinja's; `budget` bounds
-//! what all of them may take. integration-tests/test_chat_templates.py holds all of it to transformers.
+//! what all of them may take. integration-tests/test_chat_templates.py holds all of it to transformers, and `fuzz/` searches for templates that break it.
 
 mod ast;
 mod budget;
