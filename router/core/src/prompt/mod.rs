@@ -238,8 +238,7 @@ impl Prompt {
                     slices::tail(vocabulary.tokenizer(), most as usize, &text).map_err(no_tokens)?
                 }
             };
-            let encoding =
-                vocabulary.tokenizer().encode_fast(text, add_special_tokens).map_err(no_tokens)?;
+            let encoding = vocabulary.tokenizer().encode_fast(text, add_special_tokens).map_err(no_tokens)?;
             let tokens = encoding.get_ids().iter().copied().map(TokenId).collect();
             Ok(length.cut(tokens, encoding.get_special_tokens_mask()))
         })

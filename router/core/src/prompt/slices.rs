@@ -88,8 +88,8 @@ fn next_cut(text: &str, begin: usize, size: usize) -> Cut {
     if text.len() - begin <= size + size / 2 {
         return Cut { place: text.len(), between_words: true };
     }
-    let latest = text.floor_char_boundary(begin + size);
-    let earliest = text.floor_char_boundary(latest - WORD.min(size / 2));
+    let latest = boundary_up_to(text, begin + size);
+    let earliest = boundary_up_to(text, latest - WORD.min(size / 2));
     let mut following = text[latest..].chars().next();
     for (at, c) in text[earliest..latest].char_indices().rev() {
         if following.is_some_and(char::is_whitespace) && !c.is_whitespace() {
@@ -98,6 +98,15 @@ fn next_cut(text: &str, begin: usize, size: usize) -> Cut {
         following = Some(c);
     }
     Cut { place: latest, between_words: false }
+}
+
+/// The last place up to `at` that is not within a character.
+fn boundary_up_to(text: &str, at: usize) -> usize {
+    // A character has at most four bytes.
+    (0..4)
+        .map(|back| at.min(text.len()).saturating_sub(back))
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
