@@ -29,7 +29,7 @@ from penstock_kernels.program import (
 from penstock_kernels.sampling import Draws, LogitsSummary, RowMasks
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 6
+ABI = 7
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -88,6 +88,7 @@ TENSORS = (
     *("sinks", "slopes", "second_bias"),
 )
 NO_SAVES: I64 = np.zeros((0, 3), np.int64)
+NO_MOVES: I64 = np.zeros((0, 3), np.int64)
 
 
 class CBuffer(Structure):
@@ -109,6 +110,9 @@ class CStep(Structure):
         *((name, c_int64) for name in ("max_slots", "width")),
         ("saves", c_void_p),
         ("saved", c_int64),
+        ("positions", c_void_p),
+        ("moved", c_void_p),
+        ("moves", c_int64),
     ]
 
 
@@ -178,6 +182,7 @@ def library() -> ctypes.CDLL:
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
+        ("move", c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
         ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
         (
             "summarize",
@@ -322,16 +327,32 @@ class CpuProgram:
         counts_R: I64,
         pages: I64,
         saves_C3: I64 = NO_SAVES,
+        positions_T: I64 | None = None,
+        moved_M3: I64 = NO_MOVES,
     ) -> None:
         """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
         pages (tables, slots, blocks): the page of each block. saves: (row, tokens, place), ascending: behind so many of the row's
-        tokens its states are copied to that place."""
-        columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3)
+        tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
+        than its place in the row; moved: (token, position, place), ascending: what a token of a tree reads for a position that
+        the cache has at another place of the row."""
+        columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
-        *at, saves = [column.ctypes.data for column in columns]
+        *at, saves, moved = [column.ctypes.data for column in columns]
+        positions = None
+        if positions_T is not None:
+            assert positions_T.dtype == np.int64 and positions_T.shape == ids_T.shape
+            positions = positions_T.ctypes.data
         shape = pages.shape[1], pages.shape[2]
-        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3))
+        trees = (positions, moved, len(moved_M3))
+        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees)
         _succeeded(self._library.penstock_cpu_step(self._handle, step))
+
+    def move(self, sources_BM: I64, targets_BM: I64) -> None:
+        """Copies what every layer has of M tokens to other places, one after the other. Rows of the cache, by table (tables, M)."""
+        assert sources_BM.shape == targets_BM.shape and sources_BM.dtype == targets_BM.dtype == np.int64
+        sources, targets = np.ascontiguousarray(sources_BM), np.ascontiguousarray(targets_BM)
+        at = sources.ctypes.data, targets.ctypes.data
+        _succeeded(self._library.penstock_cpu_move(self._handle, *at, sources.shape[1]))
 
     def head(self, hidden_SE: Tensor, out_SV: Tensor) -> None:
         """Runs the head on rows of fp32, into rows of fp32."""

@@ -116,6 +116,22 @@ def accept_drafts(
     return agrees_RN.to(torch.int64).cumprod(1).sum(1)
 
 
+def accept_draft_trees(sampled_S: Tensor, fed_S: Tensor, parents_S: Tensor, deepest: int) -> Tensor:
+    """Which samples are behind accepted drafts, or behind none: (S,) bool.
+
+    sampled (S,) int64; fed (S,) int64: the token that each sample follows; parents (S,) int64: the sample in whose place
+    that token was guessed, -1 where it is no draft. No draft has more than `deepest` - 1 before it. Of one parent no two drafts
+    may be the same token: then each row has one path of them.
+    """
+    is_first_S = parents_S < 0
+    before_S = parents_S.clamp(min=0)
+    agrees_S = sampled_S[before_S] == fed_S
+    kept_S = is_first_S
+    for _ in range(deepest):
+        kept_S = is_first_S | (agrees_S & kept_S[before_S])
+    return kept_S
+
+
 def penalize(
     logits_SV: Tensor,
     prompt_SV: Tensor,

@@ -43,10 +43,11 @@ def row(
     masked: bool = False,
     drafts: list[int] | None = None,
     own: int = 0,
+    parents: list[int] | None = None,
     saves: list[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them, or `own` that the worker makes. `start`: what its
-    entry of Starts has other than defaults.
+    """One row of a plan. No tokens: CONTINUE. `drafts` are fed behind them, each behind the one before it or behind its entry of
+    `parents`, or `own` that the worker makes. `start`: what its entry of Starts has other than defaults.
 
     Of models with a recurrent state: `saves` are (tokens, snapshot), and `state_source` in `start` is a snapshot.
     """
@@ -61,6 +62,7 @@ def row(
         "masked": masked,
         "drafts": drafts or [],
         "own": own,
+        "parents": parents,
         "saves": saves or [],
     }
 
@@ -125,6 +127,10 @@ def make_plan(
         prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
         drafts=u32(drafts) if any(drafts) else b"",
     )
+    if any(r["parents"] is not None for r in rows):
+        chains = (list(range(count)) for count in drafts)
+        each = zip(rows, chains, strict=True)
+        plan.draft_parents = u32([p for r, chain in each for p in r["parents"] or chain])
     starting = [r["start"] for r in rows if r["start"] is not None]
     if starting:
         for column in START_COLUMNS:

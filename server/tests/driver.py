@@ -90,6 +90,7 @@ class Driver:
                 has_state=self.has_state,
                 snapshots=snapshots if self.has_state else 0,
                 has_drafter=drafter is not None,
+                draft_trees=self.engine.verifies_trees,
             )
         )
         self.forgets = False

@@ -138,6 +138,10 @@ int penstock_cpu_step(penstock_program *program, const penstock_step *step) {
     return guarded([&] { program->program.step(*step); });
 }
 
+int penstock_cpu_move(penstock_program *program, const int64_t *sources, const int64_t *targets, int64_t count) {
+    return guarded([&] { program->program.move(sources, targets, count); });
+}
+
 int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride, int64_t rows,
                       float *target, int64_t target_stride) {
     return guarded([&] { program->program.head(source, source_stride, rows, target, target_stride); });

@@ -82,8 +82,9 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
                 head_of(args, from + query * size, normed, query_mean, query_factor, weight, bias, cos, sin, scale,
                         x, heads.key_dim, reinterpret_cast<uint16_t *>(to));
             }
-            const int64_t page = args.rows[args.token_rows[token]].pages[position / PENSTOCK_PAGE_TOKENS];
-            const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
+            const int64_t place = args.token_places[token];
+            const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
+            const int at = static_cast<int>(place % PENSTOCK_PAGE_TOKENS);
             uint8_t *there = args.cache + page * heads.page_bytes + head * heads.head_bytes;
             const float *weight = args.key_norm ? args.key_norm + (over_heads ? head * size : 0) : nullptr;
             const float *bias = args.key_bias ? args.key_bias + (over_heads ? head * size : 0) : nullptr;
@@ -143,8 +144,9 @@ void write_latent(const WriteLatentArgs &args, const Work &work) {
         for (int at = 0; at < size; at += 16) store_up_to(x + at, load_up_to(latent + at, size - at), size - at);
         if (cos) rotate(x + rank, rope, cos, sin);
         shorten(x, size, heads.key_dim, 1.0f, short_x);
-        const int64_t page = args.rows[args.token_rows[token]].pages[position / PENSTOCK_PAGE_TOKENS];
-        const int at = static_cast<int>(position % PENSTOCK_PAGE_TOKENS);
+        const int64_t place = args.token_places[token];
+        const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
+        const int at = static_cast<int>(place % PENSTOCK_PAGE_TOKENS);
         uint8_t *there = args.cache + page * heads.page_bytes;
         for (int pair = 0; pair < heads.key_dim / 2; pair++)
             *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
@@ -189,6 +191,7 @@ struct AttentionScratch {
     float *values;     // (columns, queries, 16)
     float *sums;       // (queries, value_dim)
     uint8_t *page;     // values of the last page, where it is not full
+    uint8_t *path;     // kPathPages pages of a key head
 };
 
 INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) {
@@ -198,7 +201,8 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
     s.weights = at, at += kQueries * kWeightBytes;
     s.values = reinterpret_cast<float *>(at), at += kMostTiles * kBlockFloats * 4;
     s.page = at, at += args.heads.value_dim * 32;
-    s.sums = reinterpret_cast<float *>(at);
+    s.sums = reinterpret_cast<float *>(at), at += kQueries * args.heads.value_dim * 4;
+    s.path = at;
     return s;
 }
 
@@ -246,6 +250,27 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
     *total = sum_of(sum);
 }
 
+// Puts copies in the places of those pages that hold positions of the row's path out of their order.
+SEPARATE void follow_path(const AttentionArgs &args, const Row &row, int head, int64_t first_page, int pages,
+                          uint8_t *memory, const uint8_t **page) {
+    const Heads &heads = args.heads;
+    int64_t copied = -1;
+    uint8_t *copy = nullptr;
+    for (int64_t move = 0; move < row.moves; move++) {
+        const int64_t position = row.moved[3 * move + 1], place = row.moved[3 * move + 2];
+        const int64_t number = position / PENSTOCK_PAGE_TOKENS - first_page;
+        if (number < 0 || number >= pages) continue;
+        if (number != copied) {
+            copied = number, copy = memory, memory += heads.head_bytes;
+            __builtin_memcpy(copy, page[number], static_cast<size_t>(heads.head_bytes));
+            page[number] = copy;
+        }
+        const uint8_t *from = args.cache + row.pages[place / PENSTOCK_PAGE_TOKENS] * heads.page_bytes +
+                              head * heads.head_bytes;
+        copy_token(heads, from, place % PENSTOCK_PAGE_TOKENS, copy, position % PENSTOCK_PAGE_TOKENS);
+    }
+}
+
 // Splits of an item of a key head, into largest, total and sums of up to kQueries queries.
 void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s, float *largest,
             float *total, float *sums) {
@@ -267,6 +292,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         const uint8_t *page[kPagesInSplit];
         for (int i = 0; i < pages; i++)
             page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
+        if (row.moves) follow_path(args, row, head, first_page, pages, s.path, page);
         const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
         for (int i = 0; i < pages; i += kMostTiles) {
             if (is_decode)

@@ -181,6 +181,8 @@ struct Row {
     int64_t first_token;      // among the step's
     int64_t count, position;  // tokens, and the position of the first
     const int64_t *pages;     // of its slot in the layer's table
+    const int64_t *moved;     // (moves, 3): the second is a position on its path, and the third where the cache has it
+    int64_t moves;
 };
 
 struct Heads {
@@ -190,6 +192,20 @@ struct Heads {
     int64_t page_bytes, head_bytes, value_offset;
 };
 
+// Copies what a page has of a token for a key head to a place of another page.
+[[maybe_unused]] static inline void copy_token(const Heads &heads, const uint8_t *from, int64_t from_at, uint8_t *to,
+                                               int64_t to_at) {
+    for (int pair = 0; pair < heads.key_dim / 2; pair++)
+        *reinterpret_cast<uint32_t *>(to + pair * 64 + to_at * 4) =
+            *reinterpret_cast<const uint32_t *>(from + pair * 64 + from_at * 4);
+    from += heads.value_offset + from_at / 2 * 64 + from_at % 2 * 2;
+    to += heads.value_offset + to_at / 2 * 64 + to_at % 2 * 2;
+    for (int i = 0; i < heads.value_dim; i++) {
+        const int at = i / 16 * 512 + i % 16 * 4;
+        *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
+    }
+}
+
 struct HeadsArgs {
     LinearArgs linear;  // of head 0
     int heads;
@@ -198,7 +214,7 @@ struct HeadsArgs {
 
 struct WriteLatentArgs {
     int64_t tokens;
-    const int32_t *token_rows, *token_positions;
+    const int32_t *token_rows, *token_positions, *token_places;
     const Row *rows;
     Heads heads;
     int rope_dim, query_size;  // numbers of a head of `rotated`, of which the last are
@@ -211,7 +227,7 @@ struct WriteLatentArgs {
 
 struct WriteKvArgs {
     int64_t tokens;
-    const int32_t *token_rows, *token_positions;
+    const int32_t *token_rows, *token_positions, *token_places;
     const Row *rows;
     Heads heads;
     int rope_dim;
@@ -416,8 +432,12 @@ struct Kernels {
 // Columns of int4 tiles are brought to int8 behind the sums.
 constexpr int kUnpackedOffset = 32 * 1024;
 
+// The longest path of drafts that are a tree, and pages that it may be in.
+constexpr int kLongestPath = 64;
+constexpr int kPathPages = kLongestPath / PENSTOCK_PAGE_TOKENS + 1;
+
 [[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs) {
-    const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim);
+    const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim) + kPathPages * 32 * (key_dim + value_dim);
     const int64_t unpacking =
         kUnpackedOffset + 2 * PENSTOCK_TILE_OUTPUTS * round_up(int4_inputs, PENSTOCK_INT4_INPUTS);
     return attending > unpacking ? attending : unpacking;

@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 6 };
+enum { PENSTOCK_CPU_ABI = 7 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -172,6 +172,14 @@ typedef struct {
     // States are copied on the way: behind so many tokens of a row, to a place. (saved, 3), ascending by row and tokens.
     const int64_t *saves;
     int64_t saved;
+    // (tokens,): of each token, where some are not one behind the token before them in their row; or null. A row with such tokens is a
+    // tree: each of its tokens attends to what is before the row, and to its own path, whose tokens have one position after the
+    // other. The cache has them in the order of `ids` all the same.
+    const int64_t *positions;
+    // Of tokens of trees, what they read for a position where the cache has it at another place: (moves, 3), (token, position, place),
+    // ascending by token and position.
+    const int64_t *moved;
+    int64_t moves;
 } penstock_step;
 
 // How a token is chosen of a row of logits. `first_...` are places in the lists of penstock_draws, and the number behind it says how
@@ -255,6 +263,11 @@ PENSTOCK_CPU_API void penstock_cpu_set_threads(penstock_program *program, int32_
 
 // Runs the body. Its buffers hold what it computed until the next call.
 PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock_step *step);
+
+// Copies what every layer has of tokens to other places, one after the other: `sources` and `targets` (tables, count) are a page
+// times PENSTOCK_PAGE_TOKENS, and the place in it.
+PENSTOCK_CPU_API int penstock_cpu_move(penstock_program *program, const int64_t *sources, const int64_t *targets,
+                                       int64_t count);
 
 // Runs the head on `rows` rows of fp32, `source_stride` numbers apart; `target` alike.
 PENSTOCK_CPU_API int penstock_cpu_head(penstock_program *program, const float *source, int64_t source_stride,

@@ -191,6 +191,7 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     longest_ = longest, most_tokens_ = tokens, most_rows_ = rows;
     token_rows_.assign(static_cast<size_t>(tokens), 0);
     token_positions_.assign(static_cast<size_t>(tokens), 0);
+    token_places_.assign(static_cast<size_t>(tokens), 0);
     if (experts_ > 0) {
         grouped_.tokens.assign(static_cast<size_t>(tokens * per_token_), 0);
         grouped_.weights.assign(static_cast<size_t>(tokens * per_token_), 0.0f);
@@ -238,25 +239,74 @@ void Program::step(const penstock_step &step) {
     if (!memory_.begin()) throw wrong("step before reserve");
     if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens)
         throw wrong("a step of more tokens than were reserved");
-    rows_.resize(static_cast<size_t>(tables_ * step.rows));
-    int64_t token = 0;
-    for (int64_t row = 0; row < step.rows; row++) {
-        if (token + step.counts[row] > step.tokens) throw wrong("a step's rows have more tokens than the step");
-        for (int table = 0; table < tables_; table++)
-            rows_[static_cast<size_t>(table * step.rows + row)] = {
-                token, step.counts[row], step.first[row],
-                step.pages + (table * step.max_slots + step.slots[row]) * step.width};
-        for (int64_t i = 0; i < step.counts[row]; i++, token++) {
-            token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(row);
-            token_positions_[static_cast<size_t>(token)] = static_cast<int32_t>(step.first[row] + i);
-        }
-    }
-    if (token != step.tokens) throw wrong("a step's rows have fewer tokens than the step");
+    note_rows(step);
     if (has_states_) note_states(step);
     now_ = &step;
     for (Division &division : divisions_) divide(division);
     run(body_, step.tokens);
     now_ = nullptr;
+}
+
+void Program::note_rows(const penstock_step &step) {
+    const auto is_tree = [&step](int64_t row, int64_t token) {
+        if (!step.positions) return false;
+        for (int64_t i = 0; i < step.counts[row]; i++)
+            if (step.positions[token + i] != step.first[row] + i) return true;
+        return false;
+    };
+    row_count_ = 0;
+    int64_t token = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        if (token + step.counts[row] > step.tokens) throw wrong("a step's rows have more tokens than the step");
+        row_count_ += is_tree(row, token) ? step.counts[row] : 1;
+        token += step.counts[row];
+    }
+    if (token != step.tokens) throw wrong("a step's rows have fewer tokens than the step");
+    if (has_states_ && row_count_ != step.rows) throw wrong("a tree of tokens, and states that cannot be rewound");
+    rows_.resize(static_cast<size_t>(tables_ * row_count_));
+    int64_t here = 0, move = 0;
+    token = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        const int64_t first = step.first[row], count = step.counts[row];
+        const bool tree = is_tree(row, token);
+        for (int64_t i = 0; i < count; i++, token++) {
+            const int64_t position = tree ? step.positions[token] : first + i, begin = move;
+            token_positions_[static_cast<size_t>(token)] = static_cast<int32_t>(position);
+            token_places_[static_cast<size_t>(token)] = static_cast<int32_t>(first + i);
+            if (position < first || position > first + i || position - first > kLongestPath)
+                throw wrong("a token of a tree with no path to it");
+            for (; move < step.moves && step.moved[3 * move] == token; move++)
+                for (int64_t at = 1; at <= 2; at++)
+                    if (!tree || step.moved[3 * move + at] < first || step.moved[3 * move + at] > first + i)
+                        throw wrong("a path of tokens that are not its row's");
+            if (i == 0 || tree) {
+                for (int table = 0; table < tables_; table++)
+                    rows_[static_cast<size_t>(table * row_count_ + here)] = {
+                        token, tree ? 1 : count, position,
+                        step.pages + (table * step.max_slots + step.slots[row]) * step.width, step.moved + 3 * begin,
+                        move - begin};
+                here++;
+            }
+            token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(here - 1);
+        }
+    }
+    if (move != step.moves) throw wrong("a path of tokens that are not its row's");
+}
+
+void Program::move(const int64_t *sources, const int64_t *targets, int64_t count) {
+    for (const penstock_operation &operation : body_) {
+        if (operation.kind != PENSTOCK_WRITE_KV && operation.kind != PENSTOCK_WRITE_LATENT) continue;
+        const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+        const Heads heads = heads_of(operation);
+        for (int64_t at = cache.table * count; at < (cache.table + 1) * count; at++)
+            for (int head = 0; head < heads.kv_heads; head++) {
+                const auto page = [&](int64_t place) {
+                    return cache.pages + place / PENSTOCK_PAGE_TOKENS * heads.page_bytes + head * heads.head_bytes;
+                };
+                copy_token(heads, page(sources[at]), sources[at] % PENSTOCK_PAGE_TOKENS, page(targets[at]),
+                           targets[at] % PENSTOCK_PAGE_TOKENS);
+            }
+    }
 }
 
 void Program::note_states(const penstock_step &step) {
@@ -280,9 +330,9 @@ void Program::note_states(const penstock_step &step) {
 void Program::divide(Division &division) {
     division.items.clear();
     division.joins.clear();
-    const bool few = now_->rows * division.kv_heads < 4 * threads_ && threads_ > 1;
+    const bool few = row_count_ * division.kv_heads < 4 * threads_ && threads_ > 1;
     int part = 0;
-    for (int64_t row = now_->rows - 1; row >= 0; row--) {
+    for (int64_t row = row_count_ - 1; row >= 0; row--) {
         const Row &here = rows_[static_cast<size_t>(row)];
         const int64_t queries = here.count * division.group;
         // The longest first: what is short fills the gaps in the end.
@@ -542,7 +592,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_WRITE_KV: {
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
             kernels_.write_kv(
-                {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
+                {rows, token_rows_.data(), token_positions_.data(), token_places_.data(), rows_.data() + cache.table * row_count_,
                  heads_of(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
                  static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
                  operation.norm_rotated != 0, operation.norm_weight, operation.second_weight, operation.bias,
@@ -568,7 +618,7 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 static_cast<int64_t>(division.items.size()),
                                 division.joins.data(),
                                 static_cast<int64_t>(division.joins.size()),
-                                rows_.data() + cache.table * now_->rows,
+                                rows_.data() + cache.table * row_count_,
                                 heads_of(operation),
                                 operation.scale,
                                 operation.softcap,
@@ -653,7 +703,7 @@ void Program::write_latent(const penstock_operation &operation, const Work &work
     const int64_t rows = now_->tokens;
     const Buffer &rotated = buffers_[static_cast<size_t>(operation.second)];
     kernels_.write_latent(
-        {rows, token_rows_.data(), token_positions_.data(), rows_.data() + cache.table * now_->rows,
+        {rows, token_rows_.data(), token_positions_.data(), token_places_.data(), rows_.data() + cache.table * row_count_,
          heads_of(operation), operation.rope_dim, rotated.width / operation.heads, operation.cos, operation.sin,
          operation.positions, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
          at(operation.third, work.member, rows), bytes(operation.source), bytes(operation.second),

@@ -61,6 +61,7 @@ public:
     void set_threads(int threads);
 
     void step(const penstock_step &step);
+    void move(const int64_t *sources, const int64_t *targets, int64_t count);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
 
     void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
@@ -123,6 +124,7 @@ private:
     Groups groups();
     void recur(const penstock_operation &operation, const Work &work);
     void write_latent(const penstock_operation &operation, const Work &work);
+    void note_rows(const penstock_step &step);
     void note_states(const penstock_step &step);
 
     const Kernels &kernels_;
@@ -141,9 +143,11 @@ private:
     Memory memory_;
     int64_t parts_ = 0, scratch_ = 0, longest_ = 0, most_tokens_ = 0, most_rows_ = 0;
     const penstock_step *now_ = nullptr;
-    std::vector<Row> rows_;  // (tables, rows)
+    // (tables, row_count_): the step's rows as attention sees them. Each token of a tree is one.
+    std::vector<Row> rows_;
+    int64_t row_count_ = 0;
     std::vector<StateRow> state_rows_;
-    std::vector<int32_t> token_rows_, token_positions_;
+    std::vector<int32_t> token_rows_, token_positions_, token_places_;
     Grouped grouped_;
     std::vector<Summary> summaries_;
     Memory draw_memory_;

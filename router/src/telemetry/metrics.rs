@@ -297,6 +297,7 @@ fn describe() {
         "Constrained rows that sampled nothing, since their mask was late"
     );
     describe_counter!("penstock_drafts", "Guessed tokens that were verified");
+    describe_counter!("penstock_branch_drafts", "Of those, tokens beside a likelier guess");
     describe_counter!("penstock_model_drafts", "Of those, tokens that the draft model had guessed");
     describe_counter!(
         "penstock_accepted_model_drafts",

@@ -25,6 +25,8 @@ WASTE_FREE = 4096
 # Numbers of keys, over all heads of a rectangle, up to which decodes are attended to by one fused call.
 FEW_NUMBERS = 1 << 17
 
+NOTHING_MOVED: I64 = np.zeros((0, 3), np.int64)
+
 # Entries of the masks of a window's chunks that are kept for all layers. Others are made piece by piece by each layer.
 KEPT_MASKS = 1 << 22
 
@@ -60,9 +62,12 @@ class Pieces:
 
     slots: I64
     positions: I64
+    places: I64  # where the cache of its slot has the first token: at its position, but for drafts that are a tree
     counts: I64
     rows: I64  # of the plan
     lasts: I64  # of each row of the plan, its last piece
+    # (piece, position, place): what a piece reads for that position, where the cache has it at another place.
+    moved: I64
 
 
 @dataclass(frozen=True)
@@ -126,18 +131,18 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     ends = np.cumsum(counts_in_order)
     rows_T = np.repeat(order, counts_in_order)
     offsets_T = np.arange(int(ends[-1])) - np.repeat(ends - counts_in_order, counts_in_order)
-    positions_T = pieces.positions[rows_T] + offsets_T
-    pages = slots.pages[:, pieces.slots[rows_T], positions_T // block_size]
+    positions_T, places_T = pieces.positions[rows_T] + offsets_T, pieces.places[rows_T] + offsets_T
+    pages = slots.pages[:, pieces.slots[rows_T], places_T // block_size]
 
     continuing = (plan.flags & CONTINUE) != 0
     # The first token of a row that continues is its slot's, and what follows it are its drafts.
     fed = plan.counts - continuing
     firsts = np.cumsum(fed) - fed - continuing
     plan_rows_T = pieces.rows[rows_T]
-    places_T = positions_T - plan.positions[plan_rows_T]
-    is_sampled_T = continuing[plan_rows_T] & (places_T == 0)
+    within_T = places_T - plan.positions[plan_rows_T]
+    is_sampled_T = continuing[plan_rows_T] & (within_T == 0)
     sources_T = np.where(
-        is_sampled_T, len(plan.tokens) + plan.slots[plan_rows_T], firsts[plan_rows_T] + places_T
+        is_sampled_T, len(plan.tokens) + plan.slots[plan_rows_T], firsts[plan_rows_T] + within_T
     )
 
     last = np.empty(len(order), np.int64)
@@ -159,12 +164,12 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     return StepMetadata(
         sources_T=sources_T,
         positions_T=positions_T,
-        slot_mappings=list(pages * block_size + positions_T % block_size),
+        slot_mappings=list(pages * block_size + places_T % block_size),
         attentions=attentions,
         logits_indices=LogitsIndices(
             sample_rows=sample_rows,
             sample_tokens=sample_tokens,
-            sample_positions=plan.positions[sample_rows] + plan.counts[sample_rows] - behind,
+            sample_positions=positions_T[sample_tokens] + 1,
             prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
         ),
         states=states,
@@ -177,13 +182,24 @@ def _pieces(plan: Plan) -> Pieces:
         (plan.counts <= plan.drafts + 1) & (plan.drafts > 0) if len(plan.drafts) else np.zeros(0, np.bool_)
     )
     if not split.any():
-        return Pieces(plan.slots, plan.positions, plan.counts, every, every)
+        return Pieces(plan.slots, plan.positions, plan.positions, plan.counts, every, every, NOTHING_MOVED)
     numbers = np.where(split, plan.counts, 1)
     ends = np.cumsum(numbers)
     rows = np.repeat(every, numbers)
     offsets = np.arange(len(rows)) - np.repeat(ends - numbers, numbers)
     counts = np.where(split, 1, plan.counts)[rows]
-    return Pieces(plan.slots[rows], plan.positions[rows] + offsets, counts, rows, ends - 1)
+    positions = places = plan.positions[rows] + offsets
+    moved, trees = NOTHING_MOVED, plan.trees
+    if trees is not None:
+        firsts = ends - numbers
+        are_split = split[trees.rows_D]
+        drafts = (firsts[trees.rows_D] + trees.numbers_D)[are_split]
+        positions = places.copy()
+        positions[drafts] = plan.positions[rows[drafts]] + trees.depths_D[are_split]
+        tree_rows, number, depth, other = trees.moved_M4.T
+        begins = plan.positions[tree_rows]
+        moved = np.stack((firsts[tree_rows] + number, begins + depth, begins + other), 1)
+    return Pieces(plan.slots[rows], positions, places, counts, rows, ends - 1, moved)
 
 
 def sampled_positions(plan: Plan) -> tuple[I64, I64]:
@@ -417,7 +433,21 @@ class _Maker:
             slot_mapping = np.take_along_axis(
                 slot_mapping, (first - begin * size)[:, None] + np.arange(keys), 1
             )
+        if len(self.pieces.moved):
+            self._follow_paths(rows, first, slot_mapping)
         return np.where(seen, slot_mapping[:, :keys], self.zero_row)
+
+    def _follow_paths(self, rows: I64, first: I64, slot_mapping: I64) -> None:
+        """Puts the cache rows of what drafts of trees follow in the places of their positions."""
+        group = np.full(len(self.pieces.slots), -1)
+        group[rows] = np.arange(len(rows))
+        pieces, positions, places = self.pieces.moved.T
+        entries = group[pieces]
+        keys = positions - first[entries]
+        are_read = (entries >= 0) & (keys >= 0)
+        entries, keys, places = entries[are_read], keys[are_read], places[are_read]
+        pages = self.pages[self.pieces.slots[rows[entries]], places // self.block_size]
+        slot_mapping[entries, keys] = pages * self.block_size + places % self.block_size
 
     def _mask(self, hidden: Bools) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)

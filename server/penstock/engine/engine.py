@@ -18,6 +18,7 @@ from torch import Tensor
 
 from penstock.engine.attention_metadata import LogitsIndices, to_device
 from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
 from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache, numbers_of
@@ -38,7 +39,7 @@ from penstock.engine.plan import (
 from penstock.engine.sampling import Drafts, Masks, Sampled, Sampler, most_likely
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
-from penstock.engine.tables import Tables, divide
+from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import Threads
 from penstock.engine.transfers import Event, Transfers
 from penstock.errors import BadPlan, UnusableModel
@@ -192,6 +193,15 @@ class Engine:
     def has_encoder(self) -> bool:
         """Whether every sequence begins with what an encoder reads."""
         return self.model.config.has_encoder
+
+    @property
+    def verifies_trees(self) -> bool:
+        """Whether drafts may be a tree. The path that is accepted would have to be told to the other ranks, and to a drafter, which
+        keeps what was fed by its position.
+        """
+        config = self.model.config
+        is_plain = not (config.has_encoder or config.has_state)
+        return is_plain and self.drafter is None and self.group.everyone.size == 1
 
     def tables(self, longest: int) -> Tables:
         """How the cache is divided when no sequence has more than `longest` tokens."""
@@ -405,7 +415,10 @@ class Engine:
             valid: Bools = np.ones(len(indices.sample_rows), np.bool_)
             if sampled.verified is not None and launched.accepted_R is not None:
                 accepted_R, verified = launched.accepted_R.numpy(), sampled.verified
-                valid = verified.offsets_S <= accepted_R[verified.rows_S]
+                if verified.kept_S is not None:
+                    valid = verified.kept_S.numpy()
+                else:
+                    valid = verified.offsets_S <= accepted_R[verified.rows_S]
                 result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
             result.sampled = sampled.tokens_S.numpy()[valid].astype("<u4").tobytes()
             result.logprobs = sampled.logprobs_S.numpy()[valid].astype("<f4", copy=False).tobytes()
@@ -436,9 +449,12 @@ class Engine:
         return result
 
     def _sampled_to_host(self, sampled: Sampled) -> Sampled:
-        to_host = self.transfers.to_host
+        to_host, verified = self.transfers.to_host, sampled.verified
+        if verified is not None and verified.kept_S is not None:
+            verified = replace(verified, kept_S=to_host(verified.kept_S))
         return replace(
             sampled,
+            verified=verified,
             tokens_S=to_host(sampled.tokens_S),
             logprobs_S=to_host(sampled.logprobs_S),
             sound_S=to_host(sampled.sound_S),
@@ -507,7 +523,15 @@ class Engine:
         """A sample is compared with the token that the next sample of its row follows."""
         fed_S = ids_T.index_select(0, tokens_S)
         sampling = (plan.flags & SAMPLE) != 0
-        return Drafts(plan.drafts[sampling] + 1, fed_S.roll(-1), (plan.flags[sampling] & MASKED) != 0)
+        counts_R = plan.drafts[sampling] + 1
+        parents_S = None
+        if plan.trees is not None:
+            firsts_R = np.zeros(len(plan.slots), np.int64)
+            firsts_R[sampling] = np.cumsum(counts_R) - counts_R
+            firsts_D = firsts_R[plan.trees.rows_D]
+            parents_S = np.full(int(counts_R.sum()), -1)
+            parents_S[firsts_D + plan.trees.numbers_D] = firsts_D + plan.trees.parents_D
+        return Drafts(counts_R, fed_S.roll(-1), (plan.flags[sampling] & MASKED) != 0, parents_S)
 
     def _add_drafts(self, plan: Plan, drafter: Drafter) -> int:
         """Turns rows with OWN_DRAFTS into rows whose drafts are in the plan. Returns how long that took, in nanoseconds."""
@@ -549,8 +573,31 @@ class Engine:
         if last.done is not None:
             last.done.synchronize()
         assert last.accepted_R is not None
+        if last.plan.trees is not None:
+            self._move_path(last, last.plan.trees)
         rows = (last.plan.flags & SAMPLE) != 0
         self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - last.accepted_R.numpy())
+
+    def _move_path(self, last: Launched, trees: DraftTrees) -> None:
+        """Brings what the cache has of accepted drafts of trees to their positions."""
+        assert last.sampled is not None and last.sampled.verified is not None and last.indices is not None
+        verified, rows_S, plan = last.sampled.verified, last.indices.sample_rows, last.plan
+        assert verified.kept_S is not None
+        numbers_S, depths_S = (
+            verified.offsets_S,
+            last.indices.sample_positions - plan.positions[rows_S] - 1,
+        )
+        is_moved = verified.kept_S.numpy() & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
+        if not is_moved.any():
+            return
+        rows = rows_S[is_moved]
+        places = plan.positions[rows] + np.stack((numbers_S[is_moved], depths_S[is_moved]))
+        pages = self.slots.pages[:, plan.slots[rows], places // BLOCK_SIZE]
+        sources, targets = (pages * BLOCK_SIZE + places % BLOCK_SIZE).swapaxes(0, 1)
+        if self.native is not None:
+            self.native.move(sources, targets)
+        else:
+            self.cache.move(list(sources), list(targets))
 
     def _forward(self, step: Any) -> Tensor:
         """This stage's layers, between the stage before and the next one."""

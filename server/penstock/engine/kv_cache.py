@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.engine.plan import I64
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.models.step import LayerCache
 
@@ -32,6 +33,17 @@ class KvCache:
         places = {place: _zeros(whole, dtype, device) for place in _places(tables, layers)}
         self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
         self.tensors_NJD: list[Tensor] = list(places.values())
+
+    def move(self, sources: list[I64], targets: list[I64]) -> None:
+        """Copies what layers have in some rows, by table, to others; all are read before one is written."""
+        device = self.tensors_NJD[0].device
+        from_M, to_M = (
+            [torch.from_numpy(rows).to(device, non_blocking=True) for rows in tables]
+            for tables in (sources, targets)
+        )
+        for layer in self.layers:
+            rows_MJD = layer.rows_NJD.index_select(0, from_M[layer.table])
+            layer.rows_NJD.index_copy_(0, to_M[layer.table], rows_MJD)
 
 
 def numbers_of(cached_layers: Sequence[int | None]) -> list[int]:

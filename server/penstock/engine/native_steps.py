@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from penstock.engine.attention_metadata import LogitsIndices, sampled_positions
-from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
+from penstock.engine.draft_trees import DraftTrees
+from penstock.engine.plan import CONTINUE, I64, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeStep
-from penstock_kernels.cpu_engine import NO_SAVES
+from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES
 
 
 class NativeSteps:
@@ -35,11 +36,17 @@ class NativeSteps:
             ids[is_given_T] = plan.tokens
             ids[~is_given_T] = sampled[plan.slots[continuing]]
         sample_rows, behind = sampled_positions(plan)
+        sample_tokens = ends[sample_rows] - 1 - behind
+        sample_positions = plan.positions[sample_rows] + counts[sample_rows] - behind
+        positions_T, moved_M3 = None, NO_MOVES
+        if plan.trees is not None:
+            positions_T, moved_M3 = _paths(plan, plan.trees, ends - counts)
+            sample_positions = positions_T[sample_tokens] + 1
         asked_T = np.repeat((flags & PROMPT_LOGPROBS) != 0, counts)
         indices = LogitsIndices(
             sample_rows=sample_rows,
-            sample_tokens=ends[sample_rows] - 1 - behind,
-            sample_positions=plan.positions[sample_rows] + counts[sample_rows] - behind,
+            sample_tokens=sample_tokens,
+            sample_positions=sample_positions,
             prompt_tokens=np.flatnonzero(asked_T),
         )
         saves = NO_SAVES
@@ -52,4 +59,17 @@ class NativeSteps:
             counts_R=np.ascontiguousarray(counts, np.int64),
             pages=self.slots.pages,
             saves_C3=saves,
+            positions_T=positions_T,
+            moved_M3=moved_M3,
         )
+
+
+def _paths(plan: Plan, trees: DraftTrees, begins: I64) -> tuple[I64, I64]:
+    """The position of every token, and what tokens of trees read at other places than their positions: see `CpuProgram.step`."""
+    of_trees = trees.are_trees_R[trees.rows_D]
+    rows_D, numbers_D = trees.rows_D[of_trees], trees.numbers_D[of_trees]
+    positions_T = np.repeat(plan.positions - begins, plan.counts) + np.arange(int(plan.counts.sum()))
+    positions_T[begins[rows_D] + numbers_D] = plan.positions[rows_D] + trees.depths_D[of_trees]
+    rows_M, number_M, depth_M, other_M = trees.moved_M4.T
+    first_M = plan.positions[rows_M]
+    return positions_T, np.stack((begins[rows_M] + number_M, first_M + depth_M, first_M + other_M), 1)

@@ -5,12 +5,15 @@ mean for the slots is checked by `penstock.engine.slots`.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.proto import penstock_pb2 as pb
+
+if TYPE_CHECKING:
+    from penstock.engine.draft_trees import DraftTrees
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -120,3 +123,5 @@ class Plan:
     drafts: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: no row has any
     # (row, tokens, snapshot) of each copy of a slot's recurrent state that is kept: (copies, 3).
     saves: I64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    draft_parents: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: all drafts are chains
+    trees: "DraftTrees | None" = None  # once the slots have accepted it; None: all drafts are chains

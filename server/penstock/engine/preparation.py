@@ -116,6 +116,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             has_state=config.has_state,
             snapshots=snapshots,
             has_drafter=drafter is not None,
+            draft_trees=engine.verifies_trees,
         )
     )
     if engine.threads is not None:
@@ -142,6 +143,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         chunked=tables.window is not None and tables.window.chunked,
         snapshots=snapshots,
         draft_cost=draft_cost,
+        draft_trees=engine.limits.draft_trees,
     )
 
 

@@ -6,6 +6,7 @@ Face transformers (`GenerationMixin._get_logits_processor`): bias, penalties, to
 grammar's mask, temperature, top-k, top-p, min-p, typical-p, watermark, choice. TGI applies the watermark first.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,16 +46,25 @@ class Verified:
     has_drafts_R: npt.NDArray[np.bool_]  # on the host, as all that follows
     offsets_S: I64  # of each sample in its row
     rows_S: I64  # its row
+    kept_S: Tensor | None = None  # bool: samples behind accepted drafts, or none; None: the first of each row, all are chains
 
 
 class Drafts:
     """The drafts of a step: which samples belong to one row, and what was guessed in their place."""
 
-    def __init__(self, counts_R: I64, drafts_S: Tensor, are_forced_R: Bools | None = None) -> None:
+    def __init__(
+        self,
+        counts_R: I64,
+        drafts_S: Tensor,
+        are_forced_R: Bools | None = None,
+        parents_S: I64 | None = None,
+    ) -> None:
         """`counts_R`: samples of each row that samples, one more than its drafts. `drafts_S` (S,) int64, on the device:
-        the draft that each sample is compared with, any for the last of a row. Of rows whose drafts are forced the draft
-        is what is sampled; None: of none.
+        the draft behind which the next sample of the row is, any for the last of a row; of a chain each sample is compared with
+        its own. Of rows whose drafts are forced the draft is what is sampled; None: of none. `parents_S`: of each sample
+        the one in whose place the draft before it was guessed, -1 of a row's first; None: all rows are chains.
         """
+        self.parents_S = parents_S
         ends = np.cumsum(counts_R)
         self.counts_R, self.firsts_R, self.drafts_S = counts_R, ends - counts_R, drafts_S
         self.rows_S = np.repeat(np.arange(len(counts_R)), counts_R)
@@ -66,10 +76,32 @@ class Drafts:
 
     def before(self, samples: I64) -> tuple[I64, I64]:
         """Pairs of one of these samples, by its place among them, and the place among all of a draft fed before it."""
+        if self.parents_S is not None:
+            return self._on_paths(samples, self.parents_S)
         offsets = self.offsets_S[samples]
         places = np.repeat(np.arange(len(samples)), offsets)
         behind = np.arange(len(places)) - np.repeat(np.cumsum(offsets) - offsets, offsets)
         return places, self.firsts_R[self.rows_S[samples]][places] + behind
+
+    def _on_paths(self, samples: I64, parents_S: I64) -> tuple[I64, I64]:
+        """What `before` answers where some rows are trees."""
+        places, before = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for here, at in _upwards(samples, parents_S):
+            places.append(here)
+            before.append(at - 1)  # `drafts_S` has a draft one sample before the one behind it
+        return np.concatenate(places), np.concatenate(before)
+
+
+def _upwards(samples: I64, parents_S: I64) -> Iterator[tuple[I64, I64]]:
+    """Samples that are behind a draft, by their place among these, then the samples in whose places those drafts were guessed, and so on."""
+    here, at = np.arange(len(samples)), samples
+    while True:
+        is_draft = parents_S[at] >= 0
+        here, at = here[is_draft], at[is_draft]
+        if len(at) == 0:
+            return
+        yield here, at
+        at = parents_S[at]
 
 
 class Masks:
@@ -487,12 +519,30 @@ class Sampler:
         self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
     def _verify(self, tokens_S: Tensor, drafts: Drafts) -> Verified:
+        if drafts.parents_S is not None:
+            return self._verify_trees(tokens_S, drafts, drafts.parents_S)
         firsts_R, counts_R = self._on_device(drafts.firsts_R), self._on_device(drafts.counts_R)
         most = int(drafts.counts_R.max())
         accepted_R = ops.accept_drafts(tokens_S, drafts.drafts_S, firsts_R, counts_R, most)
         last_tokens_R = tokens_S.index_select(0, firsts_R + accepted_R)
         has_drafts_R = drafts.counts_R > 1
         return Verified(accepted_R, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S)
+
+    def _verify_trees(self, tokens_S: Tensor, drafts: Drafts, parents_S: I64) -> Verified:
+        deepest = sum(1 for _ in _upwards(np.arange(len(parents_S)), parents_S))
+        kept_S = ops.accept_draft_trees(
+            tokens_S, drafts.drafts_S.roll(1), self._on_device(parents_S), deepest
+        )
+        rows_S = self._on_device(drafts.rows_S)
+        kept_R = torch.zeros(len(drafts.counts_R), dtype=torch.int64, device=self.device)
+        lasts_R = kept_R.clone()
+        kept_R.index_add_(0, rows_S, kept_S.to(torch.int64))
+        # A draft comes behind the one that it follows: the last that is kept ends the path.
+        samples_S = torch.arange(len(tokens_S), device=self.device) * kept_S
+        lasts_R.scatter_reduce_(0, rows_S, samples_S, "amax")
+        last_tokens_R = tokens_S.index_select(0, lasts_R)
+        has_drafts_R = drafts.counts_R > 1
+        return Verified(kept_R - 1, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S, kept_S)
 
     def _count(self, slots: I64, tokens_S: Tensor, masks: Masks | None, verified: Verified | None) -> None:
         is_counted = self.count_rows[slots] >= 0
@@ -502,7 +552,9 @@ class Sampler:
         if len(counted):
             rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
             is_kept_S = None
-            if verified is not None:
+            if verified is not None and verified.kept_S is not None:
+                is_kept_S = verified.kept_S.index_select(0, chosen)
+            elif verified is not None:
                 accepted_S = verified.accepted_R.index_select(0, self._on_device(verified.rows_S[counted]))
                 is_kept_S = self._on_device(verified.offsets_S[counted]) <= accepted_S
             ops.count_tokens(self._output_RV, rows, tokens_S.index_select(0, chosen), is_kept_S)

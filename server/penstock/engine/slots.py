@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.draft_trees import LONGEST_PATH, draft_trees
 from penstock.engine.plan import (
     CONTINUE,
     I64,
@@ -47,6 +48,7 @@ class Limits:
     max_side_positions: int = 0  # of its encoder's tokens, and of its decoder's; 0: no limit
     max_step_drafts: int = 0
     has_drafter: bool = False  # rows may have drafts that the worker makes
+    draft_trees: bool = False  # drafts may be a tree
     has_state: bool = False  # the model has recurrent layers: every slot has a state, which cannot be rewound
     snapshots: int = 0  # places for copies of states
     tables: Tables = ONE_TABLE
@@ -111,7 +113,7 @@ class SlotTable:
         if (((flags & MASKED) != 0) & ((flags & SAMPLE) == 0)).any():
             raise BadPlan("flags: a row has MASKED without SAMPLE")
         own = (flags & OWN_DRAFTS) != 0
-        if len(plan.drafts) or own.any():
+        if len(plan.drafts) or own.any() or len(plan.draft_parents):
             self._check_drafts(plan)
         _check_starts(plan.starts, len(starts), limits)
         if len(starts):
@@ -143,6 +145,8 @@ class SlotTable:
         if len(plan.tokens) != given:
             raise BadPlan(f"tokens: {len(plan.tokens)} entries, but the rows feed {given}")
         _below("tokens", plan.tokens, limits.vocab_size, "tokens in the vocabulary")
+        if len(plan.draft_parents):
+            self._read_trees(plan)
         wanted = int(counts[(flags & PROMPT_LOGPROBS) != 0].sum())
         if len(plan.prompt_targets) != wanted:
             raise BadPlan(
@@ -168,6 +172,8 @@ class SlotTable:
                 f"{self.filled[slots[row]]} tokens, and its recurrent state cannot be rewound"
             )
         bounds = positions + counts
+        if plan.trees is not None:
+            bounds += plan.trees.deepest_R - plan.drafts
         if continuing.any():
             positions = plan.positions = np.where(
                 continuing, np.minimum(positions, self.filled[slots]), positions
@@ -212,6 +218,39 @@ class SlotTable:
             raise BadPlan("drafts: a row of an encoder-decoder has some")
         if verifying.any() and self.limits.has_state:
             raise BadPlan("drafts: a row of a model with recurrent state has some")
+
+    def _read_trees(self, plan: Plan) -> None:
+        """Which rows have drafts that are no chain. Raises BadPlan where they cannot be verified."""
+        parents, drafts, flags = plan.draft_parents, plan.drafts, plan.flags
+        if not self.limits.draft_trees:
+            raise BadPlan("draft_parents: this worker verifies no drafts but chains")
+        if len(parents) != int(drafts.sum()):
+            raise BadPlan(f"draft_parents: {len(parents)} entries, but the rows have {drafts.sum()} drafts")
+        rows = np.repeat(np.arange(len(drafts)), drafts)
+        numbers = np.arange(len(rows)) - (np.cumsum(drafts) - drafts)[rows] + 1
+        if (parents >= numbers).any():
+            at = int(np.argmax(parents >= numbers))
+            raise BadPlan(
+                f"draft_parents: draft {numbers[at]} of row {rows[at]} follows draft {parents[at]}, which does not come before it"
+            )
+        plan.trees = draft_trees(drafts, parents)
+        if plan.trees is None:
+            return
+        trees = plan.trees.are_trees_R
+        longest = int(plan.trees.deepest_R[trees].max())
+        if longest > LONGEST_PATH:
+            raise BadPlan(f"draft_parents: a path of {longest} drafts in a tree, and the longest is {LONGEST_PATH}")
+        if (plan.counts[trees] != 1 + drafts[trees]).any():
+            raise BadPlan("draft_parents: a row whose drafts are a tree feeds more than one token before them")
+        if (flags[trees] & (MASKED | OWN_DRAFTS)).any():
+            raise BadPlan("draft_parents: a row with MASKED or OWN_DRAFTS has drafts that are a tree")
+        given = plan.counts - ((flags & CONTINUE) != 0) - np.where((flags & OWN_DRAFTS) != 0, drafts, 0)
+        ends = np.cumsum(given)
+        for row in np.flatnonzero(trees).tolist():
+            tokens = plan.tokens[ends[row] - drafts[row] : ends[row]].tolist()
+            guesses = set(zip(parents[rows == row].tolist(), tokens, strict=True))
+            if len(guesses) < len(tokens):
+                raise BadPlan(f"draft_parents: two drafts of row {row} are the same token behind the same one")
 
     def _start_encoders(self, plan: Plan, starts: I64) -> None:
         counts = plan.starts.encoder_counts if plan.starts is not None else ()

@@ -41,6 +41,8 @@ class NativeStep:
     counts_R: I64
     pages: I64  # (tables, slots, blocks)
     saves_C3: I64  # (row, tokens, place): where states are copied to
+    positions_T: I64 | None  # of trees of drafts, as `CpuProgram.step` has it; None: no row is one
+    moved_M3: I64
 
 
 class NativeDecoder:
@@ -157,8 +159,12 @@ class NativeDecoder:
             self._bound = caches
         ids_T = step.ids_T.numpy()
         rows = (step.slots_R, step.first_R, step.counts_R)
-        self._runs.step(ids_T, *rows, step.pages, step.saves_C3)
+        self._runs.step(ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3)
         return self._runs.rows(0, len(ids_T))
+
+    def move(self, sources_BM: I64, targets_BM: I64) -> None:
+        """Copies what the layers of the last step's caches have of M tokens to other rows, in order: (tables, M)."""
+        self._runs.move(sources_BM, targets_BM)
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """See Model."""

@@ -101,7 +101,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots", "draft_cost")
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots", "draft_cost", "draft_trees")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class Prepared(_message.Message):
     CHUNKED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     pages: int
     cost: CostModel
     cache_bytes: int
@@ -122,7 +123,8 @@ class Prepared(_message.Message):
     chunked: bool
     snapshots: int
     draft_cost: CostModel
-    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ...) -> None: ...
+    draft_trees: bool
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("fixed_ns", "per_token_ns", "per_context_token_ns")
@@ -143,7 +145,7 @@ class ToWorker(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces", "drafts", "saves")
+    __slots__ = ("number", "digest", "released", "slots", "flags", "positions", "counts", "tokens", "new_block_counts", "new_pages", "prompt_targets", "starts", "traces", "drafts", "saves", "draft_parents")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +161,7 @@ class StepPlan(_message.Message):
     TRACES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     SAVES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PARENTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: int
     released: bytes
@@ -174,7 +177,8 @@ class StepPlan(_message.Message):
     traces: bytes
     drafts: bytes
     saves: bytes
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., saves: _Optional[bytes] = ...) -> None: ...
+    draft_parents: bytes
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., saves: _Optional[bytes] = ..., draft_parents: _Optional[bytes] = ...) -> None: ...
 
 class Masks(_message.Message):
     __slots__ = ("number", "words")

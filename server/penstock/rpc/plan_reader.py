@@ -44,7 +44,7 @@ class PlanReader:
         starts = None
         if message.HasField("starts"):
             digest, starts = _read_starts(message.starts, digest)
-        for column in (message.traces, message.drafts, message.saves):
+        for column in (message.traces, message.drafts, message.saves, message.draft_parents):
             if column:
                 digest = zlib.crc32(column, digest)
         if message.digest != digest:
@@ -71,6 +71,7 @@ class PlanReader:
             traces=message.traces,
             drafts=_u32("drafts", message.drafts).astype(np.int64),
             saves=_u32("saves", message.saves).astype(np.int64).reshape(-1, 3),
+            draft_parents=_u32("draft_parents", message.draft_parents).astype(np.int64),
         )
 
 

@@ -45,6 +45,8 @@ pub(super) struct Capacity {
     pub cost: CostModel,
     /// Of the workers' draft model; `None`: they have none.
     pub draft_cost: Option<CostModel>,
+    /// Whether they verify drafts that are a tree.
+    pub draft_trees: bool,
     /// Places for copies of recurrent states; `None`: the model has none.
     pub snapshots: Option<u32>,
 }
@@ -111,6 +113,7 @@ pub(super) struct Core {
     pub(super) spare_decodes: Vec<usize>,
     /// Memory for a row's drafts.
     pub(super) guesses: Vec<TokenId>,
+    pub(super) guess_parents: Vec<u32>,
     /// The first that runs found no blocks in the last plan, since those that could give some were in it already.
     pub(super) first_is_due: bool,
     /// Of the workers' draft model lately, over all sequences.
@@ -177,6 +180,8 @@ pub(super) struct Counters {
     /// Drafts that were verified, and those of them that were accepted.
     pub drafts: u64,
     pub accepted_drafts: u64,
+    /// Drafts on branches, where a row had several guesses of one token.
+    pub branch_drafts: u64,
     /// Of both, what came from tenants' recent answers.
     pub corpus_drafts: u64,
     pub accepted_corpus_drafts: u64,
@@ -223,6 +228,7 @@ impl Core {
             spare_prompts: Vec::new(),
             spare_decodes: Vec::new(),
             guesses: Vec::new(),
+            guess_parents: Vec::new(),
             first_is_due: false,
             draft_accuracy: DraftAccuracy::default(),
             due: BTreeSet::new(),

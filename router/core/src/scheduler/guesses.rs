@@ -5,7 +5,7 @@
 use penstock_proto::ids::TokenId;
 
 use super::core::Core;
-use super::prompt_lookup::{GRAMS, Guess};
+use super::prompt_lookup::{GRAMS, Guess, MOST_BRANCHES};
 use super::sequence::Sequence;
 use super::speculation::INDEXED_AT_ONCE;
 
@@ -27,14 +27,37 @@ impl Core {
     /// Guesses for what comes behind the next `skip` tokens of a sequence, to the end of its text at most.
     pub(super) fn guessed(&self, key: usize, skip: u32) -> impl Iterator<Item = TokenId> {
         let sequence = &self.sequences[key];
+        let guess = self.best_guess(sequence).into_iter();
+        guess.flat_map(|guess| self.to_its_end(sequence, guess)).skip(skip as usize)
+    }
+
+    fn to_its_end<'a>(&'a self, sequence: &'a Sequence, guess: Guess<'a>) -> impl Iterator<Item = TokenId> + 'a {
         let mut has_ended = false;
-        let tokens = self.best_guess(sequence).into_iter().flat_map(Guess::tokens);
-        let within = tokens.take_while(move |&token| {
+        guess.tokens().take_while(move |&token| {
             let goes_on = !has_ended;
             has_ended |= self.ends(sequence, token);
             goes_on
-        });
-        within.skip(skip as usize)
+        })
+    }
+
+    /// How likely each branch beside a sequence's guess begins right, as far as there are any. None where the guess is from what its tenant
+    /// was answered.
+    pub(super) fn branch_chances(&self, key: usize) -> [f64; MOST_BRANCHES] {
+        let sequence = &self.sequences[key];
+        let guess = self.best_guess(sequence).filter(|guess| self.capacity.draft_trees && guess.goes_round);
+        let own = guess.zip(sequence.lookup.as_ref());
+        own.map_or([0.0; MOST_BRANCHES], |(guess, lookup)| {
+            let is_wrong = 1.0 - f64::from(guess.accuracy);
+            lookup.branch_chances().map(|chance| is_wrong * f64::from(chance))
+        })
+    }
+
+    /// The branches beside a sequence's guess where that is `ahead` tokens on, each to the end of its text at most.
+    pub(super) fn branches(&self, key: usize, ahead: u32) -> impl Iterator<Item = impl Iterator<Item = TokenId>> {
+        let sequence = &self.sequences[key];
+        let branches = sequence.lookup.iter();
+        let branches = branches.flat_map(move |lookup| lookup.branches(&sequence.tokens, ahead as usize));
+        branches.map(|guess| self.to_its_end(sequence, guess))
     }
 
     /// Whether a sequence's guesses are from what its tenant was answered, and not from its own text.

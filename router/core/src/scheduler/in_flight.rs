@@ -16,6 +16,7 @@ pub(super) struct RowRecord {
     /// Position after the last token fed, if all drafts up to there are accepted.
     pub end: u32,
     pub sample: bool,
+    /// Drafts that may be accepted: of a tree those of its longest path.
     pub drafts: u32,
     /// They are from what its tenant was answered.
     pub recalled: bool,

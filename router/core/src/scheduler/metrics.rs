@@ -72,6 +72,7 @@ pub(super) struct Metrics {
     late_masks: Counter,
     drafts: Counter,
     accepted_drafts: Counter,
+    branch_drafts: Counter,
     corpus_drafts: Counter,
     accepted_corpus_drafts: Counter,
     model_drafts: Counter,
@@ -128,6 +129,7 @@ impl Metrics {
             late_masks: counter!("penstock_late_masks"),
             drafts: counter!("penstock_drafts"),
             accepted_drafts: counter!("penstock_accepted_drafts"),
+            branch_drafts: counter!("penstock_branch_drafts"),
             corpus_drafts: counter!("penstock_corpus_drafts"),
             accepted_corpus_drafts: counter!("penstock_accepted_corpus_drafts"),
             model_drafts: counter!("penstock_model_drafts"),
@@ -203,6 +205,7 @@ impl Metrics {
         self.late_masks.absolute(counters.late_masks);
         self.drafts.absolute(counters.drafts);
         self.accepted_drafts.absolute(counters.accepted_drafts);
+        self.branch_drafts.absolute(counters.branch_drafts);
         self.corpus_drafts.absolute(counters.corpus_drafts);
         self.accepted_corpus_drafts.absolute(counters.accepted_corpus_drafts);
         self.model_drafts.absolute(counters.model_drafts);

@@ -50,6 +50,7 @@ impl Offline {
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
             draft_cost: prepared.draft_cost,
+            draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
         };
         let wakeups = Wakeups::new(tokio::runtime::Handle::try_current().ok().as_ref());

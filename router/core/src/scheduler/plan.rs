@@ -19,6 +19,8 @@ pub(super) enum Feed<'a> {
     /// What the slot sampled last, and what may follow it.
     Continue {
         drafts: &'a [TokenId],
+        /// Of each the number of the draft before it, from 1 on, 0: none; empty: they are a chain.
+        parents: &'a [u32],
         /// Or so many that the workers' draft model makes.
         own: u32,
     },
@@ -83,6 +85,9 @@ pub(super) struct PlanBuilder {
     drafts: Vec<u32>,
     /// (row, tokens, snapshot) of each.
     saves: Vec<u32>,
+    /// Of every draft so far.
+    draft_parents: Vec<u32>,
+    has_trees: bool,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -113,8 +118,14 @@ impl PlanBuilder {
                 self.drafts.push(0);
                 tokens.len() as u32
             }
-            Feed::Continue { drafts, own } => {
+            Feed::Continue { drafts, parents, own } => {
                 debug_assert!(own == 0 || drafts.is_empty());
+                debug_assert!(parents.is_empty() || parents.len() == drafts.len());
+                match parents.is_empty() {
+                    true => self.draft_parents.extend(0..drafts.len() as u32 + own),
+                    false => self.draft_parents.extend_from_slice(parents),
+                }
+                self.has_trees |= !parents.is_empty();
                 flags |= RowFlag::Continue as u8;
                 if own > 0 {
                     flags |= RowFlag::OwnDrafts as u8;
@@ -169,6 +180,9 @@ impl PlanBuilder {
         if self.drafts.iter().all(|&drafts| drafts == 0) {
             self.drafts.clear();
         }
+        if !std::mem::take(&mut self.has_trees) {
+            self.draft_parents.clear();
+        }
         self.digest.update(&self.number.to_le_bytes());
         let digest = &mut self.digest;
         let columns = &mut self.columns;
@@ -189,6 +203,7 @@ impl PlanBuilder {
             traces: column(digest, &mut self.traces),
             drafts: column(digest, &mut self.drafts),
             saves: column(digest, &mut self.saves),
+            draft_parents: column(digest, &mut self.draft_parents),
         };
         plan.digest = digest.clone().finalize();
         plan
@@ -300,7 +315,7 @@ mod tests {
         builder.row(Row {
             slot: SlotId(1),
             position: 33,
-            feed: Feed::Continue { drafts: &[], own: 0 },
+            feed: Feed::Continue { drafts: &[], parents: &[], own: 0 },
             new_blocks: 0,
             new_pages: &[],
             sample: true,
@@ -445,7 +460,7 @@ mod tests {
             builder.row(Row {
                 slot: SlotId(slot),
                 position: 33,
-                feed: Feed::Continue { drafts, own: 0 },
+                feed: Feed::Continue { drafts, parents: &[], own: 0 },
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,
@@ -468,7 +483,7 @@ mod tests {
             builder.row(Row {
                 slot: SlotId(0),
                 position: 5,
-                feed: Feed::Continue { drafts: &[], own: 0 },
+                feed: Feed::Continue { drafts: &[], parents: &[], own: 0 },
                 new_blocks: 0,
                 new_pages: &[],
                 sample: true,

@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use penstock_proto::StepPlan;
-use penstock_proto::ids::SequenceId;
+use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::blocks::Reuse;
 use super::core::{Blocked, Core};
@@ -376,7 +376,9 @@ impl Core {
         }
         let mut guesses = std::mem::take(&mut self.guesses);
         guesses.clear();
-        let (mut own, mut recalled) = (0, false);
+        let mut parents = std::mem::take(&mut self.guess_parents);
+        parents.clear();
+        let (mut own, mut recalled, mut deepest) = (0, false, 0);
         if continues && let Some(&allotted) = draft.drafts.iter().find(|allotted| allotted.key == key) {
             let drafts = self.make_room_for_drafts(key, allotted.drafts);
             let sequence = &self.sequences[key];
@@ -387,21 +389,33 @@ impl Core {
                     guesses.extend(forced.take(drafts as usize));
                 }
                 Drafter::Text => {
-                    guesses.extend(self.guessed(key, sequence.tokens_ahead()).take(drafts as usize));
+                    let beside = allotted.branches.iter().sum::<u32>();
+                    let guess = self.guessed(key, sequence.tokens_ahead());
+                    guesses.extend(guess.take(drafts.min(allotted.drafts - beside) as usize));
                     recalled = !guesses.is_empty() && self.recalls(key);
+                    if beside > 0 {
+                        deepest = self.add_branches(key, &allotted, drafts, &mut guesses, &mut parents);
+                    }
                 }
             }
-            count += guesses.len() as u32 + own;
+            if parents.is_empty() {
+                deepest = guesses.len() as u32 + own;
+            }
         }
-        self.guesses = guesses;
-        self.charge(key, count);
-
+        (self.guesses, self.guess_parents) = (guesses, parents);
         let drafts = self.guesses.len() as u32 + own;
+        // Those that do not follow the one before them begin a branch: the rest of it, too, is beside the guess.
+        let beside = self.guess_parents.iter().skip(1).position(|&parent| parent == 0);
+        let beside = beside.map_or(0, |at| drafts - 1 - at as u32);
+        let advance = count + deepest;
+        count += drafts;
+        self.charge(key, advance);
+
         let state_source = if self.sequences[key].start_due { self.state_source(key) } else { None };
         self.follow_text(key);
         let sequence = &mut self.sequences[key];
         let position = sequence.num_scheduled_tokens;
-        let end = position + count;
+        let end = position + advance;
         let known = sequence.tokens.len() as u32;
         let sample = continues || end == known;
         let masked = sample && sequence.constraint.as_ref().is_some_and(|constraint| !constraint.is_free());
@@ -419,7 +433,7 @@ impl Core {
             tokens: count,
             end,
             sample,
-            drafts,
+            drafts: deepest,
             recalled,
             own_drafts: own > 0,
             stale_drafts: false,
@@ -444,7 +458,7 @@ impl Core {
             slot: sequence.slot.expect("only running sequences get rows"),
             position,
             feed: match continues {
-                true => Feed::Continue { drafts: &self.guesses, own },
+                true => Feed::Continue { drafts: &self.guesses, parents: &self.guess_parents, own },
                 false => Feed::Tokens(&tokens[position as usize..end as usize]),
             },
             new_blocks: (sequence.table.blocks.len() - sequence.sent_blocks) as u32,
@@ -463,6 +477,7 @@ impl Core {
             self.counters.drafts += u64::from(drafts);
             self.counters.corpus_drafts += u64::from(if recalled { drafts } else { 0 });
             self.counters.model_drafts += u64::from(own);
+            self.counters.branch_drafts += u64::from(beside);
         }
         if continues {
             self.counters.decode_tokens += u64::from(count);
@@ -479,7 +494,7 @@ impl Core {
         sequence.num_scheduled_tokens = end;
         sequence.rows_in_flight += 1;
         sequence.tokens_in_flight += count;
-        sequence.drafts_in_flight += drafts;
+        sequence.drafts_in_flight += deepest;
         sequence.model_drafts_in_flight += own;
         if sample {
             sequence.samples_in_flight += 1;
@@ -487,6 +502,33 @@ impl Core {
         }
         self.register(key);
         self.save_states(key, position, continues);
+    }
+
+    /// Adds drafts on branches to those of a sequence's guess, and which each follows; at most `most` in all. Returns how many are on
+    /// the longest path.
+    fn add_branches(
+        &self,
+        key: usize,
+        allotted: &Allotment,
+        most: u32,
+        guesses: &mut Vec<TokenId>,
+        parents: &mut Vec<u32>,
+    ) -> u32 {
+        let mut deepest = guesses.len();
+        parents.extend(0..guesses.len() as u32);
+        let ahead = self.sequences[key].tokens_ahead();
+        for (branch, &length) in self.branches(key, ahead).zip(&allotted.branches) {
+            let room = (most as usize).saturating_sub(guesses.len());
+            let from = guesses.len();
+            guesses.extend(branch.take(room.min(length as usize)));
+            let numbers = from as u32..guesses.len() as u32;
+            parents.extend(numbers.map(|number| if number as usize == from { 0 } else { number }));
+            deepest = deepest.max(guesses.len() - from);
+        }
+        if guesses.len() == deepest {
+            parents.clear();
+        }
+        deepest as u32
     }
 
     /// Charges a sequence's tenant for its next `count` positions, as far as they are new.

@@ -1,6 +1,7 @@
 //! Drafts from the text itself: what followed when its last tokens occurred before, in prompt or output (prompt lookup;
 //! TGI's `--speculate`). One index for each sequence, O(1) a token. It also keeps count of how often its next guess was
-//! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Used by `guesses`.
+//! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Where the same tokens were followed by others
+//! as well, those are *branches* beside the guess, and counted in the same way. Used by `guesses`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,19 +14,33 @@ pub(super) const GRAMS: [usize; 3] = [8, 4, 2];
 /// From this length on a match counts as long: its guesses are mostly right, those of shorter ones often are not.
 const LONG: u32 = 8;
 
+/// Length of the runs of tokens behind which other continuations are looked for, how many occurrences are looked at, and how many
+/// branches a guess has at most.
+const BRANCH_GRAM: usize = GRAMS[2];
+const LOOKED_AT: usize = 12;
+pub(super) const MOST_BRANCHES: usize = 3;
+
 /// What is believed of the guesses of short and of long matches before any was seen, and the weight of the newest one.
 const PRIOR: [f32; 2] = [0.3, 0.7];
 const SMOOTHING: f32 = 0.125;
+
+/// What is believed of a branch, where the guess is wrong, and the weight of the newest one.
+const BRANCH_PRIOR: f32 = 0.2;
+const BRANCH_SMOOTHING: f32 = 0.06;
 
 pub(super) struct PromptLookup {
     /// Unknown to clients, who could otherwise make up tokens that collide.
     seed: u64,
     /// By a gram's hash, the index behind its latest occurrence.
     behind: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
+    /// For each token the index behind the occurrence, before its own, of the gram that it ends; 0: there is none.
+    before: Vec<u32>,
     /// Tokens that are in it.
     indexed: usize,
     found: Option<Match>,
     record: Record,
+    /// How often each branch was right lately where the guess was wrong, smoothed.
+    branches: [f32; MOST_BRANCHES],
 }
 
 /// How often guesses were right lately: smoothed, of short and of long matches.
@@ -80,7 +95,15 @@ struct Match {
 
 impl PromptLookup {
     pub fn new(seed: u64) -> Self {
-        Self { seed, behind: HashMap::default(), indexed: 0, found: None, record: Record::default() }
+        Self {
+            seed,
+            behind: HashMap::default(),
+            before: Vec::new(),
+            indexed: 0,
+            found: None,
+            record: Record::default(),
+            branches: [BRANCH_PRIOR; MOST_BRANCHES],
+        }
     }
 
     /// Takes in what is new of a text, at most so many tokens of it. `prompt_len` of them were not guessed at.
@@ -94,28 +117,60 @@ impl PromptLookup {
 
     fn push(&mut self, tokens: &[TokenId], is_output: bool) {
         let Some(token) = tokens.last() else { return };
-        if let Some(found) = &mut self.found {
+        if let Some(found) = self.found {
             let is_right = tokens[found.next as usize] == *token;
             if is_output {
                 self.record.add(found.length, is_right);
             }
-            match is_right {
-                true => *found = Match { next: found.next + 1, length: found.length + 1 },
-                false => self.found = None,
+            if is_output && !is_right {
+                let before = &tokens[..tokens.len() - 1];
+                let last = &before[before.len() - BRANCH_GRAM..];
+                let others = self.others(before, last, tokens[found.next as usize]);
+                for (chance, &next) in self.branches.iter_mut().zip(&others) {
+                    let is_right = f32::from(u8::from(tokens[next as usize] == *token));
+                    *chance += BRANCH_SMOOTHING * (is_right - *chance);
+                }
             }
+            self.found = is_right.then_some(Match { next: found.next + 1, length: found.length + 1 });
         }
+        let mut before = 0;
         for length in GRAMS {
             let Some(from) = tokens.len().checked_sub(length) else { continue };
             let gram = &tokens[from..];
             let Some(next) = self.behind.insert(hash_of(self.seed, gram), tokens.len() as u32) else {
                 continue;
             };
+            if length == BRANCH_GRAM {
+                before = next;
+            }
             if self.found.is_none_or(|found| (found.length as usize) < length)
                 && tokens[..next as usize].ends_with(gram)
             {
                 self.found = Some(Match { next, length: length as u32 });
             }
         }
+        self.before.push(before);
+    }
+
+    /// How the text has gone on behind the gram `last` but with `guess`, the latest first: indices of tokens of which no two are the
+    /// same.
+    fn others(&self, tokens: &[TokenId], last: &[TokenId], guess: TokenId) -> Vec<u32> {
+        let mut others: Vec<u32> = Vec::new();
+        let mut next = self.behind.get(&hash_of(self.seed, last)).copied().unwrap_or(0) as usize;
+        for _ in 0..LOOKED_AT {
+            if next == 0 || others.len() == MOST_BRANCHES {
+                break;
+            }
+            // Behind the end of the text nothing has come yet.
+            let is_new = |token: &TokenId| {
+                *token != guess && others.iter().all(|&other| tokens[other as usize] != *token)
+            };
+            if tokens.get(next).is_some_and(is_new) && tokens[..next].ends_with(last) {
+                others.push(next as u32);
+            }
+            next = self.before[next - 1] as usize;
+        }
+        others
     }
 
     /// What is expected to follow the text, which is all of `tokens`.
@@ -124,6 +179,26 @@ impl PromptLookup {
         // What was found may overlap what follows: then the text is expected to go round and round.
         let rest = &tokens[found.next as usize..];
         Some(Guess { accuracy: self.record.accuracy(found.length), rest, goes_round: true })
+    }
+
+    /// How likely the first token of each branch is right where that of the guess is wrong.
+    pub fn branch_chances(&self) -> [f32; MOST_BRANCHES] {
+        self.branches
+    }
+
+    /// What may follow the text, which is all of `tokens`, and the first `ahead` tokens of the guess in place of the next one: each begins
+    /// with another token.
+    pub fn branches<'a>(&self, tokens: &'a [TokenId], ahead: usize) -> impl Iterator<Item = Guess<'a>> {
+        let others = self.guess(tokens).and_then(|guess| {
+            let mut following = guess.tokens();
+            let mut last = [tokens[tokens.len() - 2], tokens[tokens.len() - 1]];
+            for token in following.by_ref().take(ahead) {
+                last = [last[1], token];
+            }
+            Some((guess.accuracy, self.others(tokens, &last, following.next()?)))
+        });
+        let (accuracy, others) = others.unwrap_or_default();
+        others.into_iter().map(move |next| Guess { accuracy, rest: &tokens[next as usize..], goes_round: true })
     }
 }
 
@@ -200,6 +275,39 @@ mod tests {
     }
 
     #[test]
+    fn what_else_followed_the_last_tokens_are_branches() {
+        let text = tokens(&[1, 2, 3, 7, 1, 2, 4, 8, 1, 2, 3, 9, 1, 2, 5, 6, 1, 2, 6, 1, 2]);
+        let lookup = lookup(&text);
+        let guess = lookup.guess(&text).expect("it has been there");
+        assert_eq!(guess.tokens().next(), Some(TokenId(6)));
+        let branches = |ahead| {
+            let two = |branch: Guess<'_>| branch.tokens().take(2).map(|token| token.0).collect::<Vec<_>>();
+            lookup.branches(&text, ahead).map(two).collect::<Vec<_>>()
+        };
+        assert_eq!(branches(0), [[5, 6], [3, 9], [4, 8]], "the latest first, none twice");
+        assert!(branches(1).is_empty(), "behind 2 and 6 there came nothing else");
+        assert_eq!(branches(3).len(), 3, "behind 6, 1 and 2 there came the same as now");
+    }
+
+    #[test]
+    fn branches_are_trusted_as_often_as_they_were_right() {
+        let mut lookup = PromptLookup::new(1);
+        let mut text = tokens(&[1, 2, 30, 1, 2, 40]);
+        for at in 0..200 {
+            text.extend(tokens(&[1, 2, if mix(at).is_multiple_of(2) { 30 } else { 40 }]));
+            lookup.update(&text, 6, usize::MAX);
+        }
+        let [first, second, _] = lookup.branch_chances();
+        assert!(first > 0.8, "{first}");
+        for at in 100..300 {
+            text.extend(tokens(&[1, 2, at]));
+            lookup.update(&text, 6, usize::MAX);
+        }
+        let wrong = lookup.branch_chances();
+        assert!(wrong[0] < 0.05 && wrong[1] < second, "{wrong:?}");
+    }
+
+    #[test]
     fn a_guess_that_comes_true_again_and_again_is_trusted() {
         let text = tokens(&[1, 2, 3, 4, 5, 6].repeat(6));
         let mut lookup = PromptLookup::new(1);
@@ -231,6 +339,13 @@ mod tests {
             let (next, length) = (found.next as usize, found.length as usize);
             prop_assert!(next < text.len() && length >= 2);
             prop_assert_eq!(&text[next - length..next], &text[text.len() - length..]);
+            let mut begins = vec![text[next]];
+            for branch in lookup.branches(&text, 0) {
+                let from = text.len() - branch.rest.len();
+                prop_assert!(from < text.len() && text[..from].ends_with(&text[text.len() - BRANCH_GRAM..]));
+                prop_assert!(!begins.contains(&branch.rest[0]), "no token is guessed twice");
+                begins.push(branch.rest[0]);
+            }
         }
     }
 }

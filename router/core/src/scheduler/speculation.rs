@@ -7,11 +7,15 @@
 //! something only if those are all accepted. Where it is worth more to know first, the plan waits for the result. Drafts of a model
 //! are made when their row is computed, and so always follow what is known.
 //!
+//! Where workers verify trees, a row may have *branches* beside its guess: what else followed the same tokens
+//! before. One draft after the other goes where it is most likely right, on the guess or on a branch.
+//!
 //! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed.
 
 use super::core::Core;
 use super::cost::Work;
 use super::draft_model::{DraftAccuracy, Drafted};
+use super::prompt_lookup::MOST_BRANCHES;
 use super::sequence::Sequence;
 
 /// Who drafts, and at most how many tokens a row.
@@ -73,10 +77,16 @@ pub(super) enum Drafter {
 pub(super) struct Allotment {
     pub key: usize,
     pub drafts: u32,
+    /// How many of them are on each branch beside the guess.
+    pub branches: [u32; MOST_BRANCHES],
     pub drafter: Drafter,
 }
 
 impl Allotment {
+    fn chain(key: usize, drafts: u32, drafter: Drafter) -> Self {
+        Self { key, drafts, branches: [0; MOST_BRANCHES], drafter }
+    }
+
     pub fn add_to(&self, work: &mut Work) {
         work.add_drafts(self.drafts);
         if self.drafter == Drafter::Model {
@@ -98,6 +108,8 @@ struct Candidate {
     most: u32,
     /// Tokens that are guessed, those in flight among them: behind them the guess sees the end of the text.
     guessed: u32,
+    /// Chances that the first drafts of branches are right.
+    branches: [f64; MOST_BRANCHES],
 }
 
 /// Whether a plan goes ahead or waits for the results in flight.
@@ -117,6 +129,47 @@ impl Candidate {
     fn room(&self, when: When) -> u32 {
         let ahead = if when == When::Now { self.ahead } else { 0 };
         self.most.min(self.guessed.saturating_sub(ahead))
+    }
+}
+
+/// The guess of a row, then its branches: how many drafts each has so far, and how likely the next one is right.
+struct Paths {
+    lengths: [u32; 1 + MOST_BRANCHES],
+    chances: [f64; 1 + MOST_BRANCHES],
+    /// Most drafts of the guess.
+    room: u32,
+    /// Whether there are as many branches as have a chance.
+    are_known: bool,
+}
+
+impl Paths {
+    fn of(row: &Candidate, when: When) -> Self {
+        let room = row.room(when);
+        let guess = if room > 0 { row.first(when) } else { 0.0 };
+        // They, too, follow tokens in flight, if those are the guess.
+        let before = row.first(when) / row.accuracy.max(f64::MIN_POSITIVE);
+        let [first, second, third] = row.branches.map(|chance| chance * before);
+        Self { lengths: [0; 1 + MOST_BRANCHES], chances: [guess, first, second, third], room, are_known: false }
+    }
+
+    /// The one whose next draft is the most likely to be right; of equals the guess.
+    fn best(&self) -> Option<(usize, f64)> {
+        let likelier = |best: Option<(usize, f64)>, (path, &chance): (usize, &f64)| match best {
+            Some((_, most)) if most >= chance => best,
+            _ => (chance > 0.0).then_some((path, chance)),
+        };
+        self.chances.iter().enumerate().fold(None, likelier)
+    }
+
+    fn keep_branches(&mut self, count: usize) {
+        self.chances.iter_mut().skip(1 + count).for_each(|chance| *chance = 0.0);
+        self.are_known = true;
+    }
+
+    fn lengthen(&mut self, path: usize, accuracy: f64) {
+        self.lengths[path] += 1;
+        let is_full = path == 0 && self.lengths[0] == self.room;
+        self.chances[path] *= if is_full { 0.0 } else { accuracy };
     }
 }
 
@@ -140,7 +193,7 @@ fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<Allotment> {
     let drafts = good.map(|row| {
         let drafts = row.room(When::Now).min(left).min(PROBE_DRAFTS);
         left -= drafts;
-        Allotment { key: row.key, drafts, drafter: row.drafter }
+        Allotment::chain(row.key, drafts, row.drafter)
     });
     drafts.filter(|allotted| allotted.drafts > 0).collect()
 }
@@ -174,9 +227,16 @@ impl Core {
             Drafting::Always(_) => {
                 let mut left = budget;
                 let take = |row: &Candidate| {
-                    let drafts = row.room(When::Now).min(left);
+                    let most = row.most.min(left);
+                    let mut branches = [0; MOST_BRANCHES];
+                    let count = if row.branches[0] > 0.0 { self.branches(row.key, row.ahead).count() } else { 0 };
+                    for length in branches.iter_mut().take(count.min(most as usize / 2)) {
+                        *length = 1 + most % 2;
+                    }
+                    let beside: u32 = branches.iter().sum();
+                    let drafts = row.room(When::Now).min(most.saturating_sub(beside)) + beside;
                     left -= drafts;
-                    Allotment { key: row.key, drafts, drafter: row.drafter }
+                    Allotment { key: row.key, drafts, branches, drafter: row.drafter }
                 };
                 // Each in turn, where a row may have both.
                 let [first, second] =
@@ -195,7 +255,7 @@ impl Core {
             let most = left.min(sequence.max_drafts()) as usize;
             let forced = sequence.forced_behind(sequence.num_scheduled_tokens).take(most).count() as u32;
             left -= forced;
-            (forced > 0).then_some(Allotment { key, drafts: forced, drafter: Drafter::Grammar })
+            (forced > 0).then_some(Allotment::chain(key, forced, Drafter::Grammar))
         };
         keys.iter().filter_map(forced).collect()
     }
@@ -241,8 +301,8 @@ impl Core {
             // Of drafts of the model in flight nobody knows which tokens they are: they have to be what the text is expected to be.
             let model = sequence.draft_accuracy.map_or(1.0, DraftAccuracy::share);
             let first = accuracy.powi(ahead as i32 + 1) * model.powi(sequence.model_drafts_in_flight as i32);
-            let drafter = Drafter::Text;
-            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most })
+            let (drafter, branches) = (Drafter::Text, self.branch_chances(key));
+            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most, branches })
         };
         if most == 0 { Vec::new() } else { keys.filter_map(candidate).collect() }
     }
@@ -255,8 +315,8 @@ impl Core {
             let accuracy = sequence.draft_accuracy?.share();
             let most = most.min(sequence.max_drafts());
             let (first, ahead, guessed) = (accuracy, 0, u32::MAX);
-            let drafter = Drafter::Model;
-            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most })
+            let (drafter, branches) = (Drafter::Model, [0.0; MOST_BRANCHES]);
+            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most, branches })
         };
         match most == 0 || self.capacity.draft_cost.is_none() {
             true => Vec::new(),
@@ -292,18 +352,26 @@ impl Core {
         let mut step = Expected { tokens: rows, nanoseconds: plain.nanoseconds, drafts: Vec::new() };
         let mut left = budget;
         for row in candidates.iter().filter(|row| row.drafter == Drafter::Text) {
-            let most = row.room(when).min(left);
-            let mut chance = row.first(when);
+            let mut paths = Paths::of(row, when);
             let mut drafts = 0;
-            while drafts < most && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft {
+            while drafts < row.most.min(left)
+                && let Some((path, chance)) = paths.best()
+                && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft
+            {
+                if path > 0 && !paths.are_known {
+                    let ahead = if when == When::Now { row.ahead } else { 0 };
+                    paths.keep_branches(self.branches(row.key, ahead).count());
+                    continue;
+                }
+                paths.lengthen(path, row.accuracy);
                 step.tokens += chance;
                 step.nanoseconds += per_draft;
-                chance *= row.accuracy;
                 drafts += 1;
             }
             left -= drafts;
             if drafts > 0 {
-                step.drafts.push(Allotment { key: row.key, drafts, drafter: row.drafter });
+                let [_, branches @ ..] = paths.lengths;
+                step.drafts.push(Allotment { key: row.key, drafts, branches, drafter: row.drafter });
             }
         }
         self.add_rounds(&mut step, candidates, per_draft, left);
@@ -344,7 +412,7 @@ impl Core {
             for row in &rows {
                 match step.drafts[own..].iter_mut().find(|allotted| allotted.key == row.key) {
                     Some(allotted) => allotted.drafts += 1,
-                    None => step.drafts.push(Allotment { key: row.key, drafts: 1, drafter: Drafter::Model }),
+                    None => step.drafts.push(Allotment::chain(row.key, 1, Drafter::Model)),
                 }
             }
         }

@@ -385,6 +385,7 @@ impl Capacity {
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),
             draft_cost: prepared.draft_cost,
+            draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
         }
     }

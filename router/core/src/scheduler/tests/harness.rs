@@ -48,6 +48,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         vocab_size: config.vocab_size,
         cost: config.cost,
         draft_cost: config.prepared().draft_cost,
+        draft_trees: config.draft_trees,
         snapshots: (config.state_bytes > 0).then_some(config.snapshots),
     }
 }

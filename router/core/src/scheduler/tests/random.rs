@@ -229,9 +229,11 @@ proptest! {
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
         surprise_one_in in prop_oneof![Just(0u64), Just(2), Just(10), Just(1000)],
         wrong_draft_one_in in prop_oneof![2 => Just(0u64), 1 => Just(1), 2 => Just(3), 1 => Just(50)],
+        (draft_trees, followers) in (prop::bool::weighted(0.7), 1u64..4),
         drafting in drafting(),
     ) {
         let config = MockConfig { pages, eos_one_in, surprise_one_in, stages, wrong_draft_one_in, ..tiny() };
+        let config = MockConfig { draft_trees, followers, ..config };
         run(ops, config, slots.min(budget), budget, drafting);
     }
 
@@ -273,13 +275,15 @@ proptest! {
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
-        surprise_one_in in prop_oneof![Just(0u64), Just(10)],
+        (surprise_one_in, draft_trees, followers) in
+            (prop_oneof![Just(0u64), Just(10), Just(100)], any::<bool>(), 1u64..4),
         drafting in prop_oneof![Just(Drafting::Off), drafting()],
     ) {
         let budget = budget.max(slots);
         let chunked = chunked && full_tables > 0;
         let mut config =
             MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, surprise_one_in, stages, ..tiny() };
+        config = MockConfig { draft_trees, followers, ..config };
         // The longest sequence fits, and little more.
         let tables = config.tables();
         let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;

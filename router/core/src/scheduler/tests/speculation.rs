@@ -123,6 +123,100 @@ fn a_cost_model_that_is_wrong_about_drafts_is_found_out() {
     harness.check_against_reference();
 }
 
+/// Behind each token of its text come one or another, again and again.
+fn forking() -> MockConfig {
+    MockConfig { followers: 2, draft_trees: true, vocab_size: 16, ..repeating() }
+}
+
+#[test]
+fn several_guesses_of_one_token_save_steps_and_change_nothing() {
+    let [trees, chains] = [true, false].map(|draft_trees| {
+        let mut harness = harness(MockConfig { draft_trees, ..forking() }, Drafting::Adaptive(6));
+        for salt in 0..3 {
+            let sampling = Sampling { temperature: 0.8, seed: salt, repetition_penalty: 1.1, ..Sampling::default() };
+            harness.submit(SequenceSpec { sampling, top_tokens: 2, ..spec(&[3, 4, 5], 400) });
+        }
+        let steps = steps(&mut harness);
+        harness.check_against_reference();
+        (steps, harness.core.counters)
+    });
+    assert!(trees.1.branch_drafts > 200, "{:?}", trees.1);
+    assert_eq!(chains.1.branch_drafts, 0);
+    assert!(trees.0 * 10 < chains.0 * 9, "{} steps with trees, {} with chains", trees.0, chains.0);
+}
+
+#[test]
+fn a_text_that_goes_on_in_one_way_has_no_branches() {
+    let mut harness = harness(MockConfig { draft_trees: true, ..repeating() }, Drafting::Adaptive(6));
+    harness.submit(spec(&[3, 4, 5], 400));
+    harness.run_to_end();
+    assert_eq!(harness.core.counters.branch_drafts, 0);
+    assert!(harness.core.counters.accepted_drafts > 150);
+}
+
+#[test]
+fn a_tree_follows_a_tree_before_its_result_is_known() {
+    let mut harness = harness(forking(), Drafting::Always(5));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let (mut both, mut short) = (0, 0);
+    while harness.plan() > 0 {
+        if harness.plans.len() == 2 && harness.plans.iter().all(|plan| !plan.draft_parents.is_empty()) {
+            let [first, second] = [&harness.plans[0], &harness.plans[1]];
+            let end = u32s(&first.positions)[0] + u32s(&first.counts)[0];
+            let position = u32s(&second.positions)[0];
+            assert!(position <= end, "{position}, and not behind {end}");
+            (both, short) = (both + 1, short + u32::from(position < end));
+        }
+        harness.step();
+    }
+    assert!(both > 20 && short > 10, "{both} times, {short} of them the longest path was not all drafts");
+    harness.check_against_reference();
+}
+
+#[test]
+fn the_mock_refuses_trees_that_make_no_sense() {
+    let mut harness = harness(forking(), Drafting::Always(5));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let mut past = Vec::new();
+    let plan = loop {
+        harness.plan();
+        let plan = harness.plans.pop_front().expect("it goes on");
+        if !plan.draft_parents.is_empty() {
+            break plan;
+        }
+        let result = harness.model.execute(&plan).expect("the plan is right");
+        harness.core.apply(result, harness.now).expect("the result is right");
+        past.push(plan);
+    };
+    let column = |values: &[u32]| Bytes::copy_from_slice(bytemuck::cast_slice(values));
+    let drafts = u32s(&plan.draft_parents).len() as u32;
+    let parents = |first: u32, second: u32| {
+        let rest = 2..drafts;
+        let all: Vec<u32> = [first, second].into_iter().chain(rest).collect();
+        StepPlan { draft_parents: column(&all), ..plan.clone() }
+    };
+    let same = StepPlan { tokens: column(&vec![7; drafts as usize]), ..parents(0, 0) };
+    let masked = StepPlan { flags: Bytes::from_static(&[2 + 4 + 16]), ..parents(0, 0) };
+    let cases = [
+        (parents(1, 1), harness.config.clone(), "draft 1 follows draft 1"),
+        (parents(0, 2), harness.config.clone(), "draft 2 follows draft 2"),
+        (parents(0, u32::MAX), harness.config.clone(), "draft 2 follows draft 4294967295"),
+        (StepPlan { draft_parents: column(&[0]), ..plan.clone() }, harness.config.clone(), "entries in draft_parents"),
+        (same, harness.config.clone(), "the same draft twice"),
+        (masked, harness.config.clone(), "has a tree and flags"),
+        (plan.clone(), MockConfig { draft_trees: false, ..forking() }, "the worker verifies chains"),
+    ];
+    assert!(drafts > 2, "{drafts} drafts");
+    for (wrong, config, why) in cases {
+        let mut model = MockModel::new(config, 4, 64).with_drafts(20);
+        for plan in &past {
+            model.execute(plan).expect("as before");
+        }
+        let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
+        assert!(refusal.contains(why), "{refusal}");
+    }
+}
+
 #[test]
 fn an_end_within_an_accepted_run_ends_the_text_there() {
     let config = MockConfig { eos_one_in: 40, ..repeating() };

@@ -19,6 +19,8 @@ pub(super) struct Rows {
     pub new_pages: Vec<u32>,
     pub prompt_targets: Vec<u32>,
     pub drafts: Vec<u32>,
+    /// Of each row's drafts the number of the one before, from 1 on; 0: the token before them.
+    pub parents: Vec<Vec<u32>>,
     pub saves: Vec<u32>,
     pub starts: StartColumns,
 }
@@ -35,6 +37,7 @@ impl Rows {
             new_pages: u32s(&plan.new_pages),
             prompt_targets: u32s(&plan.prompt_targets),
             drafts: u32s(&plan.drafts),
+            parents: Vec::new(),
             saves: u32s(&plan.saves),
             starts: plan.starts.as_ref().map_or(Ok(StartColumns::default()), StartColumns::read)?,
         };
@@ -46,12 +49,32 @@ impl Rows {
         let drafts = rows.drafts.len();
         require!(drafts == 0 || drafts == n, "{drafts} entries in drafts of {n} rows");
         rows.drafts.resize(n, 0);
+        rows.parents = parents(&rows.drafts, &u32s(&plan.draft_parents))?;
         let starts = &rows.starts;
         let named =
             starts.first_ends.iter().zip(&starts.end_counts).all(|(first, n)| (*first == 0) == (*n == 0));
         require!(named, "tokens are held back from no position, or none below one");
         Ok(rows)
     }
+}
+
+/// Of rows with so many drafts each.
+fn parents(drafts: &[u32], column: &[u32]) -> Result<Vec<Vec<u32>>, String> {
+    if column.is_empty() {
+        return Ok(drafts.iter().map(|&drafts| (0..drafts).collect()).collect());
+    }
+    let (has, needs) = (column.len(), drafts.iter().map(|&drafts| drafts as usize).sum::<usize>());
+    require!(has == needs, "{has} entries in draft_parents of {needs} drafts");
+    let mut rest = column;
+    let mut of_row = |(row, &drafts): (usize, &u32)| {
+        let (own, others) = rest.split_at(drafts as usize);
+        rest = others;
+        match (0..).zip(own).find(|(before, parent)| *parent > before) {
+            Some((before, parent)) => Err(format!("row {row}: draft {} follows draft {parent}", before + 1)),
+            None => Ok(own.to_vec()),
+        }
+    };
+    drafts.iter().enumerate().map(&mut of_row).collect()
 }
 
 /// What a START row says.

@@ -41,6 +41,8 @@ pub struct MockConfig {
     pub eos_one_in: u64,
     /// All but about one of so many tokens follow from the one before alone, so that its text repeats itself; 0: none.
     pub surprise_one_in: u64,
+    /// So many different tokens may then follow the same one.
+    pub followers: u64,
     pub pages: u32,
     pub block_size: u32,
     /// As in `Prepared`. A window is at least 2, and chunked ones go with full tables: what is stored for a position
@@ -64,6 +66,8 @@ pub struct MockConfig {
     /// About one of so many drafts of its draft model is wrong; 0: it has none.
     pub wrong_draft_one_in: u64,
     pub draft_cost: CostModel,
+    /// It verifies drafts that are a tree.
+    pub draft_trees: bool,
     pub verify: Verify,
     /// What it says that it was made with.
     pub contract: u32,
@@ -92,6 +96,7 @@ impl MockConfig {
             chunked: prepared.chunked,
             state_bytes: model.state_bytes,
             snapshots: prepared.snapshots,
+            draft_trees: prepared.draft_trees,
             max_positions: u32::MAX,
             decoder_start_ids: model.decoder_start_ids.clone(),
             world_size: model.world_size,
@@ -112,6 +117,7 @@ impl MockConfig {
             chunked: self.chunked,
             snapshots: self.snapshots,
             draft_cost: (self.wrong_draft_one_in > 0).then_some(self.draft_cost),
+            draft_trees: self.draft_trees,
         }
     }
 
@@ -133,6 +139,7 @@ impl Default for MockConfig {
             eos_ids: vec![2],
             eos_one_in: 0,
             surprise_one_in: 0,
+            followers: 1,
             pages: 256,
             block_size: 16,
             full_tables: 1,
@@ -150,6 +157,7 @@ impl Default for MockConfig {
             cost: CostModel { fixed_ns: 1e5, per_token_ns: 1e3, per_context_token_ns: 1.0 },
             wrong_draft_one_in: 0,
             draft_cost: CostModel { fixed_ns: 1e4, per_token_ns: 1e2, per_context_token_ns: 0.0 },
+            draft_trees: false,
             verify: Verify::All,
             contract: CONTRACT,
         }

@@ -62,8 +62,12 @@ struct Slot {
     /// The last token fed.
     last: u32,
     encoder: Encoder,
-    /// Positions that it has, fed or found in filled blocks.
+    /// Positions that it has, fed or found in filled blocks. Of a row whose drafts are a tree those before them, until it is known which
+    /// are accepted.
     len: u32,
+    /// Of its last row: the position of the last token that is no draft, and behind it the drafts.
+    base: u32,
+    drafts: Vec<Draft>,
     sampled: Option<(u32, u32)>,
     /// Its end, had all drafts of its last row been accepted: the most that the router can think that it has.
     most: u32,
@@ -71,6 +75,15 @@ struct Slot {
     skipped: bool,
     key: SamplingKey,
     top_tokens: u32,
+}
+
+/// A token that a row verifies. Its number in the row, from 1 on, is how far behind the row's base its slot has it stored.
+#[derive(Clone, Copy, Debug)]
+struct Draft {
+    token: u32,
+    /// The number of the draft before it; 0: none.
+    parent: u32,
+    depth: u32,
 }
 
 /// In the place of a page behind the window.
@@ -324,10 +337,19 @@ impl MockModel {
                 "row {at} feeds {position}, and its state is another sequence's"
             );
         }
+        let base = position + count - drafts - 1;
+        state.drafts = self.tree(rows, at, &fed)?;
+        let is_tree = state.drafts.iter().zip(1..).any(|(draft, number)| draft.depth != number);
         state.states.clear();
         let read = read(fed.iter().copied().take(encoder.tokens as usize));
-        for (&token, position) in fed.iter().zip(position..) {
+        let mut chains = Vec::new();
+        for (&token, place) in fed.iter().zip(position..) {
             require!(token < self.config.vocab_size, "row {at} feeds token {token}");
+            let draft = place.checked_sub(base + 1).map(|at| state.drafts[at as usize]);
+            let position = draft.map_or(place, |draft| base + draft.depth);
+            if let Some(draft) = draft {
+                chain = chains[draft.parent as usize];
+            }
             chain = match position < encoder.positions {
                 true => mix(read, u64::from(position)),
                 false => extend(chain, token, position),
@@ -336,20 +358,44 @@ impl MockModel {
                 recurrent = State { len: position + 1, chain: extend(recurrent.chain, token, position) };
                 state.states.push(recurrent);
             }
-            let from = (position / size * self.tables.count()) as usize;
+            if place >= base {
+                chains.push(chain);
+            }
+            let from = (place / size * self.tables.count()) as usize;
             for &page in &state.pages[from..][..self.tables.count() as usize] {
-                require!(page != NO_PAGE, "row {at} writes {position}, which has no page");
+                require!(page != NO_PAGE, "row {at} writes {place}, which has no page");
                 let holders = self.holders[page as usize];
                 require!(holders == 1, "row {at} writes page {page}, which {holders} slots hold");
-                self.kv[(page * size + position % size) as usize] = Some(Stored { token, position, chain });
+                self.kv[(page * size + place % size) as usize] = Some(Stored { token, position, chain });
             }
         }
         self.fed.extend_from_slice(&fed);
-        (state.len, state.most) = (end, rows.positions[at] + count);
+        let deepest = state.drafts.iter().map(|draft| draft.depth).max().unwrap_or(0);
+        state.base = base;
+        state.len = if is_tree { base + 1 } else { end };
+        state.most = rows.positions[at] + count - drafts + deepest;
         state.last = fed.last().copied().unwrap_or(0);
         state.sampled = None;
         self.slots[slot as usize] = Some(state);
         Ok(())
+    }
+
+    /// The drafts of a row that feeds these tokens.
+    fn tree(&self, rows: &Rows, at: usize, fed: &[u32]) -> Result<Vec<Draft>, String> {
+        let (count, drafts, flags) = (rows.counts[at], rows.drafts[at], rows.flags[at]);
+        let is_tree = rows.parents[at].iter().zip(0..).any(|(parent, before)| *parent != before);
+        let other = flags & (RowFlag::Masked as u8 | RowFlag::OwnDrafts as u8);
+        require!(!is_tree || self.config.draft_trees, "row {at} has a tree, and the worker verifies chains");
+        require!(!is_tree || (count == 1 + drafts && other == 0), "row {at} has a tree and flags {flags}");
+        let mut tree: Vec<Draft> = Vec::new();
+        for (&token, &parent) in fed[(count - drafts) as usize..].iter().zip(&rows.parents[at]) {
+            let depth = if parent == 0 { 1 } else { tree[parent as usize - 1].depth + 1 };
+            let is_new = tree.iter().all(|draft| (draft.parent, draft.token) != (parent, token));
+            require!(!is_tree || depth <= 64, "row {at} has {depth} drafts on a path of a tree");
+            require!(is_new, "row {at} has the same draft twice behind draft {parent}");
+            tree.push(Draft { token, parent, depth });
+        }
+        Ok(tree)
     }
 
     /// Appends what its draft model makes of it: mostly what it will sample.
@@ -428,7 +474,8 @@ impl MockModel {
         let mut state = self.slots[slot].take().expect("written before");
         if self.config.verify == Verify::All {
             for table in self.each_table() {
-                self.check_visible(&state, table, state.len - rows.counts[at])
+                let position = state.base + 1 + rows.drafts[at] - rows.counts[at];
+                self.check_visible(&state, table, position)
                     .map_err(|why| format!("row {at}: {why}"))?;
             }
         }
@@ -451,37 +498,43 @@ impl MockModel {
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
-            self.sample(&mut state, rows, at, mask, columns)?;
+            let path = self.sample(&mut state, at, mask, columns)?;
+            self.move_path(&state, &path);
         }
         self.slots[slot] = Some(state);
         Ok(())
     }
 
-    /// Samples behind the last token before the row's drafts, and behind each of those that it accepts.
+    /// Samples behind the last token before the row's drafts, and behind each of those that it accepts, whose numbers it returns.
     fn sample(
         &self,
         state: &mut Slot,
-        rows: &Rows,
         at: usize,
         mask: Option<Vec<u32>>,
         columns: &mut ResultColumns,
-    ) -> Result<(), String> {
-        let drafts = rows.drafts[at];
-        let fed_to = state.len;
+    ) -> Result<Vec<u32>, String> {
         let is_skipped = mask.as_ref().is_some_and(Vec::is_empty);
-        for len in fed_to - drafts..=fed_to {
+        let drafts = std::mem::take(&mut state.drafts);
+        let mut path: Vec<u32> = Vec::new();
+        loop {
+            let before = path.last().copied().unwrap_or(0);
+            let len = state.base + 1 + path.len() as u32;
+            let mut following =
+                (1..).zip(&drafts).filter(move |(_, draft): &(u32, &Draft)| draft.parent == before);
             if let Some((history, _)) = state.key.history.as_ref().filter(|_| !is_skipped) {
                 let (has, needs) = (history.len(), len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
-            let stored = |position| self.stored(&state.pages, 0, position);
             // The drafts of a masked row are what may follow.
-            let forced = mask.is_some() && len < fed_to && !is_skipped;
-            let only = forced.then(|| stored(len).map(|draft| vec![draft.token])).flatten();
+            let forced = following.clone().next().filter(|_| mask.is_some() && !is_skipped);
+            let only = forced.map(|(_, draft)| vec![draft.token]);
             let mask = only.as_deref().or(mask.as_deref());
             let (mut chain, last) = match self.tables.count() {
                 0 => (state.state().chain, state.last),
-                _ => stored(len - 1).map_or((0, 0), |stored| (stored.chain, stored.token)),
+                _ => {
+                    let stored = self.stored_at(&state.pages, 0, state.base + before, len - 1);
+                    stored.map_or((0, 0), |stored| (stored.chain, stored.token))
+                }
             };
             if self.config.state_bytes > 0 {
                 chain = mix(chain, state.state().chain);
@@ -504,20 +557,34 @@ impl MockModel {
                 columns.top_tokens.push(token);
                 columns.top_logprobs.push(logprob);
             }
-            if state.skipped {
-                continue;
-            }
-            state.key.remember(sampled.token);
-            state.sampled = Some((len, sampled.token));
             state.len = len;
-            if stored(len).is_none_or(|draft| len == fed_to || draft.token != sampled.token) {
-                break;
+            if !state.skipped {
+                state.key.remember(sampled.token);
+                state.sampled = Some((len, sampled.token));
+            }
+            let is_it = |draft: &Draft| is_skipped || draft.token == sampled.token;
+            match following.find(|(_, draft)| is_it(draft)) {
+                Some((number, _)) => path.push(number),
+                None => break,
             }
         }
-        if drafts > 0 {
-            columns.accepted.push(state.len + drafts - fed_to);
+        if !drafts.is_empty() {
+            columns.accepted.push(path.len() as u32);
         }
-        Ok(())
+        Ok(path)
+    }
+
+    /// What is stored for the accepted drafts comes to their positions.
+    fn move_path(&mut self, state: &Slot, path: &[u32]) {
+        for (depth, &number) in (1..).zip(path) {
+            for table in self.each_table() {
+                let from = self.place_of(&state.pages, table, state.base + number);
+                let to = self.place_of(&state.pages, table, state.base + depth);
+                if let (Some(from), Some(to)) = (from, to) {
+                    self.kv[to] = self.kv[from];
+                }
+            }
+        }
     }
 
     /// The allowed tokens of each masked row.
@@ -606,10 +673,20 @@ impl MockModel {
 
     /// What is stored for a position in a table, if it is what should be there.
     fn stored(&self, pages: &[u32], table: u32, position: u32) -> Option<Stored> {
+        self.stored_at(pages, table, position, position)
+    }
+
+    /// The same where another position's place has it.
+    fn stored_at(&self, pages: &[u32], table: u32, place: u32, position: u32) -> Option<Stored> {
+        let at = self.place_of(pages, table, place)?;
+        self.kv[at].filter(|stored| stored.position == position)
+    }
+
+    /// Where a slot's table has a token; none behind its window.
+    fn place_of(&self, pages: &[u32], table: u32, place: u32) -> Option<usize> {
         let size = self.config.block_size;
-        let page = *pages.get((position / size * self.tables.count() + table) as usize)?;
-        let at = (page != NO_PAGE).then_some(page * size + position % size)?;
-        self.kv[at as usize].filter(|stored| stored.position == position)
+        let page = *pages.get((place / size * self.tables.count() + table) as usize)?;
+        (page != NO_PAGE).then_some((page * size + place % size) as usize)
     }
 }
 
@@ -627,6 +704,7 @@ fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
     digest.update(&plan.traces);
     digest.update(&plan.drafts);
     digest.update(&plan.saves);
+    digest.update(&plan.draft_parents);
 }
 
 impl Slot {
@@ -639,6 +717,8 @@ impl Slot {
             last: 0,
             encoder,
             len: 0,
+            base: 0,
+            drafts: Vec::new(),
             sampled: None,
             most: 0,
             skipped: false,

@@ -94,7 +94,8 @@ impl SamplingKey {
         let (held_back, first_end) = &self.held_back;
         let may = |token: u32| position >= *first_end || !held_back.contains(&token);
         let ends = config.eos_one_in > 0 && mix(h, 1).is_multiple_of(config.eos_one_in);
-        let next = (mix(u64::from(last), 5) % u64::from(config.vocab_size)) as u32;
+        let follower = mix(h, 6) % config.followers.max(1);
+        let next = (mix(u64::from(last), 5 + follower) % u64::from(config.vocab_size)) as u32;
         let follows = config.surprise_one_in > 0 && !mix(h, 4).is_multiple_of(config.surprise_one_in);
         let free = || match ends && may(config.eos_ids[0]) {
             true => config.eos_ids[0],
