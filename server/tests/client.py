@@ -84,12 +84,13 @@ def make_plan(
     released: list[int] | None = None,
     tables: Tables = ONE_TABLE,
     has_state: bool = False,
+    copies: list[tuple[int, int]] | None = None,
 ) -> pb.StepPlan:
     """Packs rows into columns; number and digest are set when it is sent. Saves and sources of states are left out where the
     model has no state.
 
     Blocks have the pages of their number, those of one block side by side; but none behind the window of a row that
-    starts.
+    starts. `copies`: (source, target) of blocks.
     """
     pages = []
     for r in rows:
@@ -126,6 +127,14 @@ def make_plan(
         new_pages=u32(pages),
         prompt_targets=u32([t for r in rows for t in r["targets"] or []]),
         drafts=u32(drafts) if any(drafts) else b"",
+        copies=u32(
+            [
+                block * tables.count + table
+                for copy in copies or []
+                for table in range(tables.count)
+                for block in copy
+            ]
+        ),
     )
     if any(r["parents"] is not None for r in rows):
         chains = (list(range(count)) for count in drafts)

@@ -114,11 +114,11 @@ class Driver:
         rows: list[dict[str, Any]],
         released: list[int] | None = None,
         masks: list[list[int]] | None = None,
+        copies: list[tuple[int, int]] | None = None,
     ) -> pb.StepResult:
         """Executes one plan; `logits` then holds what this step computed. `masks`: what each masked row may sample."""
-        return self.execute(
-            self.numbering.stamp(make_plan(rows, released, self.tables, self.has_state)), masks
-        )
+        plan = make_plan(rows, released, self.tables, self.has_state, copies)
+        return self.execute(self.numbering.stamp(plan), masks)
 
     def execute(self, plan: pb.StepPlan, masks: list[list[int]] | None = None) -> pb.StepResult:
         """Executes a plan that was made elsewhere."""

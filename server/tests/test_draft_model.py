@@ -315,6 +315,9 @@ class Watching:
     def set_threads(self, threads: int) -> None:
         pass
 
+    def copy_pages(self, copies: I64) -> None:
+        pass
+
     def draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
         own = (plan.flags & pb.ROW_FLAG_OWN_DRAFTS) != 0
         count = int(plan.drafts[own].sum()) if own.any() else 0

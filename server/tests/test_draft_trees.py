@@ -107,7 +107,9 @@ def test_a_window_sees_the_path_and_nothing_beside_it(
     monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
     driver = Driver(folder)
     expected = one_by_one(driver, {})
-    assert with_trees(driver, {}, expected.tokens, exact=False, most=14).first(TOKENS) == expected.first(TOKENS)
+    assert with_trees(driver, {}, expected.tokens, exact=False, most=14).first(TOKENS) == expected.first(
+        TOKENS
+    )
 
 
 def test_trees_and_chains_verify_beside_each_other(driver: Driver) -> None:
@@ -156,7 +158,7 @@ def test_who_shares_a_block_finds_the_path_in_it_though_its_owner_is_gone(driver
     assert sampled(following) == [whole[17]]
 
 
-BAD = {
+BAD: dict[str, tuple[list[int], dict[str, list[int] | bytes], str]] = {
     "a parent behind its draft": ([0, 3, 0], {}, "follows draft 3, which does not come before it"),
     "its own parent": ([1, 1, 0], {}, "draft 1 of row 0 follows draft 1"),
     "no draft": ([0, 1, 2**32 - 1], {}, "draft 3 of row 0 follows draft 4294967295"),
@@ -175,7 +177,7 @@ def test_a_wrong_tree_is_refused_by_field(name: str, driver: Driver) -> None:
     plan.draft_parents = u32(parents)
     for column, values in changes.items():
         setattr(plan, column, values if isinstance(values, bytes) else u32(values))
-    with pytest.raises(BadPlan, match=f"^draft_parents: .*{why}"):
+    with pytest.raises(BadPlan, match=rf"^draft_parents: .*{why}"):
         driver.execute(driver.numbering.stamp(plan))
 
 
@@ -191,7 +193,9 @@ def test_a_path_that_is_too_long_is_refused(driver: Driver) -> None:
     limits = driver.engine.slots.limits
     driver.engine.slots.limits = replace(limits, max_step_drafts=80)
     drafts = [9, *range(70, 135)]
-    with pytest.raises(BadPlan, match="^draft_parents: a path of 65 drafts in a tree, and the longest is 64"):
+    with pytest.raises(
+        BadPlan, match=r"^draft_parents: a path of 65 drafts in a tree, and the longest is 64"
+    ):
         driver.step([row(0, None, len(PROMPT), drafts=drafts, parents=[0, 0, *range(2, 66)])])
     driver.engine.slots.limits = limits
 
@@ -201,13 +205,13 @@ def test_parents_without_drafts_and_trees_for_a_worker_that_knows_chains_are_ref
     driver.step([row(0, PROMPT, 0, [0, 1], start={})])
     plan = make_plan([row(0, None, len(PROMPT))], None, driver.tables)
     plan.draft_parents = u32([0])
-    with pytest.raises(BadPlan, match="^draft"):
+    with pytest.raises(BadPlan, match=r"^draft"):
         driver.execute(driver.numbering.stamp(plan))
     driver.begin()
     limits = driver.engine.slots.limits
     driver.engine.slots.limits = replace(limits, draft_trees=False)
     driver.step([row(0, PROMPT, 0, [0, 1], start={})])
-    with pytest.raises(BadPlan, match="^draft_parents: this worker verifies no drafts but chains"):
+    with pytest.raises(BadPlan, match=r"^draft_parents: this worker verifies no drafts but chains"):
         driver.step([row(0, None, len(PROMPT), drafts=[5, 6], parents=[0, 0])])
     driver.engine.slots.limits = limits
 
@@ -266,7 +270,9 @@ def test_trees_do_not_change_what_is_drawn(name: str) -> None:
         tokens = found.tokens_S.view(rows, 3).numpy()
         kept = found.verified.kept_S.view(rows, 3).numpy()
         assert kept[:, 0].all()
-        assert (kept[:, 1] == (tokens[:, 0] == first)).all() and (kept[:, 2] == (tokens[:, 0] == second)).all()
+        assert (kept[:, 1] == (tokens[:, 0] == first)).all() and (
+            kept[:, 2] == (tokens[:, 0] == second)
+        ).all()
         assert (found.verified.accepted_R.numpy() == kept[:, 1:].any(1)).all()
         last = np.where(kept[:, 1], tokens[:, 1], np.where(kept[:, 2], tokens[:, 2], tokens[:, 0]))
         assert (found.verified.last_tokens_R.numpy() == last).all()
@@ -295,7 +301,12 @@ def test_penalties_count_the_path_and_no_other_draft() -> None:
     pairs = sorted(zip(places.tolist(), drafts.drafts_S[torch.from_numpy(before)].tolist(), strict=True))
     assert pairs == [(1, 10), (2, 11), (3, 11), (3, 12)]
     found = made.sample(
-        logits_SV, np.zeros(4, np.int64), np.array([4, 5, 5, 6]), torch.zeros(4, dtype=torch.int64), None, drafts
+        logits_SV,
+        np.zeros(4, np.int64),
+        np.array([4, 5, 5, 6]),
+        torch.zeros(4, dtype=torch.int64),
+        None,
+        drafts,
     )
     assert found.verified is not None
     assert found.verified.accepted_R.tolist() == [2] and found.verified.last_tokens_R.tolist() == [13]

@@ -129,6 +129,10 @@ class DraftModel:
         """See Drafter: a slot starts with its own position."""
         self._steps.clear()
 
+    def copy_pages(self, copies: I64) -> None:
+        """See Drafter."""
+        self.cache.copy_pages(copies)
+
     def set_threads(self, threads: int) -> None:
         """See Drafter."""
         if isinstance(self.model, NativeDecoder):

@@ -52,6 +52,9 @@ class Drafter(Protocol):
     def clear(self) -> None:
         """Forgets all slots: a new Run begins."""
 
+    def copy_pages(self, copies: I64) -> None:
+        """Copies what it keeps in pages, (source, target) of each (copies, 2), one after the other."""
+
     def set_threads(self, threads: int) -> None:
         """Threads that compute on a CPU from now on."""
 

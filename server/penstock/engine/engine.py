@@ -298,6 +298,10 @@ class Engine:
         began = time.perf_counter_ns()
         self._settle()
         self.slots.apply(plan)
+        if len(plan.copies):
+            self.cache.copy_pages(plan.copies)
+            if self.drafter is not None:
+                self.drafter.copy_pages(plan.copies)
         if len(plan.released):
             self.sampler.release(plan.released.astype(np.int64))
         if plan.starts is not None:

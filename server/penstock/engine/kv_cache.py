@@ -1,8 +1,9 @@
 """The KV cache's memory: one tensor for each place of a page. Made by the engine, written and read by the layers."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,20 @@ class KvCache:
         self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
         self.tensors_NJD: list[Tensor] = list(places.values())
 
+    def copy_pages(self, copies: I64) -> None:
+        """Copies pages, (source, target) of each (copies, 2), one after the other."""
+        device = self.tensors_NJD[0].device
+        places = np.arange(BLOCK_SIZE)
+        for some in _apart(copies):
+            from_M, to_M = (
+                torch.from_numpy((pages[:, None] * BLOCK_SIZE + places).reshape(-1)).to(
+                    device, non_blocking=True
+                )
+                for pages in some.T
+            )
+            for tensor_NJD in self.tensors_NJD:
+                tensor_NJD.index_copy_(0, to_M, tensor_NJD.index_select(0, from_M))
+
     def move(self, sources: list[I64], targets: list[I64]) -> None:
         """Copies what layers have in some rows, by table, to others; all are read before one is written."""
         device = self.tensors_NJD[0].device
@@ -44,6 +59,19 @@ class KvCache:
         for layer in self.layers:
             rows_MJD = layer.rows_NJD.index_select(0, from_M[layer.table])
             layer.rows_NJD.index_copy_(0, to_M[layer.table], rows_MJD)
+
+
+def _apart(copies: I64) -> Iterator[I64]:
+    """The copies in groups that may run at once: none reads or writes what one before it in its group has written."""
+    begin = 0
+    written: set[int] = set()
+    for at, (source, target) in enumerate(copies.tolist()):
+        if source in written or target in written:
+            yield copies[begin:at]
+            begin, written = at, set()
+        written.add(target)
+    if len(copies) > begin:
+        yield copies[begin:]
 
 
 def numbers_of(cached_layers: Sequence[int | None]) -> list[int]:

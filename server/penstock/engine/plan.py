@@ -124,4 +124,6 @@ class Plan:
     # (row, tokens, snapshot) of each copy of a slot's recurrent state that is kept: (copies, 3).
     saves: I64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     draft_parents: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: all drafts are chains
+    # (source, target) of each page that is copied: (copies, 2).
+    copies: I64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     trees: "DraftTrees | None" = None  # once the slots have accepted it; None: all drafts are chains

@@ -46,7 +46,9 @@ class Verified:
     has_drafts_R: npt.NDArray[np.bool_]  # on the host, as all that follows
     offsets_S: I64  # of each sample in its row
     rows_S: I64  # its row
-    kept_S: Tensor | None = None  # bool: samples behind accepted drafts, or none; None: the first of each row, all are chains
+    kept_S: Tensor | None = (
+        None  # bool: samples behind accepted drafts, or none; None: the first of each row, all are chains
+    )
 
 
 class Drafts:

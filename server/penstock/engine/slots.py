@@ -96,6 +96,8 @@ class SlotTable:
             _below("released", plan.released, limits.max_slots, "slots")
             self.alive[plan.released] = False
         if rows == 0:
+            if len(plan.copies):
+                raise BadPlan("copies: some, in a plan without rows")
             return
         if rows > limits.max_slots:
             raise BadPlan(f"slots: {rows} rows, but max_slots is {limits.max_slots}")
@@ -158,6 +160,8 @@ class SlotTable:
 
         if len(plan.new_pages) or plan.new_block_counts.any():
             self._append_pages(plan)
+        if len(plan.copies):
+            self._check_copies(plan)
         ahead = positions > np.where(continuing, self.planned[slots], self.filled[slots])
         if ahead.any():
             row = int(np.argmax(ahead))
@@ -239,9 +243,13 @@ class SlotTable:
         trees = plan.trees.are_trees_R
         longest = int(plan.trees.deepest_R[trees].max())
         if longest > LONGEST_PATH:
-            raise BadPlan(f"draft_parents: a path of {longest} drafts in a tree, and the longest is {LONGEST_PATH}")
+            raise BadPlan(
+                f"draft_parents: a path of {longest} drafts in a tree, and the longest is {LONGEST_PATH}"
+            )
         if (plan.counts[trees] != 1 + drafts[trees]).any():
-            raise BadPlan("draft_parents: a row whose drafts are a tree feeds more than one token before them")
+            raise BadPlan(
+                "draft_parents: a row whose drafts are a tree feeds more than one token before them"
+            )
         if (flags[trees] & (MASKED | OWN_DRAFTS)).any():
             raise BadPlan("draft_parents: a row with MASKED or OWN_DRAFTS has drafts that are a tree")
         given = plan.counts - ((flags & CONTINUE) != 0) - np.where((flags & OWN_DRAFTS) != 0, drafts, 0)
@@ -250,7 +258,9 @@ class SlotTable:
             tokens = plan.tokens[ends[row] - drafts[row] : ends[row]].tolist()
             guesses = set(zip(parents[rows == row].tolist(), tokens, strict=True))
             if len(guesses) < len(tokens):
-                raise BadPlan(f"draft_parents: two drafts of row {row} are the same token behind the same one")
+                raise BadPlan(
+                    f"draft_parents: two drafts of row {row} are the same token behind the same one"
+                )
 
     def _start_encoders(self, plan: Plan, starts: I64) -> None:
         counts = plan.starts.encoder_counts if plan.starts is not None else ()
@@ -345,6 +355,15 @@ class SlotTable:
             pages = np.where(absent, self.limits.pages, pages)
         _below("new_pages", plan.new_pages[~absent.reshape(-1)], self.limits.pages, "pages")
         self.pages[:, np.repeat(slots, added), blocks] = pages.T
+
+    def _check_copies(self, plan: Plan) -> None:
+        _below("copies", plan.copies.reshape(-1), self.limits.pages, "pages")
+        starting = np.repeat((plan.flags & START) != 0, plan.new_block_counts * self.limits.tables.count)
+        targets = plan.copies[:, 1]
+        is_given = np.isin(targets, plan.new_pages[starting])
+        if not is_given.all():
+            page = int(targets[~is_given][0])
+            raise BadPlan(f"copies: page {page} is written, and the plan gives it to no row that starts")
 
     def _check_absent(self, plan: Plan, absent: Bools, blocks: I64) -> None:
         """`absent` (blocks, tables), and the number of each block in its sequence."""

@@ -44,7 +44,7 @@ class PlanReader:
         starts = None
         if message.HasField("starts"):
             digest, starts = _read_starts(message.starts, digest)
-        for column in (message.traces, message.drafts, message.saves, message.draft_parents):
+        for column in (message.traces, message.drafts, message.saves, message.draft_parents, message.copies):
             if column:
                 digest = zlib.crc32(column, digest)
         if message.digest != digest:
@@ -54,6 +54,8 @@ class PlanReader:
         self._number, self._digest = due, digest
         if len(message.saves) % 12:
             raise BadPlan(f"saves: {len(message.saves)} bytes are no whole number of 12-byte elements")
+        if len(message.copies) % 8:
+            raise BadPlan(f"copies: {len(message.copies)} bytes are no whole number of 8-byte elements")
         if len(message.traces) % 24:
             raise BadPlan(f"traces: {len(message.traces)} bytes are no whole number of 24-byte elements")
         return Plan(
@@ -72,6 +74,7 @@ class PlanReader:
             drafts=_u32("drafts", message.drafts).astype(np.int64),
             saves=_u32("saves", message.saves).astype(np.int64).reshape(-1, 3),
             draft_parents=_u32("draft_parents", message.draft_parents).astype(np.int64),
+            copies=_u32("copies", message.copies).astype(np.int64).reshape(-1, 2),
         )
 
 

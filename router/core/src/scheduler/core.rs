@@ -164,6 +164,8 @@ pub(super) struct Counters {
     /// Those of them that made room for a higher priority in the queue.
     pub priority_preemptions: u64,
     pub prefix_hit_tokens: u64,
+    /// Prompt tokens that came with a copy of a page, from another that ran.
+    pub copied_tokens: u64,
     /// Tokens fed, of prompts and of decodes.
     pub prompt_tokens: u64,
     pub decode_tokens: u64,
@@ -461,7 +463,7 @@ impl Core {
         }
     }
 
-    fn running_index(&self, key: usize) -> Result<usize, usize> {
+    pub(super) fn running_index(&self, key: usize) -> Result<usize, usize> {
         let own = self.sequences[key].precedence();
         self.running.binary_search_by_key(&own, |&key| self.sequences[key].precedence())
     }
@@ -533,6 +535,7 @@ impl Core {
     pub fn stats(&self) -> Stats {
         // In whole blocks of all tables.
         let tables = self.capacity.tables.count().max(1);
+        let used = self.pool.total() - self.pool.free() - self.pool.cached();
         let [blocks, blocks_free, blocks_cached] =
             [self.pool.total(), self.pool.free(), self.pool.cached()].map(|pages| pages / tables);
         let (snapshots, snapshots_used) = self.pool.snapshot_places();
@@ -542,7 +545,7 @@ impl Core {
             running: self.running.len() as u32,
             max_slots: self.capacity.max_slots,
             blocks,
-            blocks_used: blocks - blocks_cached - blocks_free,
+            blocks_used: used.div_ceil(tables),
             blocks_cached,
             blocks_free,
             block_size: self.pool.block_size(),

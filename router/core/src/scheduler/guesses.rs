@@ -31,7 +31,11 @@ impl Core {
         guess.flat_map(|guess| self.to_its_end(sequence, guess)).skip(skip as usize)
     }
 
-    fn to_its_end<'a>(&'a self, sequence: &'a Sequence, guess: Guess<'a>) -> impl Iterator<Item = TokenId> + 'a {
+    fn to_its_end<'a>(
+        &'a self,
+        sequence: &'a Sequence,
+        guess: Guess<'a>,
+    ) -> impl Iterator<Item = TokenId> + 'a {
         let mut has_ended = false;
         guess.tokens().take_while(move |&token| {
             let goes_on = !has_ended;
@@ -53,7 +57,11 @@ impl Core {
     }
 
     /// The branches beside a sequence's guess where that is `ahead` tokens on, each to the end of its text at most.
-    pub(super) fn branches(&self, key: usize, ahead: u32) -> impl Iterator<Item = impl Iterator<Item = TokenId>> {
+    pub(super) fn branches(
+        &self,
+        key: usize,
+        ahead: u32,
+    ) -> impl Iterator<Item = impl Iterator<Item = TokenId>> {
         let sequence = &self.sequences[key];
         let branches = sequence.lookup.iter();
         let branches = branches.flat_map(move |lookup| lookup.branches(&sequence.tokens, ahead as usize));

@@ -12,6 +12,7 @@ mod block_events;
 mod blocks;
 mod cache_names;
 mod concurrency;
+mod copies;
 mod core;
 mod corpus;
 mod cost;

@@ -88,6 +88,8 @@ pub(super) struct PlanBuilder {
     /// Of every draft so far.
     draft_parents: Vec<u32>,
     has_trees: bool,
+    /// (source, target) of each.
+    copies: Vec<u32>,
 }
 
 /// Kept from plan to plan, so that a plan costs one copy per column and no growing.
@@ -169,6 +171,12 @@ impl PlanBuilder {
         self.saves.extend([row, tokens, snapshot]);
     }
 
+    /// Before any row writes, pages are copied to those of a block of the row that is next, which starts.
+    pub fn copy(&mut self, sources: &[u32], targets: &[u32]) {
+        let pairs = sources.iter().zip(targets).filter(|(source, target)| source != target);
+        self.copies.extend(pairs.flat_map(|(&source, &target)| [source, target]));
+    }
+
     /// The number of the plan that is being built.
     pub fn number(&self) -> u64 {
         self.number + 1
@@ -204,6 +212,7 @@ impl PlanBuilder {
             drafts: column(digest, &mut self.drafts),
             saves: column(digest, &mut self.saves),
             draft_parents: column(digest, &mut self.draft_parents),
+            copies: column(digest, &mut self.copies),
         };
         plan.digest = digest.clone().finalize();
         plan

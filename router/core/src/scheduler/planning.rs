@@ -236,7 +236,8 @@ impl Core {
         let begins = sequence.num_scheduled_tokens;
         let node = self.pool.last_node(&sequence.table);
         let looked_up = LookedUp { begins, node, pages: None, departures: self.departures };
-        if self.waits_for_state(key, &reuse) || self.chunk(key, draft) == 0 {
+        let waits = self.waits_for_state(key, &reuse) || self.waits_for_copy(key, &draft.rows);
+        if waits || self.chunk(key, 0, draft) == 0 {
             self.forget_cached(key);
             self.sequences[key].looked_up = Some(looked_up);
             return;
@@ -352,11 +353,12 @@ impl Core {
             return;
         }
         let continues = self.sequences[key].continues();
+        let mut copied = None;
         let mut count = if continues {
             1
         } else {
             self.ensure_source(key);
-            if self.chunk(key, draft) == 0 {
+            if self.chunk(key, 0, draft) == 0 {
                 return;
             }
             let before = self.sequences[key].num_scheduled_tokens;
@@ -369,10 +371,22 @@ impl Core {
                 sequence.start_due = true;
                 sequence.sent_blocks = 0;
             }
-            self.chunk(key, draft)
+            copied = self.copy_source(key, &draft.rows).found;
+            self.chunk(key, copied.map_or(0, |(_, tokens)| tokens), draft)
         };
-        if count == 0 || !self.take_blocks(key, count, draft) {
+        let held = self.sequences[key].table.blocks.len();
+        let beside = copied.map_or(0, |(_, tokens)| tokens);
+        if count == 0 || !self.take_blocks(key, beside + count, draft) {
             return;
+        }
+        if let Some(source) = copied {
+            let before = self.sequences[key].num_scheduled_tokens;
+            match self.copy_block(key, held, source) {
+                // What has room is computed instead.
+                0 => count = self.chunk(key, 0, draft).min(beside + count),
+                tokens => self.sequences[key].num_scheduled_tokens += tokens,
+            }
+            self.count_hits(key, before);
         }
         let mut guesses = std::mem::take(&mut self.guesses);
         guesses.clear();
@@ -489,6 +503,9 @@ impl Core {
         }
         sequence.started = true;
         sequence.last_plan = self.builder.number();
+        if sequence.start_due {
+            sequence.start_plan = sequence.last_plan;
+        }
         sequence.start_due = false;
         sequence.sent_blocks = sequence.table.blocks.len();
         sequence.num_scheduled_tokens = end;
@@ -553,14 +570,15 @@ impl Core {
         }
     }
 
-    /// How many tokens of what it has to feed a sequence may feed now.
-    fn chunk(&self, key: usize, draft: &Draft) -> u32 {
+    /// How many tokens of what it has to feed behind the next `copied` ones a sequence may feed now.
+    fn chunk(&self, key: usize, copied: u32, draft: &Draft) -> u32 {
         let block_size = self.pool.block_size();
         let sequence = &self.sequences[key];
         debug_assert_eq!(sequence.samples_in_flight, 0, "what a slot sampled is fed by continuing");
-        let remaining = sequence.tokens.len() as u32 - sequence.num_scheduled_tokens;
+        let position = sequence.num_scheduled_tokens + copied;
+        let remaining = sequence.tokens.len() as u32 - position;
         let (whole, budget) = (sequence.whole(), &draft.budget);
-        let mut most = budget.chunk(&self.cost, sequence.num_scheduled_tokens, block_size);
+        let mut most = budget.chunk(&self.cost, position, block_size);
         if whole > most {
             // What cannot be cut may break the target, and the throttle, as the first of a step, or it would wait for
             // ever. The step's limit leaves room for it beside all decodes.
@@ -570,7 +588,6 @@ impl Core {
             }
             most = whole;
         }
-        let position = sequence.num_scheduled_tokens;
         let count = align(position, most, remaining, block_size, draft.budget.work.prompts);
         sequence.states.cut(position, count)
     }

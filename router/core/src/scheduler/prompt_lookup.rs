@@ -198,7 +198,11 @@ impl PromptLookup {
             Some((guess.accuracy, self.others(tokens, &last, following.next()?)))
         });
         let (accuracy, others) = others.unwrap_or_default();
-        others.into_iter().map(move |next| Guess { accuracy, rest: &tokens[next as usize..], goes_round: true })
+        others.into_iter().map(move |next| Guess {
+            accuracy,
+            rest: &tokens[next as usize..],
+            goes_round: true,
+        })
     }
 }
 

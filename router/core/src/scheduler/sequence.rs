@@ -75,8 +75,9 @@ pub(super) struct Sequence {
     /// Positions whose keys and values are in its blocks once all plans built so far have run, if all drafts in flight are
     /// accepted: an upper bound, and `confirmed` the lower one.
     pub num_scheduled_tokens: u32,
-    /// Number of the plan that has its latest row.
+    /// Number of the plan that has its latest row, and of the one whose row started it in its slot.
     pub last_plan: u64,
+    pub start_plan: u64,
     /// Position of the token that its slot sampled last, once all plans built so far have run.
     pub slot_sampled: Option<u32>,
 
@@ -176,6 +177,7 @@ impl Sequence {
             states: StateRecord::default(),
             num_scheduled_tokens: 0,
             last_plan: 0,
+            start_plan: 0,
             slot_sampled: None,
             looked_up: None,
             answered: 0,

@@ -149,7 +149,12 @@ impl Paths {
         // They, too, follow tokens in flight, if those are the guess.
         let before = row.first(when) / row.accuracy.max(f64::MIN_POSITIVE);
         let [first, second, third] = row.branches.map(|chance| chance * before);
-        Self { lengths: [0; 1 + MOST_BRANCHES], chances: [guess, first, second, third], room, are_known: false }
+        Self {
+            lengths: [0; 1 + MOST_BRANCHES],
+            chances: [guess, first, second, third],
+            room,
+            are_known: false,
+        }
     }
 
     /// The one whose next draft is the most likely to be right; of equals the guess.
@@ -229,7 +234,8 @@ impl Core {
                 let take = |row: &Candidate| {
                     let most = row.most.min(left);
                     let mut branches = [0; MOST_BRANCHES];
-                    let count = if row.branches[0] > 0.0 { self.branches(row.key, row.ahead).count() } else { 0 };
+                    let count =
+                        if row.branches[0] > 0.0 { self.branches(row.key, row.ahead).count() } else { 0 };
                     for length in branches.iter_mut().take(count.min(most as usize / 2)) {
                         *length = 1 + most % 2;
                     }

@@ -432,6 +432,12 @@ impl BlockPool {
         }
     }
 
+    /// Of a block, in each table.
+    pub fn pages_in_tables(&self, block: BlockId) -> &[u32] {
+        let count = self.tables.count() as usize;
+        &self.pages[index(block) * count..][..count]
+    }
+
     /// How many of the first `blocks` of a table, as far as it has them, are registered: none behind one that is not.
     fn registered(&self, table: &Table, blocks: usize) -> usize {
         let is_registered = |block: &BlockId| self.blocks[index(*block)].node.is_some();

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod client;
+mod copies;
 mod core;
 mod corpus;
 mod draft_model;

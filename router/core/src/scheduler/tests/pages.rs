@@ -44,6 +44,14 @@ impl Pages {
         let mut new_pages = &new_pages[..];
         let sources = plan.starts.as_ref().map(|starts| column(&starts.state_sources)).unwrap_or_default();
         let mut sources = sources.into_iter();
+        for copy in column(&plan.copies).chunks(2) {
+            let [source, target] = [copy[0], copy[1]];
+            self.namespaces.insert(target, self.namespaces[&source]);
+            match self.nan.contains(&source) {
+                true => self.nan.insert(target),
+                false => self.nan.remove(&target),
+            };
+        }
         let mut rows = Vec::new();
         for (at, &slot) in slots.iter().enumerate() {
             let (from, to) = (positions[at], positions[at] + counts[at]);

@@ -1,5 +1,6 @@
 //! The core under random work, cancels, errors and crashes, in pools so small that everything runs out.
 
+use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
 use proptest::prelude::*;
 
@@ -113,6 +114,11 @@ fn drafting() -> impl Strategy<Value = Drafting> {
     ]
 }
 
+/// Where a token costs more than a step, choices wait for copies of each other's blocks.
+fn token_cost() -> impl Strategy<Value = f64> {
+    prop_oneof![1 => Just(1e3), 1 => Just(1e6)]
+}
+
 fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Drafting) {
     let pages = config.pages;
     let mut harness = Harness::new(config, slots, budget).speculating(drafting);
@@ -214,9 +220,11 @@ proptest! {
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
+        per_token_ns in token_cost(),
     ) {
         // Every running sequence must be able to decode in one step.
-        run(ops, MockConfig { pages, eos_one_in, stages, ..tiny() }, slots.min(budget), budget, Drafting::Off);
+        let cost = CostModel { per_token_ns, ..tiny().cost };
+        run(ops, MockConfig { pages, eos_one_in, stages, cost, ..tiny() }, slots.min(budget), budget, Drafting::Off);
     }
 
     #[test]
@@ -229,11 +237,12 @@ proptest! {
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
         surprise_one_in in prop_oneof![Just(0u64), Just(2), Just(10), Just(1000)],
         wrong_draft_one_in in prop_oneof![2 => Just(0u64), 1 => Just(1), 2 => Just(3), 1 => Just(50)],
-        (draft_trees, followers) in (prop::bool::weighted(0.7), 1u64..4),
+        (draft_trees, followers, per_token_ns) in (prop::bool::weighted(0.7), 1u64..4, token_cost()),
         drafting in drafting(),
     ) {
         let config = MockConfig { pages, eos_one_in, surprise_one_in, stages, wrong_draft_one_in, ..tiny() };
-        let config = MockConfig { draft_trees, followers, ..config };
+        let cost = CostModel { per_token_ns, ..tiny().cost };
+        let config = MockConfig { draft_trees, followers, cost, ..config };
         run(ops, config, slots.min(budget), budget, drafting);
     }
 
@@ -275,15 +284,16 @@ proptest! {
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
-        (surprise_one_in, draft_trees, followers) in
-            (prop_oneof![Just(0u64), Just(10), Just(100)], any::<bool>(), 1u64..4),
+        (surprise_one_in, draft_trees, followers, per_token_ns) in
+            (prop_oneof![Just(0u64), Just(10), Just(100)], any::<bool>(), 1u64..4, token_cost()),
         drafting in prop_oneof![Just(Drafting::Off), drafting()],
     ) {
         let budget = budget.max(slots);
         let chunked = chunked && full_tables > 0;
         let mut config =
             MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, surprise_one_in, stages, ..tiny() };
-        config = MockConfig { draft_trees, followers, ..config };
+        let cost = CostModel { per_token_ns, ..tiny().cost };
+        config = MockConfig { draft_trees, followers, cost, ..config };
         // The longest sequence fits, and little more.
         let tables = config.tables();
         let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;

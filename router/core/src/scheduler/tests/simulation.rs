@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, sleep_until, timeout};
@@ -344,6 +345,7 @@ fn config_of(random: &mut Random, budget: u32) -> MockConfig {
         surprise_one_in: random.of(&[0, 0, 10, 100]),
         followers: random.of(&[1, 2, 3]),
         draft_trees: random.one_in(2),
+        cost: CostModel { per_token_ns: random.of(&[1e3, 1e6]), ..MockConfig::default().cost },
         pages: 24 + random.below(36),
         block_size: 4,
         max_positions: POSITIONS,

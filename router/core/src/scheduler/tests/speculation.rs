@@ -133,7 +133,8 @@ fn several_guesses_of_one_token_save_steps_and_change_nothing() {
     let [trees, chains] = [true, false].map(|draft_trees| {
         let mut harness = harness(MockConfig { draft_trees, ..forking() }, Drafting::Adaptive(6));
         for salt in 0..3 {
-            let sampling = Sampling { temperature: 0.8, seed: salt, repetition_penalty: 1.1, ..Sampling::default() };
+            let sampling =
+                Sampling { temperature: 0.8, seed: salt, repetition_penalty: 1.1, ..Sampling::default() };
             harness.submit(SequenceSpec { sampling, top_tokens: 2, ..spec(&[3, 4, 5], 400) });
         }
         let steps = steps(&mut harness);
@@ -201,7 +202,11 @@ fn the_mock_refuses_trees_that_make_no_sense() {
         (parents(1, 1), harness.config.clone(), "draft 1 follows draft 1"),
         (parents(0, 2), harness.config.clone(), "draft 2 follows draft 2"),
         (parents(0, u32::MAX), harness.config.clone(), "draft 2 follows draft 4294967295"),
-        (StepPlan { draft_parents: column(&[0]), ..plan.clone() }, harness.config.clone(), "entries in draft_parents"),
+        (
+            StepPlan { draft_parents: column(&[0]), ..plan.clone() },
+            harness.config.clone(),
+            "entries in draft_parents",
+        ),
         (same, harness.config.clone(), "the same draft twice"),
         (masked, harness.config.clone(), "has a tree and flags"),
         (plan.clone(), MockConfig { draft_trees: false, ..forking() }, "the worker verifies chains"),

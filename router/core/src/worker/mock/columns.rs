@@ -22,6 +22,8 @@ pub(super) struct Rows {
     /// Of each row's drafts the number of the one before, from 1 on; 0: the token before them.
     pub parents: Vec<Vec<u32>>,
     pub saves: Vec<u32>,
+    /// (source, target) of each.
+    pub copies: Vec<u32>,
     pub starts: StartColumns,
 }
 
@@ -39,6 +41,7 @@ impl Rows {
             drafts: u32s(&plan.drafts),
             parents: Vec::new(),
             saves: u32s(&plan.saves),
+            copies: u32s(&plan.copies),
             starts: plan.starts.as_ref().map_or(Ok(StartColumns::default()), StartColumns::read)?,
         };
         let n = rows.slots.len();

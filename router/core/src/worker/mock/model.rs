@@ -175,10 +175,12 @@ impl MockModel {
         // first, and what they then attend to is checked afterwards.
         let sources = self.read_sources(&rows)?;
         let mut cursor = Cursor::default();
+        self.copy(&rows)?;
         for at in 0..rows.slots.len() {
             self.write(&rows, at, &sources, &mut cursor)?;
         }
         cursor.check_all_read(&rows)?;
+        self.check_copies(&rows)?;
         self.save(&rows)?;
         let mut result =
             StepResult { number: plan.number, draft_ns: self.drafting_ns(&rows), ..StepResult::default() };
@@ -226,6 +228,42 @@ impl MockModel {
         let mut digest = self.digest.clone();
         update_digest(&mut digest, &plan);
         StepPlan { digest: digest.finalize(), ..plan }
+    }
+
+    /// Copies pages, before anything is written. Whoever has a target by then is started anew by the plan.
+    fn copy(&mut self, rows: &Rows) -> Result<(), String> {
+        let size = self.config.block_size as usize;
+        let starts = Self::starting(rows);
+        require!(rows.copies.len().is_multiple_of(2), "{} entries in copies", rows.copies.len());
+        for pair in rows.copies.chunks(2) {
+            let pages = self.config.pages;
+            require!(pair.iter().all(|page| *page < pages), "page {pair:?} is copied, of {pages}");
+            let has_it =
+                |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.pages.contains(&pair[1]));
+            let others = (0..).zip(&self.slots).filter(|(_, slot)| has_it(slot));
+            let other = others.map(|(slot, _)| slot).find(|slot| !starts.contains(slot));
+            require!(other.is_none(), "page {} becomes a copy, and slot {other:?} has it", pair[1]);
+            let [source, target] = [pair[0], pair[1]].map(|page| page as usize * size);
+            self.kv.copy_within(source..source + size, target);
+        }
+        Ok(())
+    }
+
+    /// Each target is a page of a row that starts.
+    fn check_copies(&self, rows: &Rows) -> Result<(), String> {
+        let starts = Self::starting(rows);
+        for target in rows.copies.iter().skip(1).step_by(2) {
+            let mut tables = starts.iter().filter_map(|slot| self.slots[*slot as usize].as_ref());
+            let is_there = tables.any(|slot| slot.pages.contains(target));
+            require!(is_there, "page {target} is a copy, and no row that starts has it");
+        }
+        Ok(())
+    }
+
+    /// Slots whose rows start.
+    fn starting(rows: &Rows) -> Vec<u32> {
+        let rows = rows.slots.iter().zip(&rows.flags);
+        rows.filter(|(_, flags)| **flags & RowFlag::Start as u8 != 0).map(|(slot, _)| *slot).collect()
     }
 
     fn write(
@@ -302,7 +340,13 @@ impl MockModel {
             });
             let shared = read.all(|(table, before)| self.stored(&state.pages, table, before).is_some());
             require!(shared, "row {at} starts at {position}, and not all before it is there");
-            require!(position.is_multiple_of(size), "row {at} starts in the middle of a block");
+            let block = (position / size * self.tables.count()) as usize..;
+            let mut begun =
+                state.pages.get(block).unwrap_or_default().iter().take(self.tables.count() as usize);
+            let targets = rows.copies.iter().skip(1).step_by(2);
+            let is_copy = begun.all(|page| targets.clone().any(|target| target == page));
+            let is_within = !position.is_multiple_of(size);
+            require!(!is_within || is_copy, "row {at} starts in the middle of a block");
         } else {
             require!(position == state.len, "row {at} feeds {position}, its slot is at {}", state.len);
         }
@@ -475,8 +519,7 @@ impl MockModel {
         if self.config.verify == Verify::All {
             for table in self.each_table() {
                 let position = state.base + 1 + rows.drafts[at] - rows.counts[at];
-                self.check_visible(&state, table, position)
-                    .map_err(|why| format!("row {at}: {why}"))?;
+                self.check_visible(&state, table, position).map_err(|why| format!("row {at}: {why}"))?;
             }
         }
         if rows.flags[at] & RowFlag::PromptLogprobs as u8 != 0 {
@@ -705,6 +748,7 @@ fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
     digest.update(&plan.drafts);
     digest.update(&plan.saves);
     digest.update(&plan.draft_parents);
+    digest.update(&plan.copies);
 }
 
 impl Slot {
