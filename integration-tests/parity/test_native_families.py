@@ -2,6 +2,7 @@
 the last bit in pieces, beside others, behind a snapshot, with one thread and with two; and quantized.
 """
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from families import FAMILIES, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from torch import Tensor
 
+from penstock.models import recipes
 from penstock.models.native import NativeDecoder
+from penstock.models.packed_cache import PackedCache
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 
@@ -96,6 +99,26 @@ def test_a_family_is_near_to_fp32_with_every_instruction_set(
         monkeypatch.setenv(cpu_engine.VARIABLE, name)
         for position, logits_V in enumerate(whole(driver_of(folder), sequence)):
             reference.check(logits_V, 0, position, torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("quantize", ["", "int4"])
+def test_a_start_from_packed_weights_computes_the_same(
+    family: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FAMILIES[family]
+    folder, sequence = make(tmp_path / "model", config), ids(vocabulary_of(config), 1)
+    found = []
+    for load in (recipes.load, pytest.fail):
+        monkeypatch.setattr(recipes, "load", load)
+        cache = PackedCache(tmp_path / "packed", keeps_all=True)
+        driver = driver_of(folder, quantize=quantize, packed_cache=cache)
+        found.append((whole(driver, sequence), str(driver.engine.native.program)))
+        cache.keep()
+        for thread in threading.enumerate():
+            if thread.name == "packed cache":
+                thread.join()
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
 @pytest.mark.parametrize("family", KINDS)
