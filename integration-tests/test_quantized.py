@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wire
 from conftest import Launch, fails
+from launched import Launched
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
+from processes import wait_for
 
 try:
     cpu_engine.instruction_set()
@@ -56,6 +60,25 @@ def test_a_quantized_model_answers_the_same_alone_and_among_others(
     for thread in threads:
         thread.join()
     assert together == {number: alone[number % len(QUESTIONS)] for number in range(12)}
+
+
+def told_of(server: Launched, says: str) -> bool:
+    return says in server.log()
+
+
+def test_the_second_start_maps_what_the_first_has_packed(launch: Launch, tmp_path: Path) -> None:
+    environment = {"PACKED_CACHE": "auto", "HF_HOME": str(tmp_path / "hf")}
+    texts, told = [], []
+    for says in ("packed weights are kept in ", "packed weights are mapped from "):
+        server = launch("--quantize", "int8", env=environment).wait_ready()
+        wait_for(partial(told_of, server, says), f"{says!r} in the log")
+        told.append(server.log())
+        body = {"inputs": QUESTIONS[0], "parameters": {"max_new_tokens": 20, "seed": 3, "do_sample": True}}
+        texts.append(wire.post(server.address, "/generate", body).json()["generated_text"])
+        server.stop()
+    assert texts[0] == texts[1] and texts[0]
+    assert "are mapped from" not in told[0] and "are kept in" not in told[1]
+    assert [path.suffix for path in (tmp_path / "hf" / "penstock" / "packed").iterdir()] == [".packed"]
 
 
 @pytest.mark.parametrize(
