@@ -86,6 +86,17 @@ pub fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
+/// The kinds that the schema of a request's entry knows.
+#[cfg(test)]
+pub fn kinds(name: &str) -> Vec<String> {
+    let schema = &requests()[name];
+    let kind = |one: &Value| {
+        let kind = &one["properties"]["type"];
+        kind["const"].as_str().or(kind["enum"][0].as_str()).expect("each has a type").to_owned()
+    };
+    schema["oneOf"].as_array().expect("one of several").iter().map(kind).collect()
+}
+
 fn any(names: &[&str]) -> Value {
     json!({ "anyOf": names.iter().map(|name| reference(name)).collect::<Vec<_>>() })
 }

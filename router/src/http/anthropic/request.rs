@@ -352,6 +352,7 @@ fn choice(fields: &Fields) -> Result<(Choice, bool), ApiError> {
 mod tests {
     use super::*;
     use crate::http::fields::tests::limits;
+    use crate::http::schemas::kinds;
 
     fn parsed(more: Value) -> Result<ChatRequest, ApiError> {
         let mut body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]});
@@ -458,6 +459,22 @@ mod tests {
         assert_eq!(refusal(json!({"messages": []})), "`messages` must have at least one message");
         let system = json!({"system": [{"type": "text", "text": "a"}, {"type": "image"}]});
         assert_eq!(refusal(system), "`system[1]` must be a block of text");
+    }
+
+    #[test]
+    fn every_kind_of_the_schema_is_read() {
+        let blocks = kinds("BlockParam");
+        assert_eq!(blocks.len(), 5);
+        for kind in blocks {
+            let role = if kind == "tool_result" { "user" } else { "assistant" };
+            let message = json!({"messages": [{"role": role, "content": [{"type": kind}]}]});
+            let refused = parsed(message).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(!refused.contains("not supported"), "{kind}: {refused}");
+            assert!(
+                refused.ends_with(" must be a string") || kind == "redacted_thinking",
+                "{kind}: {refused}"
+            );
+        }
     }
 
     #[test]

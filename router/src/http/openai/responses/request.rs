@@ -421,6 +421,7 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
 mod tests {
     use super::*;
     use crate::http::fields::tests::limits;
+    use crate::http::schemas::kinds;
 
     fn parsed(more: Value) -> Result<ResponseRequest, ApiError> {
         let mut body = json!({"input": "Hi"});
@@ -515,6 +516,20 @@ mod tests {
             assert_eq!(refusal(conversation(last)), says);
         }
         assert_eq!(refusal(json!({"input": []})), "`input` must have at least one item");
+    }
+
+    #[test]
+    fn every_kind_of_the_schema_is_read_and_no_other() {
+        let items = kinds("InputItem");
+        assert!(items.len() == 6 && kinds("PartParam").len() == 6, "{items:?}");
+        for kind in items {
+            let refused = refusal(json!({"input": [{"type": kind, "summary": 5}]}));
+            assert!(refused.contains(" must be "), "{kind}: {refused}");
+        }
+        for kind in kinds("PartParam") {
+            let refused = refusal(json!({"input": [{"role": "user", "content": [{"type": kind}]}]}));
+            assert!(refused.ends_with(" must be a string"), "{kind}: {refused}");
+        }
     }
 
     #[test]
