@@ -163,7 +163,9 @@ def test_prompts_of_short_words_take_bounded_memory(attacked: Launched) -> None:
     for parameters, status in (({}, 422), ({"truncate": 100}, 200)):
         body = {"inputs": "a b c d " * (BODY // 8), "parameters": {"max_new_tokens": 1, **parameters}}
         with ThreadPoolExecutor(20) as pool:
-            replies = list(pool.map(lambda _, body=body: wire.post(attacked.address, "/generate", body), range(20)))
+            replies = list(
+                pool.map(lambda _, body=body: wire.post(attacked.address, "/generate", body), range(20))
+            )
         assert {reply.status for reply in replies} == {status}, replies[0]
         grown = memory(attacked, "VmHWM") - before
         print(f"20 prompts of {BODY} bytes, {parameters}: {grown / MB:.0f} MB at the peak")
