@@ -273,7 +273,7 @@ void Program::note_rows(const penstock_step &step) {
             const int64_t position = tree ? step.positions[token] : first + i, begin = move;
             token_positions_[static_cast<size_t>(token)] = static_cast<int32_t>(position);
             token_places_[static_cast<size_t>(token)] = static_cast<int32_t>(first + i);
-            if (position < first || position > first + i || position - first > kLongestPath)
+            if (position < first || position > first + i || (tree && position - first > kLongestPath))
                 throw wrong("a token of a tree with no path to it");
             for (; move < step.moves && step.moved[3 * move] == token; move++)
                 for (int64_t at = 1; at <= 2; at++)
