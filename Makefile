@@ -74,11 +74,25 @@ serve: install ## build, install and serve the model that ships, on port 3000 (A
 
 # --- Testing ------------------------------------------------------------------------------------------
 
+# Rust is compiled beside whatever is installed; then tests of Rust and linters run beside those in Python, most of which
+# wait for servers to start.
 .PHONY: test
-test: test-rust ## lint and run every test
+test: ## lint and run every test
+	$(MAKE) --jobs 2 build-rust-tests environments
 	$(MAKE) install
-	$(MAKE) --jobs 2 lint test-beside
+	$(MAKE) --jobs 2 rust-and-lint test-beside
 	$(MAKE) test-alone test-clients
+
+.PHONY: build-rust-tests
+build-rust-tests: # with as many jobs as cargo thinks right
+	MAKEFLAGS= cargo test --quiet --locked --workspace --no-run
+
+.PHONY: environments
+environments: $(VENV)/.requirements $(ENGINE) client-environments
+
+.PHONY: rust-and-lint
+rust-and-lint:
+	$(MAKE) test-rust lint
 
 .PHONY: lint
 lint: $(VENV)/.requirements ## formatters, linters and type checkers
@@ -97,10 +111,11 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 test-rust: ## tests of router and launcher
 	cargo test --locked --workspace
 
-# What measures time or memory runs after the rest, which has two processes: most of it waits for servers to start.
+# What measures time runs after the rest, which has two processes. Only its files are collected.
 PYTEST := $(BIN)/python -m pytest
 BESIDE := -m 'not tail and not alone' --numprocesses 2
 ALONE := -m 'alone and not tail'
+MEASURED = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark[.]alone' $(1))
 NO_CLIENTS := --ignore integration-tests/test_clients.py
 
 .PHONY: test-beside
@@ -111,8 +126,8 @@ test-beside: install
 
 .PHONY: test-alone
 test-alone: install
-	$(PYTEST) $(ALONE) server/tests
-	$(PYTEST) $(ALONE) integration-tests $(NO_CLIENTS)
+	$(PYTEST) $(ALONE) $(call MEASURED,server/tests)
+	$(PYTEST) $(ALONE) $(call MEASURED,integration-tests)
 
 .PHONY: test-python
 test-python: install ## tests of worker and kernels
@@ -150,7 +165,8 @@ test-clients: install client-environments ## tests of client libraries, and the 
 .PHONY: test-all
 test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace --lib in_every_schedule
-	$(PYTEST) integration-tests -m tail
+	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
+	$(PYTEST) integration-tests/parity -m ''
 
 # libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.
 FUZZ_SECONDS ?= 60

@@ -25,8 +25,6 @@ from load import Answer, Ask, Refused, ask, ask_all, complete, generate
 from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
 
-pytestmark = pytest.mark.alone
-
 # How often the worker is killed, and how often frozen.
 FAULTS = ((5, 1), pytest.param((20, 5), marks=pytest.mark.tail))
 CLIENTS = 12

@@ -18,8 +18,6 @@ from load import ask_all, complete
 from otlp_receiver import Collector
 from processes import wait_for
 
-pytestmark = pytest.mark.alone
-
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RESPONSE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])")
 # Clocks of two processes of one machine, read one after the other.
@@ -207,6 +205,7 @@ def test_a_collector_that_is_down_costs_one_warning_each(launch: Launch) -> None
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.alone
 def test_a_slow_collector_delays_no_answer(launch: Launch, tmp_path: Any) -> None:
     with Collector(tmp_path, seconds=600) as slow:
         launched = launch("--otlp-endpoint", slow.endpoint).wait_ready()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from families import FAMILIES, in_turn, vocabulary_of
+from families import FAMILIES, in_turn, one_of_each_kind, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from page import saw
 from ranks import Ranks
@@ -65,8 +65,17 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
         in_pieces(pair.driver(folder, dtype, **LIMITS), reference, sequences, dtype)
         for mode in MODES:
             saw(family, mode, short)
-    greedy(Driver(folder, torch.float32, **LIMITS), vocabulary)
-    greedy(Driver(folder, torch.bfloat16, deterministic=True, **LIMITS), vocabulary)
+
+
+@pytest.mark.parametrize("family", one_of_each_kind(FAMILIES))
+def test_a_greedy_text_does_not_depend_on_its_company(family: str, tmp_path: Path) -> None:
+    from driver import Driver
+
+    config = FAMILIES[family]
+    folder = make(tmp_path, config)
+    for dtype in DTYPES.values():
+        whole = {"deterministic": dtype == torch.bfloat16}
+        greedy(Driver(folder, dtype, **whole, **LIMITS), vocabulary_of(config))
     saw(family, "greedy text", "fp32, bf16")
 
 

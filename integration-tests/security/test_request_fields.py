@@ -20,8 +20,6 @@ from probe import Probe
 from processes import wait_for
 from prompts import user
 
-pytestmark = pytest.mark.alone
-
 BODY = 1_900_000  # just under --payload-limit
 MB = 1 << 20
 
@@ -215,6 +213,7 @@ def test_telling_tokens_counts_like_a_request(launch_null: Launch) -> None:
     wait_for(lambda: wire.post(full.address, "/tokenize", {"inputs": "x"}).status == 200, "free places")
 
 
+@pytest.mark.alone
 def test_a_prompt_does_not_wait_for_tokens_that_are_told(attacked: Launched) -> None:
     """A prompt of 17 KB beside 12 clients that have the longest texts tokenized: 26 s when they shared threads."""
     prompt = {"inputs": words(17_000), "parameters": {"max_new_tokens": 1, "truncate": 50}}
@@ -276,6 +275,7 @@ HEAVY: dict[str, Callable[[], tuple[str, str]]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("what", HEAVY)
 def test_reading_a_body_keeps_nobody_waiting(attacked: Launched, what: str) -> None:
     """Bodies that take long to read, three clients at once: /livez took 3.8 s beside 39,000 tools, while names were

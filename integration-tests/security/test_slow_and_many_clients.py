@@ -24,8 +24,6 @@ from conftest import Launch
 from launched import Launched
 from processes import wait_for
 
-pytestmark = pytest.mark.alone
-
 # Many choices with many alternatives: more than the system's buffers of a socket hold.
 LARGE = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 16, "logprobs": 20}
 SMALL = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}

@@ -13,8 +13,6 @@ import checkpoints
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 
-pytestmark = pytest.mark.alone
-
 MEASURE = """
 import json, sys
 from pathlib import Path

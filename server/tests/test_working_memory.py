@@ -10,8 +10,6 @@ import pytest
 import checkpoints
 from client import DEVICE
 
-pytestmark = pytest.mark.alone
-
 MEASURE = """
 import dataclasses, json, sys
 from pathlib import Path
