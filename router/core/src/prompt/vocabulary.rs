@@ -186,23 +186,15 @@ struct Spellings {
 impl Spellings {
     /// `special` are in order, and spelled by their names.
     fn of(tokenizer: &Tokenizer, special: &[TokenId]) -> Self {
-        let mut spelled: Vec<(u32, Vec<u8>)> =
-            tokenizer.get_vocab(false).into_iter().map(|(name, id)| (id, bytes_of_name(&name))).collect();
-        // An added token goes before one of the model with its id.
-        spelled.extend(tokenizer.get_added_tokens_decoder().into_iter().map(|(id, token)| {
-            let is_special = special.binary_search(&TokenId(id)).is_ok();
-            let name = token.content;
-            (id, if is_special { name.into_bytes() } else { bytes_of_name(&name) })
-        }));
-        spelled.sort_by_key(|(id, _)| *id);
-        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
-        let mut spelled = spelled.into_iter().peekable();
-        while let Some((id, spelling)) = spelled.next() {
-            if spelled.peek().is_some_and(|(next, _)| *next == id) {
-                continue;
+        let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
+        for id in 0..size {
+            // Of two names of a token, which an added one may have, the one that the tokenizer gives.
+            let name = tokenizer.id_to_token(id).unwrap_or_default();
+            match special.binary_search(&TokenId(id)) {
+                Ok(_) => bytes.extend(name.into_bytes()),
+                Err(_) => bytes.extend(bytes_of_name(&name)),
             }
-            ends.resize(id as usize, bytes.len() as u32);
-            bytes.extend(spelling);
             ends.push(bytes.len() as u32);
         }
         Self { bytes: bytes.into(), ends: ends.into() }

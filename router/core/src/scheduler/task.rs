@@ -332,7 +332,6 @@ impl Task {
 
     /// Tells the outside what happened and how things are.
     pub fn publish(&mut self) {
-        self.shared.wakeups.flush();
         self.tell_block_changes();
         #[cfg(test)]
         if let Some(observe) = &mut self.observer {
@@ -349,6 +348,8 @@ impl Task {
         let retry_after = self.core.retry_after(clock::now());
         self.shared.retry_after_ms.store(retry_after.as_millis() as u64, Ordering::Relaxed);
         *self.shared.stats.lock().expect("nothing panics while it holds this lock") = stats;
+        // Whoever is woken may look at all that.
+        self.shared.wakeups.flush();
     }
 
     /// The workers will not come back. Whoever lives fails, and so does whoever still comes.

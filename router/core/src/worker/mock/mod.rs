@@ -96,6 +96,8 @@ impl MockConfig {
             chunked: prepared.chunked,
             state_bytes: model.state_bytes,
             snapshots: prepared.snapshots,
+            // Whoever follows a record needs none of its own.
+            wrong_draft_one_in: u64::from(prepared.draft_cost.is_some()),
             draft_trees: prepared.draft_trees,
             max_positions: u32::MAX,
             decoder_start_ids: model.decoder_start_ids.clone(),

@@ -34,6 +34,8 @@ pub struct MockModel {
     snapshots: Vec<Option<State>>,
     /// All tokens fed in the last plan.
     fed: Vec<u32>,
+    /// Of each row of the next plan, where a record is followed.
+    recorded_drafts: Vec<Vec<u32>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +109,7 @@ impl MockModel {
             number: 0,
             digest: crc32fast::Hasher::new(),
             fed: Vec::new(),
+            recorded_drafts: Vec::new(),
         }
     }
 
@@ -136,6 +139,7 @@ impl MockModel {
         masks: Option<&Masks>,
         recorded: &StepResult,
     ) -> Result<StepResult, String> {
+        self.recorded_drafts = drafts_of(&Rows::read(plan)?, recorded, self.config.vocab_size);
         let recorded = Some(u32s(&recorded.sampled).into_iter());
         self.run(plan, masks, ResultColumns { recorded, ..ResultColumns::default() })
     }
@@ -238,8 +242,7 @@ impl MockModel {
         for pair in rows.copies.chunks(2) {
             let pages = self.config.pages;
             require!(pair.iter().all(|page| *page < pages), "page {pair:?} is copied, of {pages}");
-            let has_it =
-                |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.pages.contains(&pair[1]));
+            let has_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| self.sees(slot, pair[1]));
             let others = (0..).zip(&self.slots).filter(|(_, slot)| has_it(slot));
             let other = others.map(|(slot, _)| slot).find(|slot| !starts.contains(slot));
             require!(other.is_none(), "page {} becomes a copy, and slot {other:?} has it", pair[1]);
@@ -369,8 +372,10 @@ impl MockModel {
                 None => return Err(format!("row {at}: position {before} is empty")),
             },
         };
-        if own {
-            self.draft(&state.key, chain, position, drafts, &mut fed);
+        match self.recorded_drafts.get(at) {
+            Some(made) if own => fed.extend(made),
+            _ if own => self.draft(&state.key, chain, position, drafts, &mut fed),
+            _ => {}
         }
         let mut recurrent = state.state();
         if self.config.state_bytes > 0 {
@@ -686,6 +691,15 @@ impl MockModel {
         }
     }
 
+    /// A page is in a slot's tables, and not behind a window: such a page may be another's, of which no plan tells.
+    fn sees(&self, slot: &Slot, page: u32) -> bool {
+        let mut entries = slot.pages.iter().enumerate().filter(|(_, of)| **of == page);
+        entries.any(|(at, _)| {
+            let (block, table) = self.place(at);
+            (block + 1) * self.config.block_size > self.first_visible(table, slot.len)
+        })
+    }
+
     /// All that a row which begins at `position` sees in a table is its sequence's.
     fn check_visible(&self, state: &Slot, table: u32, position: u32) -> Result<(), String> {
         let Encoder { tokens, positions } = state.encoder;
@@ -731,6 +745,24 @@ impl MockModel {
         let page = *pages.get((place / size * self.tables.count() + table) as usize)?;
         (page != NO_PAGE).then_some((page * size + place % size) as usize)
     }
+}
+
+/// Of each row the drafts that a worker's draft model made, as far as a record tells: those that were accepted, and in the place of
+/// the others a token that was not sampled. Too few where the record is too short, which whoever follows it notices.
+fn drafts_of(rows: &Rows, recorded: &StepResult, vocab_size: u32) -> Vec<Vec<u32>> {
+    let mut sampled = u32s(&recorded.sampled).into_iter();
+    let mut accepted = u32s(&recorded.accepted).into_iter();
+    let of_row = |(flags, &drafts): (&u8, &u32)| {
+        if flags & RowFlag::Sample as u8 == 0 {
+            return Vec::new();
+        }
+        let right = if drafts > 0 { accepted.next().unwrap_or(0).min(drafts) as usize } else { 0 };
+        let mut made: Vec<u32> = sampled.by_ref().take(right).collect();
+        let wrong = sampled.next().map_or(0, |next| (next + 1) % vocab_size);
+        made.resize(drafts as usize, wrong);
+        made
+    };
+    rows.flags.iter().zip(&rows.drafts).map(of_row).collect()
 }
 
 fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
