@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use clap::builder::{BoolishValueParser, OsStr, Resettable};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use penstock_core::worker::endpoint::Address;
 use penstock_router::config::RouterArgs;
 use penstock_router::limits::check_flags;
 
-use crate::remote::RemoteArgs;
-use crate::{log, tgi_flags};
+use crate::log::LogArgs;
+use crate::remote::{self, RemoteArgs};
+use crate::tgi_flags;
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -140,17 +142,6 @@ pub struct WorkerArgs {
     pub python: Option<PathBuf>,
 }
 
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Logging")]
-pub struct LogArgs {
-    /// One JSON object for each log line
-    #[arg(long, env, value_parser = BoolishValueParser::new())]
-    pub json_output: bool,
-    /// error, warn, info, debug, trace, off, or a filter by crate such as `info,penstock_core=debug`
-    #[arg(long, env, default_value = "info", value_parser = log::parse_level)]
-    pub log_level: String,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelImpl {
     Auto,
@@ -269,7 +260,7 @@ pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refu
 fn check(cli: &Cli) -> Result<Vec<String>, String> {
     let router = &cli.router;
     let warnings = check_model_and_workers(&cli.model, &cli.worker)?;
-    cli.remote.check(&cli.worker)?;
+    check_remote_workers(&cli.remote, &cli.worker)?;
     if cli.model.speculate_model.is_some() && !cli.remote.worker_address.is_empty() {
         return Err("--speculate-model is not supported beside --worker-address yet".into());
     }
@@ -289,6 +280,57 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
         return Err(format!("--tokenizer-config-path: {} is not a file", path.display()));
     }
     Ok(warnings)
+}
+
+/// Of flags about workers on other hosts and those about workers that are started here.
+fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), String> {
+    let files = [&remote.worker_tls_cert, &remote.worker_tls_key, &remote.worker_tls_ca];
+    let given = files.iter().filter(|file| file.is_some()).count();
+    if given % files.len() != 0 {
+        return Err("--worker-tls-cert, --worker-tls-key and --worker-tls-ca go together".into());
+    }
+    if remote.worker_address.is_empty() {
+        return match given {
+            0 => Ok(()),
+            _ => Err("--worker-tls-cert needs --worker-address".into()),
+        };
+    }
+    if given == 0 && remote.worker_address.iter().any(|address| matches!(address, Address::Tls(_))) {
+        return Err(
+            "--worker-address tls:... needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca".into()
+        );
+    }
+    if !remote.allow_plain_tcp {
+        remote::check_exposure("--worker-address", &remote.worker_address)?;
+    }
+    let of_the_worker = [
+        ("--dtype", worker.dtype.is_some()),
+        ("--quantize", worker.quantize.as_deref().is_some_and(|name| !name.is_empty())),
+        ("--packed-cache", worker.packed_cache.is_some()),
+        ("--packed-cache-dir", worker.packed_cache_dir.is_some()),
+        ("--model-impl", worker.model_impl.is_some()),
+        ("--device", worker.device.is_some()),
+        ("--sharded", worker.sharded.is_some()),
+        ("--master-addr", worker.master_addr.is_some()),
+        ("--master-port", worker.master_port.is_some()),
+        ("--deterministic", worker.deterministic),
+        ("--worker-threads", worker.worker_threads.is_some()),
+    ];
+    if let Some((flag, _)) = of_the_worker.iter().find(|(_, given)| *given) {
+        return Err(format!("{flag} is for `penstock worker`, beside --worker-address"));
+    }
+    let (ranks, stages) = (remote.worker_address.len() as u32, worker.pipeline_parallel);
+    match worker.num_shard {
+        Some(shards) if shards.saturating_mul(stages) != ranks => Err(format!(
+            "--num-shard {shards} and --pipeline-parallel {stages} need --worker-address {} times, and it is \
+             given {ranks} times",
+            shards.saturating_mul(stages)
+        )),
+        None if !ranks.is_multiple_of(stages) => Err(format!(
+            "--worker-address is given {ranks} times, which --pipeline-parallel {stages} does not divide"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Those flags of them that the doctor has, too.

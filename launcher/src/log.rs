@@ -4,6 +4,8 @@
 use std::fmt::{self, Debug, Write};
 use std::io;
 
+use clap::Args;
+use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::field::Field;
@@ -13,7 +15,17 @@ use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{self, Writer};
 
 use crate::environment::Environment;
-use crate::flags::LogArgs;
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging")]
+pub struct LogArgs {
+    /// One JSON object for each log line
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub json_output: bool,
+    /// error, warn, info, debug, trace, off, or a filter by crate such as `info,penstock_core=debug`
+    #[arg(long, env, default_value = "info", value_parser = parse_level)]
+    pub log_level: String,
+}
 
 pub fn start(args: &LogArgs, environment: &Environment) -> Result<(), String> {
     let filter = EnvFilter::builder()

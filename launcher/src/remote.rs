@@ -1,4 +1,4 @@
-//! The flags of a server whose workers run on other hosts (`--worker-address`): what they say, and what contradicts them. Called by `flags`
+//! The flags of a server whose workers run on other hosts (`--worker-address`): what they say. What contradicts them `flags` says. Called by it
 //! and `main`; how such workers are watched is `penstock_core::worker::remote`'s to know.
 
 use std::path::PathBuf;
@@ -7,8 +7,6 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use penstock_core::worker::Endpoint;
 use penstock_core::worker::endpoint::{Address, MutualTls, PemFile};
-
-use crate::flags::WorkerArgs;
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Workers on other hosts")]
@@ -32,58 +30,6 @@ pub struct RemoteArgs {
 }
 
 impl RemoteArgs {
-    /// What contradicts each other, in one line that names a flag.
-    pub fn check(&self, worker: &WorkerArgs) -> Result<(), String> {
-        let files = [&self.worker_tls_cert, &self.worker_tls_key, &self.worker_tls_ca];
-        let given = files.iter().filter(|file| file.is_some()).count();
-        if given % files.len() != 0 {
-            return Err("--worker-tls-cert, --worker-tls-key and --worker-tls-ca go together".into());
-        }
-        if self.worker_address.is_empty() {
-            return match given {
-                0 => Ok(()),
-                _ => Err("--worker-tls-cert needs --worker-address".into()),
-            };
-        }
-        if given == 0 && self.worker_address.iter().any(|address| matches!(address, Address::Tls(_))) {
-            return Err(
-                "--worker-address tls:... needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca"
-                    .into(),
-            );
-        }
-        if !self.allow_plain_tcp {
-            check_exposure("--worker-address", &self.worker_address)?;
-        }
-        let of_the_worker = [
-            ("--dtype", worker.dtype.is_some()),
-            ("--quantize", worker.quantize.as_deref().is_some_and(|name| !name.is_empty())),
-            ("--packed-cache", worker.packed_cache.is_some()),
-            ("--packed-cache-dir", worker.packed_cache_dir.is_some()),
-            ("--model-impl", worker.model_impl.is_some()),
-            ("--device", worker.device.is_some()),
-            ("--sharded", worker.sharded.is_some()),
-            ("--master-addr", worker.master_addr.is_some()),
-            ("--master-port", worker.master_port.is_some()),
-            ("--deterministic", worker.deterministic),
-            ("--worker-threads", worker.worker_threads.is_some()),
-        ];
-        if let Some((flag, _)) = of_the_worker.iter().find(|(_, given)| *given) {
-            return Err(format!("{flag} is for `penstock worker`, beside --worker-address"));
-        }
-        let (ranks, stages) = (self.worker_address.len() as u32, worker.pipeline_parallel);
-        match worker.num_shard {
-            Some(shards) if shards.saturating_mul(stages) != ranks => Err(format!(
-                "--num-shard {shards} and --pipeline-parallel {stages} need --worker-address {} times, and it is \
-                 given {ranks} times",
-                shards.saturating_mul(stages)
-            )),
-            None if !ranks.is_multiple_of(stages) => Err(format!(
-                "--worker-address is given {ranks} times, which --pipeline-parallel {stages} does not divide"
-            )),
-            _ => Ok(()),
-        }
-    }
-
     /// Where the ranks are; none when workers are started here. Reads the certificates.
     pub fn endpoints(&self) -> Result<Vec<Endpoint>, String> {
         let files = (&self.worker_tls_ca, &self.worker_tls_cert, &self.worker_tls_key);

@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 use crate::child::Watched;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{self, LogArgs, ModelArgs, Refusal, WorkerArgs};
+use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
 use crate::model::{self, Named, Weights};
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
@@ -58,7 +58,7 @@ struct WorkerHost {
     #[command(flatten)]
     worker: WorkerArgs,
     #[command(flatten)]
-    log: LogArgs,
+    log: log::LogArgs,
 }
 
 pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment) -> ExitCode {

@@ -14,7 +14,7 @@ use clap::builder::BoolishValueParser;
 use penstock_output::{ReasoningFormat, ToolFormat};
 
 use crate::address::Network;
-use crate::http::AllowedHost;
+use crate::allowed_host::AllowedHost;
 use crate::http::chats::formats::{FormatFlag, parse_reasoning_format, parse_tool_format};
 
 #[derive(Args, Clone, Debug)]

@@ -6,6 +6,7 @@
 //! - below them `penstock-core` makes tokens of texts, batches of tokens, and texts of tokens.
 
 pub mod address;
+mod allowed_host;
 pub mod config;
 mod grammars;
 pub mod http;
@@ -36,7 +37,7 @@ use tracing::{info, warn};
 
 use crate::config::{Config, RouterArgs};
 use crate::http::chats::formats::ChatFormats;
-use crate::http::{Loaded, Server};
+use crate::http::state::{Loaded, Server};
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::metrics;
 
@@ -283,7 +284,7 @@ async fn load(
     };
     let speculate = settings.speculate;
     let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
-    let chats = ChatFormats::of(&prompt, args);
+    let chats = ChatFormats::of(&prompt, &args.tool_call_parser, &args.reasoning_parser);
     server.load(Loaded {
         chats,
         serving: Serving {

@@ -8,7 +8,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
         mpsc::{RecvTimeoutError, sync_channel},
     },
     time::{Duration, Instant},
@@ -22,6 +21,7 @@ use crate::{
     limits::Limits,
     matcher::{Grammar, first_line},
     source::Source,
+    stop::{Cancel, Stop, cancelled, timed_out},
     vocabulary::{Token, Vocabulary},
 };
 
@@ -30,24 +30,6 @@ use crate::{
 const STACK_BYTES: usize = 256 << 20;
 /// How often a waiting caller looks whether its request is gone.
 const POLL: Duration = Duration::from_millis(5);
-
-/// Says that a request is gone. Clones are one.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    pub fn new() -> Cancel {
-        Cancel::default()
-    }
-
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Counts of the cache, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,35 +152,6 @@ impl std::fmt::Debug for Compiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Compiler").field("cache", &self.cache_counts()).finish_non_exhaustive()
     }
-}
-
-/// When work on a grammar is to stop; asked from within its loops.
-pub(crate) struct Stop {
-    cancel: Cancel,
-    deadline: Instant,
-}
-
-impl Stop {
-    pub(crate) fn check(&self, limits: &Limits) -> Result<(), CompileError> {
-        if self.cancel.is_cancelled() {
-            Err(cancelled())
-        } else if Instant::now() > self.deadline {
-            Err(timed_out(limits))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-fn cancelled() -> CompileError {
-    CompileError::new(Kind::Cancelled, "the request was cancelled")
-}
-
-fn timed_out(limits: &Limits) -> CompileError {
-    CompileError::new(
-        Kind::TimedOut,
-        format!("the grammar takes longer than {} ms to compile", limits.timeout.as_millis()),
-    )
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> CompileError {

@@ -1,5 +1,7 @@
 //! What is checked and quoted of Lark grammars before llguidance reads them.
 
+use std::collections::HashSet;
+
 use crate::error::{CompileError, Kind};
 
 /// Rules and terminals of a grammar; each may name the next one.
@@ -61,6 +63,29 @@ pub(crate) fn location(text: &str) -> (String, String) {
 pub(crate) fn quoted(text: &str) -> String {
     // JSON's escapes are Lark's; llguidance's lexer refuses a raw DEL.
     serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// Literals with `|` between them.
+pub(crate) fn choices(texts: &[String]) -> Result<String, CompileError> {
+    if texts.is_empty() {
+        return Err(CompileError::new(Kind::Invalid, "a choice needs at least one text"));
+    }
+    let mut seen = HashSet::new();
+    let mut grammar = String::new();
+    for (index, text) in texts.iter().enumerate() {
+        if !seen.insert(text) {
+            return Err(CompileError::at(
+                Kind::Invalid,
+                format!("/{index}"),
+                "the choice has this text twice",
+            ));
+        }
+        if index > 0 {
+            grammar.push_str(" | ");
+        }
+        grammar.push_str(&quoted(text));
+    }
+    Ok(grammar)
 }
 
 #[cfg(test)]

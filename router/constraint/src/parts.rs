@@ -8,13 +8,13 @@ use penstock_output::{Part, Words};
 use serde_json::{Map, Value};
 
 use crate::{
-    compiler::Stop,
     error::{CompileError, Kind},
-    grammar::{choices, classify, with_options},
+    guidance::{classify, with_options},
     lark,
     limits::Limits,
     pattern, quoted, schema,
     source::Source,
+    stop::Stop,
     vocabulary::Vocabulary,
 };
 
@@ -159,7 +159,7 @@ impl Writer<'_> {
                     self.define('O', "", &format!("{SPACE_OR_NONE} {}", lark::quoted(&text[..plain])));
                 format!("{opening} {}", self.text(&text[plain..]))
             }
-            Part::Choice(texts) => self.define('C', "", &choices(texts)?),
+            Part::Choice(texts) => self.define('C', "", &lark::choices(texts)?),
             Part::Until { marker, without, not_first } => self.until(marker, without, not_first.as_deref()),
             Part::Free { without, not_first } => self.free(without, not_first.as_deref()),
             Part::Words { words, without, not_first, close } => {
@@ -275,7 +275,7 @@ impl Writer<'_> {
                 Words::Expression(expression) => format!("/{expression}/"),
                 Words::Exactly(texts) => {
                     may_be_empty |= texts.iter().any(String::is_empty);
-                    self::choices(texts)?
+                    lark::choices(texts)?
                 }
                 Words::String { schema, at } => {
                     may_be_empty |= schema.is_empty() || schema.keys().all(|key| key == "maxLength");

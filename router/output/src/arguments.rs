@@ -4,9 +4,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::compose::{Callable, Part, Words};
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
+use crate::part::{Callable, Part, Words};
 use crate::schema::Types;
 
 /// References followed, and schemas within schemas where they are taken apart.

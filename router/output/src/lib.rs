@@ -37,6 +37,7 @@ mod marks;
 mod out;
 mod parameters;
 mod parser;
+mod part;
 mod python;
 mod readers;
 mod schema;
@@ -46,10 +47,11 @@ use serde_json::Value;
 
 pub use arguments::Unbound;
 pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, tool_formats};
-pub use compose::{Callable, Calls, Part, Words};
+pub use compose::Calls;
 pub use formats::{ReasoningFormat, ToolFormat};
 pub use frames::Frame;
 pub use parser::Parser;
+pub use part::{Callable, Part, Words};
 
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use tower_http::request_id::{MakeRequestId, RequestId};
 
 use crate::http::error::{Cause, Refusal};
-use crate::http::fields::shortened;
+use crate::http::shortened::shortened;
 use crate::telemetry::metrics;
 
 pub const REQUEST_ID: &str = "x-request-id";

@@ -12,9 +12,9 @@ use penstock_core::scheduler::{BlockChange, BlockEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::Server;
 use crate::http::error::Family;
 use crate::http::sse::{self, Encoder};
+use crate::http::state::Server;
 
 pub async fn block_events(State(server): State<Arc<Server>>) -> Response<Body> {
     let loaded = match server.loaded() {

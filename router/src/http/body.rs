@@ -13,9 +13,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterArgs;
-use crate::http::Server;
 use crate::http::error::{ApiError, Cause};
 use crate::http::fields::Fields;
+use crate::http::state::Server;
 
 /// The longest pause within a body.
 const IDLE: Duration = Duration::from_secs(30);

@@ -4,8 +4,9 @@ use penstock_core::constraint::GrammarSource;
 use serde_json::Value;
 
 use crate::http::error::{ApiError, Place};
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::request_fields;
+use crate::http::shortened::shortened;
 
 /// A grammar, and the field that asked for it.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,9 +6,9 @@ use std::fmt::Write;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 
-use crate::http::openapi::RequestSchema;
 use crate::http::page;
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
+use crate::http::routes::RequestSchema;
 use crate::http::routes::{ROUTES, Verb};
 use crate::limits::PRIORITIES;
 

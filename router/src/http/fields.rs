@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use crate::http::error::{ApiError, Cause, Place};
 use crate::http::json::{Members, UniqueNames, finite, malformed, text_of, unreadable, whole_number};
 use crate::http::request_fields::{self, Field, Kind, Low, Most, NAME_LENGTH};
+use crate::http::shortened::shortened;
 use crate::limits::{Limits, PRIORITIES};
 
 /// A JSON object whose members are still text: each is read when its field is asked for.
@@ -281,19 +282,6 @@ fn longer_than(text: &str, most: usize) -> Option<usize> {
     // A character has at least one byte.
     let given = if text.len() > most { text.chars().count() } else { 0 };
     (given > most).then_some(given)
-}
-
-/// What a client sent, short enough for a message.
-pub fn shortened(text: &str) -> Cow<'_, str> {
-    shortened_to(60, text)
-}
-
-/// At most so many characters.
-pub fn shortened_to(most: usize, text: &str) -> Cow<'_, str> {
-    match text.char_indices().nth(most) {
-        None => Cow::Borrowed(text),
-        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
-    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, Cause};
-use crate::http::fields::shortened;
 use crate::http::request_fields::DEPTH;
+use crate::http::shortened::shortened;
 
 /// A string of JSON, borrowed when it has no escapes.
 pub fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {

@@ -11,15 +11,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::http::body;
 use crate::http::error::{ApiError, Family, Place};
-use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::fields::{Fields, checked_name};
 use crate::http::request_context::RequestContext;
 use crate::http::request_fields;
 use crate::http::response::json;
+use crate::http::shortened::shortened;
+use crate::http::state::Server;
 use crate::http::text_request::{TextRequest, generate_texts};
 use crate::http::tgi;
 use crate::http::warnings::{Warnings, names};
-use crate::http::{Server, body};
 use crate::limits::Limits;
 
 pub async fn server_metadata() -> Response<Body> {

@@ -12,9 +12,11 @@ mod constraints;
 mod docs;
 mod error;
 mod fields;
+mod handlers;
 mod host;
 mod json;
 mod kserve;
+mod not_found;
 mod openai;
 mod openapi;
 mod ops;
@@ -26,104 +28,35 @@ mod response;
 mod routes;
 mod sampling;
 mod schemas;
+mod shortened;
 mod sse;
+pub mod state;
 mod text_request;
 mod tgi;
 mod tokenize;
 mod warnings;
 
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
-use penstock_core::blocking::BlockingPool;
-use penstock_core::generation::Serving;
-use penstock_core::health::HealthReceiver;
-use penstock_proto::ModelDescription;
-use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::request_id::{PropagateRequestIdLayer, SetRequestIdLayer};
 
-use crate::config::{Config, RouterArgs};
-use crate::http::chats::formats::ChatFormats;
-use crate::limits::{FlagError, Limits};
-use crate::telemetry::traces::Tracing;
+use crate::allowed_host::AllowedHost;
+use crate::config::RouterArgs;
+use crate::limits::FlagError;
 use access_log::{REQUEST_ID, RandomIds};
 use auth::Auth;
-use body::BodyLimits;
 pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, RESERVE, serve, tls};
 use error::{ApiError, Cause, Family};
-pub use host::AllowedHost;
 use request_context::TRACE_RESPONSE;
-
-/// What all routes share.
-pub struct Server {
-    pub config: Config,
-    pub health: HealthReceiver,
-    /// Every request that generates holds a token until its last byte is on its way.
-    pub in_flight: TaskTracker,
-    /// With `--otlp-endpoint`.
-    pub tracing: Option<Tracing>,
-    /// For the members of long bodies, and for chats.
-    reading: BlockingPool,
-    loaded: OnceLock<Loaded>,
-}
-
-/// What there is once the model is loaded.
-pub struct Loaded {
-    pub serving: Serving,
-    /// How the model writes calls and reasoning.
-    pub chats: ChatFormats,
-    pub limits: Limits,
-    pub model: ModelDescription,
-    /// Tokens that the KV cache holds where nothing is behind a window.
-    pub cache_tokens: u64,
-    /// Most drafts of a sequence in a step.
-    pub speculate: u32,
-    pub max_step_tokens: u32,
-    pub max_slots: u32,
-    /// Of the header `x-compute-type`, such as `1-nvidia-l4`.
-    pub compute_type: HeaderValue,
-}
-
-impl Server {
-    pub fn new(config: Config, health: HealthReceiver) -> Result<Arc<Self>, FlagError> {
-        let tracing = Tracing::start(&config.args)?;
-        let reading = BlockingPool::new(config.args.validation_workers);
-        let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
-        Ok(Arc::new(Self { config, health, in_flight, tracing, reading, loaded }))
-    }
-
-    /// The model is there. Only the first call counts.
-    pub fn load(&self, loaded: Loaded) {
-        let _ = self.loaded.set(loaded);
-    }
-
-    fn body_limits(&self) -> BodyLimits {
-        BodyLimits::of(&self.config.args)
-    }
-
-    /// For routes that do new work: the model, or why there is none now.
-    fn ready(&self) -> Result<&Loaded, ApiError> {
-        match self.health.borrow().refusal() {
-            Some(reason) => Err(ApiError::unavailable(reason)),
-            None => self.loaded(),
-        }
-    }
-
-    /// For routes that only tell about the model.
-    fn loaded(&self) -> Result<&Loaded, ApiError> {
-        self.loaded.get().ok_or_else(|| {
-            let reason = self.health.borrow().refusal();
-            ApiError::unavailable(reason.unwrap_or_else(|| "the model is not loaded yet".into()))
-        })
-    }
-}
+use state::Server;
 
 /// All routes, and the layers around them: the outermost is the last.
 pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
@@ -132,7 +65,7 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let auth = Arc::new(Auth::of(args)?);
     let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
     let aliases = platforms::Aliases::of(args);
-    let router = routes::router(args)
+    let router = handlers::router(args)
         .fallback(unknown)
         .with_state(server)
         .layer(CatchPanicLayer::custom(panicked))
@@ -183,20 +116,7 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
 }
 
 async fn unknown(request: Request) -> Response<Body> {
-    unknown_route(request.uri().path())
-}
-
-fn unknown_route(path: &str) -> Response<Body> {
-    let path = fields::shortened(path);
-    let text = match &*path {
-        "/v1/embeddings" | "/v1/rerank" | "/embed" | "/rerank" => {
-            format!(
-                "there is no route {path}: Penstock generates text; embeddings and ranks are for other servers"
-            )
-        }
-        _ => format!("there is no route {path}"),
-    };
-    ApiError::new(Cause::NotFound, text).response(Family::of(&path))
+    not_found::unknown_route(request.uri().path())
 }
 
 /// Marks the answer of a handler that panicked.

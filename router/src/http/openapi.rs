@@ -9,29 +9,13 @@ use axum::http::Response;
 use serde_json::{Map, Value, json};
 
 use crate::config::RouterArgs;
-use crate::http::Server;
 use crate::http::error::{Cause, Entry, Family};
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
 use crate::http::response::json;
-use crate::http::routes::{Answer, Docs, ROUTES, Route, Verb};
+use crate::http::routes::{Answer, Docs, ROUTES, RequestSchema, Route, Verb};
 use crate::http::schemas::{self, reference};
+use crate::http::state::Server;
 use crate::limits::{Limits, PRIORITIES};
-
-/// The bodies that routes take.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum RequestSchema {
-    Generate,
-    Compat,
-    Tokenize,
-    Chat,
-    Completion,
-    Invocation,
-    Vertex,
-    Infer,
-    Messages,
-    CountTokens,
-    Responses,
-}
 
 impl RequestSchema {
     const ALL: [RequestSchema; 11] = [

@@ -8,10 +8,10 @@ use axum::http::{HeaderValue, Response, header};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::Server;
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::fields::shortened;
 use crate::http::response::json;
+use crate::http::shortened::shortened;
+use crate::http::state::Server;
 use crate::telemetry;
 
 /// Whether new requests are served now.

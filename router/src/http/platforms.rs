@@ -23,9 +23,10 @@ use crate::http::openai::{chat, completions};
 use crate::http::request_context::RequestContext;
 use crate::http::request_fields;
 use crate::http::response::json;
+use crate::http::state::{Loaded, Server};
 use crate::http::text_request::{TextRequest, generate_texts};
 use crate::http::warnings::Warnings;
-use crate::http::{Loaded, Server, body, tgi};
+use crate::http::{body, tgi};
 
 /// Goes to the dialect that the body is written in, and is answered as there.
 pub async fn invocations(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
@@ -37,7 +38,7 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
     }
     let (head, body) = request.into_parts();
     let whole = Request::from_parts(head.clone(), body);
-    let body = match body::read(whole, server.body_limits()).await {
+    let body = match body::read(whole, body::BodyLimits::of(&server.config.args)).await {
         Ok(body) => body,
         Err(error) => {
             let request = Request::from_parts(head, Body::empty());

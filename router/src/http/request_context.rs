@@ -20,12 +20,14 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::address;
 use crate::http::access_log;
 use crate::http::auth::{KeyFacts, KeyIndex, KeyName};
+use crate::http::body;
+use crate::http::connection::ClientAddress;
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames, Refusal};
-use crate::http::fields::shortened;
 use crate::http::json::whole_number;
 use crate::http::request_fields::{self, Kind};
-use crate::http::{ClientAddress, Loaded, Server, body};
+use crate::http::shortened::shortened;
+use crate::http::state::{Loaded, Server};
 use crate::telemetry::metrics::{self, Ended, Outcome, Times};
 use crate::telemetry::traces::RequestSpan;
 
@@ -85,7 +87,7 @@ impl RequestContext {
     where
         H: AsyncFnOnce(Arc<Self>, Bytes) -> Result<Response<Body>, ApiError>,
     {
-        let limits = server.body_limits();
+        let limits = body::BodyLimits::of(&server.config.args);
         let mut context = Self::begin(server, &request);
         let trace = context.span.as_ref().map(RequestSpan::header);
         let admitted = context.admit(request.headers());

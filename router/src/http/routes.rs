@@ -1,16 +1,8 @@
-//! The one table of routes. The router, auth, the limits on connections, the OpenAPI document and `docs/http.md` are all
+//! The one table of routes. The router (by `handlers`), auth, the limits on connections, the OpenAPI document and `docs/http.md` are all
 //! made from it, so that a new route is one entry here and guarded unless its entry says otherwise.
 
-use std::sync::Arc;
-
-use axum::Router;
-use axum::routing::{MethodRouter, get as on_get, post as on_post};
-
 use crate::config::RouterArgs;
-use crate::http::Server;
-use crate::http::openai::{chat, completions, responses};
-use crate::http::openapi::{self, RequestSchema};
-use crate::http::{anthropic, block_events, docs, kserve, ops, page, platforms, tgi, tokenize};
+use crate::http::page;
 
 pub struct Route {
     pub method: Verb,
@@ -23,7 +15,7 @@ pub struct Route {
     is_asked_for: Option<fn(&RouterArgs) -> bool>,
     /// `None`: no part of the API.
     pub docs: Option<Docs>,
-    handler: fn() -> MethodRouter<Arc<Server>>,
+    pub handler: Handler,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +41,55 @@ pub enum Access {
     PageFile,
 }
 
+/// What answers; `handlers` has its function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handler {
+    Generate,
+    GenerateStream,
+    Compat,
+    ChatCompletions,
+    Completions,
+    Responses,
+    Messages,
+    CountTokens,
+    Models,
+    Model,
+    Tokenize,
+    ChatTokenize,
+    Invocations,
+    Vertex,
+    KserveServer,
+    KserveLive,
+    KserveReady,
+    KserveModel,
+    KserveInfer,
+    Info,
+    Health,
+    Alive,
+    Index,
+    Metrics,
+    BlockEvents,
+    Docs,
+    OpenApi,
+    PageFile,
+}
+
+/// The bodies that routes take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum RequestSchema {
+    Generate,
+    Compat,
+    Tokenize,
+    Chat,
+    Completion,
+    Invocation,
+    Vertex,
+    Infer,
+    Messages,
+    CountTokens,
+    Responses,
+}
+
 /// What the OpenAPI document and `docs/http.md` say of a route.
 pub struct Docs {
     pub about: &'static str,
@@ -67,142 +108,140 @@ pub enum Answer {
 }
 
 pub static ROUTES: [Route; 34] = [
-    post("/generate", || on_post(tgi::generate)).counted().takes(
+    post("/generate", Handler::Generate).counted().takes(
         RequestSchema::Generate,
         Answer::Json("Generated"),
         "Generate a text",
     ),
-    post("/generate_stream", || on_post(tgi::generate_stream)).counted().takes(
+    post("/generate_stream", Handler::GenerateStream).counted().takes(
         RequestSchema::Generate,
         Answer::Events("TokenEvent"),
         "Generate a text, token by token",
     ),
-    post("/", || on_post(tgi::compat)).counted().takes(
+    post("/", Handler::Compat).counted().takes(
         RequestSchema::Compat,
         Answer::JsonOrEvents("GeneratedList", "TokenEvent"),
         "As /generate, in a list of one; with `stream`, as /generate_stream",
     ),
-    post("/v1/chat/completions", || on_post(chat::chat_completions)).counted().takes(
+    post("/v1/chat/completions", Handler::ChatCompletions).counted().takes(
         RequestSchema::Chat,
         Answer::JsonOrEvents("ChatCompletion", "ChatChunk"),
         "Answer a chat",
     ),
-    post("/v1/completions", || on_post(completions::completions)).counted().takes(
+    post("/v1/completions", Handler::Completions).counted().takes(
         RequestSchema::Completion,
         Answer::JsonOrEvents("Completion", "CompletionChunk"),
         "Continue one or several prompts",
     ),
-    post("/v1/responses", || on_post(responses::responses)).counted().takes(
+    post("/v1/responses", Handler::Responses).counted().takes(
         RequestSchema::Responses,
         Answer::JsonOrEvents("Response", "ResponseEvent"),
         "Answer in OpenAI's newer dialect; nothing is kept",
     ),
-    post("/v1/messages", || on_post(anthropic::messages)).counted().takes(
+    post("/v1/messages", Handler::Messages).counted().takes(
         RequestSchema::Messages,
         Answer::JsonOrEvents("Message", "MessageEvent"),
         "Answer a chat in Anthropic's dialect",
     ),
-    post("/v1/messages/count_tokens", || on_post(anthropic::count_tokens)).takes(
+    post("/v1/messages/count_tokens", Handler::CountTokens).takes(
         RequestSchema::CountTokens,
         Answer::Json("TokenCount"),
         "Tokens of the prompt that such a chat becomes",
     ),
-    get("/v1/models", || on_get(ops::models)).answers(Answer::Json("Models"), "The served model, in a list"),
-    get("/v1/models/{*id}", || on_get(ops::model))
-        .answers(Answer::Json("Model"), "The served model, by its name"),
-    post("/tokenize", || on_post(tokenize::tokenize)).takes(
+    get("/v1/models", Handler::Models).answers(Answer::Json("Models"), "The served model, in a list"),
+    get("/v1/models/{*id}", Handler::Model).answers(Answer::Json("Model"), "The served model, by its name"),
+    post("/tokenize", Handler::Tokenize).takes(
         RequestSchema::Tokenize,
         Answer::Json("Tokens"),
         "The tokens of a text, special tokens added",
     ),
-    post("/chat_tokenize", || on_post(tokenize::chat_tokenize)).takes(
+    post("/chat_tokenize", Handler::ChatTokenize).takes(
         RequestSchema::Chat,
         Answer::Json("ChatTokens"),
         "The prompt that a chat becomes, and its tokens",
     ),
-    post("/invocations", || on_post(platforms::invocations)).counted().takes(
+    post("/invocations", Handler::Invocations).counted().takes(
         RequestSchema::Invocation,
         Answer::JsonOrEvents("Invocation", "InvocationEvent"),
         "Amazon SageMaker: a body of `/`, of a chat or of a completion, answered as there",
     ),
-    post("/vertex", || on_post(platforms::vertex)).counted().takes(
+    post("/vertex", Handler::Vertex).counted().takes(
         RequestSchema::Vertex,
         Answer::Json("Predictions"),
         "Google Vertex AI: several requests, answered together",
     ),
-    get("/v2", || on_get(kserve::server_metadata))
+    get("/v2", Handler::KserveServer)
         .kserve()
         .answers(Answer::Json("KserveServer"), "KServe (`--kserve`): what serves"),
-    get("/v2/health/live", || on_get(kserve::live))
+    get("/v2/health/live", Handler::KserveLive)
         .kserve()
         .access(Access::Probe)
         .answers(Answer::Json("KserveLive"), "KServe: 200 while the server runs"),
-    get("/v2/health/ready", || on_get(kserve::ready))
+    get("/v2/health/ready", Handler::KserveReady)
         .kserve()
         .access(Access::Probe)
         .answers(Answer::Json("KserveReady"), "KServe: as /health"),
-    get("/v2/models/{name}", || on_get(kserve::model_metadata))
+    get("/v2/models/{name}", Handler::KserveModel)
         .kserve()
         .answers(Answer::Json("KserveModel"), "KServe: about the model; any name is taken"),
-    get("/v2/models/{name}/ready", || on_get(kserve::ready))
+    get("/v2/models/{name}/ready", Handler::KserveReady)
         .kserve()
         .answers(Answer::Json("KserveReady"), "KServe: as /health"),
-    post("/v2/models/{name}/infer", || on_post(kserve::infer)).kserve().counted().takes(
+    post("/v2/models/{name}/infer", Handler::KserveInfer).kserve().counted().takes(
         RequestSchema::Infer,
         Answer::Json("Inferred"),
         "KServe: generate texts",
     ),
-    get("/v2/models/{name}/versions/{version}", || on_get(kserve::model_metadata))
+    get("/v2/models/{name}/versions/{version}", Handler::KserveModel)
         .kserve()
         .answers(Answer::Json("KserveModel"), "KServe: about the model"),
-    get("/v2/models/{name}/versions/{version}/ready", || on_get(kserve::ready))
+    get("/v2/models/{name}/versions/{version}/ready", Handler::KserveReady)
         .kserve()
         .answers(Answer::Json("KserveReady"), "KServe: as /health"),
-    post("/v2/models/{name}/versions/{version}/infer", || on_post(kserve::infer)).kserve().counted().takes(
+    post("/v2/models/{name}/versions/{version}/infer", Handler::KserveInfer).kserve().counted().takes(
         RequestSchema::Infer,
         Answer::Json("Inferred"),
         "KServe: generate texts",
     ),
-    get("/info", || on_get(ops::info))
-        .answers(Answer::Json("Info"), "What is served and within which limits"),
-    get("/health", || on_get(ops::health))
+    get("/info", Handler::Info).answers(Answer::Json("Info"), "What is served and within which limits"),
+    get("/health", Handler::Health)
         .access(Access::Probe)
         .answers(Answer::Empty, "200 when new requests are served now, else 503 with the reason"),
-    get("/ping", || on_get(ops::health)).access(Access::Probe).answers(Answer::Empty, "As /health"),
-    get("/readyz", || on_get(ops::health)).access(Access::Probe).answers(Answer::Empty, "As /health"),
-    get("/livez", || on_get(ops::alive))
+    get("/ping", Handler::Health).access(Access::Probe).answers(Answer::Empty, "As /health"),
+    get("/readyz", Handler::Health).access(Access::Probe).answers(Answer::Empty, "As /health"),
+    get("/livez", Handler::Alive)
         .access(Access::Probe)
         .answers(Answer::Empty, "200 while the server runs, whatever its workers do"),
-    get("/", || on_get(page::index)).access(Access::Probe).answers(
+    get("/", Handler::Index).access(Access::Probe).answers(
         Answer::Empty,
         "A chat page where `Accept` names HTML, as browsers do; otherwise as /health",
     ),
-    get("/metrics", || on_get(ops::metrics))
+    get("/metrics", Handler::Metrics)
         .access(Access::Metrics)
         .answers(Answer::Text("text/plain"), "Prometheus metrics, as text"),
-    get("/block_events", || on_get(block_events::block_events)).with_block_events().answers(
+    get("/block_events", Handler::BlockEvents).with_block_events().answers(
         Answer::Events("BlockEvent"),
         "What the prefix cache gains and loses (`--block-events`), see block-events.md",
     ),
-    get("/docs", || on_get(docs::page))
+    get("/docs", Handler::Docs)
         .access(Access::Open)
         .answers(Answer::Text("text/html"), "This reference, as a page"),
-    get("/api-doc/openapi.json", || on_get(openapi::document))
+    get("/api-doc/openapi.json", Handler::OpenApi)
         .access(Access::Open)
         .answers(Answer::Empty, "This reference, as an OpenAPI document"),
-    get("/page/{name}", || on_get(page::file)).access(Access::PageFile),
+    get("/page/{name}", Handler::PageFile).access(Access::PageFile),
 ];
 
-const fn get(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Route {
+const fn get(path: &'static str, handler: Handler) -> Route {
     Route::new(Verb::Get, path, handler)
 }
 
-const fn post(path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Route {
+const fn post(path: &'static str, handler: Handler) -> Route {
     Route::new(Verb::Post, path, handler)
 }
 
 impl Route {
-    const fn new(method: Verb, path: &'static str, handler: fn() -> MethodRouter<Arc<Server>>) -> Self {
+    const fn new(method: Verb, path: &'static str, handler: Handler) -> Self {
         let access = Access::Guarded;
         Self { method, path, access, counted: false, is_asked_for: None, docs: None, handler }
     }
@@ -254,15 +293,6 @@ impl Route {
             Access::Open | Access::Probe => false,
         }
     }
-}
-
-/// The routes that are served with these flags.
-pub fn router(args: &RouterArgs) -> Router<Arc<Server>> {
-    // GET before POST: the header `Allow` of a 405 names the methods in this order.
-    let of = |method| ROUTES.iter().filter(move |route| route.method == method && route.is_served(args));
-    of(Verb::Get)
-        .chain(of(Verb::Post))
-        .fold(Router::new(), |router, route| router.route(route.path, (route.handler)()))
 }
 
 /// Whether reading `path` (GET, HEAD) needs no key. Paths are compared letter by letter, as the router matches them: no

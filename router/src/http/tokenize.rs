@@ -20,8 +20,9 @@ use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::openai::chat;
 use crate::http::request_context::caller_of;
+use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body, tgi};
+use crate::http::{body, tgi};
 
 /// Bytes of an answer that are written at once.
 const PIECE: usize = 32 << 10;
@@ -65,7 +66,7 @@ pub async fn begin(server: &Server, request: Request, names: &FieldNames) -> Res
     let in_flight = server.in_flight.token();
     server.loaded()?;
     let caller = caller_of(&request, Instant::now());
-    let body = body::read(request, server.body_limits()).await?;
+    let body = body::read(request, body::BodyLimits::of(&server.config.args)).await?;
     let permit = server.loaded()?.serving.reserve(&caller, None).map_err(|failure| names.error(failure))?;
     Ok((body, Held { _permit: permit, _in_flight: in_flight }))
 }

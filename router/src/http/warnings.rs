@@ -7,8 +7,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
 
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::request_fields::Field;
+use crate::http::shortened::shortened;
 use crate::limits::Limits;
 
 /// One for each field.

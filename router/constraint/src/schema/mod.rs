@@ -18,10 +18,10 @@ use std::{cell::Cell, collections::HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    compiler::Stop,
     error::{CompileError, Kind},
     limits::Limits,
     pattern,
+    stop::Stop,
 };
 pub(crate) use format::expression as format_expression;
 use reference::{Document, Target};

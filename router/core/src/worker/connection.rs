@@ -9,14 +9,13 @@ use futures::future::try_join_all;
 use hyper_util::rt::TokioIo;
 use penstock_proto::worker_client::WorkerClient;
 use penstock_proto::{CheckRequest, DescribeRequest, ModelDescription};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tonic::transport::{Channel, Uri};
 use tonic::{Code, Status};
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Wire};
 use super::source::{Loss, LossKind, is_passing};
 
 /// A worker that answers calls takes a connection at once; one that is frozen may do so without answering.
@@ -29,10 +28,6 @@ pub(super) const BLAME: Duration = Duration::from_secs(1);
 /// that vanishes closes nothing: while a step runs its deadline tells, and otherwise this does, whatever call is open.
 const PING_INTERVAL: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 const PING_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(400) } else { Duration::from_secs(20) };
-
-/// The bytes of a connection, however they travel.
-pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Wire for T {}
 
 /// A client for every rank.
 pub(super) async fn connect(endpoints: &[Endpoint]) -> Result<Vec<WorkerClient<Channel>>, Loss> {

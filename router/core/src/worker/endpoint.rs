@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -48,6 +49,10 @@ pub struct PemFile<'a> {
     pub flag: &'static str,
     pub path: &'a Path,
 }
+
+/// The bytes of a connection, however they travel.
+pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Wire for T {}
 
 impl FromStr for Address {
     type Err = String;
@@ -165,9 +170,9 @@ impl MutualTls {
     }
 
     /// A handshake over `stream` with whoever has a certificate for `host`.
-    pub(super) async fn handshake<S>(&self, host: &str, stream: S) -> io::Result<impl super::connection::Wire>
+    pub(super) async fn handshake<S>(&self, host: &str, stream: S) -> io::Result<impl Wire>
     where
-        S: super::connection::Wire,
+        S: Wire,
     {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(self.0.clone()).connect(name, stream).await

@@ -22,8 +22,9 @@ use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::response::json;
 use crate::http::sse::Encoder;
+use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body, tokenize};
+use crate::http::{body, tokenize};
 use request::{MaxTokens, NAMES};
 
 pub async fn messages(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {

@@ -10,9 +10,10 @@ use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
 use crate::http::constraints::{self, Asked};
 use crate::http::error::{ApiError, FieldNames, Place};
-use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::fields::{Fields, checked_name};
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_fields;
+use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
 pub const NAMES: FieldNames = FieldNames::MESSAGES;

@@ -6,8 +6,6 @@ use penstock_core::prompt::Prompt;
 use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
 use tracing::info;
 
-use crate::config::RouterArgs;
-
 /// The word for a format in a flag.
 pub enum FormatFlag<T: 'static> {
     Auto,
@@ -83,14 +81,18 @@ pub struct ChatFormats {
 
 impl ChatFormats {
     /// Logs what was chosen.
-    pub fn of(prompt: &Prompt, args: &RouterArgs) -> Self {
+    pub fn of(
+        prompt: &Prompt,
+        tool_call_parser: &FormatFlag<ToolFormat>,
+        reasoning_parser: &FormatFlag<ReasoningFormat>,
+    ) -> Self {
         let template = |with_tools| prompt.chat_template(with_tools).unwrap_or_default();
         let with_tools = template(true);
         let (calls, _) = of_template(with_tools);
         let (_, reasoning) = of_template(template(false));
         // A template that says nothing of calls leaves it to the prompt, which asks for JSON.
-        let calls = args.tool_call_parser.or(calls.or_else(|| tool_format("json")));
-        let reasoning = args.reasoning_parser.or(reasoning);
+        let calls = tool_call_parser.or(calls.or_else(|| tool_format("json")));
+        let reasoning = reasoning_parser.or(reasoning);
         if !with_tools.is_empty() {
             info!(
                 "the chat template's calls are read as {}, its reasoning as {}",

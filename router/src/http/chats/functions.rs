@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::http::chats::object::{Object, objects};
 use crate::http::error::{ApiError, Place};
-use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::fields::{Fields, checked_name};
 use crate::http::request_fields::{self, Field};
+use crate::http::shortened::shortened;
 
 const TOOLS: &str = request_fields::TOOLS.name;
 const CHOICE: &str = request_fields::TOOL_CHOICE.name;

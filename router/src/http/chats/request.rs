@@ -7,11 +7,11 @@ use penstock_output::Start;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::Loaded;
 use crate::http::chats::reader::Reading;
 use crate::http::chats::tools::{Bound, Tools};
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::openai::params::GenerationParams;
+use crate::http::state::Loaded;
 
 pub struct ChatRequest {
     pub params: GenerationParams,

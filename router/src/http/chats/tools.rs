@@ -15,8 +15,9 @@ use crate::http::chats::functions::{Choice, Function, Shape, choice, functions};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::request_fields;
+use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
 const TOOLS: &str = request_fields::TOOLS.name;

@@ -22,7 +22,7 @@ use penstock_core::generation::{GenerationFailure, InvalidRequest, Part};
 use penstock_core::prompt::{InvalidChat, PromptError};
 use penstock_core::scheduler::{Late, Refused, SequenceFailure, Unavailable};
 
-use crate::http::fields::{shortened, shortened_to};
+use crate::http::shortened::{shortened, shortened_to};
 
 /// Which shape an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

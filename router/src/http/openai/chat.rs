@@ -14,13 +14,14 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::http::body;
 use crate::http::chats::functions::Shape;
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::reader::{Reader, Reading, custom_input};
 use crate::http::chats::request::{ChatRequest, Prepared};
 use crate::http::chats::tools::Tools;
 use crate::http::error::{ApiError, Family, FieldNames, Place};
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
@@ -29,10 +30,11 @@ use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json as json_response;
+use crate::http::shortened::shortened;
 use crate::http::sse::{Encoder, Frame};
+use crate::http::state::{Loaded, Server};
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::Warnings;
-use crate::http::{Loaded, Server, body};
 
 pub async fn chat_completions(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::OpenAi, answer).await

@@ -17,8 +17,9 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use crate::http::body;
 use crate::http::error::{ApiError, Family, FieldNames};
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::json::text_of;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
@@ -29,9 +30,10 @@ use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::sampling::most_likely_first;
+use crate::http::shortened::shortened;
 use crate::http::sse::{Encoder, Frame};
+use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body};
 use crate::limits::Limits;
 
 pub async fn completions(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {

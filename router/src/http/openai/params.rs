@@ -11,10 +11,11 @@ use serde_json::value::RawValue;
 
 use crate::http::constraints::{self, Asked};
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::json::finite;
 use crate::http::request_fields::{self, Field};
 use crate::http::sampling;
+use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
 /// How to generate, as both dialects ask for it.

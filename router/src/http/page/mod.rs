@@ -8,7 +8,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use sha2::{Digest, Sha256};
 
-use crate::http::{Server, ops, unknown_route};
+use crate::http::not_found::unknown_route;
+use crate::http::ops;
+use crate::http::state::Server;
 
 struct File {
     name: &'static str,

@@ -13,14 +13,15 @@ use axum::http::Response;
 use futures::future::try_join_all;
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
+use crate::http::body;
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::sampling::most_likely_first;
 use crate::http::sse::{self, Encoder, EventSource};
+use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body};
 use request::{GenerateRequest, Route};
 pub use request::{inputs_alone, text_request};
 use response::{Candidate, Details, StreamDetails, Told, prefill_token, token, top_token, top_tokens};

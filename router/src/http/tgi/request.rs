@@ -8,9 +8,10 @@ use penstock_core::scheduler::Sampling;
 
 use crate::http::constraints;
 use crate::http::error::ApiError;
-use crate::http::fields::{Fields, shortened};
+use crate::http::fields::Fields;
 use crate::http::request_fields;
 use crate::http::sampling;
+use crate::http::shortened::shortened;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::{Warnings, names};
 

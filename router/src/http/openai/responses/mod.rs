@@ -14,6 +14,7 @@ use bytes::Bytes;
 use penstock_core::generation::{Done, FinishReason, TokenEvent};
 use penstock_core::prompt::Prompt;
 
+use crate::http::body;
 use crate::http::chats::blocks::{Block, BlockEvent, Blocks};
 use crate::http::chats::reader::{Reading, custom_input};
 use crate::http::chats::request::Prepared;
@@ -25,8 +26,8 @@ use crate::http::openai::usage::Usage;
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::response::json as json_response;
 use crate::http::sse::Encoder;
+use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{Server, body};
 use answer::{
     Echo, Event, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails, Part, ResponseUsage, Role,
     Status,

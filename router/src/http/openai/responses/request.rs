@@ -10,11 +10,12 @@ use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames, Place};
-use crate::http::fields::{Fields, checked_name, shortened};
+use crate::http::fields::{Fields, checked_name};
 use crate::http::openai::chat::{no_text, reason_with};
 use crate::http::openai::params::GenerationParams;
 use crate::http::openai::responses::answer::Echo;
 use crate::http::request_fields::{self, Most};
+use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
 const NAMES: FieldNames = FieldNames::RESPONSES;

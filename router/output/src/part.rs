@@ -1,0 +1,113 @@
+//! Parts of a text that is to be, as grammars are made of them.
+
+use serde_json::{Map, Value};
+
+/// A part of a text. Where a text or a marker has the name of a special token in it, that token is meant; free text has
+/// no special tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Exactly this.
+    Text(String),
+    /// This, after space and line breaks or at once.
+    Opening(String),
+    /// JSON that the schema accepts. `at` is where the client gave it, for errors.
+    Json {
+        schema: Value,
+        at: String,
+    },
+    /// What stands between the quotes of a JSON string whose text is one of this grammar, in Lark's notation. `at` is where
+    /// the client gave it.
+    Quoted {
+        lark: String,
+        at: String,
+    },
+    /// Any JSON object.
+    JsonObject,
+    /// A text that the expression matches.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A number of up to three digits.
+    Number,
+    /// Space and line breaks, or none.
+    Space,
+    /// Any text up to the first `marker`, and the marker. It neither holds one of `without` nor begins with `not_first`.
+    Until {
+        marker: String,
+        without: Vec<String>,
+        not_first: Option<String>,
+    },
+    /// Any text, or none, that neither holds one of `without` nor begins with `not_first`.
+    Free {
+        without: Vec<String>,
+        not_first: Option<String>,
+    },
+    /// One of `words` as it stands, then `close`. It holds none of `without`, and its first character is none of `not_first`.
+    Words {
+        words: Vec<Words>,
+        without: Vec<String>,
+        not_first: String,
+        close: String,
+    },
+    OneOf(Vec<Vec<Part>>),
+    /// `part` so many times, with `between` between two.
+    Repeat {
+        part: Vec<Part>,
+        between: Vec<Part>,
+        least: u32,
+        most: Option<u32>,
+    },
+}
+
+/// Text that is an argument without quotes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Words {
+    /// What these keywords of a JSON schema accept: lengths, `pattern`, `format`. `at` is where the client gave them.
+    String {
+        schema: Map<String, Value>,
+        at: String,
+    },
+    Exactly(Vec<String>),
+    /// What the server's expression matches.
+    Expression(&'static str),
+}
+
+impl Part {
+    /// Bytes of what clients gave of it, about.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Part::Json { schema, .. } => schema.to_string().len(),
+            Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
+            Part::Choice(texts) => texts.iter().map(String::len).sum(),
+            Part::Words { words, .. } => words.iter().map(Words::bytes).sum(),
+            Part::OneOf(choices) => choices.iter().flatten().map(Part::bytes).sum(),
+            Part::Repeat { part, .. } => part.iter().map(Part::bytes).sum(),
+            _ => 0,
+        }
+    }
+}
+
+impl Words {
+    /// As of a part.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Words::String { schema, .. } => {
+                schema.iter().map(|(key, value)| key.len() + value.to_string().len()).sum()
+            }
+            Words::Exactly(texts) => texts.iter().map(String::len).sum(),
+            Words::Expression(_) => 0,
+        }
+    }
+}
+
+/// A function whose calls are to be right.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Callable {
+    pub name: String,
+    /// JSON schema of its arguments; null for one that takes none.
+    pub schema: Value,
+    /// Where the client gave the schema, or the grammar.
+    pub at: String,
+    /// The grammar, in Lark's notation, of its one argument `input`, a text.
+    pub lark: Option<String>,
+}

@@ -1,0 +1,76 @@
+//! What the handlers of all routes share.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::http::HeaderValue;
+use penstock_core::blocking::BlockingPool;
+use penstock_core::generation::Serving;
+use penstock_core::health::HealthReceiver;
+use penstock_proto::ModelDescription;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::http::chats::formats::ChatFormats;
+use crate::http::error::ApiError;
+use crate::limits::{FlagError, Limits};
+use crate::telemetry::traces::Tracing;
+
+/// What all routes share.
+pub struct Server {
+    pub config: Config,
+    pub health: HealthReceiver,
+    /// Every request that generates holds a token until its last byte is on its way.
+    pub in_flight: TaskTracker,
+    /// With `--otlp-endpoint`.
+    pub tracing: Option<Tracing>,
+    /// For the members of long bodies, and for chats.
+    pub reading: BlockingPool,
+    loaded: OnceLock<Loaded>,
+}
+
+/// What there is once the model is loaded.
+pub struct Loaded {
+    pub serving: Serving,
+    /// How the model writes calls and reasoning.
+    pub chats: ChatFormats,
+    pub limits: Limits,
+    pub model: ModelDescription,
+    /// Tokens that the KV cache holds where nothing is behind a window.
+    pub cache_tokens: u64,
+    /// Most drafts of a sequence in a step.
+    pub speculate: u32,
+    pub max_step_tokens: u32,
+    pub max_slots: u32,
+    /// Of the header `x-compute-type`, such as `1-nvidia-l4`.
+    pub compute_type: HeaderValue,
+}
+
+impl Server {
+    pub fn new(config: Config, health: HealthReceiver) -> Result<Arc<Self>, FlagError> {
+        let tracing = Tracing::start(&config.args)?;
+        let reading = BlockingPool::new(config.args.validation_workers);
+        let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
+        Ok(Arc::new(Self { config, health, in_flight, tracing, reading, loaded }))
+    }
+
+    /// The model is there. Only the first call counts.
+    pub fn load(&self, loaded: Loaded) {
+        let _ = self.loaded.set(loaded);
+    }
+
+    /// For routes that do new work: the model, or why there is none now.
+    pub fn ready(&self) -> Result<&Loaded, ApiError> {
+        match self.health.borrow().refusal() {
+            Some(reason) => Err(ApiError::unavailable(reason)),
+            None => self.loaded(),
+        }
+    }
+
+    /// For routes that only tell about the model.
+    pub fn loaded(&self) -> Result<&Loaded, ApiError> {
+        self.loaded.get().ok_or_else(|| {
+            let reason = self.health.borrow().refusal();
+            ApiError::unavailable(reason.unwrap_or_else(|| "the model is not loaded yet".into()))
+        })
+    }
+}
