@@ -1,10 +1,15 @@
 """Speed of families that differ in attention, in their recurrent layers or in what feeds forward, beside `transformers` `generate`.
 
     python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32]
+    python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768
 
 Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 million parameters), random weights in
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
 each length, and while decoding behind prompts of that length: median of three rounds in turn, and the ratio.
+
+With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
+and one sequence's tokens per second while it decodes behind them, the families in turn. What is in the cache is not
+computed: pages of zeros are read as fast.
 """
 
 import argparse
@@ -12,17 +17,25 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from engine_speed import measure, measure_prefill, peer
+from engine_speed import measure, measure_prefill, peer, prepared_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration-tests" / "parity"))
 
 from families import FAMILIES
 from models import make
+
+from penstock.engine.engine import Engine
+from penstock.engine.kv_cache import numbers_of, page_bytes
+from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.state_cache import state_bytes
+from penstock.parallel.group import ALONE
 
 CLOCK = time.perf_counter
 
@@ -120,7 +133,13 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--prompts", default="32,500")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--contexts", default="", help="memory and decoding behind so many tokens")
     arguments = parser.parse_args()
+    if arguments.contexts:
+        behind_contexts(
+            arguments.only, [int(count) for count in arguments.contexts.split(",")], arguments.tokens
+        )
+        return
     prompts = [int(count) for count in arguments.prompts.split(",")]
     for family in arguments.only:
         with tempfile.TemporaryDirectory() as folder:
@@ -145,6 +164,61 @@ def main() -> None:
                         for _ in range(3)
                     ]
                     tell(f"{family:24} prompt {prompt:5} batch {batch:3}", rounds)
+
+
+def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> None:
+    """Measures the families in turn, three times."""
+    longest = max(contexts) + tokens + 1
+    engines: dict[str, Engine] = {}
+    threads = torch.get_num_threads()
+    for family in families:
+        shape = FAMILIES[family] | SHAPES[family]
+        shape |= {name: longest for name in ("max_position_embeddings", "seq_length") if name in shape}
+        with tempfile.TemporaryDirectory() as folder:
+            engines[family] = prepared_engine(make(Path(folder), shape), torch.bfloat16, longest)
+    for context in contexts:
+        rates: dict[str, list[float]] = {family: [] for family in families}
+        for _ in range(3):
+            for family, engine in engines.items():
+                torch.set_num_threads(1 if engine.native is not None else threads)
+                rates[family].append(decode_behind(engine, context, tokens, longest))
+        for family, engine in engines.items():
+            taken = sequence_bytes(engine, context, longest) / 2**20
+            speed = statistics.median(rates[family])
+            print(
+                f"{family:24} context {context:6}: a sequence takes {taken:7.1f} MiB; {speed:7.1f} tok/s  "
+                f"({min(rates[family]):.1f} .. {max(rates[family]):.1f})",
+                flush=True,
+            )
+
+
+def sequence_bytes(engine: Engine, tokens: int, longest: int) -> int:
+    """Of a sequence's pages and of its state."""
+    tables, config = engine.tables(longest), engine.model.config
+    page = page_bytes(tables, numbers_of(config.cached_layers(ALONE)), engine.model.cache_shape, engine.dtype)
+    return tables.pages(tokens) * page + state_bytes(config.state_shapes(ALONE), engine.dtype)
+
+
+def decode_behind(engine: Engine, context: int, tokens: int, longest: int) -> float:
+    """Tokens per second of one sequence whose first `context` tokens are taken to be cached."""
+    engine.clear()
+    none = np.zeros(0, np.uint32)
+    starts = greedy_starts(1)
+    if engine.states is not None:
+        starts = replace(starts, state_sources=np.zeros(1, np.uint32))
+    pages = -(-(context + tokens + 1) // 16)
+    blocks = np.arange(pages * engine.tables(longest + 16).count, dtype=np.uint32)
+    slots, ones = np.zeros(1, np.int64), np.ones(1, np.int64)
+    engine.step(
+        Plan(1, none, slots, np.full(1, START | SAMPLE, np.uint8), np.full(1, context), ones,
+             np.full(1, 5, np.uint32), np.full(1, pages), blocks, none, starts)
+    )  # fmt: skip
+    flags, zeros = np.full(1, CONTINUE | SAMPLE, np.uint8), np.zeros(1, np.int64)
+    begin = CLOCK()
+    for at in range(1, tokens + 1):
+        position = np.full(1, context + at)
+        engine.step(Plan(at + 1, none, slots, flags, position, ones, none, zeros, none, none, None))
+    return tokens / (CLOCK() - begin)
 
 
 def tell(what: str, rounds: list[list[float]]) -> None:

@@ -35,14 +35,11 @@ Generate = Callable[[list[list[int]], int], None]
 Clock = Callable[[], float]
 
 
-def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
-    """Generates on an engine with 64 slots."""
+def prepared_engine(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Engine:
+    """An engine with 64 slots for sequences of up to so many tokens."""
     keep_memory()
     config = json.loads((folder / "config.json").read_text())
-    threads = torch.get_num_threads()
     engine = Engine(config, folder, dtype, torch.device("cpu"), **options)
-    # As a worker does: torch only samples then.
-    threads = 1 if engine.native is not None else threads
     began = time.perf_counter()
     prepared = prepare(
         engine,
@@ -55,6 +52,15 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
         f"prepare {time.perf_counter() - began:.3f} s; cost model {cost.fixed_ns / 1e6:.3f} ms"
         f" + {cost.per_token_ns / 1e3:.1f} us/token + {cost.per_context_token_ns / 1e3:.3f} us/context token"
     )
+    return engine
+
+
+def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
+    """Generates on such an engine."""
+    threads = torch.get_num_threads()
+    engine = prepared_engine(folder, dtype, longest, **options)
+    # As a worker does: torch only samples then.
+    threads = 1 if engine.native is not None else threads
     none = np.zeros(0, np.uint32)
     tables = engine.tables(longest + 16).count
 

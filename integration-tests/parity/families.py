@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from newer_families import NEWER
+from newer_families import INDEX, NEWER
 from older_families import OLDER
 from recurrent_families import RECURRENT
 from shapes import LATENT, shaped, with_images
@@ -245,6 +245,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "type": "yarn",
         },
     ),
+    "DeepSeek V3.2": shaped(
+        "DeepseekV32ForCausalLM",
+        "deepseek_v32",
+        **{key: value for key, value in LATENT.items() if key != "moe_layer_freq"},
+        **INDEX,
+        q_lora_rank=20,
+        topk_method="noaux_tc",
+        norm_topk_prob=True,
+        scoring_func="sigmoid",
+        routed_scaling_factor=2.5,
+        num_nextn_predict_layers=1,
+        rope_scaling={
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+            "type": "yarn",
+        },
+    ),
     "GLM-4 (2024)": shaped(
         "GlmForCausalLM",
         "glm",
@@ -333,6 +354,7 @@ LONG_TAIL = frozenset(
             "Gemma 4 with images",
             "Gemma 4 12B",
             "Ministral 3 with images",
+            "GOT-OCR 2",
         ),
         *(
             "Mistral Small 4 with images",
@@ -411,6 +433,7 @@ KINDS = frozenset(
         ),
         *(
             "DeepSeek V3",
+            "GLM-5, layers that share a choice",
             "Llama 4",
             "Phi 1, Phi 1.5, Phi 2",
             "Falcon 7B",

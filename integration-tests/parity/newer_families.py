@@ -31,6 +31,10 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 24,
 }
 
+# Of the published ones 64 or 32 heads of 128, and 2048 keys: here queries choose among the tests' 100 tokens. So many heads
+# that the scores of no two keys are 0.
+INDEX: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 20}
+
 LLAMA_4 = shaped(
     "Llama4ForCausalLM",
     "llama4_text",
@@ -208,6 +212,29 @@ NEWER: dict[str, dict[str, Any]] = {
         **LATENT,
         mlp_layer_types=["dense", "sparse", "sparse"],
         num_nextn_predict_layers=1,
+        pad_token_id=0,
+    ),
+    "GLM-5": shaped(
+        "GlmMoeDsaForCausalLM",
+        "glm_moe_dsa",
+        **EXPERTS,
+        **LATENT,
+        **{**INDEX, "indexer_rope_interleave": True},
+        rope_theta=None,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+        num_nextn_predict_layers=1,
+        pad_token_id=0,
+    ),
+    "GLM-5, layers that share a choice": shaped(
+        "GlmMoeDsaForCausalLM",
+        "glm_moe_dsa",
+        **EXPERTS,
+        **LATENT,
+        **INDEX,
+        num_hidden_layers=4,
+        indexer_types=["full", "shared", "full", "shared"],
+        rope_theta=None,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
         pad_token_id=0,
     ),
     "MiniMax M2": shaped(

@@ -56,6 +56,8 @@ KINDS = (
     "BLOOM",
     "MPT",
     "Persimmon",
+    "Apertus",
+    "OPT 350M",
 )
 LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence_tokens": 160, "blocks": 120}
 

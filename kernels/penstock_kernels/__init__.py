@@ -24,6 +24,7 @@ from penstock_kernels.attention import (
 )
 from penstock_kernels.cache import write_kv
 from penstock_kernels.causal_conv import causal_conv
+from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
 from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.encoder_decoder_attention import (
     Rectangle,
@@ -66,6 +67,7 @@ __all__ = [
     "PLAIN",
     "TOKENS_AT_ONCE",
     "AttentionMetadata",
+    "ChosenKeys",
     "ChunkGroup",
     "DecodeGroup",
     "DrawRows",
@@ -86,6 +88,7 @@ __all__ = [
     "causal_conv",
     "channel_delta_rule",
     "choose",
+    "choose_keys",
     "count_tokens",
     "decayed_attention",
     "embedding",

@@ -111,12 +111,14 @@ def paged_attention(
     scale: float,
     out_THD: Tensor,
     score_modifiers: ScoreModifiers = PLAIN,
+    chosen: list[Tensor | None] | None = None,
 ) -> None:
     """softmax(scale q k^T + mask) v for every token over its own sequence's keys, into `out`.
 
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
     already, the first J of as many rows or more that each token has in memory; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
-    key/value head h / (H / K). Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
+    key/value head h / (H / K). Of latents the cache may hold more than D numbers, the first D being the key. `chosen`: of latents,
+    the keys that are attended to (`choose_keys`); None: all. Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
@@ -128,10 +130,11 @@ def paged_attention(
         _decode(q_THD[here], cache_NJD, decodes, scale, out_THD[here])
     if score_modifiers is not PLAIN:
         groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
-        for group in groups:
+        for group, taken in zip(groups, chosen or [None] * len(groups), strict=True):
             here = slice(group.begin, group.end)
-            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], score_modifiers)
+            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], score_modifiers, taken)
         return
+    assert chosen is None, "keys are chosen of latents alone"
     for few in metadata.few:
         here = slice(few.begin, few.end)
         _few(q_THD[here], cache_NJD, few, scale, out_THD[here])
@@ -281,9 +284,12 @@ def _with_modifiers(
     scale: float,
     out_THV: Tensor,
     score_modifiers: ScoreModifiers,
+    taken: Tensor | None = None,
 ) -> None:
     """Any group with any modifiers, one product after another."""
     heads, size = q_THD.shape[1:]
+    if taken is not None and isinstance(group, FewGroup):
+        group, taken = _taken(group, taken), None
     keys = group.keys
     if isinstance(group, ChunkGroup):
         sequences, queries = group.sequences, group.queries
@@ -299,7 +305,8 @@ def _with_modifiers(
     for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
         if score_modifiers.latent:
             rows_ZL = _rows(group.slot_mapping_SL, keys, kv_heads, some_heads, some)
-            k_ZLD = cache_NJD.view(-1, size).index_select(0, rows_ZL).view(-1, keys, size)
+            held = cache_NJD.shape[2]
+            k_ZLD = cache_NJD.view(-1, held)[:, :size].index_select(0, rows_ZL).view(-1, keys, size)
             v_ZLV = k_ZLD[..., : score_modifiers.latent]
         else:
             k_ZLD, v_ZLV = _gather(cache_NJD, group.slot_mapping_SL, keys, some_heads, some)
@@ -314,7 +321,11 @@ def _with_modifiers(
         for first in range(0, queries, at_once):
             part = slice(first, min(first + at_once, queries))
             q_SQGD = q_SQHD[some, part, asking].to(long) * scale
-            hidden = _hidden(group, some, part)
+            hidden = hidden_keys(group, some, part)
+            if taken is not None:
+                left_SQL = taken.view(sequences, queries, -1)[some, part]
+                left_SQL = _left(left_SQL, keys, long).unsqueeze(1)
+                hidden = left_SQL if hidden is None else left_SQL + hidden
             a_SQHV[some, part, asking] = _attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
@@ -322,7 +333,23 @@ def _with_modifiers(
     out_THV.copy_(a_THV)
 
 
-def _hidden(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) -> Tensor | None:
+def _taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
+    """The group with these of its keys alone."""
+    sequences, count = taken_SA.shape
+    slots_SA = group.slot_mapping_SL.view(sequences, -1).gather(1, taken_SA)
+    mask_S11L = group.mask_S11L
+    if mask_S11L is not None:
+        mask_S11L = mask_S11L.view(sequences, -1).gather(1, taken_SA).view(sequences, 1, 1, count)
+    return replace(group, keys=count, slot_mapping_SL=slots_SA.view(-1), mask_S11L=mask_S11L)
+
+
+def _left(taken_SQA: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """(S, Q, L): 0 of the keys that are taken, -inf of those that are left."""
+    left_SQL = torch.full((*taken_SQA.shape[:2], keys), -torch.inf, dtype=dtype, device=taken_SQA.device)
+    return left_SQL.scatter_(-1, taken_SQA, 0.0)
+
+
+def hidden_keys(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) -> Tensor | None:
     """What is added to the scores: (s, 1, q, L), or (q, L), or nothing."""
     if isinstance(group, FewGroup):
         return None if group.mask_S11L is None else group.mask_S11L[sequences]

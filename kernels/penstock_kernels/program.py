@@ -73,7 +73,7 @@ class Format(IntEnum):
 
 
 class Activation(IntEnum):
-    """Functions of `ACTIVATIONS`, of `gated_clamped`, and of gates."""
+    """Functions of `ACTIVATIONS`, of `gated_clamped`, of gates, and `xielu`."""
 
     SILU = 0
     GELU = 1
@@ -85,6 +85,7 @@ class Activation(IntEnum):
     SIGMOID = 7
     SOFTPLUS = 8
     IDENTITY = 9
+    XIELU = 10
 
 
 class Rule(IntEnum):

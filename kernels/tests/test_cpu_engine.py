@@ -174,6 +174,28 @@ def test_gated_layers(name: str, activation: Activation, function: Callable[[Ten
         close(bench.run(ids).rows(hidden, rows), function(both[:, :80]) * both[:, 80:])
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_the_activation_with_parameters(name: str) -> None:
+    table, weight = random(64, 64), random(50, 64, scale=0.4, seed=1)
+    alpha_p, alpha_n, beta, eps = (torch.tensor(x) for x in (0.7, 0.3, 0.5, -1e-6))
+    bench = Bench(name, table)
+    hidden = bench.program.buffer("hidden", Layout.BF16, 50)
+    tiles = packed(weight)
+    factors = {
+        "alpha": float(F.softplus(alpha_p)),
+        "lowest": float(beta + F.softplus(alpha_n)),
+        "scale": float(beta),
+        "limit": float(eps),
+    }
+    shape = {"rows": 50, "columns": tiles.shape[1], "weight": tiles}
+    activates = {"epilogue": Epilogue.ACTIVATE, "activation": Activation.XIELU}
+    bench.add(Kind.LINEAR, bench.rounded(), hidden, **shape, **activates, **factors)
+    for rows in ROWS:
+        ids = [i % 64 for i in range(rows)]
+        exact = table[ids].bfloat16().float() @ weight.bfloat16().float().T
+        close(bench.run(ids).rows(hidden, rows), ops.xielu(exact, alpha_p, alpha_n, beta, eps))
+
+
 def whole_numbers(matrix: QuantizedMatrix) -> Tensor:
     """What the tiles hold, read back by the description of the format: (rows, columns) in fp32."""
     whole, tiles = rounded_up(matrix.rows, TILE_OUTPUTS), matrix.tiles

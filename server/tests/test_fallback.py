@@ -218,15 +218,24 @@ def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:
             "lfm2",
             {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
         ),  # keeps more than keys
-        ("roberta", {"is_decoder": True}),  # counts positions from 2 on
+        ("roberta", {"is_decoder": True}),  # would count positions from 2 on
     ],
 )
 def test_what_computes_something_else_with_the_cache_is_refused(
     model_type: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fallback, "ATTENTION_LAYERS", fallback.ATTENTION_LAYERS | {"conv"})
+    monkeypatch.setattr(fallback, "_first_position", lambda body: 0)
     folder = made(tmp_path, model_type, **changes)
     assert "off its own" in refusal(folder, implementation="transformers")
+
+
+def test_positions_begin_behind_the_padding_token_where_the_model_has_them_so(tmp_path: Path) -> None:
+    folder = made(tmp_path, "roberta", is_decoder=True)
+    told = json.loads((folder / "config.json").read_text())
+    before = told["pad_token_id"] + 1
+    engine = engine_of(folder, implementation="transformers")
+    assert engine.model.config.max_positions == told["max_position_embeddings"] - before > 0
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:

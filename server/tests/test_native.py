@@ -160,13 +160,11 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     monkeypatch.delenv(cpu_engine.VARIABLE)
     rehearsed: list[object] = []
     monkeypatch.setattr(recipes, "load", rehearsed.append)
-    config = checkpoints.config(
-        architectures=["ApertusForCausalLM"], model_type="apertus", hidden_act="xielu", mlp_bias=False
-    )
+    config = checkpoints.config(architectures=["RecurrentGemmaForCausalLM"], model_type="recurrent_gemma")
     wide = checkpoints.config(intermediate_size=70_000)
     with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
         choice.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
-    with pytest.raises(UnusableModel, match="it does not serve the activation xielu"):
+    with pytest.raises(UnusableModel, match="it does not serve gated recurrences"):
         choice.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"
     with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
@@ -259,7 +257,7 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"experts_beside": True}, "experts beside a dense layer"),
     ({"streams": StreamsConfig(4, 0, 8)}, "several residual streams"),
     ({"per_layer": PerLayerConfig(64, 8)}, "per-layer embeddings"),
-    ({"activation": "xielu"}, "the activation xielu"),
+    ({"activation": "gelu_python_other"}, "the activation gelu_python_other"),
 ]
 
 

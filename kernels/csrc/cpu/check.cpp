@@ -76,7 +76,9 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     target.layout != PENSTOCK_BF16)
                     throw wrong("an activation makes bf16 only");
                 if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE ||
-                    operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_CLAMPED_GATE)
+                    operation.activation < PENSTOCK_SILU ||
+                    (operation.activation > PENSTOCK_CLAMPED_GATE &&
+                     (operation.activation != PENSTOCK_XIELU || operation.epilogue != PENSTOCK_ACTIVATE)))
                     throw wrong("an epilogue or activation that this library does not know");
                 if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight)
                     throw wrong("a weight is not aligned to 64 bytes");

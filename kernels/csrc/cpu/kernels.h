@@ -119,7 +119,7 @@ struct LinearArgs {
     const float *bias;
     penstock_epilogue epilogue;
     penstock_activation activation;
-    float scale, softcap, limit, alpha;
+    float scale, softcap, limit, alpha, lowest;
     const uint8_t *source;
     int64_t source_bytes;
     uint8_t *target;

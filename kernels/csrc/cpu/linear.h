@@ -13,7 +13,7 @@ constexpr int kRowsInChunk = 256;
 // Of a tile, for `finish`.
 struct Finish {
     F16 bias, up_bias;
-    float scale, softcap, limit, alpha;
+    float scale, softcap, limit, alpha, lowest;
     int count;  // outputs that there are
 };
 
@@ -30,7 +30,12 @@ INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const
         } else if (epilogue == PENSTOCK_GATE) {
             y = activated(y, activation) * (load(up + row * 16) + finish.up_bias);
         }
-        if (epilogue == PENSTOCK_ACTIVATE) y = activated(y, activation);
+        if (epilogue == PENSTOCK_ACTIVATE && activation == PENSTOCK_XIELU) {
+            const F16 below = (exponential(minimum(y, all(finish.limit))) - 1.0f - y) * finish.lowest;
+            y = select(is_less(F16{}, y), y * y * finish.alpha, below) + y * finish.scale;
+        } else if (epilogue == PENSTOCK_ACTIVATE) {
+            y = activated(y, activation);
+        }
         if (epilogue == PENSTOCK_ADD) y = y * finish.scale + load(long_to);
         if (epilogue == PENSTOCK_STORE) {
             if (finish.scale != 1.0f) y = y * finish.scale;
@@ -61,6 +66,8 @@ INLINE void finish_activated(penstock_activation activation, const Finish &finis
             return finish_rows<epilogue, PENSTOCK_RELU, short_target>(finish, rows, sums, up, to, bytes);
         case PENSTOCK_RELU_SQUARED:
             return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_XIELU:
+            return finish_rows<epilogue, PENSTOCK_XIELU, short_target>(finish, rows, sums, up, to, bytes);
         default:
             return finish_rows<epilogue, PENSTOCK_CLAMPED_GATE, short_target>(finish, rows, sums, up, to, bytes);
     }
@@ -102,7 +109,7 @@ SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int ti
     const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
     const Finish finish = {args.bias ? load(args.bias + output) : F16{},
                            args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale, args.softcap,
-                           args.limit, args.alpha,
+                           args.limit, args.alpha, args.lowest,
                            static_cast<int>(least(16, outputs - output))};
     uint8_t *to = args.target + first_row * args.target_bytes + (int64_t)output * (args.to_bf16 ? 2 : 4);
     constexpr penstock_activation none = PENSTOCK_RELU;

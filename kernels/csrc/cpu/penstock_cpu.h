@@ -90,6 +90,8 @@ enum penstock_activation {
     PENSTOCK_SIGMOID = 7,
     PENSTOCK_SOFTPLUS = 8,
     PENSTOCK_IDENTITY = 9,
+    // Above 0 alpha x^2 + scale x, else lowest (exp(min(x, limit)) - 1 - x) + scale x.
+    PENSTOCK_XIELU = 10,
 };
 
 // From what RATES reads a and b to what a state keeps and learns.
@@ -144,8 +146,8 @@ typedef struct {
     int32_t channels;  // of states: whether each of the head_dim rows keeps a share of its own
     int32_t learns;   // of states: a value is what the state's answer to the key lacks of it
     float eps, scale, softcap, clip;
-    float limit, alpha;      // of a clamped gate
-    float lowest, highest;   // of rates
+    float limit, alpha;      // of a clamped gate, and of xIELU
+    float lowest, highest;   // of rates, and the lower one of xIELU
     float slopes_scale;      // a factor of what slopes add
     float one_by_one;        // of a route: see penstock_kernels/experts.py; 0: all at once
     const void *weight;          // packed, 64-byte aligned

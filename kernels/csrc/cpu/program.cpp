@@ -511,6 +511,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                      operation.softcap,
                                      operation.limit,
                                      operation.alpha,
+                                     operation.lowest,
                                      from,
                                      from_bytes,
                                      to,

@@ -19,6 +19,7 @@ RECIPES = {
     "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
     "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV32ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "ernie4_5",
@@ -50,6 +51,8 @@ RECIPES = {
     "Glm4vForConditionalGeneration": "vision_language",
     "Glm4vMoeForConditionalGeneration": "vision_language",
     "GlmForCausalLM": "glm",
+    "GlmMoeDsaForCausalLM": "deepseek",
+    "GotOcr2ForConditionalGeneration": "vision_language",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
@@ -90,6 +93,7 @@ RECIPES = {
     "Mistral4ForCausalLM": "mistral4",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MllamaForConditionalGeneration": "mllama",
     "MptForCausalLM": "mpt",
     "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "nemotron",
@@ -129,6 +133,7 @@ RECIPES = {
     "Starcoder2ForCausalLM": "starcoder2",
     "T5ForConditionalGeneration": "t5",
     "VaultGemmaForCausalLM": "vaultgemma",
+    "XGLMForCausalLM": "xglm",
 }
 
 

@@ -64,7 +64,13 @@ class CheckpointKeys:
     project_in: str = ""
     project_out: str = ""
 
+    # The number of each layer in the checkpoint, where some of them are left out.
+    numbers: tuple[int, ...] = ()
     transposed: bool = False  # matrices of the layers are stored as (in, out)
 
     # Patterns of tensors that a checkpoint may hold and the model does not need.
     ignored: tuple[str, ...] = ()
+
+    def at_layer(self, index: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return self.layer.format(self.numbers[index] if self.numbers else index)

@@ -68,6 +68,19 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True)
+class IndexConfig:
+    """What chooses the keys that latent attention attends to (see `indexer`)."""
+
+    heads: int
+    head_dim: int  # numbers of an index key
+    most: int  # keys that a query attends to
+    key_eps: float = 1e-6  # of the layer norm of keys
+    # In the checkpoint: neighbours are the coordinates of a plane; the rotated numbers are the last of a head.
+    interleaved: bool = False
+    rotated_last: bool = False
+
+
+@dataclass(frozen=True)
 class LatentConfig:
     """Attention whose cache holds one latent for all heads (DeepSeek-V2's MLA)."""
 
@@ -77,6 +90,12 @@ class LatentConfig:
     value_dim: int
     query_rank: int = 0  # 0: queries come straight from the hidden state
     rank_norm: NormConfig = field(default_factory=lambda: NormConfig(1e-6))
+    index: IndexConfig | None = None  # queries attend to chosen keys alone
+
+    @property
+    def cached(self) -> int:
+        """Numbers that the cache holds of a token: latent, rotated key and, behind them, the index key."""
+        return self.rank + self.rope_dim + (0 if self.index is None else self.index.head_dim)
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,7 @@ class LayerConfig:
     kv_heads: int = 0  # K; 0: the model's
     head_dim: int = 0  # D; 0: the model's
     values_are_keys: bool = False  # values are keys before norm and rotation
+    choice_of_last: bool = False  # it attends to the keys that the last layer with an indexer has chosen
     keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
     feed_forward: int = 0  # F; 0: the model's
     gate_sparsity: float = 0.0  # the share of a token's gates that stay shut
@@ -190,6 +210,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     embedding_width: int = 0  # of the table, where it is not E
+    further_embeddings: int = 0  # rows of the table in the checkpoint that no text has
     per_layer: PerLayerConfig | None = None
     streams: StreamsConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
@@ -214,6 +235,7 @@ class DecoderConfig:
         attends: Sequence[bool] | None = None,
         recurrent: Sequence[RecurrentConfig | None] | None = None,
         feeds_forward: Sequence[bool] | None = None,
+        choice_of_last: Sequence[bool] | None = None,
     ) -> "DecoderConfig":
         """The same with these choices, one of each kind for each layer; None: as it was."""
         given: dict[str, Sequence[Any] | None] = {
@@ -223,6 +245,7 @@ class DecoderConfig:
             "attends": attends,
             "recurrent": recurrent,
             "feeds_forward": feeds_forward,
+            "choice_of_last": choice_of_last,
         }
         layers = self.layers
         for name, choices in given.items():
@@ -333,7 +356,7 @@ class DecoderConfig:
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
         if self.latent is not None:
-            return 1, self.latent.rank + self.latent.rope_dim
+            return 1, self.latent.cached
         if not self.layer_windows:
             return 0, 0
         if self.same_heads:
@@ -349,6 +372,6 @@ class DecoderConfig:
     def key_shape(self) -> tuple[int, int]:
         """(K, D) of what attention gathers from the cache for a token."""
         if self.latent is not None:
-            return 1, self.latent.rank + self.latent.rope_dim
+            return 1, self.latent.cached
         layers = range(len(self.layers))
         return max(map(self.kv_heads_of, layers)), max(map(self.head_dim_of, layers))

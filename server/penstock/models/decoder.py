@@ -18,6 +18,7 @@ from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig, OutputGate
+from penstock.models.indexer import Indexer
 from penstock.models.model import Reference
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.recurrent import Recurrent
@@ -129,7 +130,8 @@ class LatentAttention(TiledModule):
     """Attention over latents: the cache holds for each token one latent (R) and one rotated key for all heads.
 
     A head's key is a matrix of its own times the latent; that matrix is applied to the query instead, and the
-    one that makes values is applied to the sum of latents. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
+    one that makes values is applied to the sum of latents. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. Where the family
+    chooses keys, a layer has an indexer, or attends to what the last one before it chose.
     """
 
     def __init__(
@@ -147,9 +149,11 @@ class LatentAttention(TiledModule):
         out: Linear,
         score_modifiers: ops.ScoreModifiers,
         gate: Linear | None = None,
+        indexer: Indexer | None = None,
     ) -> None:
         super().__init__()
         assert config.latent is not None
+        self.indexer, self.chooses = indexer, config.latent.index is not None
         self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
         self.heads, self.sizes = heads, config.latent
         size = self.sizes.plain_dim + self.sizes.rope_dim
@@ -185,11 +189,18 @@ class LatentAttention(TiledModule):
         if self.rope is not None:
             ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
             ops.rope(row_T1D[..., sizes.rank :], *step.ropes[self.rope])
+        if self.indexer is not None and self.rope is not None:
+            row_T1D = torch.cat((row_T1D, self.indexer.keys(x_TE, step.ropes[self.rope])), -1)
         slot_mapping_T, attention = step.view(self.window, cache)
-        ops.write_kv(row_T1D, cache.rows_NJD, slot_mapping_T)
+        rows_N1W = cache.rows_NJD
+        ops.write_kv(row_T1D, rows_N1W[..., : row_T1D.shape[-1]], slot_mapping_T)
+        if self.indexer is not None and self.rope is not None:
+            rope = step.ropes[self.rope]
+            step.chosen = self.indexer.choose(x_TE, low_TI, rope, rows_N1W, attention)
         latent_THR = x_TE.new_empty(tokens, heads, sizes.rank)
+        chosen = step.chosen if self.chooses else None
         ops.paged_attention(
-            asked_THD, cache.rows_NJD, attention, self.scale, latent_THR, self.score_modifiers
+            asked_THD, rows_N1W, attention, self.scale, latent_THR, self.score_modifiers, chosen
         )
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)

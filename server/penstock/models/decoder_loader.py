@@ -78,6 +78,13 @@ class Loader:
     def check_stages(self) -> None:
         """Raises UnusableModel where layers need what only another stage has."""
         config, pipeline = self.config, self.group.pipeline
+        if pipeline is not None:
+            first = self.group.layers(config.num_layers).start
+            if config.layers[first].choice_of_last:
+                raise UnusableModel(
+                    f"--pipeline-parallel {pipeline.stages}: layer {first}, the first of stage {pipeline.stage}, attends to "
+                    "the keys that an earlier one chooses (indexer_types); use 1, or another number of stages"
+                )
         if pipeline is None or (config.per_layer is None and not config.shares_keys):
             return
         what = "share keys and values with earlier ones (num_kv_shared_layers)"
@@ -100,14 +107,14 @@ class Loader:
         rows = range(min(self.group.rank * part, vocab), min((self.group.rank + 1) * part, vocab))
         ends = Ends(embedding=None, norm=None, head=None)
 
-        def table(name: str) -> Tensor:
-            return self.filled(self.read(name, (vocab, width), rows=[rows]), part)
+        def table(name: str, further: int = 0) -> Tensor:
+            return self.filled(self.read(name, (vocab + further, width), rows=[rows]), part)
 
         if self.group.is_first_stage:
-            ends.embedding = Embedding(table(self.prefix + keys.embedding), rows, self.group)
+            found = table(self.prefix + keys.embedding, config.further_embeddings)
+            ends.embedding = Embedding(found, rows, self.group)
             if config.learned_positions:
-                shape = (config.learned_positions, config.width)
-                ends.positions = Embedding(self.read(self.prefix + keys.positions, shape))
+                ends.positions = Embedding(self.positions())
             if width != config.width:
                 ends.project_in = Linear(self.read(self.prefix + keys.project_in, (config.width, width)))
             if config.embedding_norm:
@@ -128,10 +135,16 @@ class Loader:
                 ends.project_out = Linear(self.read(self.prefix + keys.project_out, (width, config.width)))
         return ends
 
+    def positions(self) -> Tensor:
+        """The table of positions."""
+        return self.read(
+            self.prefix + self.keys.positions, (self.config.learned_positions, self.config.width)
+        )
+
     def of_other_stages(self, mine: range) -> list[str]:
         """Patterns of what other stages of the pipeline read."""
         keys = self.keys
-        layers = [keys.layer.format(index) for index in range(len(self.config.layers)) if index not in mine]
+        layers = [keys.at_layer(index) for index in range(len(self.config.layers)) if index not in mine]
         ends = [keys.embedding, keys.positions, keys.embedding_norm, keys.project_in]
         ends += [keys.norm, keys.project_out]
         others = [self.prefix + layer for layer in layers]
@@ -141,7 +154,7 @@ class Loader:
     def layer(self, index: int) -> Layer:
         """One layer."""
         config, keys = self.config, self.keys
-        at = self.prefix + keys.layer.format(index)
+        at = self.prefix + keys.at_layer(index)
 
         def norm(name: str) -> Norm | None:
             return self.norm(at + name, config.width) if name else None

@@ -5,6 +5,7 @@ every token goes to. Called by `recorder`; letters as in `decoder`.
 import torch
 from torch import Tensor
 
+from penstock.layers.activation import Xielu
 from penstock.models.config import DecoderConfig, ExpertsConfig
 from penstock.models.decoder import Experts, FeedForward
 from penstock.models.packing import align_experts, align_halves, one_matrix, packed
@@ -30,13 +31,16 @@ def hidden_of(writer: ProgramWriter, config: DecoderConfig, feed_forward: FeedFo
             align_halves(feed_forward.up)
         width = rounded_up(width, TILE_OUTPUTS)
     hidden = writer.buffer("hidden", Layout.BF16, width)
-    writer.linear(
+    made = writer.linear(
         reads,
         hidden,
         feed_forward.up,
         epilogue=Epilogue.GATE if config.gated else Epilogue.ACTIVATE,
         activation=ACTIVATIONS[config.activation],
     )
+    if isinstance(feed_forward.activation, Xielu):
+        for name, factor in feed_forward.activation.factors.items():
+            setattr(made, name, factor)
     return hidden
 
 

@@ -107,6 +107,7 @@ class Fallback:
         name = _body_name(model)
         self._body = getattr(model, name)
         self._ropes = _Ropes(self._body)
+        self._first = _first_position(self._body)
         self._given = _Given(type(traced))
         setattr(model, name, self._given)
         self._head = model
@@ -131,7 +132,7 @@ class Fallback:
         tokens = step.ids_T.shape[0]
         fill = _fill(step.ids_T, self._weights[0].dtype)
         ids_1T = F.pad(step.ids_T, (0, fill)).unsqueeze(0)
-        positions_1T = F.pad(step.positions_T, (0, fill)).unsqueeze(0)
+        positions_1T = F.pad(step.positions_T, (0, fill)).unsqueeze(0) + self._first
         with self._bridge.serving(step, caches):
             output = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TE: Tensor = output.last_hidden_state[0, :tokens]
@@ -428,6 +429,17 @@ def _body_name(model: Any) -> str:
     return str(names[0])
 
 
+def _first_position(body: nn.Module) -> int:
+    """The row of the table of positions that a sequence begins with. In RoBERTa and what came of it that is the one after the
+    padding token's number; transformers finds it only where it is given no positions.
+    """
+    for module in body.modules():
+        padding = getattr(module, "padding_idx", None)
+        if hasattr(module, "create_position_ids_from_input_ids") and isinstance(padding, int):
+            return padding + 1
+    return 0
+
+
 def _trace(model: Any, bridge: Bridge, device: torch.device) -> Any:
     """Has the bridge write down a forward pass. Returns what the body does."""
     body = getattr(model, _body_name(model))
@@ -450,6 +462,7 @@ def _shape(model: Any, bridge: Bridge) -> FallbackConfig:
         raise Unfit(
             "has a config.json that does not say how long a sequence may be (max_position_embeddings)"
         )
+    longest -= _first_position(getattr(model, _body_name(model)))
     forward = getattr(text, "intermediate_size", None)
     head = getattr(model.get_output_embeddings(), "weight", None)
     return FallbackConfig(

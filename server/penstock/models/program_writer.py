@@ -38,6 +38,7 @@ ACTIVATIONS = {
     "quick_gelu": Activation.QUICK_GELU,
     "relu": Activation.RELU,
     "relu2": Activation.RELU_SQUARED,
+    "xielu": Activation.XIELU,
 }
 
 
@@ -108,7 +109,7 @@ class ProgramWriter:
         scale: float = 1.0,
         softcap: float = 0.0,
         is_packed: bool = False,
-    ) -> None:
+    ) -> Operation:
         """A product with a matrix, which is packed where it is no already (`is_packed`: a head's)."""
         quantized = linear.quantized
         if not is_packed and quantized is None:
@@ -133,6 +134,7 @@ class ProgramWriter:
             made.weight, made.columns = linear.weight_OI, linear.weight_OI.shape[1]
         else:
             weigh(made, quantized)
+        return made
 
     def short_linear(self, source: int, target: int, linear: Linear) -> None:
         """A product with a small matrix, of bf16 or fp32, which stays what it is: one of fp32 is the sum of some of bf16."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Attention, Beside, Decoder, Experts, LatentAttention, Layer, Mixer
@@ -44,6 +44,7 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     mixers = {unknown_mixer(layer.recurrent) for layer in config.layers if layer.recurrent is not None}
     checks = (
         *((what is not None, str(what)) for what in mixers),
+        (config.latent is not None and config.latent.index is not None, "chosen keys"),
         (
             config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
             f"latents of more than {LARGEST_LATENT}",
@@ -63,7 +64,6 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
         (config.layer_scales, "scaled layers"),
         (config.streams is not None, "several residual streams"),
         (config.per_layer is not None, "per-layer embeddings"),
-        (config.embedding_width not in (0, config.width), "an embedding of another width"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         (
             bool(config.layer_windows)
@@ -109,6 +109,10 @@ class _Recorder:
     def _embed(self) -> None:
         config, ends = self.config, self.decoder.ends
         assert ends.embedding is not None and ends.head is not None, "asked of a decoder in one piece"
+        if ends.project_in is not None:
+            # What it makes of each row of the table, as torch would.
+            table_VE, ends.project_in = ends.project_in(ends.embedding.weight_VE), None
+            ends.embedding = Embedding(table_VE)
         is_tied = ends.head.weight_OI is ends.embedding.weight_VE
         ends.embedding.weight_VE = packed(ends.embedding.weight_VE)
         if is_tied:
@@ -302,8 +306,18 @@ class _Recorder:
         chosen = writer.buffer("chosen", Layout.EXTERNAL, config.width)
         logits = writer.buffer("logits", Layout.EXTERNAL, config.vocab_size)
         layout = Layout.BF16 if ends.head.quantized is None else Layout.BYTES
-        normed = writer.buffer("chosen normed", layout, config.width)
-        writer.norm(chosen, normed, ends.norm)
+        if ends.project_out is None:
+            normed = writer.buffer("chosen normed", layout, config.width)
+            writer.norm(chosen, normed, ends.norm)
+        else:
+            short = writer.buffer("chosen in bf16", Layout.BF16, config.width)
+            writer.norm(chosen, short, ends.norm)
+            narrow = writer.buffer("chosen narrow", Layout.BF16, config.embedding_width)
+            writer.linear(short, narrow, ends.project_out)
+            normed = narrow
+            if layout == Layout.BYTES:
+                normed = writer.buffer("chosen normed", layout, config.embedding_width)
+                writer.add(Kind.QUANTIZE, narrow, normed)
         writer.linear(
             normed,
             logits,

@@ -29,6 +29,8 @@ class Step:
     slot_mappings: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
     attentions: list[list[ops.AttentionMetadata | None]]  # by the model's window, and table
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
+    # What the last layer with an indexer has chosen, for those that follow it: written on the way through the layers.
+    chosen: ops.ChosenKeys | None = None
 
     def view(self, window: int, cache: LayerCache) -> tuple[Tensor, ops.AttentionMetadata]:
         """Where a layer writes, and how it attends."""

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-import penstock_kernels as ops
+from penstock.layers.activation import Xielu
 from penstock.layers.linear import Linear
-from penstock.layers.module import Module
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import FeedForward
 from penstock.models.decoder_loader import Loader
@@ -43,17 +40,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         defaults["rope_scaling"] = ROPE
     read = llama.read_config({**defaults, **config, "hidden_act": "silu", "mlp_bias": False})
     return replace(read, activation="xielu", gated=False, qk_norm=read.norm)
-
-
-class Xielu(Module):
-    """The activation of one layer."""
-
-    def __init__(self, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> None:
-        self.alpha_p, self.alpha_n, self.beta, self.eps = alpha_p, alpha_n, beta, eps
-
-    def __call__(self, x_TF: Tensor) -> Tensor:
-        """(T, F) to (T, F)."""
-        return ops.xielu(x_TF, self.alpha_p, self.alpha_n, self.beta, self.eps)
 
 
 class ApertusLoader(Loader):

@@ -1,5 +1,10 @@
 """DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash: latent attention, shared experts, and groups of experts; the first
-layers are dense.
+layers are dense. DeepSeek V3.2 and GLM-5 attend to the keys that an indexer chooses, GLM-5 in some layers to those of the
+last layer that has one.
+
+Sources of the last two: transformers 5.23 (deepseek_v32, glm_moe_dsa), whose defaults are those of
+deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; and the note of 17 November 2025 in DeepSeek-V3.2-Exp's README, that an index
+head's planes are halves, though those of attention are neighbours.
 """
 
 import math
@@ -10,18 +15,22 @@ from typing import Any
 import torch
 
 import penstock_kernels as ops
+from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
-from penstock.models.config import DecoderConfig, ExpertsConfig, LatentConfig, NormConfig
+from penstock.models.config import DecoderConfig, ExpertsConfig, IndexConfig, LatentConfig, NormConfig
 from penstock.models.decoder import LatentAttention
 from penstock.models.decoder_loader import Loader, halves
+from penstock.models.indexer import Indexer
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
 # Families whose experts are chosen as V3 does it.
-THIRD = ("deepseek_v3", "glm4_moe_lite", "kimi_k2")
+THIRD = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+# Those whose queries attend to chosen keys, and whether an index head's planes are neighbours there.
+INDEXED = {"deepseek_v32": False, "glm_moe_dsa": True}
 
 KEYS = replace(
     llama.KEYS,
@@ -63,6 +72,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         query_rank=fields.whole("q_lora_rank", 0),
         rank_norm=NormConfig(1e-6),
     )
+    kind = str(config.get("model_type"))
+    if kind in INDEXED:
+        latent = replace(latent, index=read_index(fields, latent, INDEXED[kind]))
     size = latent.plain_dim + latent.rope_dim
     read = llama.read_config({**config, "head_dim": size, "num_key_value_heads": None, "mlp_bias": False})
     rope = fields.rope(latent.rope_dim, fields.count("max_position_embeddings", default=2048))
@@ -82,9 +94,46 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     )
     sparse = fields.sparse_layers(read.num_layers)
     return read.with_layers(
+        choice_of_last=layers_without_indexer(fields, read.num_layers) if kind == "glm_moe_dsa" else None,
         rope=[rope] * read.num_layers,
         experts=[experts if here and at % every == 0 else None for at, here in enumerate(sparse)],
     )
+
+
+def read_index(fields: Fields, latent: LatentConfig, interleaved: bool) -> IndexConfig:
+    """What chooses keys."""
+    if not latent.query_rank:
+        raise UnusableModel("config.json: q_lora_rank is 0, and the indexer reads queries of that size")
+    index = IndexConfig(
+        heads=fields.count("index_n_heads", default=64),
+        head_dim=fields.count("index_head_dim", default=128),
+        most=fields.count("index_topk", default=2048),
+        interleaved=fields.flag("indexer_rope_interleave", interleaved),
+    )
+    if latent.rope_dim > index.head_dim:
+        raise UnusableModel(
+            f"config.json: index_head_dim {index.head_dim} is less than qk_rope_head_dim {latent.rope_dim}, which are rotated"
+        )
+    return index
+
+
+def layers_without_indexer(fields: Fields, layers: int) -> list[bool]:
+    """Those that attend to what an earlier one chooses: `indexer_types`, or what the fields of a pattern give."""
+    kinds = fields.config.get("indexer_types")
+    pattern = fields.config.get("index_topk_pattern")
+    name = "indexer_types" if pattern is None or kinds is not None else "index_topk_pattern"
+    if kinds is None and isinstance(pattern, str):
+        kinds = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    elif kinds is None and pattern is not None:
+        kinds = pattern
+    if kinds is None:
+        every, offset = fields.count("index_topk_freq", default=1), fields.whole("index_skip_topk_offset", 2)
+        return [max(at - offset + 1, 0) % every != 0 for at in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - {"full", "shared"}:
+        raise UnusableModel(f"config.json: {name} is not a list of {layers} times 'full' or 'shared'")
+    if kinds[0] == "shared":
+        raise UnusableModel(f"config.json: {name} begins with 'shared', and no earlier layer chooses keys")
+    return [kind == "shared" for kind in kinds]
 
 
 def _experts(fields: Fields, third: bool) -> ExpertsConfig:
@@ -197,6 +246,38 @@ class DeepseekLoader(Loader):
             ),
             self.score_modifiers(at),
             self.output_gate(at, index),
+            None if config.layers[index].choice_of_last else self.indexer(f"{at}indexer."),
+        )
+
+    def indexer(self, at: str) -> Indexer | None:
+        """What chooses keys, whole; None: the family has no such."""
+        config, sizes = self.config, self.config.latent
+        assert sizes is not None
+        index, rotated = sizes.index, sizes.rope_dim
+        if index is None:
+            return None
+        size, width = index.head_dim, config.width
+        order = list(range(size))
+        if index.rotated_last:
+            order = order[size - rotated :] + order[: size - rotated]
+        if index.interleaved:
+            order = [*order[:rotated:2], *order[1:rotated:2], *order[rotated:]]
+
+        def rotated_first(rows: torch.Tensor) -> torch.Tensor:
+            """Rows (I C, ...) with the coordinates of each plane brought where `ops.rope` reads them."""
+            return rows.view(-1, size, *rows.shape[1:])[:, order].flatten(0, 1)
+
+        norm = self.norm(at + "k_norm", size, NormConfig(index.key_eps, layer=True, bias=True))
+        assert isinstance(norm, LayerNorm) and norm.weight_E is not None and norm.bias_E is not None
+        norm.weight_E, norm.bias_E = rotated_first(norm.weight_E), rotated_first(norm.bias_E)
+        query = self.read(at + "wq_b", (index.heads * size, sizes.query_rank))
+        return Indexer(
+            index,
+            rotated,
+            query=Linear(rotated_first(query)),
+            key=Linear(rotated_first(self.read(at + "wk", (size, width)))),
+            key_norm=norm,
+            weigh=Linear(self.read(at + "weights_proj", (index.heads, width), dtype=torch.float32)),
         )
 
 

@@ -64,6 +64,7 @@ UNNAMED = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "glm4v": "glm4v_text",
+    "got_ocr2": "qwen2",
     "glm4v_moe": "glm4v_moe_text",
     "internvl": "qwen2",
     "kimi_vl": "deepseek_v3",
