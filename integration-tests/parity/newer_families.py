@@ -567,6 +567,25 @@ NEWER: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
     ),
     # The fields of transformers' class.
+    # The fields of transformers' class.
+    "Hunyuan 4": shaped(
+        "HYV4ForCausalLM",
+        "hy_v4",
+        **EXPERTS,
+        **LATENT,
+        **INDEX,
+        num_hidden_layers=4,
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        indexer_types=["full", "full", "shared", "shared"],
+        hc_mult=4,
+        hc_magnitude=2.0,
+        hc_eps=1e-6,
+        # Of the published ones 10: here some gates are cut.
+        swiglu_limit=1.0,
+        rope_theta=None,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+        pad_token_id=0,
+    ),
     "Hunyuan 3": shaped(
         "HYV3ForCausalLM",
         "hy_v3",

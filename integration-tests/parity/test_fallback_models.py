@@ -49,7 +49,9 @@ seen: dict[str, str] = {}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The long tail is listed only when it is asked for: to list it, transformers is imported."""
     if "any_model" in metafunc.fixturenames:
-        metafunc.parametrize("any_model", all_models() if metafunc.config.option.markexpr in ("tail", "") else [])
+        metafunc.parametrize(
+            "any_model", all_models() if metafunc.config.option.markexpr in ("tail", "") else []
+        )
 
 
 def all_models() -> list[str]:

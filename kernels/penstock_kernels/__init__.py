@@ -10,7 +10,7 @@ feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache ro
 they have.
 """
 
-from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, xielu
+from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, gated_limited, xielu
 from penstock_kernels.attention import (
     PLAIN,
     AttentionMetadata,
@@ -95,6 +95,7 @@ __all__ = [
     "gated",
     "gated_clamped",
     "gated_delta_rule",
+    "gated_limited",
     "gated_rms_norm",
     "gathered_at_once",
     "green_tokens",

@@ -71,6 +71,13 @@ def gated(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor
     return activation(gate_up_T2F[..., :half]).mul_(gate_up_T2F[..., half:])
 
 
+def gated_limited(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor], limit: float) -> Tensor:
+    """activation(gate) * up, gate at most `limit`, up between -limit and limit. Shapes as in `gated`."""
+    half = gate_up_T2F.shape[-1] // 2
+    up_TF = gate_up_T2F[..., half:].clamp(-limit, limit)
+    return activation(gate_up_T2F[..., :half].clamp(max=limit)).mul_(up_TF)
+
+
 def gated_clamped(gate_up_T2F: Tensor, limit: float, alpha: float) -> Tensor:
     """gate * sigmoid(alpha gate) * (up + 1), gate at most `limit`, up between -limit and limit.
 

@@ -59,6 +59,7 @@ RECIPES = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "HYV3ForCausalLM": "hy_v3",
+    "HYV4ForCausalLM": "hy_v4",
     "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1",

@@ -64,6 +64,7 @@ class ExpertsConfig:
     long_router: bool = False  # its matrix is kept in fp32
     biases: bool = False  # of router and experts
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
+    limit: float = 0.0  # of `ops.gated_limited`; 0: none
     weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
 
 
@@ -123,6 +124,16 @@ class StreamsConfig:
     active: int  # the stream that a layer computes
     rank: int  # of the branch beside attention
     scales_output: bool = True
+
+
+@dataclass(frozen=True)
+class HyperConfig:
+    """Residual streams that every branch reads a mixture of (see `hyper_connections`)."""
+
+    count: int
+    magnitude: float  # what a branch gives is added with up to so much of it
+    eps: float  # added to shares
+    norm_eps: float
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,7 @@ class DecoderConfig:
     further_embeddings: int = 0  # rows of the table in the checkpoint that no text has
     per_layer: PerLayerConfig | None = None
     streams: StreamsConfig | None = None
+    hyper: HyperConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
     position_offset: int = 0  # its row for position 0
     final_norm: bool = True

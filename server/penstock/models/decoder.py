@@ -18,6 +18,7 @@ from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig, OutputGate
+from penstock.models.hyper_connections import HyperConnection, HyperHead
 from penstock.models.indexer import Indexer
 from penstock.models.model import Reference
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
@@ -344,6 +345,8 @@ class Layer(Module):
     scale_1: Tensor | None = None  # of what the layer gives
     streams: AlternatingUpdates | None = None
     beside_attention: LowRankResidual | None = None
+    attention_hyper: HyperConnection | None = None
+    feed_forward_hyper: HyperConnection | None = None
 
 
 @dataclass(slots=True)
@@ -362,6 +365,7 @@ class Ends(Module):
     project_out: Linear | None = None
     per_layer: PerLayerEmbedding | None = None
     streams: StreamEnds | None = None
+    hyper: HyperHead | None = None
 
 
 def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
@@ -426,6 +430,11 @@ class Decoder(Module):
             for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
             return self.ends.streams.join(x_ATE)
+        if self.ends.hyper is not None and self.config.hyper is not None:
+            x_TAE = x_TE.unsqueeze(1).expand(-1, self.config.hyper.count, -1)
+            for layer, cache in zip(self.layers, caches, strict=True):
+                x_TAE = self._connected(layer, x_TAE, step, cache)
+            return self.ends.hyper(x_TAE)
         for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
             if layer.per_layer is not None and given_TLY is not None:
@@ -520,6 +529,20 @@ class Decoder(Module):
         corrected_ATE = streams.correct(predicted_ATE, x_TE)
         corrected_ATE[1:] += per_layer(streams.output(corrected_ATE), given_TY)
         return corrected_ATE
+
+    def _connected(self, layer: Layer, x_TAE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """(T, A, E): each branch reads a mixture of the residual streams, and is added to all of them."""
+        assert layer.attention_hyper is not None and layer.feed_forward_hyper is not None
+        assert layer.attention_norm is not None and layer.feed_forward_norm is not None
+        assert layer.attention is not None and layer.feed_forward is not None
+        read_TE, shares_TA = layer.attention_hyper.read(x_TAE)
+        given_TE = layer.attention.out(layer.attention(layer.attention_norm(read_TE), step, cache))
+        x_TAE = layer.attention_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TA)
+        read_TE, shares_TA = layer.feed_forward_hyper.read(x_TAE)
+        given_TE = layer.feed_forward(layer.feed_forward_norm(read_TE))
+        if isinstance(layer.feed_forward, FeedForward):
+            given_TE = layer.feed_forward.out(given_TE)
+        return layer.feed_forward_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TA)
 
     def _add(
         self,

@@ -218,7 +218,8 @@ class Loader:
         config, gate = self.config, self.config.output_gate
         if gate is None or gate.in_query:
             return None
-        rows = config.head_dim_of(index) if gate.per_number else 1
+        size = config.head_dim_of(index) if config.latent is None else config.latent.value_dim
+        rows = size if gate.per_number else 1
         mine = self.heads_of(index)
         shape = (config.heads_of(index) * rows, config.width)
         taken = [range(mine.start * rows, mine.stop * rows)]
@@ -421,6 +422,9 @@ class Loader:
         if choice.clamp is not None:
             limit, alpha = choice.clamp
             activation = partial(ops.gated_clamped, limit=limit, alpha=alpha)
+        elif choice.limit:
+            plain = ops.ACTIVATIONS[config.activation]
+            activation = partial(ops.gated_limited, activation=plain, limit=choice.limit)
         return Experts(
             choice.routing,
             router,

@@ -62,7 +62,8 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
         (config.value_norm is not None, "normalised values"),
         (config.value_scale != 1.0, "scaled values"),
         (config.layer_scales, "scaled layers"),
-        (config.streams is not None, "several residual streams"),
+        (config.streams is not None or config.hyper is not None, "several residual streams"),
+        (any(one.limit > 0 for one in experts), "limited gates"),
         (config.per_layer is not None, "per-layer embeddings"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         (

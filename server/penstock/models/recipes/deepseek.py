@@ -128,11 +128,14 @@ def layers_without_indexer(fields: Fields, layers: int) -> list[bool]:
         kinds = pattern
     if kinds is None:
         every, offset = fields.count("index_topk_freq", default=1), fields.whole("index_skip_topk_offset", 2)
-        return [max(at - offset + 1, 0) % every != 0 for at in range(layers)]
+        name = "index_skip_topk_offset"
+        kinds = ["shared" if max(at - offset + 1, 0) % every else "full" for at in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - {"full", "shared"}:
         raise UnusableModel(f"config.json: {name} is not a list of {layers} times 'full' or 'shared'")
     if kinds[0] == "shared":
-        raise UnusableModel(f"config.json: {name} begins with 'shared', and no earlier layer chooses keys")
+        raise UnusableModel(
+            f"config.json: {name}: the first layer is 'shared', and no earlier one chooses keys"
+        )
     return [kind == "shared" for kind in kinds]
 
 

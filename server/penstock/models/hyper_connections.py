@@ -1,0 +1,59 @@
+"""Several residual streams that every branch reads a mixture of, and is added to, by weights that each token makes of all
+of them: hyper-connections, as Hunyuan 4 has them, where streams are not mixed with each other. Letters as in `decoder`, and A
+streams.
+
+Zhu et al., "Hyper-Connections", 2024. Weights and sums are fp32.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.layers.linear import Linear
+from penstock.layers.module import Module
+from penstock.models.config import HyperConfig
+
+
+def _mixing(x_TAE: Tensor, weights: Linear, eps: float) -> Tensor:
+    """(T, ...) fp32: what the weights make of all streams, over their root mean square."""
+    flat_TX = x_TAE.flatten(1).float()
+    return weights(flat_TX) * torch.rsqrt(flat_TX.square().mean(-1, keepdim=True) + eps)
+
+
+def _mixed(x_TAE: Tensor, shares_TA: Tensor) -> Tensor:
+    """(T, E) in the streams' dtype."""
+    return (shares_TA.unsqueeze(-1) * x_TAE).sum(1).to(x_TAE.dtype)
+
+
+class HyperConnection(Module):
+    """Of one branch. The rows of `weights` are the streams' shares in what it reads, then its own in each stream."""
+
+    def __init__(self, config: HyperConfig, weights: Linear, base_Y: Tensor, scale_2: Tensor) -> None:
+        self.config, self.weights_YX = config, weights
+        self.base_Y, self.scale_2 = base_Y, scale_2  # Y = 2 A, fp32
+
+    def read(self, x_TAE: Tensor) -> tuple[Tensor, Tensor]:
+        """What the branch reads, (T, E), and the shares of what it gives, (T, A) fp32."""
+        config = self.config
+        reads_TA, gives_TA = _mixing(x_TAE, self.weights_YX, config.norm_eps).chunk(2, -1)
+        read_base_A, give_base_A = self.base_Y.chunk(2)
+        reads_TA = torch.sigmoid(reads_TA * self.scale_2[0] + read_base_A) + config.eps
+        gives_TA = config.magnitude * torch.sigmoid(gives_TA * self.scale_2[1] + give_base_A) + config.eps
+        return _mixed(x_TAE, reads_TA), gives_TA
+
+    @staticmethod
+    def add(x_TAE: Tensor, given_TE: Tensor, shares_TA: Tensor) -> Tensor:
+        """(T, A, E): every stream and its share of what the branch gives."""
+        return (shares_TA.unsqueeze(-1) * given_TE.float().unsqueeze(1) + x_TAE.float()).to(x_TAE.dtype)
+
+
+class HyperHead(Module):
+    """Behind the last layer: one stream of all."""
+
+    def __init__(self, config: HyperConfig, weights: Linear, base_A: Tensor, scale_1: Tensor) -> None:
+        self.config, self.weights_AX = config, weights
+        self.base_A, self.scale_1 = base_A, scale_1
+
+    def __call__(self, x_TAE: Tensor) -> Tensor:
+        """(T, A, E) to (T, E)."""
+        mixing_TA = _mixing(x_TAE, self.weights_AX, self.config.norm_eps)
+        return _mixed(x_TAE, torch.sigmoid(mixing_TA * self.scale_1 + self.base_A) + self.config.eps)
