@@ -173,7 +173,7 @@ def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> No
     threads = torch.get_num_threads()
     for family in families:
         shape = FAMILIES[family] | SHAPES[family]
-        shape |= {name: longest for name in ("max_position_embeddings", "seq_length") if name in shape}
+        shape |= {name: longest + 16 for name in ("max_position_embeddings", "seq_length") if name in shape}
         with tempfile.TemporaryDirectory() as folder:
             engines[family] = prepared_engine(make(Path(folder), shape), torch.bfloat16, longest)
     for context in contexts:

@@ -3,6 +3,7 @@ recipe knows.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight"),
     ),
     "GLM-4.7 Flash": (lambda name: name, ("model.layers.3.enorm.weight",)),
+    "GLM-5": (lambda name: name, ("model.layers.3.self_attn.indexer.wk.weight",)),
+    # As transformers' own module has them, and as it saves them.
+    "Hunyuan 4": (
+        lambda name: re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
+        ("model.mtp_layers.0.enorm.weight",),
+    ),
+    "XGLM": (lambda name: name.removeprefix("model."), ("embed_positions.weights",)),
     "ERNIE 4.5 MoE": (lambda name: name, ("model.mtp_block.0.mlp.up_proj.weight",)),
     "K-EXAONE": (lambda name: name, ("mtp.layers.0.mlp.up_proj.weight",)),
     "MiniMax M2": (lambda name: name, ("model.mtp.0.enorm.weight",)),
