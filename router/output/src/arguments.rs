@@ -1,72 +1,20 @@
 //! Arguments in formats that do not write them as JSON, as parts of a text: elements, Python's keywords, objects with bare
-//! keys. A schema is taken apart as far as the format needs: into properties, and into what is written as text and what
-//! as JSON. `compose` calls it for each function. What cannot be written in a format is told, with its place.
+//! keys. `argument_schemas` takes a schema apart as far as the format needs. `compose` calls it for each function. What cannot be
+//! written in a format is told, with its place.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::argument_schemas::{
+    ANYTHING, MAX_DEPTH, OF_STRINGS, Properties, Result, Schemas, Split, any_string, asserting, is_nested,
+    unbound,
+};
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
 use crate::part::{Callable, Part, Words};
 use crate::schema::Types;
 
-/// References followed, and schemas within schemas where they are taken apart.
-const MAX_DEPTH: usize = 16;
-
 /// Optional properties with a comma between them, where none has to be there: each may be the first.
 const MOST_OPTIONAL: usize = 64;
-
-/// Keywords that say nothing of a value.
-const ANNOTATIONS: [&str; 13] = [
-    "title",
-    "description",
-    "default",
-    "examples",
-    "example",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "$comment",
-    "$schema",
-    "$id",
-    "$defs",
-    "definitions",
-];
-
-/// Keywords of strings alone.
-const OF_STRINGS: [&str; 4] = ["minLength", "maxLength", "pattern", "format"];
-
-/// Keywords of objects that cannot be told from the names of properties one by one.
-const OF_WHOLE_OBJECTS: [&str; 19] = [
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "enum",
-    "const",
-    "patternProperties",
-    "propertyNames",
-    "minProperties",
-    "maxProperties",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-    "unevaluatedProperties",
-    "$dynamicRef",
-    "$recursiveRef",
-    "then",
-    "else",
-];
-
-/// Why a function's calls cannot be held to its schema in the model's own format.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Unbound {
-    /// Where the client gave it.
-    pub at: String,
-    pub why: String,
-}
-
-type Result<T> = std::result::Result<T, Unbound>;
 
 /// What stands between a call's name and its end.
 pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable) -> Result<Vec<Part>> {
@@ -81,7 +29,7 @@ pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable)
         };
     }
     let schema = whole(&function.schema);
-    let writer = Writer { root: &schema, around: around(format) };
+    let writer = Writer { schemas: Schemas { root: &schema }, around: around(format) };
     let at = &function.at;
     match frame.writing {
         Writing::Json => Ok(vec![Part::Json { schema, at: at.clone() }]),
@@ -101,10 +49,6 @@ pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable)
         }
         Writing::Braces(quote) => writer.braced_object(quote, &schema, at, 0),
     }
-}
-
-fn unbound<T>(at: &str, why: impl Into<String>) -> Result<T> {
-    Err(Unbound { at: at.to_owned(), why: why.into() })
 }
 
 /// The schema of a function's arguments, which are an object.
@@ -141,34 +85,11 @@ fn around(format: &ToolFormat) -> Vec<String> {
 }
 
 struct Writer<'a> {
-    /// The function's schema, in which references are looked up.
-    root: &'a Value,
+    /// The function's.
+    schemas: Schemas<'a>,
     /// Ends a value that was not closed.
     around: Vec<String>,
 }
-
-/// A property of an object.
-struct Property<'a> {
-    key: &'a str,
-    schema: &'a Value,
-    is_required: bool,
-    at: String,
-}
-
-/// The properties that may be written, or the schema of all those that have any name.
-enum Properties<'a> {
-    Named(Vec<Property<'a>>),
-    Free(&'a Value),
-}
-
-/// A schema, by how its values are written.
-#[derive(Default)]
-struct Split {
-    words: Vec<Words>,
-    others: Vec<Value>,
-}
-
-static ANYTHING: Value = Value::Bool(true);
 
 /// Texts without elements around them.
 static PLAIN: Parameters = Parameters {
@@ -183,91 +104,6 @@ static PLAIN: Parameters = Parameters {
 };
 
 impl<'a> Writer<'a> {
-    /// What a lone reference means, or the schema itself.
-    fn meant(&self, schema: &'a Value, at: &str) -> Result<&'a Value> {
-        let mut schema = schema;
-        for _ in 0..MAX_DEPTH {
-            let Some(members) = schema.as_object() else { return Ok(schema) };
-            let lone = |key: &str| asserting(members).all(|name| name == key);
-            schema = match (members.get("$ref").and_then(Value::as_str), members.get("allOf")) {
-                (Some(reference), _) if lone("$ref") => {
-                    let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
-                    match target {
-                        Some(target) => target,
-                        None => {
-                            return unbound(
-                                at,
-                                format!("the reference {reference:?} cannot be followed here"),
-                            );
-                        }
-                    }
-                }
-                (_, Some(Value::Array(parts))) if parts.len() == 1 && lone("allOf") => &parts[0],
-                _ => return Ok(schema),
-            };
-        }
-        unbound(at, "its references are endless, or too many")
-    }
-
-    /// A schema that stands alone, with the definitions that it refers to.
-    fn document(&self, schema: &Value, at: &str) -> Result<Value> {
-        let text = schema.to_string();
-        if !text.contains("Ref\"") && !text.contains("\"$ref\"") {
-            return Ok(schema.clone());
-        }
-        let mut document = match schema {
-            Value::Object(members) => members.clone(),
-            other => return Ok(other.clone()),
-        };
-        for name in ["$schema", "$defs", "definitions"] {
-            match self.root.get(name) {
-                Some(value) => document.insert(name.to_owned(), value.clone()),
-                None => document.remove(name),
-            };
-        }
-        let document = Value::Object(document);
-        match foreign_reference(&document) {
-            Some(reference) => unbound(at, format!("the reference {reference:?} is not to `$defs`")),
-            None => Ok(document),
-        }
-    }
-
-    fn properties(&self, schema: &'a Value, at: &str) -> Result<Properties<'a>> {
-        let Value::Object(members) = self.meant(schema, at)? else {
-            return unbound(at, "it is not the schema of an object");
-        };
-        if let Some(keyword) = OF_WHOLE_OBJECTS.iter().find(|keyword| members.contains_key(**keyword)) {
-            return unbound(at, format!("`{keyword}` is about the object as a whole"));
-        }
-        let additional = members.get("additionalProperties").unwrap_or(&ANYTHING);
-        let named = members.get("properties").and_then(Value::as_object).into_iter().flatten();
-        let named: Vec<(&'a str, &'a Value)> = named.map(|(key, value)| (key.as_str(), value)).collect();
-        let required = members.get("required").and_then(Value::as_array);
-        let required: Vec<&'a str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
-        if named.is_empty() && required.is_empty() {
-            return Ok(match additional {
-                Value::Bool(false) => Properties::Named(Vec::new()),
-                schema => Properties::Free(schema),
-            });
-        }
-        let more = required.iter().filter(|key| !named.iter().any(|(name, _)| name == *key));
-        let all = named.iter().copied().chain(more.map(|key| (*key, additional)));
-        let mut properties = Vec::new();
-        for (key, schema) in all {
-            let is_required = required.contains(&key);
-            let at = format!("{at}/properties/{key}");
-            match schema {
-                Value::Bool(false) if is_required => return unbound(&at, "it is required and cannot be"),
-                Value::Bool(false) => continue,
-                _ if key.is_empty() || !key.chars().all(|c| c.is_alphanumeric() || "_-.$@/".contains(c)) => {
-                    return unbound(&at, "its name has other characters than letters, digits and `_-.$@/`");
-                }
-                _ => properties.push(Property { key, schema, is_required, at }),
-            }
-        }
-        Ok(Properties::Named(properties))
-    }
-
     fn elements(
         &self,
         elements: &Elements,
@@ -275,7 +111,7 @@ impl<'a> Writer<'a> {
         at: &str,
     ) -> Result<Vec<Part>> {
         let Some(parameters) = parameters else { return unbound(at, "the format has no elements") };
-        let properties = match self.properties(self.root, at)? {
+        let properties = match self.schemas.properties(self.schemas.root, at)? {
             Properties::Named(properties) => properties,
             Properties::Free(_) if elements.close.contains('%') => {
                 return unbound(at, "it has no `properties` to name");
@@ -313,7 +149,7 @@ impl<'a> Writer<'a> {
         at: &str,
     ) -> Result<Vec<Part>> {
         let mut split = Split::default();
-        self.split(schema, at, 0, parameters, &mut split)?;
+        self.schemas.split(schema, at, 0, parameters, &mut split)?;
         let Split { mut words, mut others } = split;
         if parameters.kind.is_none() && !words.is_empty() {
             // Words of a few types are read as values of these types; they stand in one expression with the texts.
@@ -351,7 +187,7 @@ impl<'a> Writer<'a> {
             let schema = if others.len() == 1 { others.remove(0) } else { json!({"anyOf": others}) };
             choices.push(vec![
                 Part::Text(elements.before_json.replace('%', &kind)),
-                Part::Json { schema: self.document(&schema, at)?, at: at.to_owned() },
+                Part::Json { schema: self.schemas.document(&schema, at)?, at: at.to_owned() },
                 Part::Text(format!("{close}{}", elements.after)),
             ]);
         }
@@ -378,7 +214,7 @@ impl<'a> Writer<'a> {
             Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
         };
         if parameters.may_stay_open {
-            let keys = self.root.get("properties").and_then(Value::as_object).into_iter().flatten();
+            let keys = self.schemas.root.get("properties").and_then(Value::as_object).into_iter().flatten();
             let head_end = parameters.head_ends.last().unwrap_or(&"");
             ends.extend(keys.map(|(key, _)| format!("\n{}{key}{head_end}", parameters.open)));
             ends.extend(self.around.iter().cloned());
@@ -390,120 +226,12 @@ impl<'a> Writer<'a> {
     fn first_of(&self, others: &[Value]) -> String {
         let mut first = String::new();
         for other in others {
-            first.push_str(&Types::of_schema(self.root, other).first_characters());
+            first.push_str(&Types::of_schema(self.schemas.root, other).first_characters());
         }
         if !first.is_empty() {
             first.push_str(" \t\r\n");
         }
         first
-    }
-
-    /// Takes a schema apart into strings and other values, as the parser will tell them.
-    fn split(
-        &self,
-        schema: &'a Value,
-        at: &str,
-        depth: usize,
-        parameters: &Parameters,
-        into: &mut Split,
-    ) -> Result<()> {
-        if depth > MAX_DEPTH {
-            return unbound(at, "its schemas are nested too deeply");
-        }
-        let schema = self.meant(schema, at)?;
-        let members = match schema {
-            Value::Bool(false) => return Ok(()),
-            Value::Object(members) => members,
-            _ => {
-                into.words.push(any_string(at));
-                if parameters.kind.is_some() {
-                    into.others.push(json!({}));
-                }
-                return Ok(());
-            }
-        };
-        let types = Types::of_schema(self.root, schema);
-        if !types.unknown() && !types.has_text() {
-            into.others.push(schema.clone());
-            return Ok(());
-        }
-        for key in ["anyOf", "oneOf"] {
-            let Some(options) = members.get(key).and_then(Value::as_array) else { continue };
-            if asserting(members).any(|name| name != key) {
-                return unbound(at, format!("`{key}` stands beside other keywords"));
-            }
-            let (words, others) = (into.words.len(), into.others.len());
-            for option in options {
-                self.split(option, at, depth + 1, parameters, into)?;
-            }
-            if key == "oneOf" && (into.words.len() > words + 1 || into.others.len() > others + 1) {
-                return unbound(at, "`oneOf` of more than one kind of text or of other values");
-            }
-            return Ok(());
-        }
-        let listed = match (members.get("enum"), members.get("const")) {
-            (Some(Value::Array(values)), None) => Some(values.clone()),
-            (None, Some(value)) => Some(vec![value.clone()]),
-            _ => None,
-        };
-        if let Some(values) = listed {
-            if let Some(name) = asserting(members).find(|name| !["type", "enum", "const"].contains(name)) {
-                return unbound(at, format!("`{name}` stands beside a list of values"));
-            }
-            let is_word =
-                |value: &Value| value.is_string() || (parameters.kind.is_none() && !is_nested(value));
-            let (words, others): (Vec<Value>, Vec<Value>) = values.into_iter().partition(is_word);
-            let mut texts: Vec<String> = Vec::new();
-            for word in words {
-                let text = match &word {
-                    // It would be read as a value of another type.
-                    Value::String(text) if parameters.kind.is_none() && !types.is_text(text) => continue,
-                    Value::String(text) => text.clone(),
-                    other => other.to_string(),
-                };
-                if !texts.contains(&text) {
-                    texts.push(text);
-                }
-            }
-            if !texts.is_empty() {
-                into.words.push(Words::Exactly(texts));
-            }
-            if !others.is_empty() {
-                into.others.push(json!({"enum": others}));
-            }
-            return Ok(());
-        }
-        let mut words = Map::new();
-        for (name, value) in members {
-            if OF_STRINGS.contains(&name.as_str()) {
-                words.insert(name.clone(), value.clone());
-            } else if types.unknown()
-                && !ANNOTATIONS.contains(&name.as_str())
-                && ASSERTS.contains(&name.as_str())
-            {
-                return unbound(at, format!("`{name}` without a `type`"));
-            } else if ["allOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef"].contains(&name.as_str())
-            {
-                return unbound(at, format!("`{name}` is about a text and other values together"));
-            }
-        }
-        if types.unknown() && !words.is_empty() && parameters.unknown == Unknown::Json {
-            return unbound(at, "it says something of strings and has no `type`");
-        }
-        into.words.push(Words::String { schema: words, at: at.to_owned() });
-        if types.unknown() && parameters.kind.is_some() {
-            into.others.push(schema.clone());
-        }
-        if let Some(Value::Array(names)) = members.get("type") {
-            let rest: Vec<Value> = names.iter().filter(|name| *name != "string").cloned().collect();
-            for name in rest {
-                let mut other = members.clone();
-                other.retain(|key, _| !OF_STRINGS.contains(&key.as_str()));
-                other.insert("type".to_owned(), name);
-                into.others.push(Value::Object(other));
-            }
-        }
-        Ok(())
     }
 
     /// Properties with `between` after their keys and commas between them.
@@ -516,7 +244,7 @@ impl<'a> Writer<'a> {
         value: &dyn Fn(&'a Value, &str) -> Result<Vec<Part>>,
     ) -> Result<Vec<Part>> {
         let comma = || Part::Text(comma.to_owned());
-        let properties = match self.properties(schema, at)? {
+        let properties = match self.schemas.properties(schema, at)? {
             Properties::Named(properties) => properties,
             Properties::Free(schema) => {
                 let mut part =
@@ -568,15 +296,15 @@ impl<'a> Writer<'a> {
 
     /// JSON, which Python's reader takes; or as Python writes texts, `True` and `False`.
     fn python(&self, schema: &'a Value, at: &str) -> Result<Vec<Part>> {
-        let json = Part::Json { schema: self.document(schema, at)?, at: at.to_owned() };
-        let schema = self.meant(schema, at)?;
-        let types = Types::of_schema(self.root, schema);
+        let json = Part::Json { schema: self.schemas.document(schema, at)?, at: at.to_owned() };
+        let schema = self.schemas.meant(schema, at)?;
+        let types = Types::of_schema(self.schemas.root, schema);
         if simple(schema) == Some(vec!["true|false"]) {
             let words = vec![Part::Choice(vec!["True".to_owned(), "False".to_owned()])];
             return Ok(vec![Part::OneOf(vec![vec![json], words])]);
         }
         let mut split = Split::default();
-        if !types.only_text() || self.split(schema, at, 0, &PLAIN, &mut split).is_err() {
+        if !types.only_text() || self.schemas.split(schema, at, 0, &PLAIN, &mut split).is_err() {
             return Ok(vec![json]);
         }
         let text = Part::Words {
@@ -601,7 +329,7 @@ impl<'a> Writer<'a> {
         if depth > MAX_DEPTH {
             return unbound(at, "it is nested too deeply, or without end");
         }
-        let schema = self.meant(schema, at)?;
+        let schema = self.schemas.meant(schema, at)?;
         let text = |words: Words| {
             vec![
                 Part::Text(quote.to_owned()),
@@ -709,55 +437,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Keywords that say something of a value.
-const ASSERTS: [&str; 34] = [
-    "type",
-    "enum",
-    "const",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "format",
-    "items",
-    "prefixItems",
-    "additionalItems",
-    "minItems",
-    "maxItems",
-    "uniqueItems",
-    "contains",
-    "properties",
-    "required",
-    "additionalProperties",
-    "patternProperties",
-    "propertyNames",
-    "minProperties",
-    "maxProperties",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "$ref",
-    "$dynamicRef",
-    "$recursiveRef",
-];
-
-fn asserting(members: &Map<String, Value>) -> impl Iterator<Item = &str> {
-    let names = members.keys().map(String::as_str);
-    names.filter(|name| !ANNOTATIONS.contains(name) && ASSERTS.contains(name))
-}
-
 fn optional(part: Vec<Part>) -> Part {
     Part::Repeat { part, between: Vec::new(), least: 0, most: Some(1) }
-}
-
-fn any_string(at: &str) -> Words {
-    Words::String { schema: Map::new(), at: at.to_owned() }
 }
 
 /// Expressions for the values of a schema that names a type and says nothing more of it.
@@ -780,31 +461,11 @@ fn simple(schema: &Value) -> Option<Vec<&'static str>> {
     }
 }
 
-fn is_nested(value: &Value) -> bool {
-    matches!(value, Value::Array(_) | Value::Object(_))
-}
-
 /// One value as Gemma writes it.
 fn braced_text(value: &Value, quote: &str) -> Option<String> {
     match value {
         Value::String(text) => (!text.contains(quote)).then(|| format!("{quote}{text}{quote}")),
         nested if is_nested(nested) => None,
         other => Some(other.to_string()),
-    }
-}
-
-/// A reference that is not to a definition.
-fn foreign_reference(value: &Value) -> Option<&str> {
-    match value {
-        Value::Object(members) => members.iter().find_map(|(key, value)| match (key.as_str(), value) {
-            ("$ref", Value::String(reference)) => {
-                let is_own = reference.starts_with("#/$defs/") || reference.starts_with("#/definitions/");
-                (!is_own).then_some(reference.as_str())
-            }
-            ("$dynamicRef" | "$recursiveRef", Value::String(reference)) => Some(reference.as_str()),
-            _ => foreign_reference(value),
-        }),
-        Value::Array(items) => items.iter().find_map(foreign_reference),
-        _ => None,
     }
 }

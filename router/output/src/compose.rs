@@ -1,6 +1,7 @@
 //! What an answer has to be so that its calls are right, as parts of a text: for grammars, which this crate does not know.
 
-use crate::arguments::{self, Unbound};
+use crate::argument_schemas::Unbound;
+use crate::arguments;
 use crate::formats::{ReasoningFormat, ToolFormat};
 use crate::frames::Frame;
 use crate::part::{Callable, Part};

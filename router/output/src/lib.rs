@@ -25,6 +25,7 @@
 //! GPT-OSS' format, which is made of channels instead. `frames` says how calls are written, `arguments` what stands in
 //! them, and `compose` makes of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
 
+mod argument_schemas;
 mod arguments;
 mod braces;
 mod choice;
@@ -45,7 +46,7 @@ mod tables;
 
 use serde_json::Value;
 
-pub use arguments::Unbound;
+pub use argument_schemas::Unbound;
 pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, tool_formats};
 pub use compose::Calls;
 pub use formats::{ReasoningFormat, ToolFormat};
