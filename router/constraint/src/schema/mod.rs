@@ -6,6 +6,7 @@
 //! [`reference`] finds what a `$ref` means, [`object`] and [`array`] treat the keywords of those.
 
 mod array;
+mod bounds;
 mod check;
 mod choices;
 mod format;
@@ -220,7 +221,7 @@ impl<'a> Translator<'a> {
                     parts.own.insert(key.clone(), value.clone());
                 }
                 "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
-                    bound(key, members, &here(), &mut parts.own)?;
+                    bounds::bound(key, members, &here(), &mut parts.own)?;
                 }
                 "multipleOf" => {
                     let divisor = value.as_f64().filter(|divisor| *divisor > 0.0);
@@ -421,33 +422,6 @@ fn constant(value: &Value, place: &Place<'_>) -> Result<()> {
         Value::Object(members) => members.values().try_for_each(|member| constant(member, place)),
         _ => Ok(()),
     }
-}
-
-/// A bound of a number, in the way of every draft: `exclusiveMinimum` is a number, or says how `minimum` is meant.
-fn bound(
-    key: &str,
-    members: &Map<String, Value>,
-    place: &Place<'_>,
-    own: &mut Map<String, Value>,
-) -> Result<()> {
-    let lower = key.ends_with("inimum");
-    let (inclusive, exclusive) =
-        if lower { ("minimum", "exclusiveMinimum") } else { ("maximum", "exclusiveMaximum") };
-    let value = &members[key];
-    if value.is_boolean() && key == exclusive {
-        return Ok(());
-    }
-    let number =
-        value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| invalid(place, "a number"))?;
-    let is_exclusive = key == exclusive || members.get(exclusive) == Some(&Value::Bool(true));
-    let mut float = number;
-    if !value.is_f64() && number.abs() > EXACT_INTEGERS {
-        // The nearest f64 may lie outside of the bound; take the next one inside.
-        float = if lower { number.next_up() } else { number.next_down() };
-    }
-    let value = if float == number { value.clone() } else { Value::from(float) };
-    own.insert(if is_exclusive { exclusive } else { inclusive }.into(), value);
-    Ok(())
 }
 
 /// A schema without one of its keywords.

@@ -1,0 +1,73 @@
+//! The bounds of numbers, in the way of every draft, as llguidance keeps them soundly.
+//!
+//! Its expression for a range of floats takes the bound that is nearer to zero as inclusive when it is a whole number and the
+//! other bound has the same whole part: "3" of `3 < x <= 3.5`, "-0" of `-0.5 <= x < 0`. And of every exclusive bound nearer to
+//! zero it refuses fractions that end with a zero, "0.50" of `x > 0`. So such a bound becomes an inclusive one that lies
+//! inside by a hair. The exclusive bound farther from zero it keeps exactly, so it stays.
+
+use serde_json::{Map, Value};
+
+use super::{EXACT_INTEGERS, Place, Result, invalid};
+
+const KEYWORDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+/// What lies inside of an exclusive bound by this part of it is refused too. Four units in the last place of an f64: a parser of
+/// JSON may read the inclusive bound, or the number, with an error of one.
+const HAIR: f64 = 4.0 * f64::EPSILON;
+/// The same inside of zero, of which there is no part. Every zero behind the point is a state of the lexer.
+const HAIR_AT_ZERO: f64 = 1e-20;
+/// The same where the other bound is nearer to zero than that: this part of it.
+const HAIR_OF_OTHER: f64 = 1e-16;
+
+/// Writes the bound that `key` is into the core.
+pub(super) fn bound(
+    key: &str,
+    members: &Map<String, Value>,
+    place: &Place<'_>,
+    own: &mut Map<String, Value>,
+) -> Result<()> {
+    let lower = key.ends_with("inimum");
+    let (inclusive, exclusive) =
+        if lower { ("minimum", "exclusiveMinimum") } else { ("maximum", "exclusiveMaximum") };
+    let value = &members[key];
+    if value.is_boolean() && key == exclusive {
+        return Ok(());
+    }
+    let number =
+        value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| invalid(place, "a number"))?;
+    let mut float = number;
+    if !value.is_f64() && number.abs() > EXACT_INTEGERS {
+        // The nearest f64 may lie outside of the bound; take the next one inside.
+        float = if lower { number.next_up() } else { number.next_down() };
+    }
+    let is_exclusive = key == exclusive || members.get(exclusive) == Some(&Value::Bool(true));
+    let is_nearer_to_zero = if lower { float >= 0.0 } else { float <= 0.0 };
+    let name = match (is_exclusive, is_nearer_to_zero) {
+        (true, false) => exclusive,
+        (false, _) => inclusive,
+        (true, true) => {
+            float = inside(float, lower, members);
+            inclusive
+        }
+    };
+    let is_tighter = |other: f64| if lower { float > other } else { float < other };
+    if own.get(name).and_then(Value::as_f64).is_none_or(is_tighter) {
+        // A zero has no sign: the core's text of -0.0 would be the only zero of `minimum` and `maximum` both 0.
+        let value = if float == number && float != 0.0 { value.clone() } else { Value::from(float + 0.0) };
+        own.insert(name.into(), value);
+    }
+    Ok(())
+}
+
+/// The nearest inclusive bound for an exclusive one.
+fn inside(bound: f64, lower: bool, members: &Map<String, Value>) -> f64 {
+    let hair = match bound.abs() {
+        0.0 => {
+            let bounds = KEYWORDS.iter().filter_map(|key| members.get(*key)?.as_f64());
+            let other = bounds.map(f64::abs).filter(|other| *other > 0.0).fold(f64::INFINITY, f64::min);
+            HAIR_AT_ZERO.min(other * HAIR_OF_OTHER).max(f64::from_bits(1))
+        }
+        // No whole number is refused for it.
+        far => (far * HAIR).min(0.5),
+    };
+    if lower { (bound + hair).max(bound.next_up()) } else { (bound - hair).min(bound.next_down()) }
+}

@@ -1,0 +1,257 @@
+//! Numbers between bounds, checked against exact arithmetic: every text that a schema of bounds accepts lies between them, and
+//! every short number that does can be written.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../examples/synthetic/mod.rs"]
+mod synthetic;
+
+use std::collections::BTreeMap;
+
+use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
+use serde_json::{Map, Value, json};
+use synthetic::{Random, Vocabulary};
+
+const EOS: u32 = 256;
+/// Decimals of an exact number: those of every text here, with its exponent.
+const PLACES: i32 = 30;
+/// Of every sign and size, whole and not, near to each other and far apart.
+const BOUNDS: [&str; 17] = [
+    "-100", "-3.5", "-3", "-2.999", "-1", "-0.5", "-0.25", "-1e-3", "-0", "0", "2e-4", "0.5", "1", "3",
+    "3.0625", "3.5", "1.2e2",
+];
+
+/// A number's text, times 10^PLACES.
+fn exact(text: &str) -> i128 {
+    let (text, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits: i128 = format!("{whole}{fraction}").parse().unwrap();
+    let places = PLACES + exponent.parse::<i32>().unwrap() - fraction.len() as i32;
+    digits.checked_mul(10_i128.checked_pow(places.try_into().unwrap()).unwrap()).unwrap()
+}
+
+/// Every number of up to three decimals around the bounds, by its value; and the ways to write it, the shortest first.
+fn numbers() -> BTreeMap<i128, Vec<String>> {
+    let wholes = ["0", "1", "2", "3", "4", "9", "10", "99", "100", "119", "120", "121", "1000"];
+    let fractions = [
+        "",
+        "0",
+        "00",
+        "000000",
+        "1",
+        "10",
+        "2",
+        "25",
+        "3",
+        "4",
+        "49",
+        "499",
+        "5",
+        "50",
+        "500",
+        "501",
+        "51",
+        "6",
+        "062",
+        "0625",
+        "063",
+        "9",
+        "99",
+        "999",
+        "001",
+        "0010",
+        "0001",
+        "0002",
+        "0003",
+        "00019",
+        "05",
+        "000000001",
+        "999999999",
+        "0000000000000000000000001",
+        "4999999999999999999999999",
+        "5000000000000000000000001",
+        "9999999999999999999999999",
+    ];
+    let mut numbers: BTreeMap<i128, Vec<String>> = BTreeMap::new();
+    for sign in ["", "-"] {
+        for whole in wholes {
+            for fraction in fractions {
+                let point = if fraction.is_empty() { "" } else { "." };
+                let text = format!("{sign}{whole}{point}{fraction}");
+                numbers.entry(exact(&text)).or_default().push(text);
+            }
+        }
+        for text in ["0e0", "3e0", "30e-1", "3.5E0", "35e-1", "1e-3", "1E2", "1e+2", "2e-4", "0.0e5"] {
+            let text = format!("{sign}{text}");
+            numbers.entry(exact(&text)).or_default().push(text);
+        }
+    }
+    numbers
+}
+
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    let mut matcher = grammar.matcher();
+    text.bytes().all(|byte| matcher.advance(u32::from(byte)).is_ok()) && matcher.advance(EOS).is_ok()
+}
+
+/// A bound's text, and that the number itself lies outside.
+type Bound<'a> = Option<(&'a str, bool)>;
+
+struct Checker {
+    compiler: Compiler,
+    numbers: BTreeMap<i128, Vec<String>>,
+    accepted: usize,
+}
+
+impl Checker {
+    fn new() -> Checker {
+        let limits = Limits { cache_bytes: 0, ..Limits::default() };
+        let compiler = Compiler::new(Vocabulary::new(257).tokens, 257, &[EOS], limits).unwrap();
+        Checker { compiler, numbers: numbers(), accepted: 0 }
+    }
+
+    /// Both bounds as one schema has them, or, `apart`, as two that must hold together.
+    fn check(&mut self, low: Bound<'_>, high: Bound<'_>, apart: bool) {
+        let named = |inclusive: &str, exclusive: &str, bound: Bound<'_>| -> Map<String, Value> {
+            let written = bound.map(|(text, is_exclusive)| {
+                let name = if is_exclusive { exclusive } else { inclusive };
+                (name.to_owned(), serde_json::from_str(text).unwrap())
+            });
+            written.into_iter().collect()
+        };
+        let mut lower = named("minimum", "exclusiveMinimum", low);
+        let mut upper = named("maximum", "exclusiveMaximum", high);
+        let schema = if apart {
+            json!({"type": "number", "allOf": [lower, upper]})
+        } else {
+            lower.append(&mut upper);
+            lower.insert("type".into(), "number".into());
+            Value::Object(lower)
+        };
+        let holds = |number: i128| {
+            low.is_none_or(|(text, out)| number > exact(text) || !out && number == exact(text))
+                && high.is_none_or(|(text, out)| number < exact(text) || !out && number == exact(text))
+        };
+        // So near to an exclusive bound a number need not be taken.
+        let near = 10_i128.pow(PLACES as u32 - 12);
+        let is_near = |number: i128, bound: Bound<'_>| {
+            bound.is_some_and(|(text, out)| out && (number - exact(text)).abs() < near)
+        };
+        let grammar = match self.compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()) {
+            Ok(grammar) => grammar,
+            Err(error) => {
+                assert_eq!(error.kind, Kind::Unsatisfiable, "{schema}: {error}");
+                let found = self.numbers.keys().find(|number| holds(**number));
+                assert_eq!(found, None, "{schema} is refused");
+                return;
+            }
+        };
+        for (number, texts) in &self.numbers {
+            let taken: Vec<&String> = texts.iter().filter(|text| accepts(&grammar, text)).collect();
+            if !holds(*number) {
+                assert!(taken.is_empty(), "{schema} accepts {taken:?}");
+            } else if !is_near(*number, low) && !is_near(*number, high) {
+                // What llguidance may want is more zeros behind it.
+                let zeros = || {
+                    let point = if texts[0].contains('.') { "" } else { "." };
+                    (1..12)
+                        .any(|zeros| accepts(&grammar, &format!("{}{point}{}", texts[0], "0".repeat(zeros))))
+                };
+                assert!(!taken.is_empty() || zeros(), "{schema} accepts none of {texts:?}");
+            }
+            self.accepted += taken.len();
+        }
+    }
+}
+
+#[test]
+fn every_number_that_is_accepted_lies_between_its_bounds() {
+    let mut checker = Checker::new();
+    for (at, text) in BOUNDS.iter().enumerate() {
+        for out in [false, true] {
+            checker.check(Some((*text, out)), None, false);
+            checker.check(None, Some((*text, out)), false);
+            for (other, other_out) in BOUNDS[at..].iter().flat_map(|other| [(other, false), (other, true)]) {
+                checker.check(
+                    Some((*text, out)),
+                    Some((*other, other_out)),
+                    (at + usize::from(out)) % 3 == 0,
+                );
+            }
+        }
+    }
+    assert!(checker.accepted > 50_000, "{}", checker.accepted);
+}
+
+#[test]
+fn numbers_lie_between_bounds_that_are_drawn() {
+    let mut random = Random(29);
+    let mut checker = Checker::new();
+    for _ in 0..60 {
+        let near = [-3, -1, 0, 0, 1, 3, 100][random.below(7)];
+        let mut draw = || {
+            let places = random.below(4) as u32;
+            let step = 10_i64.pow(places);
+            let number = near * step + random.below(4 * step as usize + 1) as i64 - 2 * step;
+            let sign = if number < 0 { "-" } else { "" };
+            let (whole, fraction) = (number.abs() / step, number.abs() % step);
+            match places {
+                0 => format!("{sign}{whole}"),
+                _ => format!("{sign}{whole}.{fraction:0places$}", places = places as usize),
+            }
+        };
+        let (mut low, mut high) = (draw(), draw());
+        if exact(&low) > exact(&high) {
+            std::mem::swap(&mut low, &mut high);
+        }
+        let outs = [(false, true), (true, false), (true, true)][random.below(3)];
+        checker.check(Some((&low, outs.0)), Some((&high, outs.1)), random.below(4) == 0);
+    }
+}
+
+/// Bounds beside what else a schema says of them, in every draft.
+#[test]
+fn an_exclusive_bound_holds_wherever_it_stands() {
+    let cases = [
+        (json!({"type": "number", "exclusiveMinimum": 3, "maximum": 3.5}), "3", "3.2"),
+        (json!({"type": "number", "minimum": 3, "exclusiveMinimum": 3, "maximum": 3.5}), "3", "3.2"),
+        (json!({"type": "number", "exclusiveMinimum": 3, "minimum": 2, "maximum": 3.5}), "3", "3.2"),
+        (json!({"type": "number", "minimum": 3.2, "exclusiveMinimum": 3, "maximum": 3.5}), "3.1", "3.2"),
+        (json!({"type": "number", "minimum": 3, "exclusiveMinimum": true, "maximum": 3.5}), "3", "3.5"),
+        (json!({"type": "number", "exclusiveMaximum": true, "maximum": -3, "minimum": -3.5}), "-3", "-3.5"),
+        (json!({"allOf": [{"exclusiveMinimum": 3}, {"maximum": 3.5}], "type": "number"}), "3.0", "3.5"),
+        (
+            json!({"anyOf": [{"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0}]}),
+            "-0",
+            "-0.1",
+        ),
+        (json!({"type": "number", "minimum": 3, "maximum": 3.5, "not": {"const": 3}}), "3", "3.5"),
+        (json!({"type": "number", "minimum": 3, "maximum": 3.5, "not": {"maximum": 3.25}}), "3.25", "3.3"),
+        (json!({"type": "number", "exclusiveMinimum": 0, "maximum": 0.9, "multipleOf": 0.3}), "0", "0.9"),
+        (
+            json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1e-25}),
+            "0",
+            "0.00000000000000000000000001",
+        ),
+        (json!({"type": "integer", "exclusiveMinimum": 3, "maximum": 3.5e3}), "3", "4"),
+        (json!({"type": "integer", "exclusiveMinimum": -0.5, "exclusiveMaximum": 1}), "1", "0"),
+        (
+            json!({"type": "integer", "exclusiveMinimum": 4503599627370496_i64}),
+            "4503599627370496",
+            "4503599627370497",
+        ),
+        (
+            json!({"type": "integer", "exclusiveMinimum": 9007199254740992_i64}),
+            "9007199254740992",
+            "9007199254740994",
+        ),
+        (json!({"type": "number", "minimum": -0.0, "maximum": 0.0}), "-1", "0"),
+        (json!({"type": "number", "exclusiveMinimum": 0}), "0.00", "0.50"),
+    ];
+    let compiler = Checker::new().compiler;
+    for (schema, out, within) in cases {
+        let grammar = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
+        assert!(!accepts(&grammar, out), "{schema} accepts {out}");
+        assert!(accepts(&grammar, within), "{schema} refuses {within}");
+    }
+}
