@@ -12,6 +12,9 @@ use crate::http::routes::RequestSchema;
 use crate::http::routes::{ROUTES, Verb};
 use crate::limits::PRIORITIES;
 
+/// What the dialects of other servers have and this one has not, written by hand.
+const DIALECTS: &str = include_str!("dialects.md");
+
 pub async fn page() -> Response<Body> {
     let mut response = Response::new(Body::from(html(&markdown())));
     let kind = HeaderValue::from_static("text/html; charset=utf-8");
@@ -60,6 +63,7 @@ fn markdown() -> String {
     table("`/tokenize`", &RequestSchema::Tokenize.fields());
     table("`/vertex`", &RequestSchema::Vertex.fields());
     table("`/v2/models/{name}/infer`", &RequestSchema::Infer.fields());
+    text.push_str(DIALECTS);
     text
 }
 

@@ -568,8 +568,12 @@ pub const THINKING: Field = field(
     "as the template has it",
     "`type`: `enabled`, `adaptive` or `disabled`; for templates of models that can do both. `budget_tokens` is not kept to",
 );
-pub const OUTPUT_CONFIG: Field =
-    field("output_config", Kind::Object, "none", "`format`: a JSON schema that the text has to follow");
+pub const OUTPUT_CONFIG: Field = field(
+    "output_config",
+    Kind::Object,
+    "none",
+    "`format`: a JSON schema that the text has to follow; `effort`: as `reasoning_effort` of chats",
+);
 pub const OUTPUT_FORMAT: Field = field("output_format", Kind::Object, "none", "The same, by its older name");
 
 /// The members of a request to `/v1/messages`. `max_tokens` is required there.

@@ -77,7 +77,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let answers = choices.collect().await?;
     let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };
     context.succeeded(done);
-    let blocks = whole(&reading, tokens);
+    let (blocks, thinking_tokens) = whole(&reading, tokens);
     let message = Message {
         id: &id,
         kind: "message",
@@ -89,7 +89,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
             blocks.iter().any(|one| matches!(one.block, Block::Call { .. })),
         )),
         stop_sequence: done.stop.as_deref(),
-        usage: Usage::of(done),
+        usage: Usage::of(done, thinking_tokens),
         warnings: &params.warnings,
     };
     let mut response = json(&message);
@@ -185,15 +185,23 @@ pub struct Usage {
     cache_creation_input_tokens: u32,
     cache_read_input_tokens: u32,
     output_tokens: u32,
+    output_tokens_details: OutputTokensDetails,
+}
+
+#[derive(Clone, Copy, Default, JsonSchema, Serialize)]
+#[schemars(inline)]
+pub struct OutputTokensDetails {
+    thinking_tokens: u32,
 }
 
 impl Usage {
-    fn of(done: &Done) -> Self {
+    fn of(done: &Done, thinking_tokens: u32) -> Self {
         Self {
             input_tokens: done.prompt_tokens - done.cached_tokens.min(done.prompt_tokens),
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: done.cached_tokens,
             output_tokens: done.generated_tokens,
+            output_tokens_details: OutputTokensDetails { thinking_tokens },
         }
     }
 }
@@ -269,7 +277,8 @@ impl ChunkWriter for Events {
         self.tell(events, encoder);
         let stop_reason = StopReason::of(&done, self.blocks.has_calls());
         let delta = Ended { stop_reason, stop_sequence: done.stop.as_deref() };
-        say(encoder, &Event::MessageDelta { delta, usage: Usage::of(&done) });
+        let usage = Usage::of(&done, self.blocks.reasoning_tokens());
+        say(encoder, &Event::MessageDelta { delta, usage });
     }
 
     fn end(&mut self, encoder: &mut Encoder) {

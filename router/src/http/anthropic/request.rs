@@ -11,6 +11,7 @@ use crate::http::chats::tools::Tools;
 use crate::http::constraints::{self, Asked};
 use crate::http::error::{ApiError, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
+use crate::http::openai::chat::reason_with;
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_fields;
 use crate::http::shortened::shortened;
@@ -20,6 +21,22 @@ pub const NAMES: FieldNames = FieldNames::MESSAGES;
 
 /// Accepted, and named in no warning: they ask for nothing of the text.
 const WITHOUT_EFFECT: [&str; 3] = ["service_tier", "betas", "cache_control"];
+
+/// What asks for something that is nowhere here.
+const REFUSED: [(&str, &str); 2] = [
+    ("container", "there are no containers here, and no tools that run in them"),
+    ("mcp_servers", "this server calls no other ones: send their tools as `tools`"),
+];
+
+/// What asks for nothing that could be missed in the text, and why.
+const NAMED: [(&str, &str); 6] = [
+    ("speed", "here: every answer comes as fast as it can"),
+    ("inference_geo", "here: this server is in one place"),
+    ("diagnostics", "here"),
+    ("context_management", "here: a conversation is never shortened"),
+    ("user_profile_id", "here: `metadata.user_id` says who asks"),
+    ("workspace_id", "here"),
+];
 
 /// What a route asks of `max_tokens`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,14 +50,26 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
     let mut warnings = Warnings::default();
     let table = request_fields::anthropic_fields();
     let known = table.iter().map(|field| field.name);
-    let known: Vec<&str> = known.chain(WITHOUT_EFFECT).collect();
+    let known = known.chain(WITHOUT_EFFECT).chain(NAMED.map(|(name, _)| name));
+    let known: Vec<&str> = known.collect();
+    for (name, why) in REFUSED {
+        if fields.value(name).is_some() {
+            return Err(ApiError::invalid(name, format!("is not supported: {why}")));
+        }
+    }
     warnings.unknown(fields, "", known.iter().copied());
+    for (name, why) in NAMED {
+        if fields.value(name).is_some() {
+            warnings.no_effect(name, why);
+        }
+    }
     let fields = fields.only(&table);
     let max_tokens = fields.small(&request_fields::MAX_TOKENS)?;
     if needs == MaxTokens::Required {
         fields.required(&request_fields::MAX_TOKENS, max_tokens)?;
     }
     let messages = messages(&fields)?;
+    let variables = variables(&fields, &mut warnings)?;
     let params = GenerationParams {
         stop: fields.texts(&request_fields::STOP_SEQUENCES)?,
         user: user(&fields)?,
@@ -49,7 +78,7 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
     };
     let (choice, is_single) = choice(&fields)?;
     let tools = Tools::of(functions::functions(&fields, tool)?, choice, is_single)?;
-    let chat = Chat { messages, variables: variables(&fields)?, ..Chat::default() };
+    let chat = Chat { messages, variables, ..Chat::default() };
     Ok(ChatRequest { params, chat, tools, max_tokens, logprobs: false, top_logprobs: 0, names: NAMES })
 }
 
@@ -66,10 +95,17 @@ fn user(fields: &Fields) -> Result<Option<String>, ApiError> {
     Ok(Some(name.to_owned()))
 }
 
-/// `thinking`, as the templates of models that can do both call it.
-fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+/// `thinking` and `output_config.effort`, as the templates of models that know them call them.
+fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Value>, ApiError> {
     const THINKING: &str = request_fields::THINKING.name;
     let mut variables = Map::new();
+    let effort = fields.tree(&request_fields::OUTPUT_CONFIG)?.unwrap_or_default()["effort"].take();
+    if !effort.is_null() {
+        let place = Place::from(request_fields::OUTPUT_CONFIG.name).member("effort");
+        let effort = effort.as_str().ok_or_else(|| ApiError::invalid(&place, "must be a string"))?;
+        checked_name(&place, effort)?;
+        reason_with(effort, &mut variables);
+    }
     let Some(thinking) = fields.tree(&request_fields::THINKING)? else { return Ok(variables) };
     let thinks = match thinking["type"].as_str() {
         Some("enabled" | "adaptive") => true,
@@ -82,6 +118,9 @@ fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
             return Err(error.given(shortened(&thinking["type"].to_string())));
         }
     };
+    if thinking["display"].as_str().is_some_and(|display| display != "summarized") {
+        warnings.no_effect("thinking.display", "here: reasoning is told as it is");
+    }
     for name in ["enable_thinking", THINKING] {
         variables.insert(name.to_owned(), thinks.into());
     }
@@ -515,6 +554,9 @@ mod tests {
                 "`output_format.schema` must be an object",
             ),
             (json!({"metadata": {"user_id": 5}}), "`metadata.user_id` must be a string"),
+            (json!({"output_config": {"effort": 5}}), "`output_config.effort` must be a string"),
+            (json!({"container": "c"}), "`container` is not supported: there are no containers here"),
+            (json!({"mcp_servers": []}), "`mcp_servers` is not supported"),
         ] {
             let refused = refusal(more);
             assert!(refused.starts_with(says), "{refused}");
@@ -527,5 +569,19 @@ mod tests {
         let params = asked.expect("valid").params;
         assert_eq!((params.n, params.stop.len(), params.grammar), (1, 0, None));
         assert_eq!(params.warnings.lines().len(), 3);
+    }
+
+    #[test]
+    fn what_a_server_of_one_place_has_not_is_named() {
+        let asked = parsed(json!({
+            "speed": "fast", "inference_geo": "us", "thinking": {"type": "adaptive", "display": "omitted"},
+            "output_config": {"effort": "low"}, "cache_control": {"type": "ephemeral"},
+        }));
+        let asked = asked.expect("valid");
+        let lines = asked.params.warnings.lines();
+        let named: Vec<&str> = lines.iter().filter_map(|line| line.split('`').nth(1)).collect();
+        assert_eq!(named, ["speed", "inference_geo", "thinking.display"]);
+        assert_eq!(asked.chat.variables["reasoning_effort"], "low");
+        assert_eq!(asked.chat.variables["enable_thinking"], true);
     }
 }

@@ -99,8 +99,8 @@ pub struct Whole {
     pub text: String,
 }
 
-/// All blocks of an answer.
-pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> Vec<Whole> {
+/// All blocks of an answer, and how many of its tokens brought text of reasoning.
+pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> (Vec<Whole>, u32) {
     let mut blocks = Blocks::new(reading);
     let mut all: Vec<Whole> = Vec::new();
     let events: Vec<BlockEvent> = tokens.iter().flat_map(|token| blocks.push(token)).collect();
@@ -115,7 +115,7 @@ pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> Vec<Whole> {
             BlockEvent::Ends(_) => {}
         }
     }
-    all
+    (all, blocks.reasoning_tokens())
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
             ("<|im_end|>", true),
         ];
         let tokens: Vec<TokenEvent> = parts.iter().map(|(text, special)| token(text, *special)).collect();
-        let all = whole(&reading(), &tokens);
+        let (all, _) = whole(&reading(), &tokens);
         let texts: Vec<&str> = all.iter().map(|one| one.text.as_str()).collect();
         assert_eq!(texts, ["Hmm.", "I look.", "{}"]);
         assert_eq!((&all[0].block, &all[1].block), (&Block::Reasoning, &Block::Text));
@@ -172,9 +172,9 @@ mod tests {
 
     #[test]
     fn a_special_token_that_is_no_marker_is_no_text() {
-        let all = whole(&reading(), &[token("a", false), token("<|other|>", true), token("b", false)]);
+        let (all, _) = whole(&reading(), &[token("a", false), token("<|other|>", true), token("b", false)]);
         assert_eq!(all, [Whole { block: Block::Text, text: "ab".to_owned() }]);
-        assert_eq!(whole(&Reading::plain(), &[token("a", false), token("<tool_call>", true)])[0].text, "a");
-        assert!(whole(&reading(), &[]).is_empty());
+        assert_eq!(whole(&Reading::plain(), &[token("a", false), token("<tool_call>", true)]).0[0].text, "a");
+        assert!(whole(&reading(), &[]).0.is_empty());
     }
 }

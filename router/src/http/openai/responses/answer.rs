@@ -15,6 +15,8 @@ pub struct Response<'a> {
     pub object: &'static str,
     /// In seconds since 1970.
     pub created_at: u64,
+    /// Once the answer is there, whole.
+    pub completed_at: Option<u64>,
     pub status: Status,
     pub background: bool,
     /// Nothing: what fails has an error's status, or an event.
@@ -62,6 +64,8 @@ pub struct ResponseUsage {
 #[schemars(inline)]
 pub struct InputTokensDetails {
     pub cached_tokens: u32,
+    /// Always 0: to keep a prompt costs nothing.
+    pub cache_write_tokens: u32,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -75,11 +79,15 @@ pub struct OutputTokensDetails {
 pub struct Echo {
     pub instructions: Value,
     pub max_output_tokens: Value,
+    pub max_tool_calls: Value,
     pub metadata: Value,
     pub parallel_tool_calls: Value,
+    pub prompt_cache_key: Value,
+    pub safety_identifier: Value,
     pub temperature: Value,
     pub tool_choice: Value,
     pub tools: Value,
+    pub top_logprobs: Value,
     pub top_p: Value,
     pub user: Value,
     pub text: Value,

@@ -55,7 +55,7 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     let writer = Events {
         head: Head {
             id: format!("resp_{:032x}", rand::random::<u128>()),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            created: seconds(),
             model: params.model,
             echo,
             service_tier,
@@ -69,6 +69,7 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
         output: Vec::new(),
         open: None,
         ended: None,
+        completed: None,
         has_begun: false,
     };
     if params.stream {
@@ -116,6 +117,8 @@ struct Events {
     output: Vec<Item>,
     open: Option<Open>,
     ended: Option<Done>,
+    /// When it was complete.
+    completed: Option<u64>,
     has_begun: bool,
 }
 
@@ -159,6 +162,7 @@ impl Events {
                 input_tokens: usage.prompt_tokens,
                 input_tokens_details: InputTokensDetails {
                     cached_tokens: usage.prompt_tokens_details.cached_tokens,
+                    cache_write_tokens: 0,
                 },
                 output_tokens: usage.completion_tokens,
                 output_tokens_details: OutputTokensDetails {
@@ -171,6 +175,7 @@ impl Events {
             id: &self.head.id,
             object: "response",
             created_at: self.head.created,
+            completed_at: self.completed,
             status,
             background: false,
             error: None,
@@ -343,6 +348,11 @@ impl Events {
     }
 }
 
+/// Since 1970.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 fn say(encoder: &mut Encoder, event: &Event) {
     encoder.named(event.name(), event);
 }
@@ -371,6 +381,7 @@ impl ChunkWriter for Events {
             last => self.tell(last.into_iter().collect(), encoder),
         }
         self.ended = Some(done);
+        self.completed = (!is_cut).then(seconds);
         let sequence_number = self.next();
         let response = self.response();
         say(

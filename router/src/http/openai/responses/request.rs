@@ -23,11 +23,22 @@ const INPUT: &str = request_fields::INPUT.name;
 const INCLUDE: &str = request_fields::INCLUDE.name;
 
 /// What asks for something that a server without memory of answers has not.
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 5] = [
     ("previous_response_id", "no answer is kept: send the whole conversation as `input`"),
     ("conversation", "no conversation is kept: send it whole as `input`"),
     ("background", "answers are not kept, so they cannot be fetched later"),
     ("prompt", "there are no prompt templates here: send `input`"),
+    ("moderation", "texts are not judged here"),
+];
+
+/// What asks for nothing that could be missed in the text, and why.
+const WITHOUT_EFFECT: [(&str, &str); 6] = [
+    ("max_tool_calls", "here: this server runs no tools of its own"),
+    ("context_management", "here: a conversation is never shortened"),
+    ("stream_options", "here: events are not obfuscated"),
+    ("prompt_cache_options", "here: every prompt is kept as long as there is memory"),
+    ("prompt_cache_retention", "here: every prompt is kept as long as there is memory"),
+    ("safety_identifier", "here but to be told back: `user` says who asks"),
 ];
 
 /// What `include` may name. All but the first ask for what is always there, or of tools that are not here.
@@ -60,8 +71,15 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     let mut warnings = Warnings::default();
     let table = request_fields::responses_fields();
     let known = table.iter().map(|field| field.name);
-    let known: Vec<&str> = known.chain(REFUSED.map(|(name, _)| name)).collect();
+    let known = known.chain(REFUSED.map(|(name, _)| name)).chain(WITHOUT_EFFECT.map(|(name, _)| name));
+    let known: Vec<&str> = known.collect();
     warnings.unknown(fields, "", known.iter().copied());
+    for (name, why) in WITHOUT_EFFECT {
+        if fields.value(name).is_some() {
+            warnings.no_effect(name, why);
+        }
+    }
+    let whole = fields;
     let fields = &fields.only(&table);
     if fields.boolean(&request_fields::STORE)? == Some(true) {
         warnings.no_effect("store", "here: no answer is kept");
@@ -95,7 +113,7 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     let chat = Chat { messages, variables, ..Chat::default() };
     let chat = ChatRequest { params, chat, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
     let service_tier = service_tier(fields);
-    Ok(ResponseRequest { chat, echo: echo(fields, text, reasoning), service_tier })
+    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
 }
 
 /// What is told back as it was given.
@@ -104,11 +122,15 @@ fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo 
     Echo {
         instructions: given("instructions", Value::Null),
         max_output_tokens: given("max_output_tokens", Value::Null),
+        max_tool_calls: given("max_tool_calls", Value::Null),
         metadata: given("metadata", json!({})),
         parallel_tool_calls: given("parallel_tool_calls", json!(true)),
+        prompt_cache_key: given("prompt_cache_key", Value::Null),
+        safety_identifier: given("safety_identifier", Value::Null),
         temperature: given("temperature", json!(1.0)),
         tool_choice: given("tool_choice", json!("auto")),
         tools: given("tools", json!([])),
+        top_logprobs: given("top_logprobs", json!(0)),
         top_p: given("top_p", json!(1.0)),
         user: given("user", Value::Null),
         text: text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
@@ -565,6 +587,10 @@ mod tests {
                 "`previous_response_id` is not supported: no answer is kept",
             ),
             (json!({"background": true}), "`background` is not supported"),
+            (
+                json!({"moderation": {"model": "m"}}),
+                "`moderation` is not supported: texts are not judged here",
+            ),
         ] {
             let refused = refusal(more);
             assert!(refused.starts_with(says), "{refused}");
@@ -576,12 +602,22 @@ mod tests {
         let asked = parsed(json!({
             "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["reasoning.encrypted_content"],
             "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "n": 3,
+            "safety_identifier": "u", "max_tool_calls": 2, "stream_options": {"include_obfuscation": false},
         }));
-        let asked = asked.expect("valid").chat;
+        let asked = asked.expect("valid");
+        assert_eq!((&asked.echo.safety_identifier, &asked.echo.max_tool_calls), (&json!("u"), &json!(2)));
+        let asked = asked.chat;
         let lines = asked.params.warnings.lines();
-        for name in
-            ["store", "truncation", "top_logprobs", "include[0]", "reasoning.summary", "text.verbosity", "n"]
-        {
+        for name in [
+            "store",
+            "truncation",
+            "top_logprobs",
+            "include[0]",
+            "reasoning.summary",
+            "text.verbosity",
+            "n",
+            "max_tool_calls",
+        ] {
             assert!(lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
         }
         assert_eq!((asked.params.n, asked.top_logprobs), (1, 0));
