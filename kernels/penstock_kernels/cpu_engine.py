@@ -1,32 +1,22 @@
 """The CPU engine: csrc/cpu by ctypes, which lets go of the interpreter's lock while a step runs.
 
 `instruction_set` says which one to use, or why there is none; a `CpuProgram` runs a program's steps. Structures are those of
-csrc/cpu/penstock_cpu.h, which says more.
+csrc/cpu/penstock_cpu.h, which says more. Must not import torch: what has to lie somewhere may be of torch or of numpy, and what comes
+back is of numpy.
 """
 
 import ctypes
 import os
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from penstock_kernels.program import (
-    TILE_OUTPUTS,
-    Format,
-    Layout,
-    Operation,
-    Program,
-    QuantizedMatrix,
-    quantized_bytes,
-    rounded_up,
-)
-from penstock_kernels.sampling import Draws, LogitsSummary, RowMasks
+from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
+from penstock_kernels.program import Array, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
 ABI = 7
@@ -217,52 +207,6 @@ def instruction_set() -> str:
     return wanted or found[0]
 
 
-def pack(matrix_OI: Tensor) -> None:
-    """Brings a matrix of bf16 in whole tiles (`in_whole_tiles`) into their order, where it is."""
-    rows, columns = matrix_OI.shape
-    at = matrix_OI.data_ptr()
-    _succeeded(library().penstock_cpu_pack(at, at, rows, columns))
-
-
-def quantize(
-    matrix_OI: Tensor,
-    format: Format,
-    instruction_set: str,
-    threads: int = 1,
-    into: Tensor | None = None,
-) -> QuantizedMatrix:
-    """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
-    `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
-    """
-    rows, columns = matrix_OI.shape
-    matrix_OI = matrix_OI.contiguous()
-    whole = rounded_up(rows, TILE_OUTPUTS)
-    size = quantized_bytes(format, rows, columns)
-    tiles = torch.empty(size, dtype=torch.uint8) if into is None else into
-    assert tiles.nbytes == size and tiles.data_ptr() % 64 == 0, "torch aligns what it makes"
-    scales, sums = torch.empty(whole), torch.empty(whole, dtype=torch.int32)
-    panel_bytes = size * TILE_OUTPUTS // whole
-    share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
-
-    def quantize_some(first: int) -> None:
-        _succeeded(
-            library().penstock_cpu_quantize(
-                instruction_set.encode(),
-                int(format),
-                matrix_OI.data_ptr() + first * columns * 2,
-                min(share, rows - first),
-                columns,
-                tiles.data_ptr() + first // TILE_OUTPUTS * panel_bytes,
-                scales.data_ptr() + first * 4,
-                sums.data_ptr() + first * 4,
-            )
-        )
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(quantize_some, range(0, rows, share)))
-    return QuantizedMatrix(format, rows, columns, tiles, scales, sums)
-
-
 class CpuProgram:
     """A program that can be run. Holds its tensors and, after `reserve`, the memory of its buffers."""
 
@@ -301,19 +245,17 @@ class CpuProgram:
         if not self._library.penstock_cpu_reserve(self._handle, tokens, rows, longest):
             raise MemoryError(_reason())
 
-    def set_cache(self, layer: int, pages: Tensor, table: int) -> None:
+    def set_cache(self, layer: int, pages: Array, table: int) -> None:
         """Where a layer's pages are, and which table of a step names them."""
-        _succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, pages.data_ptr(), table))
+        succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, address(pages), table))
 
-    def set_state(self, layer: int, state: int, places: Tensor) -> None:
+    def set_state(self, layer: int, state: int, places: Array) -> None:
         """Where a layer's states are: (places, kernel - 1, channels) in bf16 of its convolution, state 0, and (places, heads, ...)
         in fp32 of what is behind it, state 1. The caller keeps them.
         """
-        assert places.is_contiguous() and places.dtype == (torch.float32 if state else torch.bfloat16)
-        place_bytes = places[:1].nbytes
-        _succeeded(
-            self._library.penstock_cpu_set_state(self._handle, layer, state, places.data_ptr(), place_bytes)
-        )
+        assert places.itemsize == (4 if state else 2)
+        at, place_bytes = address(places), places[:1].nbytes
+        succeeded(self._library.penstock_cpu_set_state(self._handle, layer, state, at, place_bytes))
 
     def set_threads(self, threads: int) -> None:
         """Threads that compute from now on."""
@@ -345,29 +287,21 @@ class CpuProgram:
         shape = pages.shape[1], pages.shape[2]
         trees = (positions, moved, len(moved_M3))
         step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees)
-        _succeeded(self._library.penstock_cpu_step(self._handle, step))
+        succeeded(self._library.penstock_cpu_step(self._handle, step))
 
     def move(self, sources_BM: I64, targets_BM: I64) -> None:
         """Copies what every layer has of M tokens to other places, one after the other. Rows of the cache, by table (tables, M)."""
         assert sources_BM.shape == targets_BM.shape and sources_BM.dtype == targets_BM.dtype == np.int64
         sources, targets = np.ascontiguousarray(sources_BM), np.ascontiguousarray(targets_BM)
         at = sources.ctypes.data, targets.ctypes.data
-        _succeeded(self._library.penstock_cpu_move(self._handle, *at, sources.shape[1]))
+        succeeded(self._library.penstock_cpu_move(self._handle, *at, sources.shape[1]))
 
-    def head(self, hidden_SE: Tensor, out_SV: Tensor) -> None:
+    def head(self, hidden_SE: Array, out_SV: Array) -> None:
         """Runs the head on rows of fp32, into rows of fp32."""
-        _succeeded(
-            self._library.penstock_cpu_head(
-                self._handle,
-                hidden_SE.data_ptr(),
-                hidden_SE.stride(0),
-                len(hidden_SE),
-                out_SV.data_ptr(),
-                out_SV.stride(0),
-            )
-        )
+        hidden, out = rows_at(hidden_SE), rows_at(out_SV)
+        succeeded(self._library.penstock_cpu_head(self._handle, *hidden, len(hidden_SE), *out))
 
-    def summarize(self, logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary:
+    def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
         """What greedy sampling asks of rows of fp32: the same to the last bit, whatever other rows there are."""
         rows, columns = logits_SV.shape
         words, mask_words, of_row = None, 0, None
@@ -376,28 +310,21 @@ class CpuProgram:
             of_row_S = np.full(rows, -1, np.int32)
             of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
             words, mask_words, of_row = words_MW.ctypes.data, words_MW.shape[1], of_row_S.ctypes.data
-        made = LogitsSummary(torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows))
-        _succeeded(
+        made = LogitsSummary(np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32))
+        outputs = (one.ctypes.data for one in (made.tokens_S, made.largest_S, made.totals_S))
+        shape = (rows, columns)
+        succeeded(
             self._library.penstock_cpu_summarize(
-                self._handle,
-                logits_SV.data_ptr(),
-                logits_SV.stride(0),
-                rows,
-                columns,
-                words,
-                mask_words,
-                of_row,
-                made.tokens_S.data_ptr(),
-                made.largest_S.data_ptr(),
-                made.totals_S.data_ptr(),
+                self._handle, *rows_at(logits_SV), *shape, words, mask_words, of_row, *outputs
             )
         )
         return made
 
-    def draw(self, logits_SV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """See DrawRows: the same whatever other rows there are, and as torch draws but for the rounding of sums."""
+    def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Chooses the tokens, and says which rows had one left: (D,) each, for logits (S, V). The same whatever other rows there are,
+        and as torch draws but for the rounding of sums."""
         count = len(draws.rows)
-        tokens, possible = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+        tokens, possible = np.empty(count, np.int64), np.empty(count, np.bool_)
         lists = (
             draws.rows,
             draws.words_MW,
@@ -406,23 +333,38 @@ class CpuProgram:
             draws.end_tokens,
             draws.before,
         )
-        assert all(one.flags.c_contiguous for one in lists) and logits_SV.stride(1) == 1
+        assert all(one.flags.c_contiguous for one in lists)
         rows, masks, *others = (one.ctypes.data for one in lists)
-        outputs = tokens.data_ptr(), possible.data_ptr()
+        outputs = tokens.ctypes.data, possible.ctypes.data
         made = CDraws(count, rows, masks, draws.words_MW.shape[1], *others, *outputs)
-        shape = logits_SV.stride(0), logits_SV.shape[1]
-        _succeeded(self._library.penstock_cpu_draw(self._handle, logits_SV.data_ptr(), *shape, made))
+        at, stride = rows_at(logits_SV)
+        succeeded(self._library.penstock_cpu_draw(self._handle, at, stride, logits_SV.shape[1], made))
         return tokens, possible
 
-    def rows(self, buffer: int, count: int) -> Tensor:
-        """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 or int8, as the last step left them."""
+    def rows(self, buffer: int, count: int) -> HostArray:
+        """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
+        them."""
         one = self.program.buffers[buffer]
         row_bytes = c_int64()
         at = self._library.penstock_cpu_buffer(self._handle, buffer, row_bytes)
-        dtype = {Layout.F32: torch.float32, Layout.BYTES: torch.int8}.get(one.layout, torch.bfloat16)
+        dtype: type[Any] = {Layout.F32: np.float32, Layout.BYTES: np.int8}.get(one.layout, np.uint16)
         memory = (ctypes.c_char * (row_bytes.value * count)).from_address(at)
-        whole = torch.frombuffer(memory, dtype=dtype).view(count, -1)
+        whole: HostArray = np.frombuffer(memoryview(memory), dtype).reshape(count, -1)
         return whole[:, : one.width]
+
+
+def address(numbers: Array) -> int:
+    """Where they begin."""
+    return int(numbers.ctypes.data if isinstance(numbers, np.ndarray) else numbers.data_ptr())
+
+
+def rows_at(rows_SV: Array) -> tuple[int, int]:
+    """Where rows of fp32 begin, and how many numbers are from one to the next."""
+    if isinstance(rows_SV, np.ndarray):
+        assert rows_SV.dtype == np.float32 and rows_SV.strides[1] == 4
+        return address(rows_SV), rows_SV.strides[0] // 4
+    assert rows_SV.element_size() == 4 and rows_SV.stride(1) == 1
+    return address(rows_SV), int(rows_SV.stride(0))
 
 
 def _encoded(operation: Operation) -> COperation:
@@ -431,7 +373,7 @@ def _encoded(operation: Operation) -> COperation:
         setattr(made, name, getattr(operation, name))
     for name in TENSORS:
         tensor = getattr(operation, name)
-        setattr(made, name, None if tensor is None else tensor.data_ptr())
+        setattr(made, name, None if tensor is None else address(tensor))
     return made
 
 
@@ -439,6 +381,7 @@ def _reason() -> str:
     return str(library().penstock_cpu_error().decode())
 
 
-def _succeeded(result: int) -> None:
+def succeeded(result: int) -> None:
+    """Raises RuntimeError, which says why, where a call of the library failed."""
     if not result:
         raise RuntimeError(f"the CPU engine: {_reason()}")

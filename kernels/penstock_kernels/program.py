@@ -7,14 +7,18 @@ holds numbers for each token of a step. What each kind of operation computes is 
 import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 TILE_OUTPUTS, TILE_INPUTS = 16, 32
 BYTE_INPUTS, INT4_INPUTS, INT4_BYTES = 64, 128, 1088
 MOST_BYTE_INPUTS = 1 << 16  # of a quantized matrix: sums have 32 bits
 PAGE_TOKENS = 16
+
+# Numbers that lie somewhere: of numpy, where bf16 is uint16, or of torch on a CPU. The engine is told where.
+Array = Any
+HostArray = npt.NDArray[Any]
 
 
 class Kind(IntEnum):
@@ -171,18 +175,22 @@ class Operation:
     highest: float = math.inf
     slopes_scale: float = 1.0
     one_by_one: float = 0.0
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    norm_weight: Tensor | None = None
-    second_weight: Tensor | None = None
-    cos: Tensor | None = None
-    sin: Tensor | None = None
-    positions: Tensor | None = None
-    scales: Tensor | None = None
-    sums: Tensor | None = None  # int32
-    sinks: Tensor | None = None
-    slopes: Tensor | None = None
-    second_bias: Tensor | None = None
+    weight: Array | None = None
+    bias: Array | None = None
+    norm_weight: Array | None = None
+    second_weight: Array | None = None
+    cos: Array | None = None
+    sin: Array | None = None
+    positions: Array | None = None
+    scales: Array | None = None
+    sums: Array | None = None  # int32
+    sinks: Array | None = None
+    slopes: Array | None = None
+    second_bias: Array | None = None
+
+
+# What an operation reads beside buffers.
+TENSORS = tuple(one.name for one in fields(Operation) if one.default is None)
 
 
 @dataclass(frozen=True)
@@ -192,13 +200,13 @@ class QuantizedMatrix:
     format: Format
     rows: int
     columns: int
-    tiles: Tensor  # uint8
-    scales: Tensor  # of whole tiles
-    sums: Tensor
+    tiles: Array  # uint8
+    scales: Array  # of whole tiles
+    sums: Array
 
     @property
     def nbytes(self) -> int:
-        return self.tiles.nbytes + self.scales.nbytes + self.sums.nbytes
+        return int(self.tiles.nbytes + self.scales.nbytes + self.sums.nbytes)
 
 
 @dataclass
@@ -219,14 +227,10 @@ class Program:
         self.buffers.append(wanted)
         return len(self.buffers) - 1
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Array]:
         """Every tensor of its operations, each once."""
-        held = (
-            getattr(operation, one.name)
-            for operation in (*self.body, *self.head)
-            for one in fields(operation)
-        )
-        return list({id(found): found for found in held if isinstance(found, Tensor)}.values())
+        held = (getattr(operation, name) for operation in (*self.body, *self.head) for name in TENSORS)
+        return list({id(found): found for found in held if found is not None}.values())
 
     def __str__(self) -> str:
         lines = [
@@ -245,8 +249,9 @@ class Program:
             if one.name in ("second", "third"):
                 if value >= 0:
                     source += f", {self.buffers[value].name}"
-            elif isinstance(value, Tensor):
-                said.append(one.name)
+            elif one.name in TENSORS:
+                if value is not None:
+                    said.append(one.name)
             elif value != one.default:
                 said.append(f"{one.name} {_shown(value)}")
         target = self.buffers[operation.target].name
@@ -272,14 +277,3 @@ def quantized_bytes(format: Format, rows: int, columns: int) -> int:
     if format == Format.INT4:
         return panels * (rounded_up(columns, INT4_INPUTS) // INT4_INPUTS) * INT4_BYTES
     return panels * TILE_OUTPUTS * rounded_up(columns, BYTE_INPUTS)
-
-
-def in_whole_tiles(matrix_OI: Tensor) -> Tensor:
-    """A matrix of bf16 whose sides are multiples of a tile's, filled up with zeros; itself where they are already."""
-    rows, columns = matrix_OI.shape
-    shape = (rounded_up(rows, TILE_OUTPUTS), rounded_up(columns, TILE_INPUTS))
-    if shape == (rows, columns) and matrix_OI.is_contiguous() and matrix_OI.data_ptr() % 64 == 0:
-        return matrix_OI
-    made = torch.zeros(shape, dtype=matrix_OI.dtype)
-    made[:rows, :columns] = matrix_OI
-    return made

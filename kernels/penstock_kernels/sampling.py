@@ -5,88 +5,15 @@ result for a row depends on that row alone: ties are kept together or broken by 
 of a sort.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class LogitsSummary:
-    """Of each row of logits: the token of the largest that its mask allows, of several the lowest id; the largest of all; and the
-    sum of the exponentials of all, each less the largest. The sum is no number where one of the row is none, or infinite."""
-
-    tokens_S: Tensor  # int64
-    largest_S: Tensor
-    totals_S: Tensor
-
-    def logprobs(self, logits_SN: Tensor, rows_S: Tensor | None = None) -> Tensor:
-        """Of some logits of each row, or of the rows with these indices."""
-        chosen = (self.largest_S, self.totals_S)
-        largest_S, totals_S = (one if rows_S is None else one.index_select(0, rows_S) for one in chosen)
-        return logits_SN - largest_S.unsqueeze(1) - totals_S.log().unsqueeze(1)
-
-
-# How the CPU engine chooses a token of a row: penstock_draw_row of csrc/cpu/penstock_cpu.h, which says more.
-DRAW_ROW = np.dtype(
-    [
-        *((name, np.int64) for name in ("row", "top_k", "previous", "greens")),
-        *((name, np.uint64) for name in ("prompt_counts", "output_counts")),
-        *(
-            (name, np.int64)
-            for name in ("first_bias", "biases", "first_end", "ends", "first_before", "before")
-        ),
-        ("uniform", np.float64),
-        *((name, np.float32) for name in ("temperature", "top_p", "typical_p", "furthest")),
-        *((name, np.float32) for name in ("repetition", "frequency", "presence", "delta")),
-        ("mask", np.int32),
-        ("unused", np.int32),
-    ],
-    align=True,
-)
-
-
-@dataclass(slots=True)
-class Draws:
-    """Of which rows of logits a token is chosen, how, and the lists that they name parts of. Whoever makes it keeps the counts that
-    rows point to."""
-
-    rows: npt.NDArray[np.void]  # of DRAW_ROW
-    words_MW: npt.NDArray[np.int32]  # masks
-    bias_tokens: npt.NDArray[np.int64]
-    biases: npt.NDArray[np.float32]
-    end_tokens: npt.NDArray[np.int64]
-    before: npt.NDArray[np.int64]
-
-
-# Chooses the tokens, and says which rows had one left: (D,) int64 and bool, for logits (S, V).
-DrawRows = Callable[[Tensor, Draws], tuple[Tensor, Tensor]]
+from penstock_kernels.draws import LogitsSummary, RowMasks
 
 # Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
 SHORTLIST = 1024
-
-
-def uniform(seeds_S: npt.NDArray[np.uint64], positions_S: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Random numbers in [0, 1), one for each key (seed, position), 53 bits each.
-
-    Computed on the host from what the plan says, so that they are the same on every device. Two rounds of
-    the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    2014): seeds that differ in one bit, and neighbouring positions, give unrelated numbers.
-    """
-
-    def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
-
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    key = mix(seeds_S + golden)
-    z = mix(key + (positions_S.astype(np.uint64) + np.uint64(1)) * golden)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def count_tokens(
@@ -306,15 +233,8 @@ def argmax(logits_SV: Tensor) -> Tensor:
     return best_S1.squeeze(1) * piece + within_SC.argmax(-1)
 
 
-class RowMasks(Protocol):
-    """Which tokens some rows of logits may sample, each at least one."""
-
-    rows: npt.NDArray[np.int64]  # (M,) indices of rows, rising
-    words_MW: npt.NDArray[np.int32]  # bit i % 32 of word i // 32 for token i
-
-
 def summarize(logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary:
-    """See LogitsSummary. logits (S, V) fp32. The CPU engine has one of its own, `CpuProgram.summarize`."""
+    """See LogitsSummary. logits (S, V) fp32 on a CPU. The CPU engine has one of its own, `CpuProgram.summarize`."""
     largest_S = logits_SV.amax(-1)
     total_S = (logits_SV - largest_S.unsqueeze(1)).exp().sum(-1) + (logits_SV - logits_SV).sum(-1)
     allowed_SV = logits_SV
@@ -322,7 +242,7 @@ def summarize(logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary
         rows = torch.from_numpy(masks.rows)
         allowed = mask_tokens(logits_SV.index_select(0, rows), torch.from_numpy(masks.words_MW))
         allowed_SV = logits_SV.index_copy(0, rows, allowed)
-    return LogitsSummary(argmax(allowed_SV), largest_S, total_S)
+    return LogitsSummary(argmax(allowed_SV).numpy(), largest_S.numpy(), total_S.numpy())
 
 
 def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock_kernels import cpu_engine
+from penstock_kernels import tiles
 from penstock_kernels.program import (
     BYTE_INPUTS,
     Activation,
@@ -146,7 +146,7 @@ class Mixture:
         if self.format == Format.BF16:
             setattr(self, which, matrices.float())
             return {"rows": rows, "columns": rounded_up(columns, 32), "weight": packed(whole)}
-        made = cpu_engine.quantize(whole, self.format, name)
+        made = tiles.quantize(whole, self.format, name)
         numbers = whole_numbers(made) * made.scales[: count * rows, None]
         setattr(self, which, numbers.view(count, rows, columns))
         return {

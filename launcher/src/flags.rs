@@ -98,8 +98,8 @@ pub struct WorkerArgs {
     /// With --quantize, the matrix that makes logits as well
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub quantize_head: bool,
-    /// Keep what the CPU engine has packed for the next start, which maps it: quantized weights (auto), all (on) or
-    /// none (off) [default: auto]
+    /// Keep what the CPU engine has packed for the next start, which maps it: quantized weights and small
+    /// checkpoints (auto), all (on) or none (off) [default: auto]
     #[arg(long, env)]
     pub packed_cache: Option<PackedCache>,
     /// Where [default: penstock/packed in HF_HOME, or penstock-packed in --huggingface-hub-cache]

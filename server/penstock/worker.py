@@ -31,7 +31,7 @@ def main() -> None:
         signal.signal(number, _stop)
     _set_threads(arguments.threads)
     keep_memory()
-    # Importing torch makes many objects and no garbage; looking for some is a tenth of the start. `startup`
+    # What is imported makes many objects and no garbage; looking for some is a tenth of the start. `startup`
     # switches it on again.
     gc.disable()
 
@@ -115,7 +115,7 @@ def _arguments() -> argparse.Namespace:
         "--packed-cache",
         choices=["auto", "on", "off"],
         default="auto",
-        help="keep what the CPU engine has packed for the next start: of quantized weights (auto), of all, of none",
+        help="keep what the CPU engine has packed for the next start: of quantized weights and small checkpoints (auto), of all, of none",
     )
     parser.add_argument(
         "--packed-cache-dir", type=Path, help="where [default: penstock/packed below HF_HOME]"

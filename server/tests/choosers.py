@@ -1,5 +1,6 @@
 """What chooses tokens in tests of sampling: torch, or the CPU engine with one of the machine's instruction sets."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from client import DEVICE
-from penstock.engine.sampling import Sampled, Sampler
+from penstock.engine.native_sampling import NativeSampler
+from penstock.engine.sampling import Sampler
+from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import CpuProgram, NoCpuEngine
 from penstock_kernels.program import Kind, Layout, Operation, Program
@@ -18,6 +21,9 @@ try:
     SETS = cpu_engine.instruction_sets() if DEVICE == "cpu" else []
 except NoCpuEngine:
     SETS = []
+
+# The instruction set of the test that runs; empty: torch.
+chosen = ""
 
 
 @cache
@@ -30,37 +36,50 @@ def engine(instruction_set: str, threads: int = 2) -> CpuProgram:
     return CpuProgram(program, instruction_set, threads)
 
 
-def sample_by(made: CpuProgram, sampler: Sampler, logits_SV: Tensor, *of_rows: Any) -> Sampled:
-    """As `Sampler.sample` does for a model that the CPU engine runs."""
-    logits_SV = logits_SV.contiguous()
-    masks = of_rows[3] if len(of_rows) > 3 else None
-    summary = made.summarize(logits_SV, masks)
-    return SAMPLE(sampler, logits_SV, *of_rows, summary=summary, draw=made.draw)  # type: ignore[misc]
-
-
-SAMPLE = Sampler.sample
-
-
-@pytest.fixture(params=["torch", *SETS])
-def chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `Sampler.sample` of a test, by each of them, but where it is told what to use."""
-    if request.param == "torch":
-        return
-    made = engine(request.param)
+class NativeInTorch(NativeSampler):
+    """The CPU engine's sampler, told and asked in torch."""
 
     def sample(
-        sampler: Sampler,
-        logits_SV: Tensor,
+        self,
+        logits_SV: Any,
         slots: Any,
         positions: Any,
-        previous_S: Tensor,
-        *of_rows: Any,
-        **others: Any,
+        previous_S: Any,
+        masks: Masks | None = None,
+        drafts: Drafts | None = None,
     ) -> Sampled:
-        if "summary" in others:
-            return SAMPLE(sampler, logits_SV, slots, positions, previous_S, *of_rows, **others)
-        return sample_by(
-            made, sampler, logits_SV, np.asarray(slots), positions, previous_S, *of_rows, **others
-        )
+        """See SlotSampling."""
+        if drafts is not None:
+            drafts = copy.copy(drafts)
+            drafts.drafts_S = drafts.drafts_S.numpy()
+        of_rows = (np.asarray(slots), np.asarray(positions), previous_S.numpy())
+        found = super().sample(logits_SV.contiguous().numpy(), *of_rows, masks, drafts)
+        for name in ("tokens_S", "logprobs_S", "sound_S", "possible_S", "top_tokens_SN", "top_logprobs_SN"):
+            setattr(found, name, _tensor(getattr(found, name)))
+        for name in ("accepted_R", "last_tokens_R"):
+            if found.verified is not None:
+                setattr(found.verified, name, _tensor(getattr(found.verified, name)))
+        return found
 
-    monkeypatch.setattr(Sampler, "sample", sample)
+    def guess(self, *asked: Any) -> Tensor:  # type: ignore[override]
+        """See SlotSampling."""
+        return torch.from_numpy(super().guess(*asked))
+
+
+def _tensor(numbers: Any) -> Tensor | None:
+    return None if numbers is None else torch.from_numpy(numbers)
+
+
+def make(max_slots: int, vocabulary: int, chooser: CpuProgram | None = None) -> SlotSampling:
+    """A sampler that has this engine choose, or what the test is for."""
+    if chooser is None and chosen:
+        chooser = engine(chosen)
+    if chooser is None:
+        return Sampler(max_slots, vocabulary, torch.device("cpu"))
+    return NativeInTorch(max_slots, vocabulary, chooser)
+
+
+@pytest.fixture(params=["", *SETS], ids=lambda name: name or "torch")
+def chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sampler of a test, by each of them, but where it is told what to use."""
+    monkeypatch.setattr("choosers.chosen", request.param)

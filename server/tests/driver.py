@@ -19,6 +19,8 @@ from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader
 
+NAN = 0x7FC0  # in bf16
+
 
 class Driver:
     """An engine with its cache, and the numbering of one Run.
@@ -98,8 +100,8 @@ class Driver:
         self.logits: list[Tensor] = []
         compute = self.engine.model.logits
 
-        def keep(hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
-            self.logits.append(compute(hidden_SE, out_SV).cpu().clone())
+        def keep(hidden_SE: Any, out_SV: Any) -> Any:
+            self.logits.append(torch.as_tensor(compute(hidden_SE, out_SV)).cpu().clone())
             return out_SV
 
         self.engine.model.logits = keep  # type: ignore[method-assign]
@@ -145,7 +147,8 @@ class Driver:
             read.update(pages[: tables.full].ravel().tolist(), pages[tables.full :, first:].ravel().tolist())
         for page in behind - read - {self.engine.limits.pages}:
             for tensor_NJD in cache.tensors_NJD:
-                tensor_NJD[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE] = torch.nan
+                rows = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
+                tensor_NJD[rows] = torch.nan if isinstance(tensor_NJD, Tensor) else NAN
 
     def last_logits(self) -> Tensor:
         """Logits (S, V) of the rows that sampled."""

@@ -12,6 +12,7 @@ from driver import Driver
 from penstock import tiny
 from penstock.engine.kv_cache import KvCache
 from penstock.engine.tables import BLOCK_SIZE, Tables
+from penstock.engine.torch_arrays import TorchArrays
 from penstock.errors import BadPlan
 
 PROMPT = [(7 * at) % 190 + 3 for at in range(27)]
@@ -96,7 +97,7 @@ def test_copies_without_rows_and_half_a_copy_are_refused(driver: Driver) -> None
 
 def test_copies_run_one_after_the_other() -> None:
     tables = Tables(1, 0, None, ((0, 0), (0, 1)))
-    cache = KvCache(tables, [0, 1], (2, 4), torch.float32, torch.device("cpu"), 6)
+    cache = KvCache(tables, [0, 1], (2, 4), TorchArrays(torch.float32, torch.device("cpu")), 6)
     for place, tensor_NJD in enumerate(cache.tensors_NJD):
         for page in range(6):
             tensor_NJD[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE] = 10 * place + page

@@ -19,7 +19,7 @@ from penstock import tiny
 from penstock.doctor.examination import Question, examine
 from penstock.engine import draft_model
 from penstock.engine.plan import I64, Plan
-from penstock.engine.sampling import Drafts, Sampler
+from penstock.engine.slot_sampling import Drafts, SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.errors import BadPlan, UnusableModel
@@ -303,7 +303,7 @@ class Watching:
     def working_bytes(self, max_slots: int, max_step_tokens: int, longest: int) -> int:
         return 0
 
-    def allocate(self, slots: SlotTable, sampler: Sampler) -> None:
+    def allocate(self, slots: SlotTable, sampler: SlotSampling) -> None:
         self.slots = slots
 
     def release(self) -> None:
@@ -318,14 +318,14 @@ class Watching:
     def copy_pages(self, copies: I64) -> None:
         pass
 
-    def draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
+    def draft(self, plan: Plan, last_sampled: Any) -> Tensor:
         own = (plan.flags & pb.ROW_FLAG_OWN_DRAFTS) != 0
         count = int(plan.drafts[own].sum()) if own.any() else 0
         self.asked.append(plan.slots[own].tolist())
-        return torch.full((count,), 7, device=last_sampled.device)
+        return torch.full((count,), 7, device=torch.as_tensor(last_sampled).device)
 
-    def saw(self, slots: I64, hidden_RE: Tensor) -> None:
-        self.hidden.update(zip(slots.tolist(), hidden_RE.clone(), strict=True))
+    def saw(self, slots: I64, hidden_RE: Any) -> None:
+        self.hidden.update(zip(slots.tolist(), torch.as_tensor(hidden_RE).clone(), strict=True))
 
 
 def test_a_drafter_is_shown_what_the_model_computed_last(target: Path, alone: Driver) -> None:

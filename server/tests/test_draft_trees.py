@@ -15,7 +15,7 @@ from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
 from penstock.engine.draft_trees import draft_trees
-from penstock.engine.sampling import Drafts
+from penstock.engine.slot_sampling import Drafts
 from penstock.errors import BadPlan
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama

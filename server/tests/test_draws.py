@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from choosers import SETS, engine, sample_by
-from penstock.engine.sampling import Drafts, Masks, Sampler
+from choosers import SETS, engine
+from penstock.engine.slot_sampling import Drafts, Masks
 from test_sampling import sampler
 
 pytestmark = pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
@@ -84,13 +84,11 @@ def both(
     previous_S = torch.arange(len(slots)) % vocabulary
     found, seen = [], []
     for made in (None, engine(name, threads)):
-        one = sampler(*rows, vocabulary=vocabulary)
+        one: Any = sampler(*rows, vocabulary=vocabulary, chooser=made)
         one._logprobs_SV = torch.empty(logits_SV.shape)
         asked = (slots, POSITION + offsets, previous_S, masks, drafts)
-        found.append(
-            one.sample(logits_SV.clone(), *asked) if made is None else sample_by(made, one, logits_SV, *asked)
-        )
-        seen.append(one._output_RV)
+        found.append(one.sample(logits_SV.clone(), *asked))
+        seen.append(torch.as_tensor(one._output_RV))
     assert torch.equal(*seen)
     return found[0], found[1], seen[0]
 
@@ -138,16 +136,13 @@ def test_a_token_depends_neither_on_other_rows_nor_on_threads(name: str) -> None
         row["mask"] = 0.0
     together, previous = [], torch.arange(len(rows))
     for threads in (1, 3):
-        one = sampler(*rows, vocabulary=4099)
-        made = engine(name, threads)
-        together.append(
-            sample_by(made, one, logits_SV, np.arange(30), np.full(30, POSITION), previous).tokens_S
-        )
+        one = sampler(*rows, vocabulary=4099, chooser=engine(name, threads))
+        together.append(one.sample(logits_SV, np.arange(30), np.full(30, POSITION), previous).tokens_S)
     assert torch.equal(*together)
     for place in range(len(rows)):
         at = slice(place, place + 1)
         asked = (np.zeros(1, np.int64), np.full(1, POSITION), previous[at])
-        alone = sample_by(engine(name), sampler(rows[place], vocabulary=4099), logits_SV[at], *asked)
+        alone = sampler(rows[place], vocabulary=4099, chooser=engine(name)).sample(logits_SV[at], *asked)
         assert int(alone.tokens_S[0]) == int(together[0][place]), rows[place]
 
 
@@ -156,9 +151,9 @@ def test_ties_with_the_last_that_is_kept_are_kept(name: str) -> None:
     """All tokens tie, so truncation keeps all of them."""
     for truncation in ({"top_k": 3}, {"top_p": 0.01}, {"min_p": 1.0}, {"typical_p": 0.01}):
         rows = [{"temperature": 1.0, "seed": seed, **truncation} for seed in range(300)]
-        one = sampler(*rows, vocabulary=199)
+        one = sampler(*rows, vocabulary=199, chooser=engine(name))
         asked = (np.arange(300), np.full(300, 1), torch.zeros(300, dtype=torch.int64))
-        found = sample_by(engine(name), one, torch.zeros(300, 199), *asked)
+        found = one.sample(torch.zeros(300, 199), *asked)
         assert len(set(found.tokens_S.tolist())) > 130, truncation
 
 
@@ -170,9 +165,9 @@ def test_what_is_no_number_gets_a_token_of_the_vocabulary_and_is_told(name: str)
     for place, broken in enumerate((math.nan, math.inf, -math.inf)):
         logits_SV[place::4] = broken if place < 2 else logits_SV[place::4]
         logits_SV[place::4, 11 * place] = broken
-    one = sampler(*rows, vocabulary=199)
+    one = sampler(*rows, vocabulary=199, chooser=engine(name))
     asked = (np.arange(30), np.full(30, POSITION), torch.zeros(30, dtype=torch.int64))
-    found = sample_by(engine(name), one, logits_SV, *asked)
+    found = one.sample(logits_SV, *asked)
     assert ((found.tokens_S >= 0) & (found.tokens_S < 199)).all()
     assert not found.sound_S.view(-1)[0::4].any() and found.sound_S[3::4].all()
 
@@ -220,7 +215,7 @@ def test_draws_of_what_is_not_there_are_refused(name: str) -> None:
 
 
 def test_a_sampler_is_told_of_min_p_as_a_distance() -> None:
-    one = Sampler(2, 50, torch.device("cpu"))
+    one = sampler({}, {}, vocabulary=50)
     assert one.furthest.tolist() == [math.inf, math.inf]
     assert sampler({"min_p": 1.0}, {"min_p": 0.5}, {}).furthest.tolist() == pytest.approx(
         [0.0, math.log(2), math.inf]

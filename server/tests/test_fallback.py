@@ -20,7 +20,8 @@ from penstock.models import fallback
 from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
 from penstock.models.fallback import Fallback, fallback_verdict
-from penstock.models.step import LayerCache, Step
+from penstock.models.layer_cache import LayerCache
+from penstock.models.step import Step
 from penstock.parallel.group import Pipeline, TensorGroup
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ import json, sys
 from pathlib import Path
 import torch
 from penstock.loading import read_ahead
-from penstock.models import native, recipes
+from penstock.models import native_choice, recipes
 from penstock.parallel.group import ALONE
 from penstock.worker import keep_memory
 
@@ -32,7 +32,7 @@ def load(folder):
     config, cpu = json.loads((folder / "config.json").read_text()), torch.device("cpu")
     quantizer = None
     if sys.argv[5]:
-        quantizer = native.quantizer(recipes.read_config(config), dtype, cpu, ALONE, sys.argv[5], False)
+        quantizer = native_choice.quantizer(recipes.read_config(config), dtype, cpu, ALONE, sys.argv[5], False)
     return recipes.load(config, folder, dtype, cpu, trusted=True, quantizer=quantizer)
 
 def weight_bytes(model):

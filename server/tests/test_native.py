@@ -16,7 +16,7 @@ import penstock_kernels as ops
 from client import DEVICE, row
 from driver import Driver
 from penstock.errors import UnusableModel
-from penstock.models import choice, recipes
+from penstock.models import building, recipes
 from penstock.models.config import (
     DecoderConfig,
     ExpertsConfig,
@@ -163,12 +163,12 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     config = checkpoints.config(architectures=["RecurrentGemmaForCausalLM"], model_type="recurrent_gemma")
     wide = checkpoints.config(intermediate_size=70_000)
     with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
-        choice.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
+        building.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
     with pytest.raises(UnusableModel, match="it does not serve gated recurrences"):
-        choice.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
+        building.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"
     with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
-        choice.load(config, folder, torch.bfloat16, torch.device("cuda:1"), ALONE, False, "auto", "int4")
+        building.load(config, folder, torch.bfloat16, torch.device("cuda:1"), ALONE, False, "auto", "int4")
 
 
 def test_what_the_engine_does_not_serve_runs_on_torch_and_a_line_says_why(

@@ -125,11 +125,17 @@ def test_a_second_start_computes_the_same_and_reads_no_checkpoint(
     assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
 
 
-def test_only_quantized_weights_are_kept_unless_all_are_asked_for(model: Path, folder: Path) -> None:
+def test_large_weights_are_kept_quantized_unless_all_are_asked_for(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "SMALL", 1000)
     kept(start(model, folder, keeps_all=False))
     assert not folder.exists()
     kept(start(model, folder, keeps_all=False, quantize="int8"))
     assert only_file(folder).name.startswith("a_model-int8-")
+    monkeypatch.undo()
+    kept(start(model, folder, keeps_all=False))
+    assert len(list(folder.glob("a_model-bf16-*"))) == 1
 
 
 def test_a_draft_model_is_kept_beside_the_model(model: Path, folder: Path, tmp_path: Path) -> None:

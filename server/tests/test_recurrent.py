@@ -301,7 +301,7 @@ def test_a_stage_may_have_no_cache_or_no_state() -> None:
     assert count_pages(0, *limits, 0, 0) == 4 * 4 and count_pages(0, *limits, 128, 0) == 8
     assert read.has_state, "so plans name where states begin on every rank"
     engines: list[Any] = [
-        SimpleNamespace(model=SimpleNamespace(config=read), group=group, dtype=torch.float32)
+        SimpleNamespace(model=SimpleNamespace(config=read), group=group, arrays=SimpleNamespace(itemsize=4))
         for group in groups
     ]
     assert [held_state_bytes(engine) for engine in engines] == [STATE // 2, 0, STATE // 2]

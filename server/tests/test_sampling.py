@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import choosers
 import penstock_kernels as ops
 from choosers import chooser
 from penstock.engine.plan import Starts
-from penstock.engine.sampling import Masks, Sampled, Sampler
+from penstock.engine.slot_sampling import Sampled, SlotSampling
+from penstock_kernels.cpu_engine import CpuProgram
 
 __all__ = ["chooser"]
 pytestmark = pytest.mark.usefixtures("chooser")
 
 VOCABULARY = 97
-CPU = torch.device("cpu")
 
 
 def starts(*rows: dict[str, Any]) -> Starts:
@@ -56,14 +57,14 @@ def starts(*rows: dict[str, Any]) -> Starts:
     )
 
 
-def sampler(*rows: dict[str, Any], vocabulary: int = VOCABULARY) -> Sampler:
+def sampler(*rows: dict[str, Any], vocabulary: int = VOCABULARY, chooser: CpuProgram | None = None) -> Any:
     """A sampler whose slots 0, 1, ... have started so."""
-    made = Sampler(max(len(rows), 1), vocabulary, CPU)
+    made = choosers.make(max(len(rows), 1), vocabulary, chooser)
     made.start(np.arange(len(rows)), starts(*rows))
     return made
 
 
-def sample(made: Sampler, logits_SV: Tensor, slots: Any, positions: Any, previous: int = 0) -> Sampled:
+def sample(made: SlotSampling, logits_SV: Tensor, slots: Any, positions: Any, previous: int = 0) -> Sampled:
     """One token for each row, all of which follow the same token."""
     return made.sample(logits_SV, slots, positions, torch.full((len(slots),), previous))
 
@@ -268,80 +269,6 @@ def test_log_probabilities_are_the_models_own() -> None:
         assert found.top_logprobs_SN[row, : len(order)].tolist() == pytest.approx(
             own[row, order].tolist(), abs=1e-5
         )
-
-
-def test_with_a_summary_of_the_logits_every_row_gets_the_same() -> None:
-    """Whatever is done to it, and to the others."""
-    rows: list[dict[str, Any]] = [
-        {},
-        {"top": 3},
-        {"temperature": 0.8, "seed": 3, "top_k": 7, "top": 2},
-        {"repetition": 5.0, "history": list(range(40)), "outputs": 5},
-        {"bias": {2: 100.0}},
-        {"ends": list(range(90)), "first_end": 50},
-        {"delta": 30.0},
-        {},
-    ]
-    logits_SV = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
-    logits_SV[7, 5] = torch.nan
-    for some in ([0], [0, 1], [0, 7], [2], [0, 2], [3, 4, 0], [5, 0], [6, 0], list(range(8))):
-        chosen_SV, slots = logits_SV[some].contiguous(), np.arange(len(some))
-        wanted, got = (
-            sampler(*(rows[row] for row in some)).sample(
-                chosen_SV.clone(),
-                slots,
-                np.full(len(some), 9),
-                torch.full((len(some),), 4),
-                summary=summary,
-            )
-            for summary in (None, ops.summarize(chosen_SV))
-        )
-        sound_S = wanted.sound_S
-        assert torch.equal(got.sound_S, sound_S), some
-        assert torch.equal(got.tokens_S[sound_S], wanted.tokens_S[sound_S]), some
-        torch.testing.assert_close(got.logprobs_S[sound_S], wanted.logprobs_S[sound_S])
-        if wanted.top_tokens_SN is None:
-            assert got.top_tokens_SN is None
-            continue
-        assert got.top_tokens_SN is not None and got.top_logprobs_SN is not None
-        assert torch.equal(got.top_tokens_SN, wanted.top_tokens_SN), some
-        torch.testing.assert_close(got.top_logprobs_SN, wanted.top_logprobs_SN)
-
-
-def test_masked_rows_are_the_same_with_a_summary() -> None:
-    """Greedy ones take its token; drawn, penalized and held back ones are masked as ever."""
-    rows: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.7, "seed": 3},
-        {"repetition": 1.5},
-        {"bias": {3: 2.0}},
-        {},
-    ]
-    logits_SV = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(2)) * 2
-    random = np.random.default_rng(1)
-    for some in ([0], [0, 4], [0, 1, 4], [2, 0], [0, 3], list(range(5))):
-        chosen_SV, slots = logits_SV[some].contiguous(), np.arange(len(some))
-        masked = slots[: max(1, len(some) - 1)]
-        words_MW = random.integers(1, 2**31, (len(masked), -(-VOCABULARY // 32))).astype(np.int32)
-        last = VOCABULARY - 32 * (words_MW.shape[1] - 1)
-        words_MW[:, -1] &= np.int32((1 << min(last, 31)) - 1)
-        masks = Masks(masked, words_MW)
-        wanted, got = (
-            sampler(*(rows[row] for row in some)).sample(
-                chosen_SV.clone(),
-                slots,
-                np.full(len(some), 9),
-                torch.full((len(some),), 4),
-                masks,
-                summary=summary,
-            )
-            for summary in (None, ops.summarize(chosen_SV, masks))
-        )
-        assert torch.equal(got.tokens_S, wanted.tokens_S), some
-        torch.testing.assert_close(got.logprobs_S, wanted.logprobs_S)
-        for row, words in zip(masked, words_MW, strict=True):
-            token = int(got.tokens_S[row])
-            assert words[token // 32] >> (token % 32) & 1
 
 
 def test_alternatives_that_tie_come_in_the_order_of_their_ids() -> None:

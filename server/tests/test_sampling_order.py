@@ -13,7 +13,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Logits
 
 import penstock_kernels as ops
 from client import mask_of
-from penstock.engine.sampling import Masks, most_likely
+from penstock.engine import native_sampling
+from penstock.engine.sampling import most_likely
+from penstock.engine.slot_sampling import Masks
 from test_sampling import VOCABULARY, sampler
 
 POSITION = 40
@@ -161,6 +163,7 @@ def test_alternatives_a_bit_apart_come_in_order_and_ties_by_id(scale: float) -> 
     row[[18, 2500]] = value, below
     for sign, wanted in ((1, [3999, 18, 3000, 17, 2500]), (-1, [0, 1, 2, 3, 4])):
         assert most_likely(torch.from_numpy(sign * row)[None], 5).tolist() == [wanted]
+        assert native_sampling.most_likely((sign * row)[None], 5).tolist() == [wanted]
     # The negative ones from the bottom up: the largest of them is the one closest to zero.
     assert most_likely(torch.from_numpy(-row[[17, 3000, 3999, 18, 2500]])[None], 5).tolist() == [
         [0, 4, 1, 3, 2]
@@ -170,3 +173,4 @@ def test_alternatives_a_bit_apart_come_in_order_and_ties_by_id(scale: float) -> 
 def test_both_zeros_are_one_logit() -> None:
     logits = torch.tensor([[-0.0, 0.0, -1.0, -0.0, 1.0, -math.inf]])
     assert most_likely(logits, 6).tolist() == [[4, 0, 1, 3, 2, 5]]
+    assert native_sampling.most_likely(logits.numpy(), 6).tolist() == [[4, 0, 1, 3, 2, 5]]

@@ -16,7 +16,8 @@ from torch import Tensor
 import checkpoints
 from client import make_plan, row, u32
 from driver import Driver
-from penstock.engine.transfers import Event, Transfers
+from penstock.engine.arrays import Event
+from penstock.engine.torch_arrays import TorchArrays
 
 
 class Mark:
@@ -33,11 +34,11 @@ class Mark:
             self.device.queue.popleft()()
 
 
-class InOrder(Transfers):
+class InOrder(TorchArrays):
     """A queue of copies and marks."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__(torch.float32, torch.device("cpu"))
         self.queue: deque[Callable[[], None]] = deque()
 
     def to_host(self, tensor: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def test_finishing_a_step_does_not_wait_for_the_next(tmp_path: Path) -> None:
     ]
     plain, driver = Driver(folder), Driver(folder)
     wanted = [plain.step(rows) for rows in plans]
-    device = driver.engine.transfers = InOrder()
+    device = driver.engine.arrays = InOrder()
     read = [
         driver.reader.read(driver.numbering.stamp(make_plan(rows, None, driver.tables))) for rows in plans
     ]

@@ -14,7 +14,7 @@ import penstock_kernels as ops
 from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
-from penstock.engine.sampling import Drafts
+from penstock.engine.slot_sampling import Drafts
 from penstock.errors import BadPlan
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama

@@ -44,7 +44,7 @@ engine.allocate(
     )
 )
 for cache in engine.cache.tensors_NJD:
-    cache.fill_(0.5)
+    cache[:] = 1
 none = np.zeros(0, np.uint32)
 
 def step(rows, fed, cached):

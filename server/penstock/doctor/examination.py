@@ -38,7 +38,7 @@ from penstock.loading.model_files import (
     read_json,
     weight_files,
 )
-from penstock.models import fallback, native, recipes
+from penstock.models import fallback, native_choice, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder_start import decoder_start_ids
@@ -236,7 +236,7 @@ def quantized_by(
 ) -> Quantizer | None:
     """What --quantize stands for; where nothing would, that is a problem."""
     try:
-        return native.quantizer(
+        return native_choice.quantizer(
             None if report.fallback else shape,
             dtype,
             device,
@@ -273,7 +273,7 @@ def shards(
         layers = len(numbers_of(part.config.cached_layers(group)))
         report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
         if part.config.has_state:
-            report.state_bytes.append(state_bytes(part.config.state_shapes(group), dtype))
+            report.state_bytes.append(state_bytes(part.config.state_shapes(group), dtype.itemsize))
         bytes_held = sum(t.nbytes for t in part.weights()) if quantizer is None else quantized_bytes
         report.weight_bytes_per_shard.append(bytes_held)
     # The shards of a stage ask for the same tensors, each for its part.
@@ -311,7 +311,7 @@ def drafts(
         shape = draft_model.refuse(config, served, folder, draft)
         quantizer = None
         if question.quantize:
-            quantizer = native.quantizer(
+            quantizer = native_choice.quantizer(
                 shape, dtype, device, question.group(0), question.quantize, question.quantize_head
             )
         with Checkpoint(draft, dtype, META, question.trusted) as checkpoint:

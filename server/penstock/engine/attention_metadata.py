@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, I64, MASKED, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.state_metadata import make_state_metadata
@@ -29,16 +30,6 @@ NOTHING_MOVED: I64 = np.zeros((0, 3), np.int64)
 
 # Entries of the masks of a window's chunks that are kept for all layers. Others are made piece by piece by each layer.
 KEPT_MASKS = 1 << 22
-
-
-@dataclass(slots=True)
-class LogitsIndices:
-    """Which of a step's tokens are looked at."""
-
-    sample_rows: I64  # rows of the plan with SAMPLE, each once more for each of its drafts
-    sample_tokens: I64  # the token's index among T that each sample follows
-    sample_positions: I64  # of the tokens that are sampled
-    prompt_tokens: I64  # tokens whose prompt log probabilities are wanted, in the plan's order
 
 
 @dataclass(slots=True)
@@ -200,16 +191,6 @@ def _pieces(plan: Plan) -> Pieces:
         begins = plan.positions[tree_rows]
         moved = np.stack((firsts[tree_rows] + number, begins + depth, begins + other), 1)
     return Pieces(plan.slots[rows], positions, places, counts, rows, ends - 1, moved)
-
-
-def sampled_positions(plan: Plan) -> tuple[I64, I64]:
-    """For every token that the plan samples its row, and how many of the row's tokens are behind the one it follows."""
-    rows = np.flatnonzero(plan.flags & SAMPLE)
-    if not len(plan.drafts):
-        return rows, np.zeros(len(rows), np.int64)
-    samples = plan.drafts[rows] + 1
-    ends = np.cumsum(samples)
-    return np.repeat(rows, samples), np.repeat(ends, samples) - np.arange(int(samples.sum())) - 1
 
 
 def is_steady(plan: Plan) -> bool:

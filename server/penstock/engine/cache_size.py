@@ -3,7 +3,7 @@
 Never more than the limits can use, and on a CPU the machine keeps room to live.
 """
 
-import torch
+from typing import Any
 
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.errors import TooLittleMemory
@@ -20,7 +20,7 @@ MOST_PAGES = 1 << 32
 
 
 def spare(
-    room: Room, device: torch.device, memory_fraction: float, held: int, working: int, neighbours: int = 1
+    room: Room, device: Any, memory_fraction: float, held: int, working: int, neighbours: int = 1
 ) -> int:
     """Bytes that the cache may take of `room`, when the process holds `held` and a step needs `working`.
 

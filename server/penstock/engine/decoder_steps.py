@@ -6,17 +6,17 @@ from torch import Tensor
 
 from penstock.engine.attention_metadata import (
     Geometry,
-    LogitsIndices,
     StepMetadata,
     continued,
     is_steady,
     make_step_metadata,
     to_device,
 )
+from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
-from penstock.layers.rope import RopeTable
+from penstock.layers.rope_table import RopeTable
 from penstock.models.model import Model
 from penstock.models.step import Step
 

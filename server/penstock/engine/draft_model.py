@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.attention_metadata import LogitsIndices, to_device
+from penstock.engine.arrays import HostArrays
+from penstock.engine.attention_metadata import to_device
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import TILE
@@ -23,17 +24,19 @@ from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import CONTINUE, I64, OWN_DRAFTS, SAMPLE, START, Bools, Plan
 from penstock.engine.preparation import working_bytes
-from penstock.engine.sampling import Sampler
+from penstock.engine.slot_sampling import SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
+from penstock.engine.torch_arrays import TorchArrays
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
 from penstock.loading.vocabulary import refuse_other_vocabulary
-from penstock.models import choice, recipes
+from penstock.models import building, recipes
 from penstock.models.model import Model, ModelConfig
 from penstock.models.native import NativeDecoder
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE
+from penstock_kernels.program import Array
 
 
 class DraftModel:
@@ -72,7 +75,7 @@ class DraftModel:
 
     def page_bytes(self, tables: Tables) -> int:
         """See Drafter."""
-        return page_bytes(self._tables(tables), self._layers, self.model.cache_shape, self.dtype)
+        return page_bytes(self._tables(tables), self._layers, self.model.cache_shape, self.dtype.itemsize)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -95,13 +98,14 @@ class DraftModel:
         of = tuple((layer % full, layer // full) for layer in range(len(self._layers)))
         return Tables(tables.full, tables.windowed, tables.window, of)
 
-    def allocate(self, slots: SlotTable, sampler: Sampler) -> None:
+    def allocate(self, slots: SlotTable, sampler: SlotSampling) -> None:
         """See Drafter."""
         limits = slots.limits
         self._slots, self._sampler = slots, sampler
         tables = self._tables(limits.tables)
         shape = self.model.cache_shape
-        self.cache = KvCache(tables, self._layers, shape, self.dtype, self.device, limits.pages)
+        arrays = HostArrays() if self.is_native else TorchArrays(self.dtype, self.device)
+        self.cache = KvCache(tables, self._layers, shape, arrays, limits.pages)
         self.model.serve_up_to(limits.max_sequence_tokens)
         self._steps: DecoderSteps | NativeSteps
         if isinstance(self.model, NativeDecoder):
@@ -140,11 +144,14 @@ class DraftModel:
         else:
             torch.set_num_threads(threads)
 
-    def saw(self, slots: I64, hidden_RE: Tensor) -> None:
+    def saw(self, slots: I64, hidden_RE: Array) -> None:
         """See Drafter: it reads nothing of the model that is served."""
 
-    def draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
+    def draft(self, plan: Plan, last_sampled: Array) -> Tensor:
         """See Drafter."""
+        return self._draft(plan, torch.as_tensor(last_sampled))
+
+    def _draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
         slots, positions, flags = plan.slots, plan.positions, plan.flags
         continuing, own = (flags & CONTINUE) != 0, (flags & OWN_DRAFTS) != 0
         starting = (flags & START) != 0
@@ -267,20 +274,21 @@ class DraftModel:
             prompt_targets=none,
             starts=None,
         )
-        indices: LogitsIndices
-        indices, step = self._steps.make(step_plan, self._nothing)
-        step.ids_T = ids_T.index_select(0, step.ids_T)
-        hidden_TE = self.model.forward(step, self.cache.layers)
+        step: Any
+        if isinstance(self._steps, NativeSteps):
+            indices, step = self._steps.make(step_plan, self._nothing.numpy())
+            step.ids_T = ids_T.numpy()[step.ids_T]
+        else:
+            indices, step = self._steps.make(step_plan, self._nothing)
+            step.ids_T = ids_T.index_select(0, step.ids_T)
+        hidden_TE = torch.as_tensor(self.model.forward(step, self.cache.layers))
         if len(indices.sample_rows) == 0:
             return None
         return hidden_TE.index_select(0, to_device(indices.sample_tokens, self.device))
 
     def _draw(self, hidden_RE: Tensor, slots: I64, positions: I64, previous_R: Tensor) -> Tensor:
         logits_RV = self.model.logits(hidden_RE, self._logits_SV[: len(slots)])
-        summary, draw = None, None
-        if isinstance(self.model, NativeDecoder):
-            summary, draw = self.model.summarize(logits_RV, None), self.model.draw
-        drawn_R = self._sampler.guess(logits_RV, slots, positions, previous_R, summary, draw)
+        drawn_R = torch.as_tensor(self._sampler.guess(logits_RV, slots, positions, previous_R))
         # Of logits that are not numbers any token may come, as long as it is one.
         return drawn_R.clamp_(0, logits_RV.shape[1] - 1)
 
@@ -305,7 +313,7 @@ def load(
     try:
         config = check_folder(folder, trusted)
         refuse(config, served, served_folder, folder)
-        _, model = choice.load(
+        _, model = building.load(
             config, folder, dtype, device, ALONE, trusted, "penstock", quantize, quantize_head, packed_cache
         )
     except UnusableModel as error:

@@ -8,12 +8,11 @@ since another sequence may begin behind it then.
 
 from typing import Protocol
 
-from torch import Tensor
-
 from penstock.engine.plan import I64, Plan
-from penstock.engine.sampling import Sampler
+from penstock.engine.slot_sampling import SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import Tables
+from penstock_kernels.program import Array
 
 # Of --speculate-model, in messages.
 FLAG = "--speculate-model"
@@ -43,7 +42,7 @@ class Drafter(Protocol):
     def working_bytes(self, max_slots: int, max_step_tokens: int, longest: int) -> int:
         """What it needs in a step beside weights and pages, roughly and upwards."""
 
-    def allocate(self, slots: SlotTable, sampler: Sampler) -> None:
+    def allocate(self, slots: SlotTable, sampler: SlotSampling) -> None:
         """Makes what it keeps for the limits of these slots, which the engine owns and applies plans to."""
 
     def release(self) -> None:
@@ -58,12 +57,12 @@ class Drafter(Protocol):
     def set_threads(self, threads: int) -> None:
         """Threads that compute on a CPU from now on."""
 
-    def draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
-        """Of a plan that the slots have accepted, before the model runs: drafts (D,) int64 on the device for its OWN_DRAFTS rows, in
-        the order of the rows. `last_sampled` has the last token of every slot.
+    def draft(self, plan: Plan, last_sampled: Array) -> Array:
+        """Of a plan that the slots have accepted, before the model runs: drafts (D,) int64 on the device, in torch, for its OWN_DRAFTS rows, in
+        the order of the rows. `last_sampled` has the last token of every slot, as the engine has it.
         """
 
-    def saw(self, slots: I64, hidden_RE: Tensor) -> None:
+    def saw(self, slots: I64, hidden_RE: Array) -> None:
         """After a step: what the model's last layer gave for the token behind which each of these slots sampled last. The place for
         heads that draft from it (Medusa, EAGLE).
         """

@@ -7,21 +7,18 @@ before the host has seen this one's result; what a slot sampled last stays on th
 
 import time
 from collections import deque
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from penstock.engine.attention_metadata import LogitsIndices, to_device
-from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.arrays import Arrays, Event, HostArrays
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
-from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 from penstock.engine.kv_cache import KvCache, numbers_of
+from penstock.engine.logits_indices import LogitsIndices
+from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
     CONTINUE,
@@ -36,21 +33,22 @@ from penstock.engine.plan import (
     Bools,
     Plan,
 )
-from penstock.engine.sampling import Drafts, Masks, Sampled, Sampler, most_likely
+from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import Threads
-from penstock.engine.transfers import Event, Transfers
 from penstock.errors import BadPlan, UnusableModel
-from penstock.models import choice
+from penstock.models.layer_cache import LayerCache
+from penstock.models.model import Model
 from penstock.models.native import NativeDecoder
 from penstock.models.packed_cache import PackedCache
-from penstock.models.step import LayerCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
+from penstock_kernels.program import Array
 
-if TYPE_CHECKING:  # imports what sends spans, which few servers do
+if TYPE_CHECKING:
+    # Imports what sends spans, which few servers do.
     from penstock.engine.spans import StepSpans
 
 # Prompt positions whose logits exist at once, when their log probabilities are wanted.
@@ -67,7 +65,7 @@ NOTHING_LEFT = "grammar, logit bias and min_tokens together forbid every token"
 class StepMaker(Protocol):
     """From plans to what a model's forward pass reads."""
 
-    def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, Any]:
+    def make(self, plan: Plan, last_sampled: Array) -> tuple[LogitsIndices, Any]:
         """Of a plan that `SlotTable.apply` has accepted; `last_sampled` has the last token of every slot."""
 
     def clear(self) -> None:
@@ -78,10 +76,10 @@ class StepMaker(Protocol):
 class PromptAnswers:
     """Of the P entries of a plan's `prompt_targets`."""
 
-    logprobs_P: Tensor
+    logprobs_P: Array
     top_counts: I64  # (P,) on the host: alternatives wanted of each
-    top_tokens_PN: Tensor | None  # N: the most that one wants; None when none does
-    top_logprobs_PN: Tensor | None
+    top_tokens_PN: Array | None  # N: the most that one wants; None when none does
+    top_logprobs_PN: Array | None
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ class Launched:
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
     unsampled: "Unsampled | None" = None  # the model has run, and the masks for sampling are awaited
-    accepted_R: Tensor | None = (
+    accepted_R: Array | None = (
         None  # drafts, of each row that samples; None: it has none, or another stage knows
     )
     draft_ns: int = 0  # of the drafter
@@ -108,9 +106,9 @@ class Launched:
 class Unsampled:
     """What sampling needs of a step."""
 
-    ids_T: Tensor
-    hidden_TE: Tensor
-    logits_SV: Tensor | None  # of the rows that sample, on the ranks of the last stage
+    ids_T: Array
+    hidden_TE: Array
+    logits_SV: Array | None  # of the rows that sample, on the ranks of the last stage
     masked_rows: I64  # of the plan
 
 
@@ -121,8 +119,8 @@ class Engine:
         self,
         config: dict[str, Any],
         folder: Path,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: Any,
+        device: Any,
         group: TensorGroup = ALONE,
         trusted: bool = False,
         deterministic: bool = False,
@@ -130,26 +128,32 @@ class Engine:
         quantize: str = "",
         quantize_head: bool = False,
         packed_cache: PackedCache | None = None,
+        found: tuple[str, Model] | None = None,
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
-        "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts.
+        "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
+        gave, with which nothing is loaded, and no torch is needed. `dtype` and `device` are torch's, or then those of `host`.
         """
         self.dtype = dtype
         self.device = device
-        self.transfers = Transfers(device)
         self.group = group
-        self.recipe, self.model = choice.load(
-            config,
-            folder,
-            dtype,
-            device,
-            group,
-            trusted,
-            implementation,
-            quantize,
-            quantize_head,
-            packed_cache,
-        )
+        if found is None:
+            from penstock.models import building
+
+            found = building.load(
+                config,
+                folder,
+                dtype,
+                device,
+                group,
+                trusted,
+                implementation,
+                quantize,
+                quantize_head,
+                packed_cache,
+            )
+        self.recipe, self.model = found
+        self.arrays = self._make_arrays()
         self.packed_cache = packed_cache
         self.deterministic = deterministic
         if deterministic:
@@ -160,14 +164,14 @@ class Engine:
             self.model.make_batch_invariant(TILE)
         # Where sums depend on the number of threads, and may not, or where ranks wait for each other, it stays as it is.
         self.threads: Threads | None = None
-        is_free = dtype != torch.float32 and not deterministic and group.everyone.size == 1
-        if device.type == "cpu" and is_free and torch.get_num_threads() > 1:
-            self.threads = Threads(torch.get_num_threads(), self._set_threads)
+        is_free = dtype.itemsize < 4 and not deterministic and group.everyone.size == 1
+        if device.type == "cpu" and is_free:
+            most = self._most_threads()
+            self.threads = Threads(most, self._set_threads) if most > 1 else None
         self.steps = 0
         self.spans: StepSpans | None = None
         self.drafter: Drafter | None = None  # set before `allocate`
         self._prepared = False
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def depth(self) -> int:
@@ -178,6 +182,8 @@ class Engine:
     def device_name(self) -> str:
         """Processor or accelerator, as the system names it."""
         if self.device.type == "cuda":
+            import torch
+
             return str(torch.cuda.get_device_name(self.device))
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -215,22 +221,21 @@ class Engine:
             limits.tables,
             numbers_of(config.cached_layers(group)),
             self.model.cache_shape,
-            self.dtype,
-            self.device,
+            self.arrays,
             limits.pages,
         )
         self.states: StateCache | None = None
         self.layer_caches = self.cache.layers
         if config.has_state:
             shapes = config.state_shapes(group)
-            self.states = StateCache(shapes, limits.max_slots, limits.snapshots, self.dtype, self.device)
+            self.states = StateCache(shapes, limits.max_slots, limits.snapshots, self.arrays)
             self.layer_caches = self._layer_caches(self.states)
         self.slots = SlotTable(limits)
-        self.sampler = Sampler(limits.max_slots, limits.vocab_size, self.device, limits.max_step_drafts)
+        self.sampler = self._make_sampler()
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
         most = max(limits.max_slots + limits.max_step_drafts, PROMPT_LOGITS_AT_ONCE)
-        self._logits_SV = torch.empty((most, limits.vocab_size), dtype=torch.float32, device=self.device)
-        self.last_sampled = torch.zeros(limits.max_slots, dtype=torch.int64, device=self.device)
+        self._logits_SV = self.arrays.empty(most, limits.vocab_size)
+        self.last_sampled = self.arrays.zeros(limits.max_slots)
         # Of each step whose samples the last stage has not sent back yet, the slots that sampled. First stage only.
         self._awaited: deque[I64] = deque()
         # The last step, if it verified drafts and the lengths of its slots are not known yet.
@@ -244,17 +249,42 @@ class Engine:
     def _layer_caches(self, states: StateCache) -> list[LayerCache]:
         """Of each layer what it keeps: keys and values, a state, both or neither."""
         numbers, cached = self.model.config.cached_layers(self.group), iter(self.cache.layers)
-        none = LayerCache(torch.empty(0, *self.model.cache_shape), 0)
+        none = LayerCache(self.arrays.pages(0, *self.model.cache_shape), 0)
         return [
             replace(none if number is None else next(cached), states=tensors)
             for number, tensors in zip(numbers, states.layers, strict=True)
         ]
+
+    def _make_arrays(self) -> Arrays:
+        if self.native is not None:
+            return HostArrays()
+        from penstock.engine.torch_arrays import TorchArrays
+
+        return TorchArrays(self.dtype, self.device)
+
+    def _make_sampler(self) -> SlotSampling:
+        slots, vocabulary = self.limits.max_slots, self.limits.vocab_size
+        if self.native is not None:
+            return NativeSampler(slots, vocabulary, self.native)
+        from penstock.engine.sampling import Sampler
+
+        return Sampler(slots, vocabulary, self.device, self.limits.max_step_drafts)
+
+    def _most_threads(self) -> int:
+        if self.native is not None:
+            return self.native.threads
+        import torch
+
+        return torch.get_num_threads()
 
     def _make_step_maker(self) -> StepMaker:
         if self.native is not None:
             limits = self.limits
             self.native.reserve(limits.max_step_tokens, len(self._logits_SV), limits.max_sequence_tokens)
             return NativeSteps(self.slots)
+        from penstock.engine.decoder_steps import DecoderSteps
+        from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
+
         where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
         return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
 
@@ -288,12 +318,15 @@ class Engine:
             self.choose(launched, words)
         return self.finish(launched)
 
-    @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
         """Checks the plan against the slots and gives its work to the device. Raises BadPlan.
 
         Where this rank samples and rows are masked, `choose` gives it the rest.
         """
+        with self.arrays.computing():
+            return self._launch(plan)
+
+    def _launch(self, plan: Plan) -> Launched:
         traced_since = time.time_ns() if plan.traces and self.spans is not None else 0
         began = time.perf_counter_ns()
         self._settle()
@@ -339,17 +372,20 @@ class Engine:
         logits_SV = None
         if self.group.is_last_stage and len(indices.sample_rows):
             # Every rank computes logits and learns what was sampled; the stage's rank 0 samples and answers.
-            chosen_SE = hidden_TE.index_select(0, to_device(indices.sample_tokens, self.device))
+            chosen_SE = hidden_TE[self.arrays.of(indices.sample_tokens)]
             logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(chosen_SE)])
         launched.sample_ns = time.perf_counter_ns() - forwarded
         launched.unsampled = Unsampled(step.ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
         if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):
-            self.choose(launched, None)
+            self._choose(launched, None)
         return launched
 
-    @torch.inference_mode()
     def choose(self, launched: Launched, words: U32 | None) -> None:
         """Samples in a step whose model has been launched. `words`: the masks, as the contract has them. Raises BadPlan."""
+        with self.arrays.computing():
+            self._choose(launched, words)
+
+    def _choose(self, launched: Launched, words: U32 | None) -> None:
         began = time.perf_counter_ns()
         plan, indices, unsampled = launched.plan, launched.indices, launched.unsampled
         assert unsampled is not None and indices is not None, "it was launched and nothing was sampled"
@@ -369,10 +405,10 @@ class Engine:
             self._awaited.append(plan.slots[(plan.flags & SAMPLE) != 0])
         launched.sampled = None if sampled is None else self._sampled_to_host(sampled)
         if launched.accepted_R is not None:
-            launched.accepted_R = self.transfers.to_host(launched.accepted_R)
+            launched.accepted_R = self.arrays.to_host(launched.accepted_R)
             self._unsettled = launched
         launched.prompt = None if prompt is None else self._prompt_to_host(prompt)
-        launched.done = self.transfers.mark()
+        launched.done = self.arrays.mark()
         launched.sample_ns += time.perf_counter_ns() - began
         if self.threads is not None:
             attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
@@ -418,14 +454,14 @@ class Engine:
             # What was sampled behind a draft that was not accepted is nobody's.
             valid: Bools = np.ones(len(indices.sample_rows), np.bool_)
             if sampled.verified is not None and launched.accepted_R is not None:
-                accepted_R, verified = launched.accepted_R.numpy(), sampled.verified
+                accepted_R, verified = np.asarray(launched.accepted_R), sampled.verified
                 if verified.kept_S is not None:
-                    valid = verified.kept_S.numpy()
+                    valid = np.asarray(verified.kept_S)
                 else:
                     valid = verified.offsets_S <= accepted_R[verified.rows_S]
                 result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
-            result.sampled = sampled.tokens_S.numpy()[valid].astype("<u4").tobytes()
-            result.logprobs = sampled.logprobs_S.numpy()[valid].astype("<f4", copy=False).tobytes()
+            result.sampled = np.asarray(sampled.tokens_S)[valid].astype("<u4").tobytes()
+            result.logprobs = np.asarray(sampled.logprobs_S)[valid].astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
                 wanted = sampled.top_counts > 0
                 counts = np.where(valid, sampled.top_counts, 0)[wanted]
@@ -433,7 +469,7 @@ class Engine:
                 result.top_logprobs = first_of_each(sampled.top_logprobs_SN, counts, "<f4")
             rows = indices.sample_rows[valid]
             for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
-                good = np.ones(len(rows), np.bool_) if good_S is None else good_S.numpy()[valid]
+                good = np.ones(len(rows), np.bool_) if good_S is None else np.asarray(good_S)[valid]
                 if not good.all():
                     failed = {error.row for error in result.errors}
                     for row in rows[~good].tolist():
@@ -442,7 +478,7 @@ class Engine:
                             result.errors.add(row=row, message=message)
         prompt = launched.prompt
         if prompt is not None:
-            logprobs = prompt.logprobs_P.numpy().copy()
+            logprobs = np.asarray(prompt.logprobs_P).copy()
             logprobs[launched.plan.prompt_targets == NO_TARGET] = np.nan
             result.prompt_logprobs = logprobs.astype("<f4", copy=False).tobytes()
             if prompt.top_tokens_PN is not None and prompt.top_logprobs_PN is not None:
@@ -453,7 +489,7 @@ class Engine:
         return result
 
     def _sampled_to_host(self, sampled: Sampled) -> Sampled:
-        to_host, verified = self.transfers.to_host, sampled.verified
+        to_host, verified = self.arrays.to_host, sampled.verified
         if verified is not None and verified.kept_S is not None:
             verified = replace(verified, kept_S=to_host(verified.kept_S))
         return replace(
@@ -468,7 +504,7 @@ class Engine:
         )
 
     def _prompt_to_host(self, prompt: PromptAnswers) -> PromptAnswers:
-        to_host = self.transfers.to_host
+        to_host = self.arrays.to_host
         return replace(
             prompt,
             logprobs_P=to_host(prompt.logprobs_P),
@@ -476,56 +512,44 @@ class Engine:
             top_logprobs_PN=None if prompt.top_logprobs_PN is None else to_host(prompt.top_logprobs_PN),
         )
 
-    @torch.inference_mode()
     def check(self) -> None:
-        """A tiny computation on the device. Raises when it gives a wrong answer.
-
-        On a GPU it does not queue up behind a step, which may be waiting for another rank.
-        """
-        with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
-            if int(torch.arange(4, device=self.device).sum()) != 6:
-                raise RuntimeError("the device cannot add")
+        """A tiny computation on the device. Raises when it gives a wrong answer."""
+        with self.arrays.computing():
+            self.arrays.check()
 
     def _sample(
         self,
         launched: Launched,
         indices: LogitsIndices,
-        ids_T: Tensor,
-        logits_SV: Tensor,
+        ids_T: Array,
+        logits_SV: Array,
         masks: Masks | None,
     ) -> Sampled | None:
         plan, rows = launched.plan, indices.sample_rows
-        tokens_S = to_device(indices.sample_tokens, self.device)
+        tokens_S = self.arrays.of(indices.sample_tokens)
         drafts = self._drafts(plan, tokens_S, ids_T) if len(plan.drafts) else None
         sampled = None
         if self.group.is_output_rank:
             positions = indices.sample_positions
-            previous_S = ids_T.index_select(0, tokens_S)
-            # Of every step, whatever its rows want: a row's log probability must not depend on the others.
-            summary = None if self.native is None else self.native.summarize(logits_SV, masks)
-            draw = None if self.native is None else self.native.draw
-            sampled = self.sampler.sample(
-                logits_SV, plan.slots[rows], positions, previous_S, masks, drafts, summary, draw
-            )
+            previous_S = ids_T[tokens_S]
+            sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
         sampling = (plan.flags & SAMPLE) != 0
-        told = torch.empty(
-            (1 if drafts is None else 2, int(sampling.sum())), dtype=torch.int64, device=self.device
-        )
+        told = self.arrays.zeros(1 if drafts is None else 2, int(sampling.sum()))
         if sampled is not None and sampled.verified is not None:
             told[0], told[1] = sampled.verified.last_tokens_R, sampled.verified.accepted_R
         elif sampled is not None:
             told[0] = sampled.tokens_S
         told = self.group.broadcast(told)
-        self.last_sampled.index_copy_(0, to_device(plan.slots[sampling], self.device), told[0])
+        self.last_sampled[self.arrays.of(plan.slots[sampling])] = told[0]
         if self.group.pipeline is not None:
             self.group.pipeline.send_back(told[0])
         if drafts is not None:
             launched.accepted_R = told[1]
         return sampled
 
-    def _drafts(self, plan: Plan, tokens_S: Tensor, ids_T: Tensor) -> Drafts:
+    def _drafts(self, plan: Plan, tokens_S: Array, ids_T: Array) -> Drafts:
         """A sample is compared with the token that the next sample of its row follows."""
-        fed_S = ids_T.index_select(0, tokens_S)
+        fed_S = ids_T[tokens_S]
         sampling = (plan.flags & SAMPLE) != 0
         counts_R = plan.drafts[sampling] + 1
         parents_S = None
@@ -535,7 +559,8 @@ class Engine:
             firsts_D = firsts_R[plan.trees.rows_D]
             parents_S = np.full(int(counts_R.sum()), -1)
             parents_S[firsts_D + plan.trees.numbers_D] = firsts_D + plan.trees.parents_D
-        return Drafts(counts_R, fed_S.roll(-1), (plan.flags[sampling] & MASKED) != 0, parents_S)
+        next_S = fed_S[self.arrays.of(np.arange(1, len(fed_S) + 1) % len(fed_S))]
+        return Drafts(counts_R, next_S, (plan.flags[sampling] & MASKED) != 0, parents_S)
 
     def _add_drafts(self, plan: Plan, drafter: Drafter) -> int:
         """Turns rows with OWN_DRAFTS into rows whose drafts are in the plan. Returns how long that took, in nanoseconds."""
@@ -546,25 +571,27 @@ class Engine:
             # The first token of a row that continues is not in the plan.
             given = plan.counts - ((plan.flags & CONTINUE) != 0) - np.where(own, plan.drafts, 0)
             places = np.repeat((np.cumsum(given) - given)[own], plan.drafts[own])
-            plan.tokens = np.insert(plan.tokens, places, drafts_D.cpu().numpy().astype(np.uint32))
+            plan.tokens = np.insert(plan.tokens, places, np.asarray(drafts_D.cpu()).astype(np.uint32))
             plan.flags = plan.flags & ~np.uint8(OWN_DRAFTS)
         return time.perf_counter_ns() - began
 
-    def _show(self, drafter: Drafter, launched: Launched, indices: LogitsIndices, hidden_TE: Tensor) -> None:
+    def _show(self, drafter: Drafter, launched: Launched, indices: LogitsIndices, hidden_TE: Array) -> None:
         """Gives the drafter what was computed of the tokens behind which rows sampled last."""
         plan = launched.plan
         rows = np.flatnonzero(plan.flags & SAMPLE)
         samples = plan.drafts[rows] + 1 if len(plan.drafts) else np.ones(len(rows), np.int64)
-        lasts_R = to_device(np.cumsum(samples) - samples, self.device)
+        lasts_R = self.arrays.of(np.cumsum(samples) - samples)
         if launched.accepted_R is not None:
             lasts_R = lasts_R + launched.accepted_R
-        tokens_R = to_device(indices.sample_tokens, self.device).index_select(0, lasts_R)
-        drafter.saw(plan.slots[rows], hidden_TE.index_select(0, tokens_R))
+        tokens_R = self.arrays.of(indices.sample_tokens)[lasts_R]
+        drafter.saw(plan.slots[rows], hidden_TE[tokens_R])
 
     def _set_threads(self, count: int) -> None:
         if self.native is not None:
             self.native.set_threads(count)
         else:
+            import torch
+
             torch.set_num_threads(count)
         if self.drafter is not None:
             self.drafter.set_threads(count)
@@ -580,7 +607,7 @@ class Engine:
         if last.plan.trees is not None:
             self._move_path(last, last.plan.trees)
         rows = (last.plan.flags & SAMPLE) != 0
-        self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - last.accepted_R.numpy())
+        self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - np.asarray(last.accepted_R))
 
     def _move_path(self, last: Launched, trees: DraftTrees) -> None:
         """Brings what the cache has of accepted drafts of trees to their positions."""
@@ -591,7 +618,7 @@ class Engine:
             verified.offsets_S,
             last.indices.sample_positions - plan.positions[rows_S] - 1,
         )
-        is_moved = verified.kept_S.numpy() & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
+        is_moved = np.asarray(verified.kept_S) & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
         if not is_moved.any():
             return
         rows = rows_S[is_moved]
@@ -603,7 +630,7 @@ class Engine:
         else:
             self.cache.move(list(sources), list(targets))
 
-    def _forward(self, step: Any) -> Tensor:
+    def _forward(self, step: Any) -> Array:
         """This stage's layers, between the stage before and the next one."""
         pipeline = self.group.pipeline
         if pipeline is None:
@@ -611,7 +638,7 @@ class Engine:
         given_TE = None
         if not self.group.is_first_stage:
             shape = (len(step.ids_T), self.model.config.width)
-            given_TE = pipeline.receive(torch.empty(shape, dtype=self.dtype, device=self.device))
+            given_TE = pipeline.receive(self.arrays.states(*shape, is_fp32=False))
         hidden_TE = self.model.forward(step, self.layer_caches, given_TE)
         if not self.group.is_last_stage:
             pipeline.send_on(hidden_TE)
@@ -633,36 +660,30 @@ class Engine:
             slots = self._awaited.popleft()
             assert self.group.pipeline is not None, "nothing is awaited without one"
             sampled_S = self.group.pipeline.receive_back(len(slots)).to(self.device)
-            self.last_sampled.index_copy_(0, to_device(slots, self.device), sampled_S)
+            self.last_sampled[self.arrays.of(slots)] = sampled_S
 
-    def _prompt_logprobs(self, plan: Plan, indices: LogitsIndices, hidden_TE: Tensor) -> PromptAnswers | None:
-        targets = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
-        targets_T = to_device(targets, self.device)
-        tokens_T = to_device(indices.prompt_tokens, self.device)
+    def _prompt_logprobs(self, plan: Plan, indices: LogitsIndices, hidden_TE: Array) -> PromptAnswers | None:
+        targets_T = np.where(plan.prompt_targets == NO_TARGET, 0, plan.prompt_targets).astype(np.int64)
+        tokens_T = self.arrays.of(indices.prompt_tokens)
         rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
         top_counts = np.repeat(self.sampler.top_counts[plan.slots[rows]], plan.counts[rows])
         most = int(top_counts.max(initial=0))
-        parts, tops = [], []
-        for begin in range(0, len(targets), PROMPT_LOGITS_AT_ONCE):
+        parts = []
+        for begin in range(0, len(targets_T), PROMPT_LOGITS_AT_ONCE):
             some = slice(begin, begin + PROMPT_LOGITS_AT_ONCE)
-            chosen_TE = hidden_TE.index_select(0, tokens_T[some])
+            chosen_TE = hidden_TE[tokens_T[some]]
             logits_TV = self.model.logits(chosen_TE, self._logits_SV[: len(chosen_TE)])
-            if not self.group.is_output_rank:
-                continue
-            chosen_T1 = logits_TV.gather(1, targets_T[some].unsqueeze(1))
-            total_T1 = logits_TV.logsumexp(-1, keepdim=True)
-            parts.append((chosen_T1 - total_T1).squeeze(1))
-            if most:
-                tokens_TN = most_likely(logits_TV, most)
-                tops.append((tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1))
+            if self.group.is_output_rank:
+                parts.append(self.sampler.tell(logits_TV, targets_T[some], most))
         if not parts:
             return None
-        tokens_PN = torch.cat([tokens for tokens, _ in tops]) if tops else None
-        logprobs_PN = torch.cat([logprobs for _, logprobs in tops]) if tops else None
-        return PromptAnswers(torch.cat(parts), top_counts, tokens_PN, logprobs_PN)
+        logprobs, tokens, others = (
+            None if column[0] is None else self.arrays.join(column) for column in zip(*parts, strict=True)
+        )
+        return PromptAnswers(logprobs, top_counts, tokens, others)
 
 
-def first_of_each(table_RN: Tensor, counts: I64, dtype: str) -> bytes:
+def first_of_each(table_RN: Array, counts: I64, dtype: str) -> bytes:
     """The first `counts` (R,) of each row of a table on the host, one after the other, as a column of `dtype`."""
-    table = table_RN.numpy()
+    table = np.asarray(table_RN)
     return table[np.arange(table.shape[1]) < counts[:, None]].astype(dtype).tobytes()

@@ -1,21 +1,20 @@
-"""The KV cache's memory: one tensor for each place of a page. Made by the engine, written and read by the layers."""
+"""The KV cache's memory: one array for each place of a page. Made by the engine, written and read by the layers."""
 
-import mmap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from penstock.engine.arrays import Arrays
 from penstock.engine.plan import I64
 from penstock.engine.tables import BLOCK_SIZE, Tables
-from penstock.models.step import LayerCache
+from penstock.models.layer_cache import LayerCache
+from penstock_kernels.program import Array
 
 
 class KvCache:
-    """A tensor for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, then one page of zeros.
+    """An array for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, then one page of zeros.
 
-    Layers whose pages are in different tables share a tensor: they never have the same page.
+    Layers whose pages are in different tables share an array: they never have the same page.
     """
 
     def __init__(
@@ -23,42 +22,33 @@ class KvCache:
         tables: Tables,
         layers: Sequence[int],
         shape: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
+        arrays: Arrays,
         pages: int,
     ) -> None:
         """`layers`: this rank's, by their number among all that have a cache. `shape`: (J, D)."""
         self.zero_row = pages * BLOCK_SIZE
-        self.bytes = pages * page_bytes(tables, layers, shape, dtype)
+        self._arrays = arrays
+        self.bytes = pages * page_bytes(tables, layers, shape, arrays.itemsize)
         whole = ((pages + 1) * BLOCK_SIZE, *shape)
-        places = {place: _zeros(whole, dtype, device) for place in _places(tables, layers)}
+        places = {place: arrays.pages(*whole) for place in _places(tables, layers)}
         self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
-        self.tensors_NJD: list[Tensor] = list(places.values())
+        self.tensors_NJD: list[Array] = list(places.values())
 
     def copy_pages(self, copies: I64) -> None:
         """Copies pages, (source, target) of each (copies, 2), one after the other."""
-        device = self.tensors_NJD[0].device
         places = np.arange(BLOCK_SIZE)
         for some in _apart(copies):
             from_M, to_M = (
-                torch.from_numpy((pages[:, None] * BLOCK_SIZE + places).reshape(-1)).to(
-                    device, non_blocking=True
-                )
-                for pages in some.T
+                self._arrays.of((pages[:, None] * BLOCK_SIZE + places).reshape(-1)) for pages in some.T
             )
             for tensor_NJD in self.tensors_NJD:
-                tensor_NJD.index_copy_(0, to_M, tensor_NJD.index_select(0, from_M))
+                tensor_NJD[to_M] = tensor_NJD[from_M]
 
     def move(self, sources: list[I64], targets: list[I64]) -> None:
         """Copies what layers have in some rows, by table, to others; all are read before one is written."""
-        device = self.tensors_NJD[0].device
-        from_M, to_M = (
-            [torch.from_numpy(rows).to(device, non_blocking=True) for rows in tables]
-            for tables in (sources, targets)
-        )
+        from_M, to_M = ([self._arrays.of(rows) for rows in tables] for tables in (sources, targets))
         for layer in self.layers:
-            rows_MJD = layer.rows_NJD.index_select(0, from_M[layer.table])
-            layer.rows_NJD.index_copy_(0, to_M[layer.table], rows_MJD)
+            layer.rows_NJD[to_M[layer.table]] = layer.rows_NJD[from_M[layer.table]]
 
 
 def _apart(copies: I64) -> Iterator[I64]:
@@ -79,18 +69,10 @@ def numbers_of(cached_layers: Sequence[int | None]) -> list[int]:
     return [number for number in cached_layers if number is not None]
 
 
-def page_bytes(tables: Tables, layers: Sequence[int], shape: tuple[int, int], dtype: torch.dtype) -> int:
+def page_bytes(tables: Tables, layers: Sequence[int], shape: tuple[int, int], itemsize: int) -> int:
     """Bytes of a page on a rank that has these layers."""
-    return BLOCK_SIZE * len(_places(tables, layers)) * shape[0] * shape[1] * dtype.itemsize
+    return BLOCK_SIZE * len(_places(tables, layers)) * shape[0] * shape[1] * itemsize
 
 
 def _places(tables: Tables, layers: Sequence[int]) -> list[int]:
     return sorted({tables.of[at][1] for at in layers})
-
-
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # Fresh pages of the kernel are zeros, and are taken only when first written.
-    size = shape[0] * shape[1] * shape[2] * dtype.itemsize
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)

@@ -1,11 +1,11 @@
-"""From plans to what the CPU engine reads: the plan's own columns. Positions and cache rows follow from them in C++."""
+"""From plans to what the CPU engine reads: the plan's own columns. Positions and cache rows follow from them in C++. Must not import
+torch.
+"""
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from penstock.engine.attention_metadata import LogitsIndices, sampled_positions
 from penstock.engine.draft_trees import DraftTrees
+from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, I64, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeStep
@@ -21,20 +21,19 @@ class NativeSteps:
     def clear(self) -> None:
         """Nothing is kept between steps."""
 
-    def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, NativeStep]:
+    def make(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep]:
         """`last_sampled` has the last token of every slot."""
         counts, flags = plan.counts, plan.flags
         continuing = (flags & CONTINUE) != 0
-        sampled = last_sampled.numpy()
         ends = np.cumsum(counts)
         if len(plan.tokens) == 0:
-            ids = sampled[plan.slots]
+            ids = last_sampled[plan.slots]
         else:
             is_given_T = np.ones(int(ends[-1]), np.bool_)
             is_given_T[(ends - counts)[continuing]] = False
             ids = np.empty(len(is_given_T), np.int64)
             ids[is_given_T] = plan.tokens
-            ids[~is_given_T] = sampled[plan.slots[continuing]]
+            ids[~is_given_T] = last_sampled[plan.slots[continuing]]
         sample_rows, behind = sampled_positions(plan)
         sample_tokens = ends[sample_rows] - 1 - behind
         sample_positions = plan.positions[sample_rows] + counts[sample_rows] - behind
@@ -53,7 +52,7 @@ class NativeSteps:
         if len(plan.saves):  # snapshot i is at the place behind those of all slots
             saves = plan.saves.astype(np.int64) + (0, 0, self.slots.limits.max_slots)
         return indices, NativeStep(
-            ids_T=torch.from_numpy(ids),
+            ids_T=ids,
             slots_R=np.ascontiguousarray(plan.slots, np.int64),
             first_R=np.ascontiguousarray(plan.positions, np.int64),
             counts_R=np.ascontiguousarray(counts, np.int64),

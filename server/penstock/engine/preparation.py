@@ -5,11 +5,12 @@ budget, so that a small model is ready at once and a large one is still measured
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
-import torch
 
 import penstock_kernels as ops
 from penstock.engine.cache_size import count_pages, count_snapshots, spare
@@ -23,6 +24,7 @@ from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import TooLittleMemory
 from penstock.loading.memory import Room, device_room
 from penstock.models.model import ModelConfig
+from penstock.models.packed_cache import Measured
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
 
@@ -78,7 +80,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     layers = numbers_of(config.cached_layers(engine.group))
     snapshots, everyone = 0, engine.group.everyone
     if config.has_state:
-        held = state_bytes(config.state_shapes(engine.group), engine.dtype)
+        held = state_bytes(config.state_shapes(engine.group), engine.arrays.itemsize)
         snapshots = _agreed(
             everyone,
             lambda: count_snapshots(held, request.max_slots, available),
@@ -90,7 +92,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         pages = _agreed(
             everyone,
             lambda: count_pages(
-                page_bytes(tables, layers, engine.model.cache_shape, engine.dtype)
+                page_bytes(tables, layers, engine.model.cache_shape, engine.arrays.itemsize)
                 + (drafter.page_bytes(tables) if drafter else 0),
                 tables,
                 request.max_slots,
@@ -124,7 +126,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         engine.threads.use(engine.threads.most)
     # What the draft model takes in beside prompts the router learns from what steps take.
     engine.drafter = None
-    cost = _fit(_measure(engine))
+    cost = _fit(_measure(engine)) if drafter is not None else _cost(engine, request)
     engine.drafter = drafter
     draft_cost = _measure_drafts(engine) if drafter is not None else None
     if engine.threads is not None:
@@ -145,6 +147,34 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         draft_cost=draft_cost,
         draft_trees=engine.limits.draft_trees,
     )
+
+
+def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
+    """What steps cost: measured, unless an earlier start of the same has done so, and has kept it beside the packed weights."""
+    entry = None if engine.native is None else engine.native.entry
+    if entry is None or engine.native is None:
+        return _fit(_measure(engine))
+    of = {
+        "request": request.SerializeToString(deterministic=True).hex(),
+        "threads": engine.native.threads,
+        "processor": engine.device_name,
+        "processors": len(os.sched_getaffinity(0)),
+    }
+    choices = [] if engine.threads is None else engine.threads.choices
+    known = entry.measured(of)
+    if known is not None and len(known.threads) == len(choices):
+        _run(engine, 1, 1, 0)  # the first step pays for what is set up once
+        for choice, count in zip(choices, known.threads, strict=True):
+            choice.settled = count
+        return pb.CostModel(
+            fixed_ns=known.fixed_ns,
+            per_token_ns=known.per_token_ns,
+            per_context_token_ns=known.per_context_token_ns,
+        )
+    cost = _fit(_measure(engine))
+    costs = (cost.fixed_ns, cost.per_token_ns, cost.per_context_token_ns)
+    entry.take_measured(of, Measured(*costs, [choice.settled for choice in choices]))
+    return cost
 
 
 def _agreed(group: TensorGroup, count: Callable[[], int], elsewhere: str) -> int:
@@ -170,7 +200,7 @@ def _cache_bytes(engine: Engine) -> int:
 
 def weight_bytes(engine: Engine) -> int:
     """Bytes of the weights, each counted once, those of a draft model among them."""
-    held = sum(t.numel() * t.element_size() for t in engine.model.weights())
+    held = sum(int(tensor.nbytes) for tensor in engine.model.weights())
     return held + (0 if engine.drafter is None else engine.drafter.weight_bytes)
 
 
@@ -179,12 +209,12 @@ def kv_bytes_per_token(engine: Engine) -> int:
     rows, size = engine.model.cache_shape
     layers = numbers_of(engine.model.config.cached_layers(engine.group))
     drafted = 0 if engine.drafter is None else engine.drafter.kv_bytes_per_token
-    return len(layers) * rows * size * engine.dtype.itemsize + drafted
+    return len(layers) * rows * size * engine.arrays.itemsize + drafted
 
 
 def held_state_bytes(engine: Engine) -> int:
     """Bytes that this rank holds of a sequence, however long it is; 0: it has no recurrent layer."""
-    return state_bytes(engine.model.config.state_shapes(engine.group), engine.dtype)
+    return state_bytes(engine.model.config.state_shapes(engine.group), engine.arrays.itemsize)
 
 
 def _step_bytes(
@@ -202,8 +232,8 @@ def _step_bytes(
 
 def working_bytes(
     config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     max_slots: int,
     max_step_tokens: int,
     longest: int,
@@ -241,8 +271,9 @@ def working_bytes(
             has_score_modifiers=not config.simple_attention,
         )
     # Of pairs of tokens, or of a token's parts in every number of a state: a few hundred tokens at once.
-    pairs = config.mixer_width * 6 * ops.TOKENS_AT_ONCE * torch.float32.itemsize
-    return tokens * (per_token * dtype.itemsize + attended) + logits + numbers + attention + pairs
+    pairs = config.mixer_width * 6 * ops.TOKENS_AT_ONCE * 4
+    itemsize: int = dtype.itemsize
+    return tokens * (per_token * itemsize + attended) + logits + numbers + attention + pairs
 
 
 def _free_bytes(engine: Engine) -> int:

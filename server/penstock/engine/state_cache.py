@@ -1,58 +1,53 @@
-"""The memory of recurrent states: of each recurrent layer tensors with a place for every slot, and then for every snapshot.
+"""The memory of recurrent states: of each recurrent layer arrays with a place for every slot, and then for every snapshot.
 
 Made by the engine, written and read by the layers. What lies in a place is decided by plans: a sequence begins with zeros or
 with a snapshot, and its state is copied to snapshots where a plan says so.
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from penstock.engine.attention_metadata import to_device
+from penstock.engine.arrays import Arrays
 from penstock.engine.plan import I64, NO_SNAPSHOT, START, U32, Plan
 from penstock.models.recurrent_config import StateShape
+from penstock_kernels.program import Array
 
 
 class StateCache:
-    """Tensors (places, ...): places 0 .. slots - 1 are the slots' own, and snapshot i is at slots + i."""
+    """Arrays (places, ...): places 0 .. slots - 1 are the slots' own, and snapshot i is at slots + i."""
 
     def __init__(
         self,
         shapes: list[tuple[StateShape, ...]],
         slots: int,
         snapshots: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        arrays: Arrays,
     ) -> None:
         """`shapes`: of each of this rank's layers, recurrent or not."""
-        self.slots, self.device = slots, device
+        self.slots, self._arrays = slots, arrays
         places = slots + snapshots
-        self.bytes = places * state_bytes(shapes, dtype)
-        self.layers: list[tuple[Tensor, ...]] = [
-            tuple(
-                torch.zeros((places, *state.shape), dtype=state.dtype or dtype, device=device)
-                for state in layer
-            )
+        self.bytes = places * state_bytes(shapes, arrays.itemsize)
+        self.layers: list[tuple[Array, ...]] = [
+            tuple(arrays.states(places, *state.shape, is_fp32=state.is_fp32) for state in layer)
             for layer in shapes
         ]
 
     def start(self, slots: I64, sources: U32) -> None:
         """Puts zeros, or a snapshot, where these slots' states begin."""
         empty = sources == NO_SNAPSHOT
-        emptied = to_device(slots[empty], self.device)
-        copied = to_device(slots[~empty], self.device)
-        snapshots = to_device(sources[~empty].astype(np.int64) + self.slots, self.device)
+        emptied = self._arrays.of(slots[empty])
+        copied = self._arrays.of(slots[~empty])
+        snapshots = self._arrays.of(sources[~empty].astype(np.int64) + self.slots)
         for layer in self.layers:
             for state_P in layer:
                 if len(emptied):
-                    state_P.index_fill_(0, emptied, 0)
+                    state_P[emptied] = 0
                 if len(copied):
-                    state_P.index_copy_(0, copied, state_P.index_select(0, snapshots))
+                    state_P[copied] = state_P[snapshots]
 
 
-def state_bytes(shapes: list[tuple[StateShape, ...]], dtype: torch.dtype) -> int:
+def state_bytes(shapes: list[tuple[StateShape, ...]], itemsize: int) -> int:
     """What a sequence's state takes on a rank."""
-    return sum(state.bytes(dtype) for layer in shapes for state in layer)
+    return sum(state.bytes(itemsize) for layer in shapes for state in layer)
 
 
 def starting(plan: Plan) -> tuple[I64, U32]:

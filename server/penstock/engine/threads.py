@@ -13,8 +13,6 @@ import statistics
 import time
 from collections.abc import Callable
 
-import torch
-
 # A step is slow when it takes SLOW times what the cost model says; SLOW_STEPS of them in a row begin a trial.
 SLOW, SLOW_STEPS = 2.0, 8
 # A trial: TURN steps with each number of threads in turn, TURNS times. The other number is taken if its median time
@@ -88,7 +86,7 @@ class Choice:
 class Threads:
     """The threads of this process, for each kind of steps."""
 
-    def __init__(self, most: int, apply: Callable[[int], None] = torch.set_num_threads) -> None:
+    def __init__(self, most: int, apply: Callable[[int], None]) -> None:
         self.most = most
         self.choices = [Choice(most) for _ in range(len(KINDS) + 1)]
         self.expected: Callable[[int, int], float] | None = None  # nanoseconds, of tokens fed and attended to

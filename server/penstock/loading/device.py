@@ -5,20 +5,14 @@ from typing import Any
 import torch
 
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import whole_and_text
+from penstock.loading.model_files import DTYPE_NAMES, dtype_name
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
     """What --dtype stands for. Raises UnusableModel."""
-    if wanted == "auto":
-        # Of models that read images, too, some say it of their text alone.
-        said = [part.get(name) for part in whole_and_text(config) for name in ("dtype", "torch_dtype")]
-        wanted = str(next(filter(None, said), "float32"))
-        if wanted not in DTYPES:
-            raise UnusableModel(f"config.json: unsupported dtype {wanted!r}; choose one by --dtype")
-    return DTYPES[wanted]
+    return DTYPES[dtype_name(config, wanted)]
 
 
 def device_of(wanted: str, rank: int = 0) -> torch.device:

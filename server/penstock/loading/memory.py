@@ -6,8 +6,7 @@ Asked before weights are read, before the cache is sized, and by the doctor.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import Any
 
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -69,9 +68,11 @@ def _reclaimable(group: Path) -> int:
     return sum(sizes[kind] for kind in kinds[2:] if kind in sizes) or sum(sizes.values())
 
 
-def device_room(device: torch.device) -> Room:
-    """Memory of the device the model is on."""
+def device_room(device: Any) -> Room:
+    """Memory of the device the model is on: torch's, or `host.Processor`."""
     if device.type == "cuda":
+        import torch
+
         free, total = torch.cuda.mem_get_info(device)
         return Room(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return cpu_room()

@@ -33,6 +33,8 @@ LONGEST_HEADER = 100_000_000
 LONGEST_JSON = 100_000_000
 SHOWN = 10
 
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
 # How files begin that are there in place of others, and what to say of them.
 IMPOSTORS = (
     (
@@ -136,6 +138,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     if config is None:
         raise UnusableModel(f"{folder}: no {CONFIG}")
     return config
+
+
+def dtype_name(config: dict[str, Any], wanted: str) -> str:
+    """What --dtype stands for. Raises UnusableModel."""
+    if wanted != "auto":
+        return wanted
+    # Of models that read images, too, some say it of their text alone.
+    said = [part.get(name) for part in whole_and_text(config) for name in ("dtype", "torch_dtype")]
+    name = str(next(filter(None, said), "float32"))
+    if name not in DTYPE_NAMES:
+        raise UnusableModel(f"config.json: unsupported dtype {name!r}; choose one by --dtype")
+    return name
 
 
 def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Layout: `HEAD`, that is a magic, the format, and where the directory begins, its length and its SHA-256; the tensors from `FIRST` on, each
 at a multiple of 64 bytes; the directory, JSON. Knows no model: `penstock.models.packed_cache` says what the tensors are (`content`) and
-what they were made of (`key`).
+what they were made of (`key`). Must not import torch.
 """
 
 import errno
@@ -16,30 +16,29 @@ import shutil
 import stat
 import struct
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from penstock.loading.model_files import gigabytes, kind_of
+from penstock_kernels.program import HostArray
 
 MAGIC = b"PENSTOCK-PACKED\n"
-FORMAT = 1
+FORMAT = 2
 HEAD = struct.Struct("<16sQQQ32s")
 FIRST, ALIGNMENT = 4096, 64
 LONGEST_DIRECTORY = 100_000_000
 # While it is written; a lock says whether somebody still does.
 PARTIAL = ".partial"
-DTYPES = {
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BF16": np.dtype(np.uint16),  # numpy has no such numbers, and they are moved only
+    "F32": np.dtype(np.float32),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "U8": np.dtype(np.uint8),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Bytes that are written at once, and that the disk may lag behind: a server that takes requests meanwhile shares it.
@@ -61,7 +60,7 @@ class Packed:
     """What was read: the tensors are in the mapped file."""
 
     content: dict[str, Any]
-    tensors: list[Tensor]
+    tensors: list[HostArray]
     nbytes: int
 
 
@@ -78,7 +77,7 @@ def why_not_own(status: os.stat_result, user: int) -> str | None:
 
 def read(path: Path, key: str) -> Packed:
     """Maps the file at `path`, which was written with the same `key`. Raises FileNotFoundError and NotUsable."""
-    descriptor = _open_own(path)
+    descriptor = open_own(path)
     try:
         directory, size = _directory(descriptor)
         if directory["key"] != key:
@@ -97,7 +96,7 @@ def read(path: Path, key: str) -> Packed:
 def folder_of_model(path: Path) -> str | None:
     """The folder of the model that a file is of, as `write` was told; None: it cannot be said."""
     try:
-        descriptor = _open_own(path)
+        descriptor = open_own(path)
     except (OSError, NotUsable):
         return None
     try:
@@ -108,7 +107,7 @@ def folder_of_model(path: Path) -> str | None:
         os.close(descriptor)
 
 
-def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: list[Tensor]) -> int | None:
+def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: list[HostArray]) -> int | None:
     """Puts a file at `path`, in the place of one that may be there, and returns its size; None: another process is writing it.
     Raises OSError. What others left half-written is removed.
     """
@@ -133,7 +132,7 @@ def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: l
         _write(descriptor, memoryview(head), 0)
         behind = 0
         for (_, _, begin), tensor in zip(places, tensors, strict=True):
-            _write(descriptor, tensor.contiguous().view(-1).view(torch.uint8).numpy().data, begin)
+            _write(descriptor, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data, begin)
             behind += tensor.nbytes
             if behind > BEHIND:
                 os.fdatasync(descriptor)
@@ -151,7 +150,8 @@ def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: l
     return size
 
 
-def _open_own(path: Path) -> int:
+def open_own(path: Path) -> int:
+    """A descriptor of a file that is believed. Raises FileNotFoundError and NotUsable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -188,19 +188,17 @@ def _directory(descriptor: int) -> tuple[dict[str, Any], int]:
     return directory, size
 
 
-def _tensors(mapped: mmap.mmap, places: list[tuple[str, list[int], int]]) -> Iterator[Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch: the memory cannot be written; nobody does
-        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+def _tensors(mapped: mmap.mmap, places: list[tuple[str, list[int], int]]) -> Iterator[HostArray]:
+    whole = np.frombuffer(mapped, np.uint8)
     for name, shape, begin in places:
         dtype = DTYPES[name]
         end = begin + math.prod(shape) * dtype.itemsize
         if begin % ALIGNMENT or not 0 <= begin <= end <= len(whole):
             raise NotUsable("is damaged")
-        yield whole[begin:end].view(dtype).view(shape)
+        yield whole[begin:end].view(dtype).reshape(shape)
 
 
-def _places(tensors: list[Tensor]) -> tuple[list[tuple[str, list[int], int]], int]:
+def _places(tensors: list[HostArray]) -> tuple[list[tuple[str, list[int], int]], int]:
     """(dtype, shape, first byte) of each, and where the last ends."""
     places, end = [], FIRST
     for tensor in tensors:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import penstock_kernels as ops
 from penstock.models.config import Window
-from penstock.models.step import LayerCache, Step
+from penstock.models.layer_cache import LayerCache
+from penstock.models.step import Step
 
 # The name under which transformers finds our functions, and the attribute of modules that leads back to us.
 NAME = "penstock"

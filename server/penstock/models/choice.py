@@ -1,18 +1,15 @@
-"""Which implementation runs a model: a recipe of ours where there is one, else the fallback."""
+"""Which implementation runs a model, as far as that can be said without torch: one that the packed cache has starts from there alone,
+and `building` makes the others from their checkpoints. Must not import torch.
+"""
 
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from penstock.models import fallback, native, recipes
 from penstock.models.architectures import architecture_of
-from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Decoder
-from penstock.models.model import Model
-from penstock.models.packed_cache import PackedCache
-from penstock.models.recorder import record
-from penstock.parallel.group import TensorGroup
+from penstock.models.native import NativeDecoder, on_cpu_engine
+from penstock.models.packed_cache import Entry, PackedCache
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
 
 
 def uses_fallback(config: dict[str, Any], implementation: str) -> bool:
@@ -22,43 +19,36 @@ def uses_fallback(config: dict[str, Any], implementation: str) -> bool:
     return implementation == "transformers"
 
 
-def load(
+def find(
     config: dict[str, Any],
     folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: TensorGroup,
     trusted: bool,
     implementation: str,
-    quantize: str = "",
-    quantize_head: bool = False,
-    packed_cache: PackedCache | None = None,
-) -> tuple[str, Model]:
-    """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
-
-    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
-    int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
+    quantize: str,
+    quantize_head: bool,
+    packed_cache: PackedCache,
+    threads: int,
+) -> tuple[str, NativeDecoder] | None:
+    """What `building.load` finds of a model in bf16 that one rank serves on a CPU, if an earlier start has kept it: what was recorded
+    then was served by the CPU engine, with the same code and the same flags. Raises UnusableModel.
     """
-    shape = None if uses_fallback(config, implementation) else recipes.read_config(config)
-    quantizer = None
-    if quantize:
-        quantizer = native.quantizer(shape, dtype, device, group, quantize, quantize_head)
-    if shape is None:
-        return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
-    name = recipes.served_architecture(config)
-    runs = native.instruction_set(shape, dtype, device, group)
-    entry = None
-    if runs is not None and packed_cache is not None:
-        entry = packed_cache.entry(folder, config, trusted, quantizer, runs)
-    found = None if entry is None else entry.find()
-    if found is not None:
-        assert isinstance(shape, DecoderConfig) and runs is not None, "the engine serves no other"
-        return name, native.on_cpu_engine(shape, found.parameters, found.recording, runs)
-    model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
-    if runs is None:
-        return name, model
-    assert isinstance(model, Decoder), "the engine serves no other"
-    recording = record(model)
-    if entry is not None:
-        entry.take(recording, model.parameters)
-    return name, native.on_cpu_engine(model.config, model.parameters, recording, runs)
+    name = architecture_of(config)
+    if name is None or uses_fallback(config, implementation):
+        return None
+    try:
+        runs = cpu_engine.instruction_set()
+    except NoCpuEngine:  # `building` says why
+        return None
+    entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs)
+    model = None if entry is None or not entry.path.exists() else kept_in(entry, runs, threads)
+    return None if model is None else (name, model)
+
+
+def kept_in(entry: Entry, instruction_set: str, threads: int) -> NativeDecoder | None:
+    """The model that an earlier start has kept there. Raises UnusableModel."""
+    found = entry.find()
+    if found is None:
+        return None
+    model = on_cpu_engine(found.config, found.parameters, found.recording, instruction_set, threads)
+    model.entry = entry
+    return model

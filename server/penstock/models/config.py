@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-import penstock_kernels as ops
 from penstock.layers.rope import RopeConfig
 from penstock.models.recurrent_config import RecurrentConfig, StateShape
 from penstock.parallel.group import TensorGroup
+from penstock_kernels.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ExpertsConfig:
 
     count: int
     width: int  # F of one expert
-    routing: ops.Routing
+    routing: Routing
     shared_width: int = 0  # F of the expert that every token goes to; 0: none
     latent: int = (
         0  # experts read and give so many numbers, which matrices make of a token and of their sum; 0: E

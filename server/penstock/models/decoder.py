@@ -20,10 +20,11 @@ from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig, OutputGate
 from penstock.models.hyper_connections import HyperConnection, HyperHead
 from penstock.models.indexer import Indexer
+from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.recurrent import Recurrent
-from penstock.models.step import LayerCache, Step
+from penstock.models.step import Step
 from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels.program import QuantizedMatrix

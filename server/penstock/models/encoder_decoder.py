@@ -21,9 +21,10 @@ from penstock.layers.module import Module
 from penstock.layers.norm import Norm
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import NormConfig
+from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.recurrent_config import StateShape
-from penstock.models.step import EncoderDecoderStep, LayerCache, Reading
+from penstock.models.step import EncoderDecoderStep, Reading
 from penstock.parallel.group import TensorGroup
 
 

@@ -25,9 +25,10 @@ from penstock.layers.rope import RopeConfig
 from penstock.models.architectures import architecture_of, architectures
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import Window
+from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.recurrent_config import StateShape
-from penstock.models.step import LayerCache, Step
+from penstock.models.step import Step
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.matrix import ROWS
 

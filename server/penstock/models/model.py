@@ -1,17 +1,16 @@
 """What the engine, Prepare and the doctor ask of a model, whichever kind it is: a recipe's decoder or encoder-decoder,
-or one that runs through transformers.
+or one that runs through transformers. Arrays are of numpy where the CPU engine runs the model, else of torch.
 """
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import Window
+from penstock.models.layer_cache import LayerCache
 from penstock.models.recurrent_config import StateShape
-from penstock.models.step import LayerCache
 from penstock.parallel.group import TensorGroup
+from penstock_kernels.program import Array
 
 
 class ModelConfig(Protocol):
@@ -108,8 +107,8 @@ class Reference:
     """What a model computes by itself, without our cache."""
 
     name: str  # of the model's class
-    ids_T: Tensor
-    logits_TV: Tensor  # fp32
+    ids_T: Array
+    logits_TV: Array  # fp32
 
 
 class Model(Protocol):
@@ -136,13 +135,13 @@ class Model(Protocol):
         among all layers with a KV cache.
         """
 
-    def forward(self, step: Any, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
+    def forward(self, step: Any, caches: list[LayerCache], given_TE: Array | None = None) -> Array:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes what later steps attend to into
         the caches, one for each of its layers. `step` is of the kind that the model reads; `given_TE` is what the stage before gave.
         """
 
-    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+    def logits(self, hidden_SE: Array, out_SV: Array) -> Array:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
 
-    def weights(self) -> list[Tensor]:
+    def weights(self) -> list[Array]:
         """Every tensor of this rank's part of the model, each once."""

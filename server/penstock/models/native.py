@@ -1,41 +1,42 @@
 """A decoder that the CPU engine runs: one call for a step's hidden states, one for logits. Made at load where the engine
-knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other.
+knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other. In numpy; torch is imported only for what
+the packed cache cannot have: rotary frequencies of other limits, and factors of queries by position.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-import penstock_kernels as ops
-from penstock.errors import UnusableModel
-from penstock.layers.rope import frequencies
 from penstock.models.config import DecoderConfig, Temperature
-from penstock.models.model import ModelConfig, Reference
-from penstock.models.packing import FORMATS, Quantizer
-from penstock.models.program_writer import Recording
-from penstock.models.recorder import unknown_choice
-from penstock.models.step import LayerCache
-from penstock.parallel.group import TensorGroup
+from penstock.models.layer_cache import LayerCache
+from penstock.models.model import Reference
+from penstock.models.recording import Recording
 from penstock.telemetry import log
-from penstock_kernels import cpu_engine
-from penstock_kernels.cpu_engine import I64, CpuProgram, NoCpuEngine, WrongInstructionSet
+from penstock_kernels.cpu_engine import I64, CpuProgram
+from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import (
-    MOST_BYTE_INPUTS,
     PAGE_TOKENS,
     TILE_INPUTS,
     TILE_OUTPUTS,
+    Array,
+    HostArray,
     Kind,
     rounded_up,
 )
-from penstock_kernels.sampling import Draws, LogitsSummary, RowMasks
+
+if TYPE_CHECKING:
+    from penstock.models.packed_cache import Entry
+
+F32 = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class NativeStep:
     """What one step reads: R rows, in the plan's order, and the tables of all slots."""
 
-    ids_T: Tensor  # int64
+    ids_T: I64
     slots_R: I64
     first_R: I64  # position of each row's first token
     counts_R: I64
@@ -49,6 +50,8 @@ class NativeDecoder:
     """Runs a recorded decoder. See `Model`."""
 
     reference: Reference | None = None
+    entry: "Entry | None" = None
+    """Where the packed cache has it, or will have."""
 
     def __init__(
         self,
@@ -107,19 +110,33 @@ class NativeDecoder:
         self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
         self._longest, self._bound = longest, None
 
-    def _rotary_table(self, rope: int, longest: int) -> tuple[Tensor, Tensor]:
+    def _rotary_table(self, rope: int, longest: int) -> tuple[F32, F32]:
         """cos and sin (positions, D / 2) in fp32. A row in flight may run one token past the longest sequence."""
-        per_position, magnitude = frequencies(self.config.ropes[rope], longest)
+        per_position, magnitude = self._frequencies(rope, longest)
         positions = rounded_up(longest + 1, PAGE_TOKENS)
-        angles = torch.outer(torch.arange(positions, dtype=torch.float32), per_position)
-        return angles.cos() * magnitude, angles.sin() * magnitude
+        angles = np.outer(np.arange(positions, dtype=np.float32), per_position)
+        return np.cos(angles) * np.float32(magnitude), np.sin(angles) * np.float32(magnitude)
 
-    def _factors(self, heat: Temperature, longest: int) -> Tensor:
+    def _frequencies(self, rope: int, longest: int) -> tuple[F32, float]:
+        config, known = self.config.ropes[rope], self._recording.frequencies
+        key = rope, longest if config.depends_on_length else 0
+        if key not in known:
+            from penstock.layers.rope_table import frequencies
+
+            per_position, magnitude = frequencies(config, longest)
+            known[key] = per_position.numpy(), magnitude
+        return known[key]
+
+    def _factors(self, heat: Temperature, longest: int) -> HostArray:
         """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
+        import torch
+
+        import penstock_kernels as ops
+
         positions = torch.arange(rounded_up(longest + 1, PAGE_TOKENS))
         factors_THD = torch.ones((len(positions), 1, 1), dtype=torch.bfloat16)
         ops.scale_by_position(factors_THD, positions, heat.scale, heat.span, heat.offset)
-        return factors_THD.flatten().float()
+        return factors_THD.flatten().float().numpy()
 
     def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
         """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""
@@ -130,7 +147,7 @@ class NativeDecoder:
         rotary = sum(
             table.nbytes for table in {id(table): table for table in tables if table is not None}.values()
         )
-        return self._runs.workspace_bytes(tokens, rows, longest) + rotary
+        return self._runs.workspace_bytes(tokens, rows, longest) + int(rotary)
 
     def reserve(self, tokens: int, rows: int, longest: int) -> None:
         """Takes that memory. Raises MemoryError."""
@@ -147,7 +164,7 @@ class NativeDecoder:
         """See Model."""
         return self._views
 
-    def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
+    def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: None = None) -> F32:
         """Hidden states (T, E) in fp32, which the next step overwrites."""
         if caches is not self._bound:
             layers = self.config.layers
@@ -155,9 +172,9 @@ class NativeDecoder:
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table)
                 for state_P in cache.states:
-                    self._runs.set_state(layer, int(state_P.dtype == torch.float32), state_P)
+                    self._runs.set_state(layer, int(state_P.dtype == np.float32), state_P)
             self._bound = caches
-        ids_T = step.ids_T.numpy()
+        ids_T = step.ids_T
         rows = (step.slots_R, step.first_R, step.counts_R)
         self._runs.step(ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3)
         return self._runs.rows(0, len(ids_T))
@@ -166,99 +183,33 @@ class NativeDecoder:
         """Copies what the layers of the last step's caches have of M tokens to other rows, in order: (tables, M)."""
         self._runs.move(sources_BM, targets_BM)
 
-    def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
+    def logits(self, hidden_SE: Array, out_SV: Array) -> Array:
         """See Model."""
         self._runs.head(hidden_SE, out_SV)
         return out_SV
 
-    def summarize(self, logits_SV: Tensor, masks: RowMasks | None) -> LogitsSummary:
+    def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
         """What sampling asks of logits that nothing but masks changes."""
         return self._runs.summarize(logits_SV, masks)
 
-    def draw(self, logits_SV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, npt.NDArray[np.bool_]]:
         """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
         return self._runs.draw(logits_SV, draws)
 
-    def weights(self) -> list[Tensor]:
+    def weights(self) -> list[Array]:
         """Every tensor of the program, each once."""
         return self.program.tensors()
 
 
-def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str | None:
-    """What the engine does not serve of a model that is served in `dtype` by the ranks of `group`; None: it serves it."""
-    if dtype != torch.bfloat16:
-        return f"{str(dtype).removeprefix('torch.')} weights"
-    if group.everyone.size > 1:
-        return "several shards or stages"
-    if not isinstance(shape, DecoderConfig):
-        return "no decoder of a recipe"
-    return unknown_choice(shape)
-
-
-def quantizer(
-    shape: ModelConfig | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: TensorGroup,
-    quantize: str,
-    head: bool,
-) -> Quantizer:
-    """Of --quantize and --quantize-head, for a model of this shape; None: transformers run it. Raises UnusableModel where the
-    CPU engine would not run it: nothing else computes with quantized weights.
-    """
-    says = f"--quantize {quantize}: only the CPU engine quantizes weights"
-    if device.type != "cpu":
-        raise UnusableModel(f"{says}, and this worker runs on {device}")
-    why = "models through transformers" if shape is None else why_not(shape, dtype, group)
-    if why is not None:
-        raise UnusableModel(f"{says}, and it does not serve {why}")
-    assert shape is not None, "transformers would run it"
-    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim, shape.mixer_width // 4)
-    if widest > MOST_BYTE_INPUTS:
-        raise UnusableModel(
-            f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
-        )
-    try:
-        instruction_set = cpu_engine.instruction_set()
-    except WrongInstructionSet as error:
-        raise UnusableModel(str(error)) from error
-    except NoCpuEngine as error:
-        raise UnusableModel(f"{says}: {error}") from error
-    return Quantizer(FORMATS[quantize], head, instruction_set, torch.get_num_threads())
-
-
-def instruction_set(
-    shape: ModelConfig, dtype: torch.dtype, device: torch.device, group: TensorGroup
-) -> str | None:
-    """What the CPU engine would run a model of this shape with; None: torch runs it, and a line says why. Raises UnusableModel where
-    the environment asks for an instruction set that there is not.
-    """
-    if device.type != "cpu":
-        return None
-    try:
-        found = cpu_engine.instruction_set()
-    except WrongInstructionSet as error:
-        raise UnusableModel(str(error)) from error
-    except NoCpuEngine as error:
-        if group.rank == 0:
-            _tell(f"torch runs the model: {error}", level="INFO" if error.asked else "WARN")
-        return None
-    why = why_not(shape, dtype, group)
-    if why is not None and group.rank == 0:
-        _tell(f"torch runs the model: the CPU engine does not serve {why}")
-    return found if why is None else None
-
-
 def on_cpu_engine(
-    config: DecoderConfig, parameters: int, recording: Recording, instruction_set: str
+    config: DecoderConfig, parameters: int, recording: Recording, instruction_set: str, threads: int
 ) -> NativeDecoder:
     """The model of a recording."""
-    threads = torch.get_num_threads()
     made = NativeDecoder(config, parameters, recording, instruction_set, threads)
-    _tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
+    tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
     return made
 
 
-def _tell(message: str, level: str = "INFO") -> None:
+def tell(message: str, level: str = "INFO") -> None:
     """In the server's log as well: of a worker's lines it has those that say how far a load is."""
     log(level, message, progress=True)

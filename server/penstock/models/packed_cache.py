@@ -3,7 +3,7 @@
 The file holds a recorded program, operations and tensors, so that the next start maps it and neither reads nor packs the checkpoint.
 It is used where everything that it was made of is as it was: the checkpoint's files, config.json, how weights are quantized, the
 instruction set that rounded them, and the code that packs. What is wrong with a file is one line in the log, and the model is
-packed anew.
+packed anew. Must not import torch: a start from here does without.
 """
 
 import hashlib
@@ -17,26 +17,32 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 import penstock
 import penstock_kernels
 from penstock.errors import UnusableModel, one_line
 from penstock.loading import packed_file
 from penstock.loading.memory import cpu_room
-from penstock.loading.model_files import gigabytes, weight_files
+from penstock.loading.model_files import WeightFiles, gigabytes, weight_files
 from penstock.loading.packed_file import NotUsable
-from penstock.models.config import Temperature
-from penstock.models.packing import Quantizer
-from penstock.models.program_writer import Recording
+from penstock.models import config_content
+from penstock.models.config import DecoderConfig, Temperature
+from penstock.models.recording import Recording
 from penstock.telemetry import log
 from penstock_kernels import cpu_engine
-from penstock_kernels.program import Buffer, Layout, Operation, Program
+from penstock_kernels.program import TENSORS, Buffer, HostArray, Layout, Operation, Program
 
 SUFFIX = ".packed"
+# Beside a model, what steps took: see `Measured`.
+MEASURED = ".measured"
 # Of each file of a checkpoint so many pieces are compared, beside size and time: times are worth nothing where an image or an archive
 # has set them all to one.
 SAMPLES, SAMPLE_BYTES, MOST_SAMPLES = 16, 4096, 512
+# Bytes of a checkpoint that is kept without being asked for, also where its weights stay in bf16: the next start needs no torch, whose
+# import takes longer than all else.
+SMALL = 1 << 30
+LONGEST_MEASURED = 1 << 16
 
 
 def usual_folder() -> Path:
@@ -50,18 +56,31 @@ def usual_folder() -> Path:
 class Found:
     """A program whose tensors are in a mapped file."""
 
+    config: DecoderConfig
     recording: Recording
     parameters: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What Prepare has measured: it holds for the same model, limits, threads and processor (`of`)."""
+
+    fixed_ns: float
+    per_token_ns: float
+    per_context_token_ns: float
+    threads: list[int]  # that each kind of steps has settled on; empty: nothing was to choose
 
 
 class PackedCache:
     """A folder of packed models. Models that are not in it are kept by `keep`, once the server has better things to wait for."""
 
     def __init__(self, folder: Path, keeps_all: bool) -> None:
-        """`keeps_all`: models in bf16 as well, which take little longer to load; else those that are quantized on load."""
+        """`keeps_all`: large models in bf16 as well; else small ones, and those that are quantized on load."""
         self.folder, self._keeps_all = folder, keeps_all
         self.mapped_bytes = 0
         """Of all that was found. The system counts them as free memory, and steps read them."""
+        self.refused: set[Path] = set()
+        """Files that are not used, as a line has said."""
         self._unkept: list[Callable[[], None]] = []
 
     def entry(
@@ -69,21 +88,22 @@ class PackedCache:
         model: Path,
         config: dict[str, Any],
         trusted: bool,
-        quantizer: Quantizer | None,
+        quantize: str,
+        quantize_head: bool,
         instruction_set: str,
     ) -> "Entry | None":
         """Where a model is, or will be; None: it is not kept. Raises UnusableModel."""
-        if quantizer is None and not self._keeps_all:
-            return None
         model = model.resolve()
-        how = "bf16"
-        if quantizer is not None:
-            how = quantizer.format.name.lower() + ("-head" if quantizer.head else "")
+        files = weight_files(model, trusted)
+        size = sum((model / name).stat().st_size for name in files.names)
+        if not (quantize or self._keeps_all or size <= SMALL):
+            return None
+        how = (quantize or "bf16") + ("-head" if quantize_head else "")
         made_of = {
             "code": _code(),
             "config": config,
             "instruction set": instruction_set,
-            "files": _identity(model, trusted),
+            "files": _identity(model, files),
         }
         key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         place = hashlib.sha256(f"{model}\0{how}".encode()).hexdigest()[:12]
@@ -110,6 +130,7 @@ class PackedCache:
             model = packed_file.folder_of_model(path)
             if model is not None and not Path(model).exists():
                 path.unlink(missing_ok=True)
+                path.with_suffix(MEASURED).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -127,10 +148,13 @@ class Entry:
         """
         try:
             packed = packed_file.read(self.path, self.key)
-            recording, parameters = recording_of(packed.content, packed.tensors)
+            config, recording, parameters = recording_of(packed.content, packed.tensors)
         except FileNotFoundError:
             return None
         except NotUsable as error:
+            if self.path in self.cache.refused:
+                return None
+            self.cache.refused.add(self.path)
             log(
                 "INFO" if error.is_old else "WARN",
                 f"{self.path} {error}: weights are packed anew",
@@ -144,14 +168,45 @@ class Entry:
             )
         log("INFO", f"packed weights are mapped from {self.path}", progress=True)
         self.cache.mapped_bytes += packed.nbytes
-        return Found(recording, parameters)
+        return Found(config, recording, parameters)
 
-    def take(self, recording: Recording, parameters: int) -> None:
+    def measured(self, of: dict[str, Any]) -> Measured | None:
+        """What an earlier start has measured; None: nothing that holds for this one."""
+        try:
+            with os.fdopen(packed_file.open_own(self.path.with_suffix(MEASURED)), "rb") as file:
+                content = json.loads(file.read(LONGEST_MEASURED))
+            if content["key"] != self.key or content["of"] != of:
+                return None
+            return Measured(**content["measured"])
+        except (OSError, NotUsable, KeyError, TypeError, ValueError):
+            return None
+
+    def take_measured(self, of: dict[str, Any], measured: Measured) -> None:
+        """Has that kept for the next start."""
+        content = {"key": self.key, "of": of, "measured": asdict(measured)}
+        self.cache.add(partial(self._write_measured, json.dumps(content)))
+
+    def _write_measured(self, text: str) -> None:
+        place = self.path.with_suffix(MEASURED)
+        aside = place.with_name(f"{place.name}.{os.getpid()}{packed_file.PARTIAL}")
+        try:
+            aside.touch(mode=0o600)
+            aside.write_text(text)
+            aside.rename(place)
+        except OSError:  # the next start measures again
+            aside.unlink(missing_ok=True)
+
+    def take(self, recording: Recording, config: DecoderConfig, parameters: int) -> None:
         """Has a model that was packed now kept for the next start. Its tensors must not change."""
-        content, tensors = content_of(recording, parameters)
-        self.cache.add(partial(self._write, content, tensors))
+        content, tensors = content_of(recording, config, parameters)
+        self.cache.add(partial(self._write, content, tensors, recording))
 
-    def _write(self, content: dict[str, Any], tensors: list[Tensor]) -> None:
+    def _write(self, content: dict[str, Any], tensors: list[HostArray], recording: Recording) -> None:
+        # Known once the longest sequence is.
+        content["frequencies"] = [
+            [*key, per_position.tolist(), magnitude]
+            for key, (per_position, magnitude) in recording.frequencies.items()
+        ]
         try:
             size = packed_file.write(self.path, self.model, self.key, content, tensors)
             self.cache.remove_orphans()
@@ -181,9 +236,8 @@ def _code() -> str:
     return seen.hexdigest()
 
 
-def _identity(model: Path, trusted: bool) -> list[list[Any]]:
+def _identity(model: Path, files: WeightFiles) -> list[list[Any]]:
     """Of the weight files: name, size, time of change, and a digest of pieces of each."""
-    files = weight_files(model, trusted)
     names = [*files.names, *([] if files.index is None else [files.index])]
     samples = max(2, min(SAMPLES, MOST_SAMPLES // len(names)))
     return [[name, *_of_file(model / name, samples)] for name in names]
@@ -205,7 +259,9 @@ def _name_of(model: Path) -> str:
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[:100]
 
 
-def content_of(recording: Recording, parameters: int) -> tuple[dict[str, Any], list[Tensor]]:
+def content_of(
+    recording: Recording, config: DecoderConfig, parameters: int
+) -> tuple[dict[str, Any], list[HostArray]]:
     """A recording as JSON and tensors, before it has been given its rotary tables."""
     program = recording.program
     operations = [*program.body, *program.head]
@@ -214,6 +270,7 @@ def content_of(recording: Recording, parameters: int) -> tuple[dict[str, Any], l
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     content = {
         "parameters": parameters,
+        "config": config_content.content_of(config),
         "buffers": [asdict(buffer) for buffer in program.buffers],
         "body": [_operation_content(operation, places) for operation in program.body],
         "head": [_operation_content(operation, places) for operation in program.head],
@@ -225,8 +282,8 @@ def content_of(recording: Recording, parameters: int) -> tuple[dict[str, Any], l
     return content, tensors
 
 
-def recording_of(content: dict[str, Any], tensors: list[Tensor]) -> tuple[Recording, int]:
-    """The other way round, and the model's parameters. Raises NotUsable."""
+def recording_of(content: dict[str, Any], tensors: list[HostArray]) -> tuple[DecoderConfig, Recording, int]:
+    """The other way round. Raises NotUsable."""
     try:
         buffers = [Buffer(**{**made, "layout": Layout(made["layout"])}) for made in content["buffers"]]
         body = [_operation_of(made, tensors) for made in content["body"]]
@@ -236,8 +293,15 @@ def recording_of(content: dict[str, Any], tensors: list[Tensor]) -> tuple[Record
             Program(buffers, body, head),
             [(operations[number], rope) for number, rope in content["rotations"]],
             [(operations[number], Temperature(**heat)) for number, heat in content["temperatures"]],
+            {
+                (rope, longest): (np.array(per_position, np.float32), magnitude)
+                for rope, longest, per_position, magnitude in content["frequencies"]
+            },
         )
-        return recording, int(content["parameters"])
+        config = config_content.value_of(content["config"])
+        if not isinstance(config, DecoderConfig):
+            raise NotUsable("is damaged")
+        return config, recording, int(content["parameters"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise NotUsable("is damaged") from error
 
@@ -247,18 +311,18 @@ def _operation_content(operation: Operation, places: dict[int, int]) -> dict[str
     made: dict[str, Any] = {}
     for one in fields(operation):
         value = getattr(operation, one.name)
-        if isinstance(value, Tensor):
-            made[one.name] = places[id(value)]
+        if one.name in TENSORS:
+            if value is not None:
+                made[one.name] = places[id(value)]
         elif value != one.default:
             made[one.name] = int(value) if isinstance(value, IntEnum) else value
     return made
 
 
-def _operation_of(made: dict[str, Any], tensors: list[Tensor]) -> Operation:
+def _operation_of(made: dict[str, Any], tensors: list[HostArray]) -> Operation:
     choices: dict[str, Any] = {}
     for name, value in made.items():
-        kind = KINDS[name]
-        choices[name] = tensors[value] if kind == Tensor | None else kind(value)
+        choices[name] = tensors[value] if name in TENSORS else KINDS[name](value)
     return Operation(**choices)
 
 

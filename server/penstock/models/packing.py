@@ -23,12 +23,11 @@ from penstock.models.decoder import (
     Mixer,
 )
 from penstock.models.recurrent import GatedRecurrence, ShortConv
-from penstock_kernels import cpu_engine
+from penstock_kernels import tiles
 from penstock_kernels.program import (
     TILE_OUTPUTS,
     Format,
     QuantizedMatrix,
-    in_whole_tiles,
     quantized_bytes,
     rounded_up,
 )
@@ -85,7 +84,7 @@ class Quantizer:
         into = checkpoint.new((quantized_bytes(self.format, rows, columns),), torch.uint8)
         if checkpoint.device == META:
             return QuantizedMatrix(self.format, rows, columns, into, into, into)
-        return cpu_engine.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into)
+        return tiles.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into)
 
 
 def _matrices(mixer: Mixer) -> Iterator[Linear]:
@@ -109,8 +108,8 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
 
 def packed(matrix_OI: Tensor) -> Tensor:
     """In tiles of bf16: in its own memory where its sides are whole tiles."""
-    made = in_whole_tiles(matrix_OI)
-    cpu_engine.pack(made)
+    made = tiles.in_whole_tiles(matrix_OI)
+    tiles.pack(made)
     return made
 
 

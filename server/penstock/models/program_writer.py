@@ -2,7 +2,6 @@
 no layer. Letters as in `decoder`.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
-from penstock.models.config import Temperature
 from penstock.models.packing import exact_parts, packed
+from penstock.models.recording import Recording
 from penstock_kernels import program as programs
 from penstock_kernels.program import (
     BYTE_INPUTS,
@@ -40,16 +39,6 @@ ACTIVATIONS = {
     "relu2": Activation.RELU_SQUARED,
     "xielu": Activation.XIELU,
 }
-
-
-@dataclass
-class Recording:
-    """A program, and which of its operations rotate by which of the model's tables, or scale queries by position: those
-    numbers follow from the longest sequence."""
-
-    program: Program
-    rotations: list[tuple[Operation, int]] = field(default_factory=list)
-    temperatures: list[tuple[Operation, Temperature]] = field(default_factory=list)
 
 
 class ProgramWriter:

@@ -7,7 +7,9 @@ be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
@@ -19,13 +21,13 @@ from penstock.models.packing import packed
 from penstock.models.program_writer import (
     ACTIVATIONS,
     ProgramWriter,
-    Recording,
     fp32,
     kind_of,
     optional_fp32,
 )
+from penstock.models.recording import Recording
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
-from penstock_kernels.program import Activation, Epilogue, Kind, Layout, NormOver
+from penstock_kernels.program import TENSORS, Activation, Epilogue, HostArray, Kind, Layout, NormOver
 
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
 GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
@@ -78,8 +80,23 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
 
 
 def record(decoder: Decoder) -> Recording:
-    """The decoder's program. Packs its weights."""
-    return _Recorder(decoder).record()
+    """The decoder's program, its tensors in numpy. Packs its weights."""
+    recording = _Recorder(decoder).record()
+    # Two operations may read one tensor; none of them is let go of before all are seen, so that no other gets its identity.
+    tensors = {id(tensor): tensor for tensor in recording.program.tensors()}
+    known = {identity: on_host(tensor) for identity, tensor in tensors.items()}
+    for operation in (*recording.program.body, *recording.program.head):
+        for name in TENSORS:
+            tensor: Tensor | None = getattr(operation, name)
+            if tensor is not None:
+                setattr(operation, name, known[id(tensor)])
+    return recording
+
+
+def on_host(tensor: Tensor) -> HostArray:
+    """The same memory as numpy sees it: bf16 as whole numbers."""
+    is_bf16 = tensor.dtype == torch.bfloat16
+    return tensor.view(torch.int16).numpy().view(np.uint16) if is_bf16 else tensor.numpy()
 
 
 class _Recorder:

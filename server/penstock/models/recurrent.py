@@ -14,6 +14,7 @@ import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import RmsNorm
+from penstock.models.layer_cache import LayerCache
 from penstock.models.recurrent_config import (
     ChannelDeltaConfig,
     DeltaConfig,
@@ -22,7 +23,7 @@ from penstock.models.recurrent_config import (
     Mamba1Config,
     Mamba2Config,
 )
-from penstock.models.step import LayerCache, Step
+from penstock.models.step import Step
 from penstock.parallel.group import TensorGroup
 
 

@@ -8,8 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from penstock.parallel.group import TensorGroup
 
 
@@ -18,11 +16,11 @@ class StateShape:
     """One tensor of a layer's state, of one sequence on one rank."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None = torch.float32  # None: that of the activations
+    is_fp32: bool = True  # else it has the dtype of the activations
 
-    def bytes(self, dtype: torch.dtype) -> int:
-        """What it takes where activations have this dtype."""
-        return math.prod(self.shape) * (self.dtype or dtype).itemsize
+    def bytes(self, itemsize: int) -> int:
+        """What it takes where an activation takes `itemsize`."""
+        return math.prod(self.shape) * (4 if self.is_fp32 else itemsize)
 
 
 class RecurrentConfig(Protocol):
@@ -52,7 +50,7 @@ class ShortConvConfig:
     def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
         """See RecurrentConfig."""
         mine = group.even_share(self.channels, "the channels of the convolution (hidden_size)")
-        return (StateShape((self.kernel - 1, len(mine)), None),)
+        return (StateShape((self.kernel - 1, len(mine)), False),)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class DeltaConfig:
         values = keys * (self.value_heads // self.key_heads)
         channels = 2 * keys * self.key_dim + values * self.value_dim
         return (
-            StateShape((self.kernel - 1, channels), None),
+            StateShape((self.kernel - 1, channels), False),
             StateShape((values, self.key_dim, self.value_dim)),
         )
 
@@ -107,7 +105,7 @@ class ChannelDeltaConfig:
             group.even_share(self.heads, "the heads of linear attention (linear_attn_config.num_heads)")
         )
         return (
-            StateShape((self.kernel - 1, 3 * heads * self.head_dim), None),
+            StateShape((self.kernel - 1, 3 * heads * self.head_dim), False),
             StateShape((heads, self.head_dim, self.head_dim)),
         )
 
@@ -149,7 +147,7 @@ class GriffinConfig:
         """See RecurrentConfig."""
         heads = len(group.even_share(self.heads, "the heads of the recurrence (num_attention_heads)"))
         mine = heads * (self.channels // self.heads)
-        return (StateShape((self.kernel - 1, mine), None), StateShape((mine,)))
+        return (StateShape((self.kernel - 1, mine), False), StateShape((mine,)))
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ class Mamba2Config:
         heads, groups = self.share(group)
         channels = len(heads) * self.head_dim + 2 * len(groups) * self.state
         return (
-            StateShape((self.kernel - 1, channels), None),
+            StateShape((self.kernel - 1, channels), False),
             StateShape((len(heads), self.state, self.head_dim)),
         )
 
@@ -232,4 +230,4 @@ class Mamba1Config:
     def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
         """See RecurrentConfig."""
         mine = len(group.even_share(self.channels, "the channels of the state space"))
-        return (StateShape((self.kernel - 1, mine), None), StateShape((mine, self.state)))
+        return (StateShape((self.kernel - 1, mine), False), StateShape((mine, self.state)))

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import penstock_kernels as ops
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """What a layer keeps of sequences: keys and values, in rows that the slot's table names, and states."""
-
-    rows_NJD: Tensor  # of a layer without attention: none
-    table: int
-    states: tuple[Tensor, ...] = ()  # of a recurrent layer: (places, ...) each
+from penstock.models.layer_cache import LayerCache
 
 
 @dataclass(slots=True)

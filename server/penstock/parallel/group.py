@@ -1,18 +1,22 @@
 """The ranks that hold one model together: which rank holds which part, and their collectives.
 
-Used by the layers and the engine. A rank alone is a group of one, in which nothing is sent. How the ranks find
-each other is for `rendezvous` to say.
+Used by the layers and the engine. A rank alone is a group of one, in which nothing is sent, and which does without torch. How the
+ranks find each other is for `rendezvous` to say.
 """
+
+from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from penstock.errors import PeerLost, UnusableModel
-from penstock.parallel.exchange import Exchange, Sending
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.parallel.exchange import Exchange, Sending
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,10 @@ class TensorGroup:
     size: int = 1
     exchange: Exchange | None = None  # None: alone, or never asked to exchange anything
     neighbours: int = 1  # ranks on this one's machine, itself included: they share its memory
-    pipeline: "Pipeline | None" = None  # None: this group holds all layers
+    pipeline: Pipeline | None = None  # None: this group holds all layers
 
     @property
-    def everyone(self) -> "TensorGroup":
+    def everyone(self) -> TensorGroup:
         """All ranks that hold the model, over all stages."""
         return self if self.pipeline is None else self.pipeline.everyone
 
@@ -65,6 +69,8 @@ class TensorGroup:
         """Every rank's columns (S, V / size) side by side in rank order: (S, V). All parts have one shape."""
         if self.exchange is None:
             return part_SV
+        import torch
+
         return torch.cat(self._every(part_SV.contiguous(), self.exchange), -1)
 
     def broadcast(self, value: Tensor) -> Tensor:
@@ -77,13 +83,21 @@ class TensorGroup:
         """The smallest of every rank's numbers."""
         if self.exchange is None:
             return number
+        import torch
+
         return min(map(int, self._every(torch.tensor([number]), self.exchange)))
 
     def first_says(self, decision: bool) -> bool:
         """Rank 0's decision, where each rank by itself might come to another."""
-        return decision if self.exchange is None else bool(self.broadcast(torch.tensor([decision])))
+        if self.exchange is None:
+            return decision
+        import torch
+
+        return bool(self.broadcast(torch.tensor([decision])))
 
     def _every(self, part: Tensor, exchange: Exchange) -> list[Tensor]:
+        import torch
+
         parts = [torch.empty_like(part) for _ in range(self.size)]
         exchange.all_gather(parts, part)
         return parts
@@ -146,6 +160,8 @@ class Pipeline:
 
     def receive_back(self, count: int) -> Tensor:
         """What the last stage sampled in the oldest step that was not received yet: (S,) int64, on the host."""
+        import torch
+
         return self._receive(torch.empty(count, dtype=torch.int64), self.stages - 1, SAMPLED)
 
     def _send(self, tensor: Tensor, stage: int, tag: int) -> None:

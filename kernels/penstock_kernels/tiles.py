@@ -1,0 +1,73 @@
+"""Matrices of torch in the CPU engine's tiles: see csrc/cpu/penstock_cpu.h. Used while a model is loaded."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from penstock_kernels.cpu_engine import library, succeeded
+from penstock_kernels.program import (
+    TILE_INPUTS,
+    TILE_OUTPUTS,
+    Format,
+    QuantizedMatrix,
+    quantized_bytes,
+    rounded_up,
+)
+
+
+def in_whole_tiles(matrix_OI: Tensor) -> Tensor:
+    """A matrix of bf16 whose sides are multiples of a tile's, filled up with zeros; itself where they are already."""
+    rows, columns = matrix_OI.shape
+    shape = (rounded_up(rows, TILE_OUTPUTS), rounded_up(columns, TILE_INPUTS))
+    if shape == (rows, columns) and matrix_OI.is_contiguous() and matrix_OI.data_ptr() % 64 == 0:
+        return matrix_OI
+    made = torch.zeros(shape, dtype=matrix_OI.dtype)
+    made[:rows, :columns] = matrix_OI
+    return made
+
+
+def pack(matrix_OI: Tensor) -> None:
+    """Brings a matrix of bf16 in whole tiles (`in_whole_tiles`) into their order, where it is."""
+    rows, columns = matrix_OI.shape
+    at = matrix_OI.data_ptr()
+    succeeded(library().penstock_cpu_pack(at, at, rows, columns))
+
+
+def quantize(
+    matrix_OI: Tensor,
+    format: Format,
+    instruction_set: str,
+    threads: int = 1,
+    into: Tensor | None = None,
+) -> QuantizedMatrix:
+    """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
+    `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
+    """
+    rows, columns = matrix_OI.shape
+    matrix_OI = matrix_OI.contiguous()
+    whole = rounded_up(rows, TILE_OUTPUTS)
+    size = quantized_bytes(format, rows, columns)
+    tiles = torch.empty(size, dtype=torch.uint8) if into is None else into
+    assert tiles.nbytes == size and tiles.data_ptr() % 64 == 0, "torch aligns what it makes"
+    scales, sums = torch.empty(whole), torch.empty(whole, dtype=torch.int32)
+    panel_bytes = size * TILE_OUTPUTS // whole
+    share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
+
+    def quantize_some(first: int) -> None:
+        succeeded(
+            library().penstock_cpu_quantize(
+                instruction_set.encode(),
+                int(format),
+                matrix_OI.data_ptr() + first * columns * 2,
+                min(share, rows - first),
+                columns,
+                tiles.data_ptr() + first // TILE_OUTPUTS * panel_bytes,
+                scales.data_ptr() + first * 4,
+                sums.data_ptr() + first * 4,
+            )
+        )
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(quantize_some, range(0, rows, share)))
+    return QuantizedMatrix(format, rows, columns, tiles, scales, sums)

@@ -1,0 +1,242 @@
+"""Has the CPU engine choose the tokens of a step, for all rows at once, and tells their log probabilities.
+
+Called by the engine with the logits of the rows that sample, of models that the CPU engine runs: what it is told of each row, and what
+follows from its choice, verified drafts and counts. In numpy; must not import torch. `sampling` does the same with torch.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.plan import F32, I64, Bools
+from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
+from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, uniform
+from penstock_kernels.program import Array
+
+NO_TOKENS: I64 = np.zeros(0, np.int64)
+NO_BIASES: F32 = np.zeros(0, np.float32)
+
+
+class Chooser(Protocol):
+    """What chooses: see `CpuProgram`."""
+
+    def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
+        """What sampling asks of logits that nothing but masks changes."""
+
+    def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, Bools]:
+        """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
+
+
+class NativeSampler(SlotSampling):
+    """Sampling parameters of all slots, and token counts in the host's memory."""
+
+    def __init__(self, max_slots: int, vocab_size: int, chooser: Chooser) -> None:
+        super().__init__(max_slots, vocab_size)
+        self._chooser = chooser
+        self._prompt_RV: I32 = np.zeros((0, vocab_size), np.int32)
+        self._output_RV: I32 = np.zeros((0, vocab_size), np.int32)
+
+    def sample(
+        self,
+        logits_SV: F32,
+        slots: I64,
+        positions: I64,
+        previous_S: I64,
+        masks: Masks | None = None,
+        drafts: Drafts | None = None,
+    ) -> Sampled:
+        """See SlotSampling."""
+        # Of every step, whatever its rows want: a row's log probability must not depend on the others.
+        summary = self._chooser.summarize(logits_SV, masks)
+        tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
+        if drafts is not None and len(drafts.forced):
+            tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
+        verified = None if drafts is None else verify(tokens_S, drafts)
+        self._count(slots, tokens_S, masks, verified)
+        chosen_S1 = logits_SV[np.arange(len(slots)), tokens_S][:, None]
+        sampled = Sampled(
+            tokens_S=tokens_S,
+            logprobs_S=summary.logprobs(chosen_S1)[:, 0],
+            sound_S=summary.sound_S,
+            possible_S=possible_S,
+            top_counts=self.top_counts[slots],
+            top_tokens_SN=None,
+            top_logprobs_SN=None,
+            verified=verified,
+        )
+        most = int(sampled.top_counts.max(initial=0))
+        if most:
+            wanting = np.flatnonzero(sampled.top_counts)
+            wanting_SV = logits_SV[wanting]
+            tokens_SN = sampled.top_tokens_SN = most_likely(wanting_SV, most)
+            logits_SN = np.take_along_axis(wanting_SV, tokens_SN, 1)
+            sampled.top_logprobs_SN = summary.logprobs(logits_SN, wanting)
+        return sampled
+
+    def tell(self, logits_TV: F32, targets_T: I64, most: int) -> tuple[F32, I64 | None, F32 | None]:
+        """See SlotSampling."""
+        summary = self._chooser.summarize(logits_TV)
+        logprobs_T = summary.logprobs(np.take_along_axis(logits_TV, targets_T[:, None], 1))[:, 0]
+        if not most:
+            return logprobs_T, None, None
+        tokens_TN = most_likely(logits_TV, most)
+        return logprobs_T, tokens_TN, summary.logprobs(np.take_along_axis(logits_TV, tokens_TN, 1))
+
+    def guess(self, logits_SV: Array, slots: I64, positions: I64, previous_S: Array) -> I64:
+        """See SlotSampling; of numpy or torch, on the host."""
+        summary = self._chooser.summarize(logits_SV)
+        return self._draw(logits_SV, slots, positions, np.asarray(previous_S), None, None, summary)[0]
+
+    def suppose(self, slots: I64, tokens_S: Array, times: int) -> None:
+        """See SlotSampling."""
+        counted = np.flatnonzero(self.count_rows[slots] >= 0)
+        if len(counted):
+            places = self.count_rows[slots[counted]], np.asarray(tokens_S)[counted]
+            np.add.at(self._output_RV, places, np.int32(times))
+
+    def _draw(
+        self,
+        logits_SV: Array,
+        slots: I64,
+        positions: I64,
+        previous_S: I64,
+        masks: Masks | None,
+        drafts: Drafts | None,
+        summary: LogitsSummary,
+    ) -> tuple[I64, Bools | None]:
+        """A token for each row of logits, and which rows have a token left. Rows that nothing but a mask changes get their likeliest
+        token."""
+        is_biased, is_held = self._are_biased(slots), positions < self.first_ends[slots]
+        is_penalized, is_marked = self.count_rows[slots] >= 0, self.watermark_deltas[slots] > 0
+        is_drawn = self.temperatures[slots] > 0
+        rows = np.flatnonzero(is_drawn | is_biased | is_held | is_penalized | is_marked)
+        if not len(rows):
+            return summary.tokens_S, None
+        chosen = slots[rows]
+        made = np.zeros(len(rows), DRAW_ROW)
+        made["row"], made["top_k"] = rows, self.top_ks[chosen]
+        made["uniform"] = uniform(self.seeds[chosen], positions[rows])
+        made["temperature"], made["top_p"] = self.temperatures[chosen], self.top_ps[chosen]
+        made["typical_p"], made["furthest"] = self.typical_ps[chosen], self.furthest[chosen]
+        made["mask"] = -1
+        words_MW = np.zeros((0, 0), np.int32)
+        if masks is not None and len(masks.rows):
+            of_row_S = np.full(len(slots), -1, np.int32)
+            of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+            made["mask"], words_MW = of_row_S[rows], np.ascontiguousarray(masks.words_MW)
+        if is_marked.any():
+            made["previous"], made["greens"] = previous_S[rows], self.watermark_greens[chosen]
+            made["delta"] = self.watermark_deltas[chosen]
+        if is_held.any():
+            width = self.end_tokens.shape[1]
+            made["first_end"], made["ends"] = chosen * width, np.where(is_held[rows], width, 0)
+        bias_tokens, biases = self._list_biases(made, chosen, is_biased[rows])
+        before = NO_TOKENS
+        if is_penalized.any():
+            before = self._list_penalties(made, rows, chosen, is_penalized[rows], drafts)
+        lists = Draws(made, words_MW, bias_tokens, biases, self.end_tokens, before)
+        tokens_S = summary.tokens_S
+        tokens_S[rows], possible_D = self._chooser.draw(logits_SV, lists)
+        if not (is_biased.any() or is_held.any()):
+            return tokens_S, None
+        possible_S = np.ones(len(slots), np.bool_)
+        possible_S[rows] = possible_D
+        return tokens_S, possible_S
+
+    def _are_biased(self, slots: I64) -> Bools:
+        if not self.biases:
+            return np.zeros(len(slots), np.bool_)
+        return np.fromiter((slot in self.biases for slot in slots.tolist()), np.bool_, len(slots))
+
+    def _list_biases(self, made: npt.NDArray[np.void], chosen: I64, is_biased: Bools) -> tuple[I64, F32]:
+        """Tokens and biases of the rows that have some, which `made` is told of."""
+        biased = np.flatnonzero(is_biased)
+        if not len(biased):
+            return NO_TOKENS, NO_BIASES
+        pairs = [self.biases[int(slot)] for slot in chosen[biased]]
+        lengths = np.array([len(tokens) for tokens, _ in pairs])
+        made["first_bias"][biased], made["biases"][biased] = np.cumsum(lengths) - lengths, lengths
+        return np.concatenate([tokens for tokens, _ in pairs]), np.concatenate([few for _, few in pairs])
+
+    def _list_penalties(
+        self, made: npt.NDArray[np.void], rows: I64, chosen: I64, is_penalized: Bools, drafts: Drafts | None
+    ) -> I64:
+        """Drafts that count as output for some of the rows; `made` is told of them, of penalties and of counts."""
+        penalized = np.flatnonzero(is_penalized)
+        some = chosen[penalized]
+        made["repetition"][penalized] = self.repetitions[some]
+        made["frequency"][penalized], made["presence"][penalized] = (
+            self.frequencies[some],
+            self.presences[some],
+        )
+        for name, counts_RV in (("prompt_counts", self._prompt_RV), ("output_counts", self._output_RV)):
+            made[name][penalized] = counts_RV.ctypes.data + self.count_rows[some] * counts_RV.strides[0]
+        if drafts is None:
+            return NO_TOKENS
+        places, before = drafts.before(rows[penalized])
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places, minlength=len(penalized))
+        made["first_before"][penalized], made["before"][penalized] = np.cumsum(counts) - counts, counts
+        return np.ascontiguousarray(drafts.drafts_S[before[order]])
+
+    def _count(self, slots: I64, tokens_S: I64, masks: Masks | None, verified: Verified | None) -> None:
+        is_counted = self.count_rows[slots] >= 0
+        if masks is not None:
+            is_counted[masks.skipped] = False
+        if verified is not None:
+            is_kept_S = verified.kept_S
+            if is_kept_S is None:
+                is_kept_S = verified.offsets_S <= verified.accepted_R[verified.rows_S]
+            is_counted &= is_kept_S
+        counted = np.flatnonzero(is_counted)
+        if len(counted):
+            np.add.at(self._output_RV, (self.count_rows[slots[counted]], tokens_S[counted]), np.int32(1))
+
+    def _add_rows(self, more: int) -> None:
+        rows = np.zeros((more, self.vocab_size), np.int32)
+        self._prompt_RV = np.concatenate((self._prompt_RV, rows))
+        self._output_RV = np.concatenate((self._output_RV, rows))
+
+    def _set_counts(self, row: int, prompt_V: I32, output_V: I32) -> None:
+        self._prompt_RV[row], self._output_RV[row] = prompt_V, output_V
+
+
+def verify(tokens_S: I64, drafts: Drafts) -> Verified:
+    """What becomes of the drafts of a step that has sampled these tokens: as `accept_drafts` and `accept_draft_trees` have it."""
+    has_drafts_R = drafts.counts_R > 1
+    if drafts.parents_S is not None:
+        return _verify_trees(tokens_S, drafts, drafts.parents_S)
+    is_draft_S = drafts.offsets_S + 1 < drafts.counts_R[drafts.rows_S]
+    agrees_S = is_draft_S & (tokens_S == drafts.drafts_S)
+    # The last sample of a row is behind all its drafts.
+    accepted_R = np.minimum.reduceat(np.where(agrees_S, len(tokens_S), drafts.offsets_S), drafts.firsts_R)
+    last_tokens_R = tokens_S[drafts.firsts_R + accepted_R]
+    return Verified(accepted_R, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S)
+
+
+def _verify_trees(tokens_S: I64, drafts: Drafts, parents_S: I64) -> Verified:
+    deepest = sum(1 for _ in upwards(np.arange(len(parents_S)), parents_S))
+    is_first_S, before_S = parents_S < 0, np.maximum(parents_S, 0)
+    agrees_S = tokens_S[before_S] == np.roll(drafts.drafts_S, 1)
+    kept_S = is_first_S
+    for _ in range(deepest):
+        kept_S = is_first_S | (agrees_S & kept_S[before_S])
+    kept_R = np.add.reduceat(kept_S.astype(np.int64), drafts.firsts_R)
+    # A draft comes behind the one that it follows: the last that is kept ends the path.
+    lasts_R = np.maximum.reduceat(np.arange(len(tokens_S)) * kept_S, drafts.firsts_R)
+    has_drafts_R = drafts.counts_R > 1
+    return Verified(kept_R - 1, tokens_S[lasts_R], has_drafts_R, drafts.offsets_S, drafts.rows_S, kept_S)
+
+
+def most_likely(logits_SV: F32, count: int) -> I64:
+    """The ids (S, count) of the largest of each row of logits (S, V), largest first; ties by the lower id."""
+    # One integer per token, all of them different: the bits of the logit, ordered as the numbers are, above the id.
+    # Adding zero makes -0.0 to 0.0, which are equal.
+    bits_SV = (logits_SV + np.float32(0.0)).view(np.int32)
+    ordered_SV = np.where(bits_SV < 0, bits_SV ^ np.int32(0x7FFFFFFF), bits_SV).astype(np.int64)
+    vocabulary = logits_SV.shape[1]
+    keys_SV = (ordered_SV << 32) - np.arange(vocabulary)
+    ids_SN = np.argpartition(keys_SV, vocabulary - count, axis=1)[:, vocabulary - count :]
+    order_SN = np.argsort(np.take_along_axis(keys_SV, ids_SN, 1), axis=1)[:, ::-1]
+    return np.take_along_axis(ids_SN, order_SN, 1)

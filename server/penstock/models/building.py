@@ -1,0 +1,57 @@
+"""A model made from its checkpoint, with torch: a recipe of ours where there is one, else the fallback."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.models import choice, fallback, native, native_choice, recipes
+from penstock.models.decoder import Decoder
+from penstock.models.model import Model
+from penstock.models.packed_cache import PackedCache
+from penstock.models.recorder import record
+from penstock.parallel.group import TensorGroup
+
+
+def load(
+    config: dict[str, Any],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup,
+    trusted: bool,
+    implementation: str,
+    quantize: str = "",
+    quantize_head: bool = False,
+    packed_cache: PackedCache | None = None,
+) -> tuple[str, Model]:
+    """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
+
+    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
+    int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
+    """
+    shape = None if choice.uses_fallback(config, implementation) else recipes.read_config(config)
+    quantizer = None
+    if quantize:
+        quantizer = native_choice.quantizer(shape, dtype, device, group, quantize, quantize_head)
+    if shape is None:
+        return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
+    name = recipes.served_architecture(config)
+    runs = native_choice.instruction_set(shape, dtype, device, group)
+    threads = torch.get_num_threads()
+    entry = None
+    if runs is not None and packed_cache is not None:
+        entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs)
+        found = None if entry is None else choice.kept_in(entry, runs, threads)
+        if found is not None:
+            return name, found
+    model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
+    if runs is None:
+        return name, model
+    assert isinstance(model, Decoder), "the engine serves no other"
+    recording = record(model)
+    made = native.on_cpu_engine(model.config, model.parameters, recording, runs, threads)
+    if entry is not None:
+        entry.take(recording, model.config, model.parameters)
+        made.entry = entry
+    return name, made
