@@ -6,11 +6,14 @@
 //!
 //! FIGURE is `streams`, `paced`, `requests` or `prompts`. Each part is a process of its own, started by this one with
 //! `taskset`. `paced` has a worker whose steps take 10 ms, so that every client waits when its token comes: each costs a
-//! wakeup and a write of its own, as it does behind a model; beside it stands what a server takes that only writes. The
+//! wakeup and a write of its own, as it does behind a model; beside it stand what a server takes that only writes, and one
+//! that has hyper write the same bytes, both of whose clients' turns are in one step as well. The
 //! last figure is what streams feel of prompts of 100,000 tokens that arrive beside them, with a worker whose steps last
 //! as long as their tokens ask.
 
-use std::io::{BufRead, BufReader};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::convert::Infallible;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use axum::body::Body;
+use bytes::Bytes;
 use clap::{Args, FromArgMatches};
+use futures::StreamExt;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use penstock_core::health::Health;
 use penstock_core::worker::mock::{MockConfig, MockSource, Verify};
 use penstock_core::worker::{Endpoint, GiveUp, Loss, WorkerSource};
@@ -26,6 +35,8 @@ use penstock_proto::CostModel;
 use penstock_router::config::{Config, RouterArgs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 
 const ROUTER_CORE: &str = "0";
@@ -38,6 +49,33 @@ const PACE: Duration = Duration::from_millis(10);
 /// What one token of the last figure's worker takes, and a step beside.
 const TOKEN_TIME: Duration = Duration::from_micros(10);
 const STEP_TIME: Duration = Duration::from_millis(2);
+
+/// Counts.
+struct Allocator;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: it passes everything on to the system's.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller has it.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller has it.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller has it.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -52,6 +90,9 @@ fn main() {
     }
     if is("--router") {
         return router(&path("--router"), &path("--model"), value("--target-itl-ms"));
+    }
+    if is("--hyper") {
+        return hyper_paced();
     }
     if is("--trivial") {
         return if is("--paced") { trivial_paced() } else { trivial() };
@@ -83,11 +124,13 @@ fn ready(what: impl std::fmt::Display) {
     println!("{what}");
 }
 
-/// Ends with its parent: standard input is a pipe from there.
+/// Ends with its parent: standard input is a pipe from there. To each line it answers how much has been allocated.
 fn until_parent_ends() {
     std::thread::spawn(|| {
         let mut line = String::new();
-        while std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0) {}
+        while std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0) {
+            ready(ALLOCATIONS.load(Ordering::Relaxed));
+        }
         std::process::exit(0);
     });
 }
@@ -169,11 +212,12 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
     });
 }
 
+const EVENT: &str = "data: {\"index\":1,\"token\":{\"id\":100,\"text\":\" token\",\"logprob\":-1.5,\"special\":false},\
+                     \"generated_text\":null,\"details\":null}\n\n";
+
 /// An event that was made before, as a chunk of HTTP.
 fn made_before() -> String {
-    let event = "data: {\"index\":1,\"token\":{\"id\":100,\"text\":\" token\",\"logprob\":-1.5,\"special\":false},\
-                 \"generated_text\":null,\"details\":null}\n\n";
-    format!("{:x}\r\n{event}\r\n", event.len())
+    format!("{:x}\r\n{EVENT}\r\n", EVENT.len())
 }
 
 const ANSWER_HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -199,6 +243,35 @@ fn trivial_paced() {
                 }
                 _ = tick.tick() => clients.retain(|client| client.try_write(chunk.as_bytes()).is_ok()),
             }
+        }
+    });
+}
+
+/// The same through hyper, from a body for each client that waits for the next step.
+fn hyper_paced() {
+    until_parent_ends();
+    runtime().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        ready(listener.local_addr().expect("it is bound").port());
+        let (step, steps) = watch::channel(0u64);
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(PACE);
+            loop {
+                tick.tick().await;
+                step.send_modify(|number| *number += 1);
+            }
+        });
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let steps = steps.clone();
+            let answer = service_fn(move |_| {
+                let events = WatchStream::from_changes(steps.clone());
+                let events = events.map(|_| Ok::<_, Infallible>(Bytes::from_static(EVENT.as_bytes())));
+                std::future::ready(Ok::<_, Infallible>(hyper::Response::new(Body::from_stream(events))))
+            });
+            let connection =
+                http1::Builder::new().writev(false).serve_connection(TokioIo::new(stream), answer);
+            tokio::spawn(connection);
         }
     });
 }
@@ -407,6 +480,13 @@ impl Part {
         self.line().split(' ').map(|number| number.parse().expect("a number")).collect()
     }
 
+    /// How much it has allocated so far.
+    fn allocations(&mut self) -> f64 {
+        let mut to = self.child.stdin.as_ref().expect("piped");
+        writeln!(to).expect("it reads");
+        self.line().parse().expect("a number")
+    }
+
     /// Processor time so far.
     fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
@@ -519,23 +599,30 @@ fn measure(seconds: u64, rounds: u64, only: Option<&str>) {
 
     for streams in [1, 256].into_iter().filter(|_| is_wanted("paced")) {
         for round in 0..rounds {
-            let mut trivial = Part::start(ROUTER_CORE, &["--trivial", "--paced"]);
-            let port = trivial.line();
-            let floor = paced(&trivial, &port, streams, seconds);
-            drop(trivial);
-            let (_worker, router, port, _dir) = server(Some("--paced"), None);
-            let found = paced(&router, &port, streams, seconds);
+            let floor = |flags: &[&str]| {
+                let mut floor = Part::start(ROUTER_CORE, flags);
+                let port = floor.line();
+                paced(&mut floor, &port, streams, seconds)
+            };
+            let (writes, hyper) = (floor(&["--trivial", "--paced"]), floor(&["--hyper"]));
+            let (_worker, mut router, port, _dir) = server(Some("--paced"), None);
+            let found = paced(&mut router, &port, streams, seconds);
             println!(
                 "{streams} streams, one token each in steps of 10 ms, round {round}: {:.0} tokens/s; router's processor time \
-                 {:.2} us a token ({:.2} the scheduler, {:.2} the others; {:.2} in the kernel); a server that only writes \
-                 {:.2} us at {:.0}/s",
+                 {:.2} us a token ({:.2} the scheduler, {:.2} the others; {:.2} in the kernel), {:.2} allocations; a server that \
+                 only writes {:.2} us ({:.2} in the kernel) at {:.0}/s; hyper alone {:.2} us ({:.2} in the kernel) at {:.0}/s",
                 found.rate,
                 found.scheduler + found.others,
                 found.scheduler,
                 found.others,
                 found.kernel,
-                floor.scheduler + floor.others,
-                floor.rate,
+                found.allocations,
+                writes.scheduler + writes.others,
+                writes.kernel,
+                writes.rate,
+                hyper.scheduler + hyper.others,
+                hyper.kernel,
+                hyper.rate,
             );
         }
     }
@@ -567,24 +654,28 @@ fn measure(seconds: u64, rounds: u64, only: Option<&str>) {
     }
 }
 
-/// Processor time of a server for each token, in microseconds.
+/// What a server takes for each token: processor time, in microseconds, and allocations.
 struct Paced {
     rate: f64,
     scheduler: f64,
     others: f64,
     kernel: f64,
+    allocations: f64,
 }
 
-fn paced(server: &Part, port: &str, streams: usize, seconds: u64) -> Paced {
+fn paced(server: &mut Part, port: &str, streams: usize, seconds: u64) -> Paced {
     let mut load = clients(port, streams, seconds, "stream");
+    let allocations = server.allocations();
     let (before, kernel_before) = (server.cpu_of_threads(), server.kernel_cpu());
     let rate = load.numbers()[0];
     let (after, kernel_after) = (server.cpu_of_threads(), server.kernel_cpu());
+    let allocations = server.allocations() - allocations;
     let each = 1e6 / (rate * seconds as f64);
     Paced {
         rate,
         scheduler: (after.0 - before.0) * each,
         others: (after.1 - before.1) * each,
         kernel: (kernel_after - kernel_before).as_secs_f64() * each,
+        allocations: allocations * each / 1e6,
     }
 }

@@ -14,17 +14,26 @@ import penstock_kernels as ops
 from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
-from penstock.engine.draft_trees import draft_trees
 from penstock.engine.slot_sampling import Drafts
 from penstock.errors import BadPlan
-from penstock.models.config import DecoderConfig, Window
-from penstock.models.recipes import llama
+from penstock.models.config import Window
 from test_sampling import VOCABULARY, sampler
-from test_verify import CHI_SQUARE, PROMPT, SAMPLINGS, TOKENS, Text, accepted, one_by_one
+from test_verify import (
+    CHI_SQUARE,
+    PROMPT,
+    SAMPLINGS,
+    TOKENS,
+    Guess,
+    Text,
+    accepted,
+    one_by_one,
+    with_drafts,
+)
+from windowed import windowed
 
 
-def random_tree(rng: Random, expected: list[int], most: int) -> tuple[list[int], list[int], int]:
-    """Drafts, their parents, and how many of them are what is `expected`."""
+def random_tree(rng: Random, expected: list[int], most: int) -> Guess:
+    """Of at most so many drafts."""
     drafts: list[int] = []
     parents: list[int] = []
     depths, are_right, following = [0], [True], [set[int]()]
@@ -45,30 +54,22 @@ def random_tree(rng: Random, expected: list[int], most: int) -> tuple[list[int],
         following[parent].add(token)
         following.append(set())
         right = max(right, depth + 1 if token == wanted else 0)
-    return drafts, parents, right
+    return Guess(drafts, right, parents)
 
 
 def with_trees(
     driver: Driver, start: dict[str, Any], expected: list[int], exact: bool, seed: int = 0, most: int = 9
 ) -> Text:
-    """A text whose rows bring trees. `exact`: plans know each position; else they have its bound."""
-    rng = Random(seed)
-    driver.begin()
-    text = Text(driver.step([row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start)]))
-    bound, moved = len(PROMPT), 0
-    while len(text.tokens) < len(expected):
-        known = len(text.tokens)
-        drafts, parents, right = random_tree(rng, expected[known:], most)
-        position = len(PROMPT) + known - 1 if exact else bound
-        result = driver.step([row(0, None, position, drafts=drafts, parents=parents)])
-        assert accepted(result) == ([right] if drafts else [])
-        assert len(sampled(result)) == right + 1
-        trees = draft_trees(np.array([len(drafts)]), np.array(parents, np.int64))
-        deepest = len(drafts) if trees is None else int(trees.deepest_R[0])
-        moved += trees is not None and right > 0
-        bound = position + 1 + deepest
-        text.add(result)
-    assert moved > 5, "most accepted paths were of trees"
+    """A text whose rows bring trees."""
+    made: list[Guess] = []
+
+    def tree(rng: Random, rest: list[int]) -> Guess:
+        made.append(random_tree(rng, rest, most))
+        return made[-1]
+
+    text = with_drafts(driver, start, expected, exact, seed, tree)
+    moved = [guess for guess in made if guess.trees is not None and guess.right > 0]
+    assert len(moved) > 5, "most accepted paths were of trees"
     return text
 
 
@@ -98,14 +99,7 @@ def test_greedy_tokens_are_the_same_with_trees_on_any_device(driver: Driver) -> 
 def test_a_window_sees_the_path_and_nothing_beside_it(
     windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoints.write(tmp_path, checkpoints.config())
-
-    def with_windows(config: dict[str, Any]) -> DecoderConfig:
-        read = llama.read_config(config)
-        return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
-
-    monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
-    driver = Driver(folder)
+    driver = windowed(windows, tmp_path, monkeypatch)
     expected = one_by_one(driver, {})
     assert with_trees(driver, {}, expected.tokens, exact=False, most=14).first(TOKENS) == expected.first(
         TOKENS

@@ -50,10 +50,6 @@ class Device:
         self.events.append(("choose", launched.number))
         launched.awaits = False
 
-    def number(self, launched: Step) -> int:
-        """Of its plan."""
-        return launched.number
-
     def is_done(self, launched: Step) -> bool:
         """When it was looked at often enough for a plan that was sent to be there."""
         launched.looks += 1

@@ -121,6 +121,26 @@ def test_several_ranks_give_what_one_gives_and_only_one_answers(
             assert rank == answering or not (two.sampled or two.logprobs or two.prompt_logprobs)
 
 
+def test_the_ranks_of_a_stage_move_the_same_path_of_a_tree(model: Path, tmp_path: Path) -> None:
+    at = len(PROMPT)
+    with started(model, tmp_path) as ranks:
+        assert all(prepared.draft_trees for prepared in together(ranks, lambda rank: rank.prepare()))
+        prompt = [row(0, PROMPT, 0, [0, 1], start={})]
+        one_by_one = [prompt, *([row(0, None, position)] for position in range(at, 30))]
+        answers = steps(one_by_one, [rank.run() for rank in ranks])[0]
+        expected = [token for result in answers for token in sampled(result)]
+        # A wrong draft beside each right one, and before it: the whole path is out of its place.
+        right = expected[1:6]
+        drafts = [token for draft in right for token in ((draft + 1) % 199, draft)]
+        parents = [2 * (number // 2) for number in range(len(drafts))]
+        tree = [row(0, None, at, drafts=drafts, parents=parents)]
+        behind = [[row(0, None, position)] for position in range(at + 1 + len(right), 30)]
+        results = steps([prompt, tree, *behind], [rank.run() for rank in ranks])
+    assert results[0][1].accepted == len(right).to_bytes(4, "little")
+    assert [token for result in results[0] for token in sampled(result)] == expected
+    assert not any(result.sampled or result.accepted for result in results[1])
+
+
 def test_samples_that_nobody_continues_are_not_piled_up(model: Path, tmp_path: Path) -> None:
     with started(model, tmp_path, 2, 2) as ranks:
         together(ranks, lambda rank: rank.prepare())

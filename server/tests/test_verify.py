@@ -1,6 +1,7 @@
 """Verify rows: with drafts, good or bad, a sequence gets the tokens and numbers that it gets one by one."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,12 +15,13 @@ import penstock_kernels as ops
 from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
+from penstock.engine.draft_trees import DraftTrees, draft_trees
 from penstock.engine.slot_sampling import Drafts
 from penstock.errors import BadPlan
-from penstock.models.config import DecoderConfig, Window
-from penstock.models.recipes import llama
+from penstock.models.config import Window
 from penstock.proto import penstock_pb2 as pb
 from test_sampling import VOCABULARY, sampler
+from windowed import windowed
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 TOKENS = 60
@@ -86,8 +88,42 @@ def accepted(result: pb.StepResult) -> list[int]:
     return [int(count) for count in np.frombuffer(result.accepted, "<u4")]
 
 
+@dataclass(frozen=True)
+class Guess:
+    """Drafts of a row, and how many of them are right. `parents`: of a tree; none: they are a chain."""
+
+    drafts: list[int]
+    right: int
+    parents: list[int] = field(default_factory=list)
+
+    @property
+    def trees(self) -> DraftTrees | None:
+        """What a worker makes of the parents."""
+        return draft_trees(np.array([len(self.parents)]), np.array(self.parents, np.int64))
+
+    @property
+    def deepest(self) -> int:
+        """How many of the drafts can be right."""
+        return len(self.drafts) if self.trees is None else int(self.trees.deepest_R[0])
+
+
+def chain(rng: Random, expected: list[int]) -> Guess:
+    """Of what is expected, half the time with one that is wrong."""
+    drafts = expected[: rng.randrange(6)]
+    right = len(drafts)
+    if drafts and rng.random() < 0.5:
+        right = rng.randrange(len(drafts))
+        drafts[right] = (drafts[right] + 1) % 199
+    return Guess(drafts, right)
+
+
 def with_drafts(
-    driver: Driver, start: dict[str, Any], expected: list[int], exact: bool, seed: int = 0
+    driver: Driver,
+    start: dict[str, Any],
+    expected: list[int],
+    exact: bool,
+    seed: int = 0,
+    guess: Callable[[Random, list[int]], Guess] = chain,
 ) -> Text:
     """The same with drafts of which some are right. `exact`: plans know each position; else they have its bound."""
     rng = Random(seed)
@@ -96,16 +132,12 @@ def with_drafts(
     bound = len(PROMPT)
     while len(text.tokens) < len(expected):
         known = len(text.tokens)
-        drafts = expected[known : known + rng.randrange(6)]
-        if drafts and rng.random() < 0.5:
-            at = rng.randrange(len(drafts))
-            drafts[at] = (drafts[at] + 1) % 199
+        guessed = guess(rng, expected[known:])
         position = len(PROMPT) + known - 1 if exact else bound
-        result = driver.step([row(0, None, position, drafts=drafts)])
-        right = next((at for at, draft in enumerate(drafts) if draft != expected[known + at]), len(drafts))
-        assert accepted(result) == ([right] if drafts else [])
-        assert len(sampled(result)) == right + 1
-        bound = position + 1 + len(drafts)
+        result = driver.step([row(0, None, position, drafts=guessed.drafts, parents=guessed.parents or None)])
+        assert accepted(result) == ([guessed.right] if guessed.drafts else [])
+        assert len(sampled(result)) == guessed.right + 1
+        bound = position + 1 + guessed.deepest
         text.add(result)
     return text
 
@@ -131,14 +163,7 @@ def test_a_text_is_the_same_with_drafts_to_the_last_bit(name: str, exact: bool, 
 def test_a_window_sees_no_rejected_draft(
     windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoints.write(tmp_path, checkpoints.config())
-
-    def with_windows(config: dict[str, Any]) -> DecoderConfig:
-        read = llama.read_config(config)
-        return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
-
-    monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
-    driver = Driver(folder)
+    driver = windowed(windows, tmp_path, monkeypatch)
     expected = one_by_one(driver, {})
     assert with_drafts(driver, {}, expected.tokens, exact=False).first(TOKENS) == expected.first(TOKENS)
 

@@ -1,17 +1,14 @@
 """Windows of a layer, sliding and chunked, against transformers with the mask written out."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import checkpoints
 from client import row
-from driver import Driver
-from penstock.models.config import DecoderConfig, Window
-from penstock.models.recipes import llama
+from penstock.models.config import Window
+from windowed import windowed
 
 LENGTH = 90
 IDS = [(7 * i * i + 3 * i + 5) % 199 for i in range(LENGTH)]
@@ -23,15 +20,8 @@ IDS = [(7 * i * i + 3 * i + 5) % 199 for i in range(LENGTH)]
 def test_a_query_sees_the_keys_of_its_window_and_no_others(
     windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoints.write(tmp_path, checkpoints.config())
-
-    def with_windows(config: dict[str, Any]) -> DecoderConfig:
-        read = llama.read_config(config)
-        return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
-
-    monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
-    driver = Driver(folder)
-    exact = reference(folder, windows)
+    driver = windowed(windows, tmp_path, monkeypatch)
+    exact = reference(tmp_path, windows)
     position = 0
     for count in (1, 13, 30, 26, *[1] * 20):
         new = list(range(6)) if position == 0 else []

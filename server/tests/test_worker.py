@@ -372,6 +372,26 @@ def test_masks_of_another_width_or_plan_are_refused(
     assert says in str(caught.value.details())
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_masks_for_a_row_that_is_gone_are_refused(masked: bool, worker: Worker) -> None:
+    run = worker.run()
+    run.send([row(0, [1], 0, [0], start={}, masked=masked)])
+    if masked:
+        run.send_masks(mask_of([17], 199))
+    assert len(sampled(run.receive())) == 1
+    # The plan was answered, and the slot is another's.
+    run.send_masks(mask_of([18], 199), 1)
+    run.send([row(0, [4], 0, [1], start={}, masked=True)], released=[0])
+    run.send_masks(mask_of([19], 199), 2)
+    with pytest.raises(grpc.RpcError) as caught:
+        run.receive()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "masks of plan 1 came where none were due" in str(caught.value.details())
+    newer = worker.run()
+    assert sampled(newer.step([row(0, [1, 2, 3], 0, [0], start={})])), "the worker lives on"
+    newer.end()
+
+
 def test_a_run_that_ends_while_masks_are_owed_leaves_the_worker_usable(worker: Worker) -> None:
     run = worker.run()
     run.send([row(0, [1], 0, [0], start={}, masked=True)])

@@ -32,7 +32,7 @@ pub async fn block_events(State(server): State<Arc<Server>>) -> Response<Body> {
     let stops = async move {
         drop(health.wait_for(|health| matches!(health, Health::Draining | Health::Failed(_))).await);
     };
-    sse::response(events.take_until(stops))
+    sse::response(Box::pin(events.take_until(stops)))
 }
 
 /// One event.

@@ -99,6 +99,8 @@ class Launched:
     accepted_R: Array | None = (
         None  # drafts, of each row that samples; None: it has none, or another stage knows
     )
+    kept_S: Array | None = None  # of samples of a plan with trees: those behind accepted drafts, or none
+    offsets_S: I64 | None = None  # of its samples in their rows
     draft_ns: int = 0  # of the drafter
 
 
@@ -202,12 +204,12 @@ class Engine:
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether drafts may be a tree. The path that is accepted would have to be told to the other ranks, and to a drafter, which
+        """Whether drafts may be a tree. The path that is accepted would have to be told to the stages before, and to a drafter, which
         keeps what was fed by its position.
         """
         config = self.model.config
         is_plain = not (config.has_encoder or config.has_state)
-        return is_plain and self.drafter is None and self.group.everyone.size == 1
+        return is_plain and self.drafter is None and self.group.pipeline is None
 
     def tables(self, longest: int) -> Tables:
         """How the cache is divided when no sequence has more than `longest` tokens."""
@@ -407,6 +409,8 @@ class Engine:
         if launched.accepted_R is not None:
             launched.accepted_R = self.arrays.to_host(launched.accepted_R)
             self._unsettled = launched
+        if launched.kept_S is not None:
+            launched.kept_S = self.arrays.to_host(launched.kept_S)
         launched.prompt = None if prompt is None else self._prompt_to_host(prompt)
         launched.done = self.arrays.mark()
         launched.sample_ns += time.perf_counter_ns() - began
@@ -425,10 +429,6 @@ class Engine:
         # A mask is of the token behind the row's drafts.
         rows = np.searchsorted(indices.sample_rows, masked_rows, side="right") - 1
         return Masks(rows, words.reshape(-1, width).view(np.int32))
-
-    def number(self, launched: Launched) -> int:
-        """Of its plan."""
-        return launched.plan.number
 
     def awaits_masks(self, launched: Launched) -> bool:
         """Whether the step goes on with `choose`."""
@@ -455,8 +455,8 @@ class Engine:
             valid: Bools = np.ones(len(indices.sample_rows), np.bool_)
             if sampled.verified is not None and launched.accepted_R is not None:
                 accepted_R, verified = np.asarray(launched.accepted_R), sampled.verified
-                if verified.kept_S is not None:
-                    valid = np.asarray(verified.kept_S)
+                if launched.kept_S is not None:
+                    valid = np.asarray(launched.kept_S) != 0
                 else:
                     valid = verified.offsets_S <= accepted_R[verified.rows_S]
                 result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
@@ -489,12 +489,9 @@ class Engine:
         return result
 
     def _sampled_to_host(self, sampled: Sampled) -> Sampled:
-        to_host, verified = self.arrays.to_host, sampled.verified
-        if verified is not None and verified.kept_S is not None:
-            verified = replace(verified, kept_S=to_host(verified.kept_S))
+        to_host = self.arrays.to_host
         return replace(
             sampled,
-            verified=verified,
             tokens_S=to_host(sampled.tokens_S),
             logprobs_S=to_host(sampled.logprobs_S),
             sound_S=to_host(sampled.sound_S),
@@ -534,17 +531,25 @@ class Engine:
             previous_S = ids_T[tokens_S]
             sampled = self.sampler.sample(logits_SV, plan.slots[rows], positions, previous_S, masks, drafts)
         sampling = (plan.flags & SAMPLE) != 0
-        told = self.arrays.zeros(1 if drafts is None else 2, int(sampling.sum()))
+        # The last token of each row; with drafts how many were accepted; with trees which samples are on an accepted path.
+        count = int(sampling.sum())
+        numbers = count if drafts is None else 2 * count
+        told = self.arrays.zeros(numbers if plan.trees is None else numbers + len(rows))
         if sampled is not None and sampled.verified is not None:
-            told[0], told[1] = sampled.verified.last_tokens_R, sampled.verified.accepted_R
+            verified = sampled.verified
+            told[:count], told[count:numbers] = verified.last_tokens_R, verified.accepted_R
+            if verified.kept_S is not None:
+                told[numbers:] = verified.kept_S
         elif sampled is not None:
-            told[0] = sampled.tokens_S
+            told[:count] = sampled.tokens_S
         told = self.group.broadcast(told)
-        self.last_sampled[self.arrays.of(plan.slots[sampling])] = told[0]
+        self.last_sampled[self.arrays.of(plan.slots[sampling])] = told[:count]
         if self.group.pipeline is not None:
-            self.group.pipeline.send_back(told[0])
+            self.group.pipeline.send_back(told[:count])
         if drafts is not None:
-            launched.accepted_R = told[1]
+            launched.accepted_R = told[count:numbers]
+        if drafts is not None and plan.trees is not None:
+            launched.kept_S, launched.offsets_S = told[numbers:], drafts.offsets_S
         return sampled
 
     def _drafts(self, plan: Plan, tokens_S: Array, ids_T: Array) -> Drafts:
@@ -611,14 +616,10 @@ class Engine:
 
     def _move_path(self, last: Launched, trees: DraftTrees) -> None:
         """Brings what the cache has of accepted drafts of trees to their positions."""
-        assert last.sampled is not None and last.sampled.verified is not None and last.indices is not None
-        verified, rows_S, plan = last.sampled.verified, last.indices.sample_rows, last.plan
-        assert verified.kept_S is not None
-        numbers_S, depths_S = (
-            verified.offsets_S,
-            last.indices.sample_positions - plan.positions[rows_S] - 1,
-        )
-        is_moved = np.asarray(verified.kept_S) & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
+        assert last.indices is not None and last.kept_S is not None and last.offsets_S is not None
+        rows_S, plan = last.indices.sample_rows, last.plan
+        numbers_S, depths_S = last.offsets_S, last.indices.sample_positions - plan.positions[rows_S] - 1
+        is_moved = (np.asarray(last.kept_S) != 0) & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
         if not is_moved.any():
             return
         rows = rows_S[is_moved]

@@ -10,13 +10,16 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from penstock.engine.plan import U32, Plan
+from penstock.engine.plan import MASKED, U32, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader, mask_words
 
 # While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
 GLANCE_SECONDS = 0.0002
+
+# Plans whose masks are remembered to be due: more than can be in flight. Ranks that do not sample get no masks.
+MOST_OWED = 1024
 
 L = TypeVar("L")
 
@@ -39,9 +42,6 @@ class Steps(Protocol[L]):
 
     def choose(self, launched: L, words: U32) -> None:
         """Samples with these masks. Raises BadPlan."""
-
-    def number(self, launched: L) -> int:
-        """Of its plan."""
 
     def is_done(self, launched: L) -> bool:
         """Whether `finish` would return at once."""
@@ -68,6 +68,7 @@ class RunCall:
     def read(self, messages: Iterator[pb.ToWorker]) -> None:
         """Reads the stream to its end."""
         reader = PlanReader()
+        owed: deque[int] = deque(maxlen=MOST_OWED)
         end: Exception | None = None
         try:
             for message in messages:
@@ -75,8 +76,12 @@ class RunCall:
                 if not (has_plan or has_masks):
                     raise BadPlan("message: neither a plan nor masks")
                 if has_plan:
-                    self._plans.put(reader.read(message.plan))
+                    plan = reader.read(message.plan)
+                    if (plan.flags & MASKED).any():
+                        owed.append(plan.number)
+                    self._plans.put(plan)
                 if has_masks:
+                    _check_due(message.masks.number, owed)
                     self._masks.put(message.masks)
         except grpc.RpcError:
             pass  # the client went away, which ends the stream as well
@@ -106,7 +111,7 @@ class RunCall:
                         break
                     launched.append(engine.launch(plan))
                 if engine.awaits_masks(launched[0]):
-                    words = self._next_masks(engine.number(launched[0]))
+                    words = self._next_masks()
                     if words is None:
                         break
                     engine.choose(launched[0], words)
@@ -140,16 +145,12 @@ class RunCall:
             raise item
         return item
 
-    def _next_masks(self, number: int) -> U32 | None:
-        """The masks of this plan, which is the oldest that needs some."""
+    def _next_masks(self) -> U32 | None:
+        """The masks of the oldest plan that needs some."""
         item = self._masks.get()
         if isinstance(item, Exception):
             raise item
-        if item is None:
-            return None
-        if item.number != number:
-            raise OutOfStep(f"masks of plan {item.number} came where those of plan {number} were due")
-        return mask_words(item)
+        return None if item is None else mask_words(item)
 
     def _next_plan_within(self, seconds: float) -> Plan | None:
         """The next plan if it comes in time. The end of the stream is left for `_next_plan`."""
@@ -163,3 +164,11 @@ class RunCall:
         if isinstance(item, Exception):
             raise item
         return item
+
+
+def _check_due(number: int, owed: deque[int]) -> None:
+    """Takes the oldest plan off those that masks are owed of, which this is to be. Raises OutOfStep."""
+    due = owed.popleft() if owed else None
+    if number != due:
+        were_due = "none were due" if due is None else f"those of plan {due} were due"
+        raise OutOfStep(f"masks of plan {number} came where {were_due}")

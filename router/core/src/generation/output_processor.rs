@@ -87,7 +87,7 @@ impl OutputProcessor {
         };
 
         // Held-back text is now the new token's, so that those before it are complete.
-        if !special {
+        if !special && !self.waiting.is_empty() {
             told.extend(self.waiting.drain(..));
         }
         let event = TokenEvent {

@@ -88,13 +88,38 @@ struct Mailbox(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    events: VecDeque<Told>,
+    unread: Unread,
     /// Of who reads, while there is nothing to read.
     reader: Option<Waker>,
     /// Of who reads in its place when it is behind.
     attendant: Option<Waker>,
     sender_is_gone: bool,
     reader_is_gone: bool,
+}
+
+/// Events that wait for their reader. A reader that keeps up leaves one at most, which then is in the mailbox itself: a ring
+/// of its own would be somewhere else in memory for every token.
+#[derive(Default)]
+struct Unread {
+    first: Option<Told>,
+    later: VecDeque<Told>,
+}
+
+impl Unread {
+    fn push(&mut self, told: Told) {
+        match self.first.is_none() && self.later.is_empty() {
+            true => self.first = Some(told),
+            false => self.later.push_back(told),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Told> {
+        self.first.take().or_else(|| self.later.pop_front())
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.later.len()
+    }
 }
 
 /// An event, and when it happened.
@@ -125,9 +150,9 @@ impl EventSender {
         if state.reader_is_gone {
             return;
         }
-        state.events.push_back(Told { at: step.unwrap_or_else(clock::now), event });
+        state.unread.push(Told { at: step.unwrap_or_else(clock::now), event });
         let reader = state.reader.take();
-        let attendant = if state.events.len() >= BEHIND { state.attendant.take() } else { None };
+        let attendant = if state.unread.len() >= BEHIND { state.attendant.take() } else { None };
         drop(state);
         let wakers = reader.into_iter().chain(attendant);
         if step.is_some() {
@@ -166,12 +191,12 @@ impl SequenceEvents {
     }
 
     pub fn try_next(&mut self) -> Option<Told> {
-        self.mailbox.lock().events.pop_front()
+        self.mailbox.lock().unread.pop()
     }
 
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Told>> {
         let mut state = self.mailbox.lock();
-        match state.events.pop_front() {
+        match state.unread.pop() {
             Some(told) => Poll::Ready(Some(told)),
             None if state.sender_is_gone => Poll::Ready(None),
             None => {
@@ -184,7 +209,7 @@ impl SequenceEvents {
     /// Ready when the reader is behind, or nothing more will come.
     pub fn poll_behind(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut state = self.mailbox.lock();
-        if state.events.len() >= BEHIND || state.sender_is_gone {
+        if state.unread.len() >= BEHIND || state.sender_is_gone {
             return Poll::Ready(());
         }
         remember(&mut state.attendant, context);
@@ -203,7 +228,7 @@ impl Drop for SequenceEvents {
     fn drop(&mut self) {
         let mut state = self.mailbox.lock();
         state.reader_is_gone = true;
-        let unread = (std::mem::take(&mut state.events), state.reader.take(), state.attendant.take());
+        let unread = (std::mem::take(&mut state.unread), state.reader.take(), state.attendant.take());
         drop(state);
         drop(unread);
     }
@@ -323,6 +348,6 @@ mod tests {
         sender.send(event(1));
         drop(events);
         sender.send(event(2));
-        assert!(sender.mailbox.lock().events.is_empty());
+        assert_eq!(sender.mailbox.lock().unread.len(), 0);
     }
 }

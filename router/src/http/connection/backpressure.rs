@@ -16,6 +16,7 @@ use futures::task::AtomicWaker;
 use hyper::body::{Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
 
+use crate::http::connection::wake_gate::WakeGate;
 use crate::http::connection::write_timeout::{Clock, MIN_PROGRESS};
 
 /// Most of an answer that hyper has at once. A client that takes it in time has made progress.
@@ -55,6 +56,11 @@ impl WriteProgress {
     }
 
     fn poll_all_written(&self, context: &mut Context<'_>) -> Poll<()> {
+        // Registered only where it is to be waited for: hyper copies small parts at once, within the poll that asked for
+        // them, and a waker that is called then has the task polled a second time for each token.
+        if self.is_all_written() {
+            return Poll::Ready(());
+        }
         self.answer.register(context.waker());
         if self.is_all_written() { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -84,6 +90,7 @@ impl Buf for Part {
 /// An answer's body, in parts. Dropped, its request is given up.
 pub struct PacedBody<H> {
     body: Body,
+    gate: WakeGate,
     progress: Arc<WriteProgress>,
     /// Said by the body, and not handed over yet.
     next: Bytes,
@@ -98,7 +105,8 @@ impl<H> PacedBody<H> {
     /// `held` is dropped when the body has ended and was written.
     pub fn new(body: Body, held: H) -> Self {
         let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
-        Self { body, progress, next: Bytes::new(), silent: false, ended: false, held: Some(held) }
+        let gate = WakeGate::default();
+        Self { body, gate, progress, next: Bytes::new(), silent: false, ended: false, held: Some(held) }
     }
 }
 
@@ -112,7 +120,8 @@ impl<H: Unpin> hyper::body::Body for PacedBody<H> {
     ) -> Poll<Option<Result<Frame<Part>, axum::Error>>> {
         let this = &mut *self;
         while this.next.is_empty() && !this.ended {
-            match Pin::new(&mut this.body).poll_frame(context) {
+            let body = Pin::new(&mut this.body);
+            match this.gate.poll(context, |context| body.poll_frame(context)) {
                 Poll::Pending => {
                     this.silent = true;
                     return Poll::Pending;

@@ -4,13 +4,14 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request, Response, Version, header};
 use futures::FutureExt;
-use futures::future::Either;
+use futures::future::{Either, poll_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -26,6 +27,7 @@ use crate::config::RouterArgs;
 use crate::http::connection::backpressure::{PacedBody, StreamExecutor};
 use crate::http::connection::header_guard::HeaderGuard;
 use crate::http::connection::limiter::{Activity, Admission, ConnectionLimiter, InFlight, LimitReached};
+use crate::http::connection::wake_gate::WakeGate;
 use crate::http::connection::write_timeout::WriteTimeout;
 use crate::http::error::{ApiError, Family};
 use crate::http::{host, routes};
@@ -239,6 +241,15 @@ fn refuse(mut stream: TcpStream, reached: LimitReached, is_encrypted: bool) {
     }
 }
 
+/// What comes next on a connection.
+enum Next<T> {
+    Ended(T),
+    /// One of its timeouts may be over.
+    Timer,
+    /// The server stops.
+    Stop,
+}
+
 /// An accepted connection: its client, and what it may request.
 struct Accepted {
     activity: Arc<Activity>,
@@ -291,12 +302,32 @@ async fn serve_connection(
         if admission == Admission::ProbesOnly { PROBE.min(limits.first_head) } else { limits.first_head };
     let timer = tokio::time::sleep(first_head);
     tokio::pin!(timer);
+    let stopped = stop.cancelled();
+    tokio::pin!(stopped);
     let mut closing = false;
+    // Neither is polled for every token.
+    let mut aside = WakeGate::default();
     let result = loop {
-        tokio::select! {
-            result = &mut connection => break result,
-            () = &mut timer => {
-                let Some(since) = activity.idle_since().filter(|_| admission == Admission::Normal) else { return };
+        let next = poll_fn(|context| {
+            if let Poll::Ready(result) = connection.as_mut().poll(context) {
+                return Poll::Ready(Next::Ended(result));
+            }
+            aside.poll(context, |context| {
+                if timer.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Next::Timer);
+                }
+                match !closing && stopped.as_mut().poll(context).is_ready() {
+                    true => Poll::Ready(Next::Stop),
+                    false => Poll::Pending,
+                }
+            })
+        });
+        match next.await {
+            Next::Ended(result) => break result,
+            Next::Timer => {
+                let Some(since) = activity.idle_since().filter(|_| admission == Admission::Normal) else {
+                    return;
+                };
                 let due = since + limits.idle;
                 if Instant::now() < due {
                     timer.as_mut().reset(due);
@@ -308,7 +339,7 @@ async fn serve_connection(
                     timer.as_mut().reset(Instant::now() + GOODBYE);
                 }
             }
-            () = stop.cancelled(), if !closing => {
+            Next::Stop => {
                 connection.as_mut().graceful_shutdown();
                 closing = true;
             }

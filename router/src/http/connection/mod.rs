@@ -1,11 +1,12 @@
 //! Connections below the routes: accepted and limited (`listener`, `limiter`), decrypted (`tls`), guarded against
-//! request smuggling (`header_guard`), and closed when their client does not read (`write_timeout`, `backpressure`).
+//! request smuggling (`header_guard`), and closed when their client does not read (`write_timeout`, `backpressure`). Their parts are polled when they were woken (`wake_gate`).
 
 pub mod backpressure;
 mod header_guard;
 mod limiter;
 mod listener;
 mod tls;
+pub mod wake_gate;
 mod write_timeout;
 
 pub use limiter::{ConnectionLimiter, RESERVE};

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_proto::{CostModel, RowFlag, StepPlan};
 
-use super::harness::{Harness, spec, tiny};
+use super::harness::{Harness, spec, tiny, u32s};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::submission::{Sampling, SequenceSpec};
 use crate::worker::mock::{MockConfig, MockModel};
@@ -17,10 +17,6 @@ const DEAR: CostModel = CostModel { fixed_ns: 1.0, per_token_ns: 1e5, per_contex
 fn choice(seed: u64) -> SequenceSpec {
     let sampling = Sampling { temperature: 0.7, seed, ..Sampling::default() };
     SequenceSpec { sampling, ..spec(&PROMPT, 20) }
-}
-
-fn u32s(column: &Bytes) -> Vec<u32> {
-    bytemuck::allocation::pod_collect_to_vec(column)
 }
 
 fn starts(plan: &StepPlan) -> Vec<(u32, u32)> {

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use penstock_proto::{CostModel, RowFlag, StepPlan};
 
-use super::harness::{Harness, STEP, every, spec, tiny};
+use super::harness::{Harness, STEP, check_refused, every, spec, tiny, u32s};
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Sampling, SequenceSpec};
-use crate::worker::mock::{MockConfig, MockModel};
+use crate::worker::mock::MockConfig;
 
 /// Its draft model is wrong about one of so many tokens; its text does not repeat itself.
 fn drafting(wrong_draft_one_in: u64) -> MockConfig {
@@ -18,22 +18,10 @@ fn harness(config: MockConfig, drafting: Drafting) -> Harness {
     Harness::new(config, 4, 64).speculating(drafting)
 }
 
-fn u32s(column: &Bytes) -> Vec<u32> {
-    bytemuck::allocation::pod_collect_to_vec(column)
-}
-
 /// The rows of a plan whose drafts the workers make, with their number.
 fn own(plan: &StepPlan) -> Vec<u32> {
     let rows = plan.flags.iter().zip(u32s(&plan.drafts));
     rows.filter(|(flags, _)| *flags & RowFlag::OwnDrafts as u8 != 0).map(|(_, drafts)| drafts).collect()
-}
-
-fn steps(harness: &mut Harness) -> u32 {
-    let mut steps = 0;
-    while harness.step().is_some() {
-        steps += 1;
-    }
-    steps
 }
 
 #[test]
@@ -43,7 +31,7 @@ fn drafts_of_a_model_that_is_mostly_right_save_steps_and_change_nothing() {
         let sampled = Sampling { temperature: 0.8, seed: 5, repetition_penalty: 1.1, ..Sampling::default() };
         harness.submit(spec(&[3, 4, 5], 400));
         harness.submit(SequenceSpec { sampling: sampled, top_tokens: 2, ..spec(&[9, 8], 300) });
-        let steps = steps(&mut harness);
+        let steps = harness.count_steps();
         assert!(steps < 170, "{steps} steps for 400 tokens with {drafting_:?}");
         let counters = harness.core.counters;
         assert!(counters.accepted_model_drafts > 400, "{counters:?}");
@@ -84,7 +72,7 @@ fn a_model_that_is_never_right_is_tried_now_and_then() {
     for salt in 0..4 {
         harness.submit(spec(&[3, 4, 5 + salt], 400));
     }
-    let steps = steps(&mut harness);
+    let steps = harness.count_steps();
     let drafts = harness.core.counters.model_drafts;
     assert!((1..160).contains(&drafts), "{drafts} drafts in {steps} steps for 1600 tokens");
     harness.check_against_reference();
@@ -96,7 +84,7 @@ fn where_a_draft_costs_as_much_as_a_step_there_are_few() {
     config.draft_cost.fixed_ns = 2e6;
     let mut harness = harness(config, Drafting::Adaptive(5));
     harness.submit(spec(&[3, 4, 5], 400));
-    let steps = steps(&mut harness);
+    let steps = harness.count_steps();
     let drafts = harness.core.counters.model_drafts;
     assert_eq!(drafts, 0, "in {steps} steps");
 }
@@ -109,7 +97,7 @@ fn where_a_token_costs_as_much_as_a_step_there_are_few() {
     let mut harness = harness(config, Drafting::Adaptive(6));
     harness.token_time = STEP * 50;
     harness.submit(spec(&[3, 4, 5], 500));
-    let steps = steps(&mut harness);
+    let steps = harness.count_steps();
     let drafts = harness.core.counters.drafts;
     assert!(drafts < 250, "{drafts} drafts in {steps} steps");
 }
@@ -158,17 +146,7 @@ fn crashes_between_any_two_plans_change_no_text() {
         let sampling = Sampling { temperature: 1.0, seed: u64::from(salt), ..Sampling::default() };
         harness.submit(SequenceSpec { sampling, ..spec(&[3, salt, 5], 250) });
     }
-    for round in 0..12 {
-        for _ in 0..round % 7 {
-            harness.step();
-        }
-        harness.plan();
-        harness.crash();
-        for _ in 0..12 {
-            harness.step();
-        }
-    }
-    harness.run_to_end();
+    harness.crash_now_and_then();
     harness.check_against_reference();
     let accepted = harness.core.counters.accepted_model_drafts;
     assert!(accepted > 100, "{accepted} accepted drafts");
@@ -178,17 +156,7 @@ fn crashes_between_any_two_plans_change_no_text() {
 fn the_mock_refuses_rows_that_cannot_ask_for_drafts() {
     let mut harness = harness(drafting(10), Drafting::Always(4));
     harness.submit(spec(&[3, 4, 5], 400));
-    let mut past = Vec::new();
-    let plan = loop {
-        harness.plan();
-        let plan = harness.plans.pop_front().expect("it goes on");
-        if !own(&plan).is_empty() {
-            break plan;
-        }
-        let result = harness.model.execute(&plan).expect("the plan is right");
-        harness.core.apply(result, harness.now).expect("the result is right");
-        past.push(plan);
-    };
+    let (past, plan) = harness.run_until(|plan| !own(plan).is_empty());
     let flags = |flags: RowFlag| plan.flags[0] & !(flags as u8);
     let masked = plan.flags[0] | RowFlag::Masked as u8;
     let none = MockConfig { wrong_draft_one_in: 0, ..harness.config.clone() };
@@ -200,11 +168,6 @@ fn the_mock_refuses_rows_that_cannot_ask_for_drafts() {
         (plan.clone(), none, "without a draft model"),
     ];
     for (wrong, config, why) in cases {
-        let mut model = MockModel::new(config, 4, 64).with_drafts(20);
-        for plan in &past {
-            model.execute(plan).expect("as before");
-        }
-        let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
-        assert!(refusal.contains(why), "{refusal}");
+        check_refused(config, &past, wrong, why);
     }
 }

@@ -184,7 +184,8 @@ pub struct Harness {
     pub mask_delay: u32,
     /// With the steps that passed since.
     jobs: VecDeque<(MaskJob, u32)>,
-    masks: VecDeque<Masks>,
+    /// Of the plans that have some.
+    pub masks: VecDeque<Masks>,
     /// By so much longer a step takes for each token that it feeds.
     pub token_time: Duration,
     pub now: Instant,
@@ -353,6 +354,45 @@ impl Harness {
         panic!("does not come to an end");
     }
 
+    /// How many steps there are to the end.
+    pub fn count_steps(&mut self) -> u32 {
+        let mut steps = 0;
+        while self.step().is_some() {
+            steps += 1;
+        }
+        steps
+    }
+
+    /// Runs to the first plan of which `is_it` is true, which is not answered. Returns those before it, and it.
+    pub fn run_until(&mut self, is_it: impl Fn(&StepPlan) -> bool) -> (Vec<StepPlan>, StepPlan) {
+        let mut past = Vec::new();
+        loop {
+            self.plan();
+            let plan = self.plans.pop_front().expect("it goes on");
+            if is_it(&plan) {
+                return (past, plan);
+            }
+            let result = self.model.execute(&plan).expect("the plan is right");
+            self.core.apply(result, self.now).expect("the result is right");
+            past.push(plan);
+        }
+    }
+
+    /// The workers die between any two plans, and get further each time: nobody is suspected of it.
+    pub fn crash_now_and_then(&mut self) {
+        for round in 0..12 {
+            for _ in 0..round % 7 {
+                self.step();
+            }
+            self.plan();
+            self.crash();
+            for _ in 0..12 {
+                self.step();
+            }
+        }
+        self.run_to_end();
+    }
+
     /// The workers die with whatever is in flight, and come back.
     pub fn crash(&mut self) {
         self.crash_to(self.config.pages);
@@ -425,4 +465,18 @@ impl Harness {
             client.check_against_reference(&self.config);
         }
     }
+}
+
+pub fn u32s(column: &[u8]) -> Vec<u32> {
+    bytemuck::allocation::pod_collect_to_vec(column)
+}
+
+/// A worker that has executed `past` refuses this plan, and says why.
+pub fn check_refused(config: MockConfig, past: &[StepPlan], wrong: StepPlan, why: &str) {
+    let mut model = MockModel::new(config, 4, 64).with_drafts(MAX_STEP_DRAFTS);
+    for plan in past {
+        model.execute(plan).expect("as before");
+    }
+    let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
+    assert!(refusal.contains(why), "{refusal}");
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use penstock_proto::Masks;
 use penstock_proto::ids::TokenId;
 
 use super::harness::{Every, Harness, STEP, every, every_forcing, spec, tiny};
 use crate::constraint::{Grammar, Matcher};
-use crate::scheduler::submission::{Finish, SequenceFailure, SequenceSpec};
+use crate::scheduler::submission::{Finish, Release, SequenceFailure, SequenceSpec};
 use crate::worker::mock::MockConfig;
 
 fn config() -> MockConfig {
@@ -77,6 +78,67 @@ fn a_late_mask_costs_its_row_the_step_and_others_nothing() {
     harness.run_to_end();
     assert_eq!(harness.client(late).tokens.len(), 12);
     harness.check_against_reference();
+}
+
+#[test]
+fn a_mask_for_a_sequence_that_is_gone_is_dropped_and_its_row_samples_nothing() {
+    let mut harness = Harness::new(config(), 4, 64);
+    let gone = harness.submit(constrained(&[3, 4, 5], 40, every(5, 30, None)));
+    let other = harness.submit(constrained(&[3, 4, 6], 40, every(5, 12, None)));
+    harness.step();
+    let jobs = harness.core.take_mask_jobs();
+    assert_eq!(jobs.len(), 2, "both have a token that their grammars look at");
+    harness.plan();
+    harness.release(gone, Release::Cancelled);
+    // Its slot is another's by the time that its mask is there.
+    let next = harness.submit(constrained(&[7, 8, 9], 40, every(5, 7, None)));
+    for job in jobs {
+        harness.core.take_mask(job.run(), harness.now);
+    }
+    let masks = harness.core.masks(harness.now).expect("nobody is waited for");
+    let words: &[u32] = bytemuck::cast_slice(&masks.words);
+    let rows: Vec<bool> =
+        words.chunks(words.len() / 2).map(|mask| mask.iter().any(|&word| word > 0)).collect();
+    assert_eq!(rows, [false, true], "the tokens that the row of each may sample");
+    harness.masks.push_back(masks);
+    let tokens = harness.client(gone).tokens.len();
+    harness.run_to_end();
+    assert_eq!(harness.client(gone).tokens.len(), tokens);
+    for (id, length) in [(other, 12), (next, 7)] {
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len(), client.end.clone()), (length, Some(Ok(Finish::Complete))));
+    }
+    harness.check_against_reference();
+}
+
+/// What a plan with one row, masked or not, is refused with, whose masks are of plan `number` and have so many words.
+fn refusal(masked: bool, number: u64, words: usize) -> String {
+    let mut harness = Harness::new(config(), 4, 64);
+    let grammar = if masked { every(5, 30, None) } else { None };
+    harness.submit(constrained(&[3, 4, 5], 40, grammar));
+    let jobs = harness.core.take_mask_jobs();
+    for job in jobs {
+        harness.core.take_mask(job.run(), harness.now);
+    }
+    let plan = harness.core.plan(harness.now).expect("there is something to do");
+    let masks = Masks { number, words: vec![0xff; words * size_of::<u32>()].into() };
+    let executed = harness.model.execute_masked(&plan, Some(&masks));
+    executed.expect_err("a worker refuses it")
+}
+
+#[test]
+fn the_mock_refuses_masks_of_another_width_or_plan_and_for_rows_that_are_not_there() {
+    let width = config().vocab_size.div_ceil(u32::BITS) as usize;
+    for (masked, number, words, why) in [
+        (true, 1, width + 1, "words of masks for 1 rows"),
+        (true, 1, 2 * width, "words of masks for 1 rows"),
+        (false, 1, width, "words of masks for 0 rows"),
+        (true, 0, width, "masks of plan 0 came with plan 1"),
+        (true, 2, width, "masks of plan 2 came with plan 1"),
+    ] {
+        let refusal = refusal(masked, number, words);
+        assert!(refusal.contains(why), "{refusal}");
+    }
 }
 
 #[test]

@@ -4,11 +4,11 @@ use bytes::Bytes;
 use penstock_proto::ids::TokenId;
 use penstock_proto::{RowFlag, StepPlan};
 
-use super::harness::{Harness, STEP, every, spec, tiny};
+use super::harness::{Harness, STEP, check_refused, every, spec, tiny, u32s};
 use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Finish, Sampling, SequenceSpec};
 use crate::worker::LossKind;
-use crate::worker::mock::{MockConfig, MockModel};
+use crate::worker::mock::MockConfig;
 
 /// Its text goes round and round.
 fn repeating() -> MockConfig {
@@ -19,21 +19,9 @@ fn harness(config: MockConfig, drafting: Drafting) -> Harness {
     Harness::new(config, 4, 64).speculating(drafting)
 }
 
-fn u32s(column: &Bytes) -> Vec<u32> {
-    bytemuck::allocation::pod_collect_to_vec(column)
-}
-
 /// Those of the rows of a plan, with their drafts.
 fn verified(plan: &StepPlan) -> Vec<u32> {
     u32s(&plan.drafts).into_iter().filter(|&drafts| drafts > 0).collect()
-}
-
-fn steps(harness: &mut Harness) -> u32 {
-    let mut steps = 0;
-    while harness.step().is_some() {
-        steps += 1;
-    }
-    steps
 }
 
 #[test]
@@ -45,7 +33,7 @@ fn accepted_drafts_save_steps_and_change_nothing() {
             harness.submit(spec(&[3, 4, 5], 400)),
             harness.submit(SequenceSpec { sampling: sampled, top_tokens: 2, ..spec(&[9, 8], 300) }),
         ];
-        let steps = steps(&mut harness);
+        let steps = harness.count_steps();
         assert!(steps < 200, "{steps} steps for 400 tokens with {drafting:?}");
         let counters = harness.core.counters;
         assert!(counters.accepted_drafts > 400, "{counters:?}");
@@ -109,7 +97,7 @@ fn where_a_token_costs_as_much_as_a_step_drafts_are_only_measured() {
     let mut harness = harness(costly(), Drafting::Adaptive(6));
     harness.token_time = STEP * 50;
     harness.submit(spec(&[3, 4, 5], 500));
-    let steps = steps(&mut harness);
+    let steps = harness.count_steps();
     let drafts = harness.core.counters.drafts;
     assert!(drafts < 250, "{drafts} drafts in {steps} steps");
 }
@@ -118,7 +106,7 @@ fn where_a_token_costs_as_much_as_a_step_drafts_are_only_measured() {
 fn a_cost_model_that_is_wrong_about_drafts_is_found_out() {
     let mut harness = harness(costly(), Drafting::Adaptive(6));
     harness.submit(spec(&[3, 4, 5], 500));
-    let steps = steps(&mut harness);
+    let steps = harness.count_steps();
     assert!(steps < 350, "{steps} steps for 500 tokens");
     harness.check_against_reference();
 }
@@ -137,7 +125,7 @@ fn several_guesses_of_one_token_save_steps_and_change_nothing() {
                 Sampling { temperature: 0.8, seed: salt, repetition_penalty: 1.1, ..Sampling::default() };
             harness.submit(SequenceSpec { sampling, top_tokens: 2, ..spec(&[3, 4, 5], 400) });
         }
-        let steps = steps(&mut harness);
+        let steps = harness.count_steps();
         harness.check_against_reference();
         (steps, harness.core.counters)
     });
@@ -178,17 +166,7 @@ fn a_tree_follows_a_tree_before_its_result_is_known() {
 fn the_mock_refuses_trees_that_make_no_sense() {
     let mut harness = harness(forking(), Drafting::Always(5));
     harness.submit(spec(&[3, 4, 5], 400));
-    let mut past = Vec::new();
-    let plan = loop {
-        harness.plan();
-        let plan = harness.plans.pop_front().expect("it goes on");
-        if !plan.draft_parents.is_empty() {
-            break plan;
-        }
-        let result = harness.model.execute(&plan).expect("the plan is right");
-        harness.core.apply(result, harness.now).expect("the result is right");
-        past.push(plan);
-    };
+    let (past, plan) = harness.run_until(|plan| !plan.draft_parents.is_empty());
     let column = |values: &[u32]| Bytes::copy_from_slice(bytemuck::cast_slice(values));
     let drafts = u32s(&plan.draft_parents).len() as u32;
     let parents = |first: u32, second: u32| {
@@ -213,12 +191,7 @@ fn the_mock_refuses_trees_that_make_no_sense() {
     ];
     assert!(drafts > 2, "{drafts} drafts");
     for (wrong, config, why) in cases {
-        let mut model = MockModel::new(config, 4, 64).with_drafts(20);
-        for plan in &past {
-            model.execute(plan).expect("as before");
-        }
-        let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
-        assert!(refusal.contains(why), "{refusal}");
+        check_refused(config, &past, wrong, why);
     }
 }
 
@@ -262,18 +235,7 @@ fn crashes_between_any_two_plans_change_no_text() {
         let sampling = Sampling { temperature: 1.0, seed: u64::from(salt), ..Sampling::default() };
         harness.submit(SequenceSpec { sampling, ..spec(&[3, salt, 5], 250) });
     }
-    for round in 0..12 {
-        for _ in 0..round % 7 {
-            harness.step();
-        }
-        harness.plan();
-        harness.crash();
-        // Nobody is suspected of it: it got further.
-        for _ in 0..12 {
-            harness.step();
-        }
-    }
-    harness.run_to_end();
+    harness.crash_now_and_then();
     harness.check_against_reference();
     let accepted = harness.core.counters.accepted_drafts;
     assert!(accepted > 100, "{accepted} accepted drafts");
@@ -283,15 +245,8 @@ fn crashes_between_any_two_plans_change_no_text() {
 fn a_result_that_accepts_what_was_not_there_is_refused() {
     let mut harness = harness(repeating(), Drafting::Always(4));
     harness.submit(spec(&[3, 4, 5], 400));
-    let result = loop {
-        harness.plan();
-        let plan = harness.plans.pop_front().expect("it goes on");
-        let result = harness.model.execute(&plan).expect("the plan is right");
-        if !verified(&plan).is_empty() {
-            break result;
-        }
-        harness.core.apply(result, harness.now).expect("the result is right");
-    };
+    let (_, plan) = harness.run_until(|plan| !verified(plan).is_empty());
+    let result = harness.model.execute(&plan).expect("the plan is right");
     let mut wrong = result.clone();
     wrong.accepted = Bytes::copy_from_slice(&9u32.to_le_bytes());
     let loss = harness.core.apply(wrong, harness.now).expect_err("9 of 4");
@@ -308,17 +263,7 @@ fn a_result_that_accepts_what_was_not_there_is_refused() {
 fn the_mock_refuses_verify_rows_that_make_no_sense() {
     let mut harness = harness(repeating(), Drafting::Always(4));
     harness.submit(spec(&[3, 4, 5], 400));
-    let mut past = Vec::new();
-    let plan = loop {
-        harness.plan();
-        let plan = harness.plans.pop_front().expect("it goes on");
-        if !verified(&plan).is_empty() {
-            break plan;
-        }
-        let result = harness.model.execute(&plan).expect("the plan is right");
-        harness.core.apply(result, harness.now).expect("the result is right");
-        past.push(plan);
-    };
+    let (past, plan) = harness.run_until(|plan| !verified(plan).is_empty());
     let column = |values: &[u32]| Bytes::copy_from_slice(bytemuck::cast_slice(values));
     let drafts = verified(&plan)[0];
     let fed = drafts + 1;
@@ -331,11 +276,6 @@ fn the_mock_refuses_verify_rows_that_make_no_sense() {
         (StepPlan { flags: Bytes::from_static(&[2]), ..plan.clone() }, "has drafts and flags"),
     ];
     for (wrong, why) in cases {
-        let mut model = MockModel::new(harness.config.clone(), 4, 64).with_drafts(20);
-        for plan in &past {
-            model.execute(plan).expect("as before");
-        }
-        let refusal = model.execute(&model.stamped(wrong)).expect_err(why);
-        assert!(refusal.contains(why), "{refusal}");
+        check_refused(harness.config.clone(), &past, wrong, why);
     }
 }

@@ -5,7 +5,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::tables::Table;
 use penstock_proto::{RowFlag, Starts, StepPlan};
 
-use super::harness::{Harness, spec, tiny};
+use super::harness::{Harness, spec, tiny, u32s};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
 use crate::scheduler::speculation::Drafting;
@@ -44,10 +44,6 @@ fn prompt(len: u32, salt: u32) -> Vec<u32> {
 
 fn joined(parts: &[Vec<u32>]) -> Vec<u32> {
     parts.concat()
-}
-
-fn u32s(column: &Bytes) -> Vec<u32> {
-    bytemuck::allocation::pod_collect_to_vec(column)
 }
 
 fn computed(harness: &Harness) -> u64 {

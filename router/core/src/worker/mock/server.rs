@@ -262,11 +262,13 @@ impl Session {
         let samples = self.birth.rank == self.birth.config.output_rank();
         loop {
             let masked = |flags: &[u8]| flags.iter().any(|flags| flags & RowFlag::Masked as u8 != 0);
-            let owed = self.plans.front().map(|plan| samples && masked(&plan.flags));
+            let owed = self.plans.front().map(|plan| (plan.number, samples && masked(&plan.flags)));
             match owed {
-                Some(true) if self.masks.is_empty() => {}
-                Some(owed) => {
-                    let masks = if owed { self.masks.pop_front() } else { None };
+                Some((_, true)) if self.masks.is_empty() => {}
+                Some((number, owed)) => {
+                    // Those of a plan that waits for none, or is gone, are for the model to refuse.
+                    let is_wrong = self.masks.front().is_some_and(|masks| masks.number <= number);
+                    let masks = if owed || is_wrong { self.masks.pop_front() } else { None };
                     return self.plans.pop_front().map(|plan| (plan, masks));
                 }
                 None => {}
