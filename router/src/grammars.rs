@@ -21,7 +21,18 @@ struct Grammars(Compiler);
 #[derive(Debug)]
 struct Compiled(Arc<penstock_constraint::Grammar>);
 
-struct Following(penstock_constraint::Matcher);
+/// The scheduler makes one for each sequence. To copy what the grammar begins with may take a part of a millisecond, so the first
+/// job of the sequence does it, on a thread for masks.
+struct Following {
+    grammar: Arc<penstock_constraint::Grammar>,
+    matcher: Option<penstock_constraint::Matcher>,
+}
+
+impl Following {
+    fn begun(&mut self) -> &mut penstock_constraint::Matcher {
+        self.matcher.get_or_insert_with(|| self.grammar.matcher())
+    }
+}
 
 /// The compiler of this model's grammars, or why there is none, for clients. Blocks for up to a second.
 pub fn compiler(
@@ -95,33 +106,33 @@ impl GrammarCompiler for Grammars {
 
 impl Grammar for Compiled {
     fn matcher(&self) -> Box<dyn Matcher> {
-        Box::new(Following(self.0.matcher()))
+        Box::new(Following { grammar: self.0.clone(), matcher: None })
     }
 }
 
 impl Matcher for Following {
     fn advance(&mut self, token: TokenId) -> Result<(), String> {
-        self.0.advance(token.0).map_err(|error| error.to_string())
+        self.begun().advance(token.0).map_err(|error| error.to_string())
     }
 
     fn try_advance(&mut self, token: TokenId) -> Result<bool, String> {
-        self.0.try_advance(token.0).map_err(|error| error.to_string())
+        self.begun().try_advance(token.0).map_err(|error| error.to_string())
     }
 
     fn is_free(&self) -> bool {
-        self.0.is_free()
+        self.matcher.as_ref().is_some_and(penstock_constraint::Matcher::is_free)
     }
 
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
-        self.0.mask(words).map_err(|error| error.to_string())
+        self.begun().mask(words).map_err(|error| error.to_string())
     }
 
     fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
-        let taken = self.0.take_forced(most).map_err(|error| error.to_string())?;
+        let taken = self.begun().take_forced(most).map_err(|error| error.to_string())?;
         Ok(taken.into_iter().map(TokenId).collect())
     }
 
     fn is_complete(&self) -> bool {
-        self.0.is_complete()
+        self.matcher.as_ref().is_some_and(penstock_constraint::Matcher::is_complete)
     }
 }

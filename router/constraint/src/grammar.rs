@@ -67,5 +67,7 @@ pub(crate) fn compile(
     let parser =
         vocabulary.factory.create_parser(grammar).map_err(|cause| classify(&cause.to_string(), source))?;
     stop.check(limits)?;
-    Grammar::new(vocabulary.clone(), vocabulary.text_and(&special), FreeText::new(markers), parser, written)
+    let is_terminal = matches!(source, Source::Regex(_) | Source::Choice(_));
+    let may = vocabulary.text_and(&special);
+    Grammar::new(vocabulary.clone(), may, FreeText::new(markers), parser, written, is_terminal)
 }

@@ -18,6 +18,7 @@ mod free_text;
 mod grammar;
 mod guidance;
 mod lark;
+mod learned;
 mod limits;
 mod matcher;
 mod parts;

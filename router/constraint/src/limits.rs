@@ -33,7 +33,8 @@ pub struct Limits {
     pub row_items: usize,
     /// The most parser items for one mask; about 20,000 take a millisecond.
     pub step_items: usize,
-    /// Memory for compiled grammars that are kept for the next request, in bytes, as estimated.
+    /// Memory for compiled grammars that are kept for the next request, in bytes, as estimated. A quarter as much again is for
+    /// what they learn of their texts.
     pub cache_bytes: usize,
 }
 

@@ -1,7 +1,7 @@
 //! A compiled grammar, and a matcher that walks one text through it.
 //!
-//! Matchers share nothing that changes: each has its own lexer states and parser rows, so one request can neither slow
-//! nor break another's, and a panic of the parser ends one matcher only.
+//! Matchers share nothing that changes while they work: each has its own lexer states and parser rows, so one request can
+//! neither slow nor break another's, and a panic of the parser ends one matcher only. What one has learned others begin with.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use llguidance::{TokenParser, api::StopReason, panic_utils};
 use crate::{
     error::{CompileError, Kind, MatchError, shortened},
     free_text::{FreeText, Passed},
+    learned::{Beginning, Learned},
     vocabulary::Vocabulary,
 };
 
@@ -18,8 +19,8 @@ pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     /// Bits of the tokens that it may ask for at all, less those that end a text.
     may: Arc<[u32]>,
-    /// At its start, with the lexer states that the first mask needed.
-    template: TokenParser,
+    /// A parser at its start, with the lexer states that the first mask needed, and those of earlier texts.
+    learned: Arc<Learned>,
     first_mask: Arc<[u32]>,
     /// None: the text is bound everywhere.
     free_text: Option<FreeText>,
@@ -31,16 +32,18 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// Takes over a parser that was just made, and computes the first mask. `written` is the size of what it was made of.
+    /// Takes over a parser that was just made, and computes the first mask. `written` is the size of what it was made of;
+    /// `is_terminal`: it is a lexer's terminal and nothing else.
     pub(crate) fn new(
         vocabulary: Arc<Vocabulary>,
         may: Arc<[u32]>,
         free_text: Option<FreeText>,
-        mut template: TokenParser,
+        mut parser: TokenParser,
         written: usize,
+        is_terminal: bool,
     ) -> Result<Grammar, CompileError> {
         // Without tokens it only notices a grammar whose only text is empty.
-        let started = guarded(&mut template, |parser| {
+        let started = guarded(&mut parser, |parser| {
             parser.start_without_prompt();
             parser.check_stop().map_err(|cause| cause.to_string())
         });
@@ -49,7 +52,8 @@ impl Grammar {
         let mut matcher = Matcher {
             vocabulary: vocabulary.clone(),
             may: may.clone(),
-            inner: template,
+            inner: parser,
+            _beginning: None,
             state: State::Open,
             first: None,
             last: None,
@@ -70,11 +74,12 @@ impl Grammar {
         let bytes =
             2 * lexer.num_bytes + 64 * lexer.num_ast_nodes + 60 * written + 4 * vocabulary.words + (16 << 10);
         let only_end = matcher.only_end;
+        let budget = vocabulary.budget.clone();
         Ok(Grammar {
             vocabulary,
             may,
             begins_free: matcher.free.is_some(),
-            template: matcher.inner,
+            learned: Learned::new(budget, matcher.inner, is_terminal),
             first_mask: first_mask.into(),
             free_text,
             only_end,
@@ -84,10 +89,12 @@ impl Grammar {
 
     /// A matcher at the start of the text.
     pub fn matcher(&self) -> Matcher {
+        let (inner, beginning) = self.learned.begin();
         Matcher {
             vocabulary: self.vocabulary.clone(),
             may: self.may.clone(),
-            inner: self.template.deep_clone(),
+            inner,
+            _beginning: Some(beginning),
             state: State::Open,
             first: Some(self.first_mask.clone()),
             last: None,
@@ -96,6 +103,11 @@ impl Grammar {
             masks: 0,
             only_end: self.only_end,
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     /// Words of 32 tokens that a mask has.
@@ -121,6 +133,8 @@ pub struct Matcher {
     /// As its grammar's.
     may: Arc<[u32]>,
     inner: TokenParser,
+    /// Dropped with it, to give back what it learned. The matcher that computes the first mask has none.
+    _beginning: Option<Beginning>,
     state: State,
     /// The mask of the start, until a token is taken.
     first: Option<Arc<[u32]>>,

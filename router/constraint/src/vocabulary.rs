@@ -12,6 +12,7 @@ use llguidance::{
 
 use crate::{
     forced::{Speller, Tokenize},
+    learned::Budget,
     limits::Limits,
 };
 
@@ -40,6 +41,8 @@ pub(crate) struct Vocabulary {
     special: Vec<(Vec<u8>, u32)>,
     /// What a grammar forces can be told in the model's own tokens.
     pub(crate) speller: Option<Speller>,
+    /// What its grammars may learn of their texts.
+    pub(crate) budget: Arc<Budget>,
     /// The most that a matcher's lexer may hold, in bytes.
     pub(crate) matcher_bytes: usize,
     /// The ids that end a text; sorted, each within the logits.
@@ -149,6 +152,7 @@ impl Vocabulary {
             between_characters,
             special,
             speller,
+            budget: Arc::new(Budget::new(limits)),
             matcher_bytes,
             eos,
             words,

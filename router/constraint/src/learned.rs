@@ -1,0 +1,354 @@
+//! What the texts of a grammar found out, for the texts after them: states of its lexer and, where a state alone says what may
+//! follow, masks. Grammars keep it, matchers begin from it and give it back when they are dropped.
+//!
+//! A text has a lexer of its own, which finds states as it needs them; to find one takes as long as to walk many tokens. When the
+//! text ends, its lexer becomes the one that the next texts begin with, if it has more states and keeps within bounds. So states
+//! keep their numbers from text to text, and masks can be kept by them. Two texts that began together may have found other
+//! states for the same numbers: only one of them is taken over.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use llguidance::{
+    TokenParser,
+    earley::{BiasComputer, ParserRecognizer},
+    panic_utils,
+    toktrie::{SimpleVob, TokTrie},
+};
+
+use crate::limits::Limits;
+
+/// The share of a matcher's bounds that states of earlier texts may take.
+const SHARE: usize = 16;
+/// The share of the memory for grammars that is for what is learned, beside it.
+const SHARE_OF_CACHE: usize = 4;
+
+/// How much may still be learned, by all grammars of a vocabulary.
+pub(crate) struct Budget {
+    left: AtomicUsize,
+    /// Of one grammar: of its lexer's states, of its bytes, and of its masks.
+    most_states: usize,
+    most_bytes: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limits: &Limits) -> Budget {
+        Budget {
+            left: AtomicUsize::new(limits.cache_bytes / SHARE_OF_CACHE),
+            most_states: limits.lexer_states / SHARE,
+            most_bytes: limits.matcher_bytes / SHARE,
+        }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let less = |left: usize| left.checked_sub(bytes);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Of one grammar.
+pub(crate) struct Learned {
+    budget: Arc<Budget>,
+    /// Its text is one terminal: with a state of the lexer all is known.
+    is_terminal: bool,
+    known: Mutex<Known>,
+    masks: Mutex<Masks>,
+}
+
+struct Known {
+    /// At the start of a text.
+    parser: Arc<TokenParser>,
+    states: usize,
+    /// Taken from the budget.
+    bytes: usize,
+    /// Lexers that were taken over.
+    takeovers: u64,
+}
+
+#[derive(Default)]
+struct Masks {
+    by_state: HashMap<u32, SimpleVob>,
+    bytes: usize,
+}
+
+/// What a text began with. Gives back what its parser found out when it is dropped.
+pub(crate) struct Beginning {
+    learned: Arc<Learned>,
+    /// At the start; shares the lexer with the text's own parser.
+    parser: TokenParser,
+    takeovers: u64,
+    states: usize,
+}
+
+impl Learned {
+    pub(crate) fn new(budget: Arc<Budget>, parser: TokenParser, is_terminal: bool) -> Arc<Learned> {
+        let states = parser.parser.lexer_stats().num_states;
+        let known = Known { parser: Arc::new(parser), states, bytes: 0, takeovers: 0 };
+        Arc::new(Learned { budget, is_terminal, known: Mutex::new(known), masks: Mutex::default() })
+    }
+
+    /// A parser for a new text.
+    pub(crate) fn begin(self: &Arc<Learned>) -> (TokenParser, Beginning) {
+        let (start, takeovers, states) = {
+            let known = locked(&self.known);
+            (known.parser.clone(), known.takeovers, known.states)
+        };
+        let mut parser = start.deep_clone();
+        let beginning = Beginning { learned: self.clone(), parser: parser.clone(), takeovers, states };
+        if self.is_terminal {
+            let computer = parser.bias_computer.clone();
+            parser.bias_computer = Arc::new(ByState { computer, learned: self.clone(), states });
+        }
+        (parser, beginning)
+    }
+
+    fn end(&self, beginning: &Beginning) {
+        let parser = &beginning.parser;
+        // After a panic its lexer is gone, and asking for it panics.
+        let stats =
+            panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(parser.parser.lexer_stats())));
+        let Ok(stats) = stats else { return };
+        // As the matcher's own bound counts them.
+        let bytes = stats.num_bytes;
+        let is_more = stats.num_states > beginning.states + beginning.states / 8;
+        let Budget { most_states, most_bytes, .. } = *self.budget;
+        if stats.error || !is_more || stats.num_states > most_states || bytes > most_bytes {
+            return;
+        }
+        let mut known = locked(&self.known);
+        let more = bytes.saturating_sub(known.bytes);
+        if known.takeovers != beginning.takeovers || !self.budget.take(more) {
+            return;
+        }
+        known.bytes += more;
+        known.states = stats.num_states;
+        known.takeovers += 1;
+        known.parser = Arc::new(parser.clone());
+    }
+
+    fn keep(&self, state: u32, mask: &SimpleVob) {
+        let bytes = size_of_val(mask.as_slice());
+        let mut masks = locked(&self.masks);
+        if masks.bytes + bytes <= self.budget.most_bytes && self.budget.take(bytes) {
+            masks.bytes += bytes;
+            if masks.by_state.insert(state, mask.clone()).is_some() {
+                masks.bytes -= bytes;
+                self.budget.give_back(bytes);
+            }
+        }
+    }
+}
+
+impl Drop for Learned {
+    fn drop(&mut self) {
+        self.budget.give_back(locked(&self.known).bytes + locked(&self.masks).bytes);
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.learned.end(self);
+    }
+}
+
+/// Computes masks of a text that is one terminal, or finds them by the lexer's state.
+struct ByState {
+    computer: Arc<dyn BiasComputer>,
+    learned: Arc<Learned>,
+    /// Numbers of states below mean the same in other texts.
+    states: usize,
+}
+
+impl BiasComputer for ByState {
+    fn compute_bias(&self, recognizer: &mut ParserRecognizer<'_>, start: &[u8]) -> SimpleVob {
+        let state = recognizer.lexer_state();
+        if !start.is_empty() || state.is_dead() || state.as_usize() >= self.states {
+            return self.computer.compute_bias(recognizer, start);
+        }
+        if let Some(known) = locked(&self.learned.masks).by_state.get(&state.as_u32()) {
+            return known.clone();
+        }
+        let mask = self.computer.compute_bias(recognizer, start);
+        // Of a state that is alive and of no lazy terminal it says whether the lexer has come to one of its limits.
+        if recognizer.lexer_mut().subsume_possible(state) {
+            self.learned.keep(state.as_u32(), &mask);
+        }
+        mask
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.computer.trie()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes guard is consistent after every statement that may panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Cancel, Compiler, Grammar, Matcher, Source, Token};
+
+    const EOS: u32 = 300;
+
+    /// Bytes and some words.
+    fn compiler(limits: Limits) -> Compiler {
+        let mut tokens: Vec<Token> =
+            (0..=255_u8).map(|byte| Token { bytes: vec![byte], special: false }).collect();
+        let words =
+            ["ab", "abc", "\": ", "\", \"", "the", " th", "true", "12", "345", "0.", "{\"", "\"}", "city"];
+        tokens.extend(words.map(|word| Token { bytes: word.into(), special: false }));
+        Compiler::new(tokens, EOS as usize + 1, &[EOS], limits).unwrap()
+    }
+
+    fn sources() -> Vec<Source> {
+        vec![
+            Source::Regex("([a-z]{2,9} ){40}".into()),
+            Source::Regex("(ab|cd)*[0-9]{3,30}(the| th)?".into()),
+            Source::Regex("[ab]*a[ab]{6}c".into()),
+            Source::Choice(["abcab", "abcity", "true", "truth", "12345", "the"].map(String::from).into()),
+            Source::JsonSchema(
+                json!({"type": "array", "minItems": 3, "items": {"type": "object", "properties": {
+                "city": {"type": "string", "maxLength": 9}, "the": {"type": "integer", "maximum": 345},
+                "ab": {"enum": ["true", "abc", "ab"]}}, "required": ["city"], "additionalProperties": false}}),
+            ),
+            Source::JsonSchema(
+                json!({"anyOf": [{"type": "string", "pattern": "^(a|b{2,5})*$"}, {"type": "number"}]}),
+            ),
+            Source::Lark("start: (A | B)+\nA: /[a-f]{2,7}/\nB: /[0-9]+;/\n".into()),
+        ]
+    }
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, end: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((self.0 >> 33) as usize * end) >> 31
+        }
+    }
+
+    fn mask(matcher: &mut Matcher, words: usize) -> Vec<u32> {
+        let mut mask = vec![0; words];
+        matcher.mask(&mut mask).unwrap();
+        mask
+    }
+
+    /// A token that the mask has; the end only if there is no other.
+    fn chosen(mask: &[u32], random: &mut Random) -> Option<u32> {
+        let allowed: Vec<u32> =
+            (0..EOS).filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1).collect();
+        (!allowed.is_empty()).then(|| allowed[random.below(allowed.len())])
+    }
+
+    fn known(grammar: &Grammar) -> (u64, usize, usize) {
+        let learned = grammar.learned();
+        let known = locked(&learned.known);
+        (known.takeovers, known.states, locked(&learned.masks).by_state.len())
+    }
+
+    fn lexer(grammar: &Grammar) -> (u64, usize) {
+        let (takeovers, states, _) = known(grammar);
+        (takeovers, states)
+    }
+
+    #[test]
+    fn texts_that_begin_with_what_others_learned_have_the_same_masks() {
+        let limits = Limits::default();
+        let forgetful = Limits { cache_bytes: 0, ..Limits::default() };
+        let (learning, fresh) = (compiler(limits), compiler(forgetful));
+        for source in sources() {
+            let mut random = Random(7);
+            let (grammar, other) = (
+                learning.compile(&source, &Cancel::new()).unwrap(),
+                fresh.compile(&source, &Cancel::new()).unwrap(),
+            );
+            for round in 0..8 {
+                // Some begin together and end one after the other, some begin before others end.
+                let mut texts: BTreeMap<usize, (Matcher, Matcher)> =
+                    (0..3).map(|text| (text, (grammar.matcher(), other.matcher()))).collect();
+                for step in 0..60 {
+                    let text = random.below(4);
+                    if step % 16 == 15 {
+                        texts.insert(text, (grammar.matcher(), other.matcher()));
+                    }
+                    let Some((learned, plain)) = texts.get_mut(&text) else { continue };
+                    let expected = mask(plain, grammar.mask_words());
+                    assert_eq!(mask(learned, grammar.mask_words()), expected, "round {round} of {source:?}");
+                    match chosen(&expected, &mut random) {
+                        Some(token) => {
+                            learned.advance(token).unwrap();
+                            plain.advance(token).unwrap();
+                        }
+                        None => drop(texts.remove(&text)),
+                    }
+                }
+            }
+            let (takeovers, _, masks) = known(&grammar);
+            // Of a list of texts the first mask finds every state.
+            let has_all = matches!(source, Source::Choice(_));
+            assert!(takeovers > 0 || has_all, "nothing was learned of {source:?}");
+            assert_eq!(masks > 0, matches!(source, Source::Regex(_) | Source::Choice(_)), "{source:?}");
+            assert_eq!((known(&other).0, known(&other).2), (0, 0), "there was no memory for it");
+        }
+    }
+
+    #[test]
+    fn of_texts_that_began_together_one_is_taken_over() {
+        let grammar = compiler(Limits::default()).compile(&sources()[0], &Cancel::new()).unwrap();
+        let begun = lexer(&grammar);
+        let mut texts: Vec<Matcher> = (0..2).map(|_| grammar.matcher()).collect();
+        for (text, letter) in texts.iter_mut().zip(["abab the", "thethe ab"]) {
+            for byte in letter.bytes() {
+                mask(text, grammar.mask_words());
+                text.advance(u32::from(byte)).unwrap();
+            }
+        }
+        assert_eq!(lexer(&grammar), begun, "texts that go on teach nothing");
+        texts.pop();
+        let first = lexer(&grammar);
+        assert!(first.0 == 1 && first.1 > begun.1, "{first:?}");
+        texts.pop();
+        assert_eq!(lexer(&grammar), first, "its states have other numbers");
+    }
+
+    /// Each text of this one finds states that no other needs.
+    #[test]
+    fn what_is_learned_is_bounded_and_given_back() {
+        let limits = Limits { cache_bytes: 4 << 20, lexer_states: 20_000, ..Limits::default() };
+        let compiler = compiler(limits);
+        let source = Source::Regex("[ab]*a[ab]{60}c".into());
+        let grammar = compiler.compile(&source, &Cancel::new()).unwrap();
+        let budget = grammar.learned().budget.clone();
+        let whole = budget.left.load(Ordering::Relaxed) + locked(&grammar.learned().known).bytes;
+        let mut random = Random(3);
+        for length in [10, 100, 300, 3_000] {
+            let mut matcher = grammar.matcher();
+            for _ in 0..length {
+                mask(&mut matcher, grammar.mask_words());
+                matcher.advance(u32::from(b"ab"[random.below(2)])).unwrap();
+            }
+        }
+        let (takeovers, states, _) = known(&grammar);
+        assert!(takeovers > 0 && states <= 20_000 / SHARE, "{takeovers} {states}");
+        assert!(budget.left.load(Ordering::Relaxed) < whole);
+        drop(grammar);
+        drop(compiler);
+        assert_eq!(budget.left.load(Ordering::Relaxed), whole);
+    }
+}
