@@ -6,7 +6,10 @@ but loopback.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,11 +19,19 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import wire
-from launched import BINARY, Launched
+from launched import BINARY, PACKED_CACHE_DIR, Launched
 
 Launch = Callable[..., Launched]
 
 collect_ignore = ["clients"]  # run in environments of their own: test_clients.py
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests load is packed into a folder of the session's, for all its processes, and not into the home of who runs them."""
+    if PACKED_CACHE_DIR not in os.environ:
+        folder = tempfile.mkdtemp(prefix="penstock-packed-")
+        os.environ[PACKED_CACHE_DIR] = folder
+        config.add_cleanup(partial(shutil.rmtree, folder))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,9 @@ from processes import MARK, Process, marked, wait_for
 # Beside the interpreter that runs the tests: what `make install` put into the same environment.
 BINARY = Path(sys.executable).parent / "penstock"
 
+# Where the session's servers keep what they have packed: the flag's variable, which `conftest` sets.
+PACKED_CACHE_DIR = "PACKED_CACHE_DIR"
+
 # On PYTHONPATH, it makes workers that compute nothing.
 NULL_WORKER = Path(__file__).parent / "null_worker"
 # As long as a step of the shipped model takes.
@@ -85,8 +88,7 @@ class Launched:
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
         }
         if "--worker-address" not in arguments:
-            # What tests load is not kept in the home of who runs them.
-            inherited |= {**fair_share(), "PACKED_CACHE": "off"}
+            inherited |= {**fair_share(), "PACKED_CACHE_DIR": os.environ[PACKED_CACHE_DIR]}
         if null_worker:
             inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
