@@ -36,7 +36,7 @@ mod tgi;
 mod tokenize;
 mod warnings;
 
-use std::panic::AssertUnwindSafe;
+use std::any::Any;
 use std::sync::Arc;
 
 use axum::Router;
@@ -44,7 +44,7 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
-use futures::FutureExt;
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::request_id::{PropagateRequestIdLayer, SetRequestIdLayer};
 
@@ -68,6 +68,7 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let router = handlers::router(args)
         .fallback(unknown)
         .with_state(server)
+        .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn(frame))
         .layer(middleware::from_fn_with_state(auth, auth::require_key))
         .layer(middleware::from_fn_with_state(hosts, host::require_allowed))
@@ -118,16 +119,26 @@ async fn unknown(request: Request) -> Response<Body> {
     not_found::unknown_route(request.uri().path())
 }
 
+/// Marks the answer of a handler that panicked.
+#[derive(Clone, Copy)]
+struct Panicked;
+
+/// A bug costs one request. The panic hook has logged where it was; `frame` knows the path, which says the error's shape.
+fn panicked(_: Box<dyn Any + Send>) -> Response<Body> {
+    let mut response = Response::default();
+    response.extensions_mut().insert(Panicked);
+    response
+}
+
 /// Around every route: what is left of the framework's own answers gets a body in the shape of the route's family, such as a 405
-/// that says what the route takes. A handler that panics is a bug that costs one request; the panic hook has logged where it was.
+/// that says what the route takes.
 async fn frame(request: Request, next: Next) -> Response<Body> {
     let family = Family::of(request.uri().path());
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let Ok(response) = AssertUnwindSafe(next.run(request)).catch_unwind().await else {
-        return ApiError::internal().response(family);
-    };
+    let response = next.run(request).await;
     match response.status() {
+        _ if response.extensions().get::<Panicked>().is_some() => ApiError::internal().response(family),
         StatusCode::METHOD_NOT_ALLOWED => {
             // The framework knows the methods too, but adds its header `Allow` outside of this layer.
             let allowed = route.map(|route| routes::methods(route.as_str())).unwrap_or_default();
@@ -162,6 +173,7 @@ mod tests {
         let router = Router::new()
             .route("/generate", get(broken))
             .route("/v1/models", get(broken))
+            .layer(CatchPanicLayer::custom(panicked))
             .layer(middleware::from_fn(frame));
         for (path, pointer) in [("/generate", "/error_type"), ("/v1/models", "/error/code")] {
             let request = Request::get(path).body(Body::empty()).expect("valid");
