@@ -12,6 +12,24 @@ from recurrent_families import RECURRENT
 from shapes import LATENT, shaped, with_images
 from vision_families import VISION_LANGUAGE
 
+DEEPSEEK_V3: dict[str, Any] = {
+    "q_lora_rank": 20,
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 64,
+        "type": "yarn",
+    },
+}
+
 
 def vocabulary_of(config: dict[str, Any]) -> int:
     """Tokens of the text model."""
@@ -229,42 +247,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         **LATENT,
-        q_lora_rank=20,
-        topk_method="noaux_tc",
-        norm_topk_prob=True,
-        scoring_func="sigmoid",
-        routed_scaling_factor=2.5,
-        num_nextn_predict_layers=1,
-        rope_scaling={
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 40,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 64,
-            "type": "yarn",
-        },
+        **DEEPSEEK_V3,
     ),
     "DeepSeek V3.2": shaped(
         "DeepseekV32ForCausalLM",
         "deepseek_v32",
         **{key: value for key, value in LATENT.items() if key != "moe_layer_freq"},
         **INDEX,
-        q_lora_rank=20,
-        topk_method="noaux_tc",
-        norm_topk_prob=True,
-        scoring_func="sigmoid",
-        routed_scaling_factor=2.5,
-        num_nextn_predict_layers=1,
-        rope_scaling={
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 40,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 64,
-            "type": "yarn",
-        },
+        **DEEPSEEK_V3,
     ),
     "GLM-4 (2024)": shaped(
         "GlmForCausalLM",
