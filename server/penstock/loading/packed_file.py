@@ -112,12 +112,14 @@ def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: l
     Raises OSError. What others left half-written is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    is_theirs = False
     for partial in path.parent.glob(f"*{PARTIAL}"):
-        if _is_being_written(partial):
-            if partial.name.startswith(f"{path.name}."):
-                return None
-        else:
+        if not _is_being_written(partial):
             partial.unlink(missing_ok=True)
+        elif partial.name.startswith(f"{path.name}."):
+            is_theirs = True
+    if is_theirs:
+        return None
     places, end = _places(tensors)
     directory = {"key": key, "model": str(model), "content": content, "tensors": places}
     text = json.dumps(directory).encode()
