@@ -83,9 +83,12 @@ test: ## lint and run every test
 	$(MAKE) --jobs 2 rust-and-lint test-beside
 	$(MAKE) test-alone test-clients
 
+# The binary that the tests start is the one that `make install` makes, and is compiled once.
+AS_IN_TESTS := --features penstock/as-in-tests
+
 .PHONY: build-rust-tests
 build-rust-tests: # with as many jobs as cargo thinks right
-	MAKEFLAGS= cargo test --quiet --locked --workspace --no-run
+	MAKEFLAGS= cargo test --quiet --locked --workspace $(AS_IN_TESTS) --no-run
 
 .PHONY: environments
 environments: $(VENV)/.requirements $(ENGINE) client-environments
@@ -109,7 +112,7 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 
 .PHONY: test-rust
 test-rust: ## tests of router and launcher
-	cargo test --locked --workspace
+	cargo test --locked --workspace $(AS_IN_TESTS)
 
 # What measures time runs after the rest, which has two processes. Only its files are collected.
 PYTEST := $(BIN)/python -m pytest
@@ -164,7 +167,7 @@ test-clients: install client-environments ## tests of client libraries, and the 
 
 .PHONY: test-all
 test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers
-	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace --lib in_every_schedule
+	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
 	$(PYTEST) integration-tests/parity -m ''
 

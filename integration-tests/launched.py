@@ -84,11 +84,12 @@ class Launched:
             *arguments,
         ]
         # Flags may come from the environment too; a test must not depend on the shell that runs it.
-        inherited = {
-            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
-        }
+        kept = ["PATH", "HOME", "LANG", "TMPDIR"]
         if "--worker-address" not in arguments:
-            inherited |= {**fair_share(), "PACKED_CACHE_DIR": os.environ[PACKED_CACHE_DIR]}
+            kept.append(PACKED_CACHE_DIR)
+        inherited = {name: os.environ[name] for name in kept if name in os.environ}
+        if "--worker-address" not in arguments:
+            inherited |= fair_share()
         if null_worker:
             inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:

@@ -1,18 +1,13 @@
 //! What a caller sees: each kind of grammar, ends, errors with their places, limits, the cache.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use crate::synthetic::Vocabulary;
 use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Source, Token};
 use serde_json::{Value, json};
-use synthetic::Vocabulary;
 
 /// A vocabulary of single bytes: a text's tokens are its bytes.
 const EOS: u32 = 256;

@@ -1,16 +1,11 @@
 //! Numbers between bounds, checked against exact arithmetic: every text that a schema of bounds accepts lies between them, and
 //! every short number that does can be written.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::collections::BTreeMap;
 
+use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
 use serde_json::{Map, Value, json};
-use synthetic::{Random, Vocabulary};
 
 const EOS: u32 = 256;
 /// Decimals of an exact number: those of every text here, with its exponent.

@@ -1,19 +1,14 @@
 //! Calls in every format of models: what the masks let through is read as calls whose arguments their schemas accept, what
 //! models write is let through, and what is wrong is not.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::sync::Arc;
 
+use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Part, Source, Token};
 use penstock_output::{
     Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, reasoning_format, tool_format, tool_formats,
 };
 use serde_json::{Value, json};
-use synthetic::{Random, Vocabulary};
 
 const EOS: u32 = 256;
 

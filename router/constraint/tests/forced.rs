@@ -1,15 +1,10 @@
 //! What a grammar forces, in the tokens of the model's own tokenizer.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::sync::Arc;
 
+use crate::synthetic::Vocabulary;
 use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Source, Token, Tokenize};
 use serde_json::{Value, json};
-use synthetic::Vocabulary;
 
 /// A vocabulary of single bytes, the end, a special token and these words.
 const EOS: u32 = 256;

@@ -2,16 +2,11 @@
 //!
 //! With `PENSTOCK_WRITE_DOCS` set the table is written; without, it is compared.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::fmt::Write;
 
+use crate::synthetic::Vocabulary;
 use penstock_constraint::{Cancel, Compiler, Limits, Source};
 use serde_json::{Value, json};
-use synthetic::Vocabulary;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/structured-output.md");
 const BEGIN: &str = "<!-- keywords: written by router/constraint/tests/keywords.rs -->";

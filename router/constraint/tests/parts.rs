@@ -1,15 +1,10 @@
 //! Texts that the server composes: calls of tools with free text around them, with and without special tokens.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
 use std::sync::Arc;
 
+use crate::synthetic::Vocabulary;
 use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Limits, Part, Source, Token};
 use serde_json::json;
-use synthetic::Vocabulary;
 
 /// A vocabulary of single bytes, the end, and special tokens.
 const EOS: u32 = 256;

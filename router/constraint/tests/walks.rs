@@ -1,15 +1,9 @@
 //! Random walks through masks: whatever they let through parses and is valid, for our own schemas and two vocabularies.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "schemas/mod.rs"]
-mod schemas;
-#[path = "../examples/synthetic/mod.rs"]
-mod synthetic;
-
+use crate::schemas;
+use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Limits, MatchError, Source};
 use serde_json::Value;
-use synthetic::{Random, Vocabulary};
 
 fn compiler(vocabulary: &Vocabulary) -> Compiler {
     let size = vocabulary.tokens.len();

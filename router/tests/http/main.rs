@@ -1,6 +1,7 @@
 //! The router as clients meet it: real connections to `run`, over mock workers and a tiny tokenizer.
 
 mod life;
+mod metrics;
 mod openai;
 mod refusals;
 mod served;

@@ -27,8 +27,11 @@ from penstock.models.model import ModelConfig
 from penstock.models.packed_cache import Measured
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
+from penstock.telemetry import log
 
 WARM_UP_SECONDS = 0.25
+# A step that takes less than this share of what an earlier start has measured shows that it was measured beside other work.
+FAR_FASTER = 0.5
 
 
 def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
@@ -163,18 +166,28 @@ def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
     choices = [] if engine.threads is None else engine.threads.choices
     known = entry.measured(of)
     if known is not None and len(known.threads) == len(choices):
-        _run(engine, 1, 1, 0)  # the first step pays for what is set up once
-        for choice, count in zip(choices, known.threads, strict=True):
-            choice.settled = count
-        return pb.CostModel(
+        cost = pb.CostModel(
             fixed_ns=known.fixed_ns,
             per_token_ns=known.per_token_ns,
             per_context_token_ns=known.per_context_token_ns,
         )
+        if not engine.group.everyone.first_says(_is_faster(engine, known)):
+            for choice, count in zip(choices, known.threads, strict=True):
+                choice.settled = count
+            return cost
+        log("INFO", "steps are faster than an earlier start has found: they are measured anew", progress=True)
     cost = _fit(_measure(engine))
     costs = (cost.fixed_ns, cost.per_token_ns, cost.per_context_token_ns)
     entry.take_measured(of, Measured(*costs, [choice.settled for choice in choices]))
     return cost
+
+
+def _is_faster(engine: Engine, known: Measured) -> bool:
+    """Whether a small step takes far less than it did when it was measured: something else was computing then. That one takes more
+    may be for what computes now, and says nothing."""
+    _run(engine, 1, 1, 0)  # the first step pays for what is set up once
+    expected = known.fixed_ns + known.per_token_ns + known.per_context_token_ns
+    return _fastest(engine, 1, 1, 0) < FAR_FASTER * expected
 
 
 def _agreed(group: TensorGroup, count: Callable[[], int], elsewhere: str) -> int:

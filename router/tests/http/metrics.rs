@@ -1,18 +1,30 @@
-//! What `/metrics` counts. Alone in its process: the recorder is the process's.
+//! What `/metrics` counts. Alone in its process, for the recorder is the process's.
 
-#[path = "http/served.rs"]
-#[allow(dead_code)]
-mod served;
+use std::process::Command;
 
 use penstock_core::worker::mock::Fault;
 use serde_json::json;
 
-use served::{Served, Setup};
+use crate::served::{Served, Setup};
 
 /// The token of `~`.
 const TILDE: u32 = 93;
 
+#[test]
+fn requests_are_counted() {
+    let alone = "metrics::every_request_counts_once_and_every_end_has_its_cause";
+    let tests = std::env::current_exe().expect("the tests have a file");
+    let run = Command::new(tests).args(["--ignored", "--exact", alone]).output().expect("it can be run");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+}
+
 #[tokio::test]
+#[ignore = "is run by `requests_are_counted`, in a process of its own"]
 async fn every_request_counts_once_and_every_end_has_its_cause() {
     let mut setup = Setup::default();
     setup.mock.step_fixed = std::time::Duration::from_millis(1);

@@ -1,0 +1,16 @@
+//! Grammars as callers of the crate meet them. One binary, for linking each of these files with the crate takes longer than
+//! compiling it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod behaviour;
+mod bounds;
+mod calls;
+mod cases;
+mod forced;
+mod keywords;
+mod parts;
+mod schemas;
+#[path = "../examples/synthetic/mod.rs"]
+mod synthetic;
+mod walks;
