@@ -58,6 +58,11 @@ KINDS = (
     "Persimmon",
     "Apertus",
     "OPT 350M",
+    "Gemma 4 31B",
+    "Gemma 4 26B A4B",
+    "Gemma 4 E2B, E4B",
+    "MiMo V2 Flash",
+    "RecurrentGemma",
 )
 LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence_tokens": 160, "blocks": 120}
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
-from penstock_kernels.program import Array, HostArray, Layout, Operation, Program
+from penstock_kernels.program import PAGE_TOKENS, Array, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 7
+ABI = 8
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -59,7 +59,7 @@ NUMBERS = (
         "slopes_rounded",
         "weighs_input",
     ),
-    *("value_dim", "rule", "channels", "learns"),
+    *("value_dim", "rule", "channels", "learns", "values", "value_norm"),
 )
 FLOATS = (
     "eps",
@@ -72,6 +72,8 @@ FLOATS = (
     "highest",
     "slopes_scale",
     "one_by_one",
+    "value_eps",
+    "value_scale",
 )
 TENSORS = (
     *("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums"),
@@ -168,7 +170,7 @@ def library() -> ctypes.CDLL:
         ("destroy", None, [c_void_p]),
         ("workspace", c_int64, [c_void_p, c_int64, c_int64, c_int64]),
         ("reserve", c_int, [c_void_p, c_int64, c_int64, c_int64]),
-        ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int32]),
+        ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int64, c_int32]),
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
@@ -245,9 +247,13 @@ class CpuProgram:
         if not self._library.penstock_cpu_reserve(self._handle, tokens, rows, longest):
             raise MemoryError(_reason())
 
-    def set_cache(self, layer: int, pages: Array, table: int) -> None:
-        """Where a layer's pages are, and which table of a step names them."""
-        succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, address(pages), table))
+    def set_cache(self, layer: int, rows: Array, table: int) -> None:
+        """Where a layer's pages are, and which table of a step names them. `rows`: bf16, (tokens, ...), a page's tokens below one
+        another; a layer with fewer numbers than they have room for leaves the end of each page as it is.
+        """
+        page_bytes = rows[:1].nbytes * PAGE_TOKENS
+        at = address(rows)
+        succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, at, page_bytes, table))
 
     def set_state(self, layer: int, state: int, places: Array) -> None:
         """Where a layer's states are: (places, kernel - 1, channels) in bf16 of its convolution, state 0, and (places, heads, ...)

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     HEADS = 14
     WRITE_LATENT = 15
     SCAN = 16
+    GATED_RECUR = 17
 
 
 class Norm(IntEnum):
@@ -59,6 +60,14 @@ class NormOver(IntEnum):
     ALL = 2
 
 
+class Values(IntEnum):
+    """Which values a layer writes: its own, its keys, or none, as it writes no keys."""
+
+    OWN = 0
+    KEYS = 1
+    NONE = 2
+
+
 class Epilogue(IntEnum):
     """What becomes of a product y: y, target + y, f(y), or f(gate) up."""
 
@@ -69,11 +78,12 @@ class Epilogue(IntEnum):
 
 
 class Format(IntEnum):
-    """Of a weight's numbers."""
+    """Of a weight's numbers; those of ROWS are in bf16, and in no tiles."""
 
     BF16 = 0
     INT8 = 1
     INT4 = 2
+    ROWS = 3
 
 
 class Activation(IntEnum):
@@ -165,6 +175,8 @@ class Operation:
     rule: Rule = Rule.DELTA_RULE
     channels: bool = False
     learns: bool = False
+    values: Values = Values.OWN
+    value_norm: Norm = Norm.NONE
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
@@ -175,6 +187,8 @@ class Operation:
     highest: float = math.inf
     slopes_scale: float = 1.0
     one_by_one: float = 0.0
+    value_eps: float = 0.0
+    value_scale: float = 1.0
     weight: Array | None = None
     bias: Array | None = None
     norm_weight: Array | None = None

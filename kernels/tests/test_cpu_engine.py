@@ -31,6 +31,7 @@ from penstock_kernels.program import (
     Operation,
     Program,
     QuantizedMatrix,
+    Values,
     rounded_up,
 )
 
@@ -72,7 +73,7 @@ class Bench:
         self.x = self.program.buffer("x", Layout.F32, table_TE.shape[1])
         table = packed(table_TE)
         self.program.body.append(Operation(Kind.EMBED, -1, self.x, columns=table_TE.shape[1], weight=table))
-        self.cache: Tensor | None = None
+        self.caches: dict[int, Tensor] = {}  # of layers
         self.states: dict[int, Tensor] = {}  # of layer 0
 
     def add(self, kind: Kind, source: int, target: int, **choices: Any) -> None:
@@ -98,8 +99,8 @@ class Bench:
         if not hasattr(self, "made"):
             self.made = TorchProgram(self.program, self.instruction_set, self.threads)
             self.made.reserve(600, 8, LONGEST)
-            if self.cache is not None:
-                self.made.set_cache(0, self.cache, 0)
+            for layer, rows_NJ in self.caches.items():
+                self.made.set_cache(layer, rows_NJ, 0)
             for state, places in self.states.items():
                 self.made.set_state(0, state, places)
         counts = counts or [len(ids)]
@@ -448,10 +449,14 @@ def attending(
     attended = bench.program.buffer("attended", Layout.BF16, heads * size)
     bench.add(Kind.WRITE_KV, bench.x, queries, **shape)
     bench.add(Kind.ATTENTION, queries, attended, **shape, scale=size**-0.5, **choices)
-    numbers = kv_heads * (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS)) * PAGE_TOKENS
-    pages = 3 * (rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS)
-    bench.cache = torch.full((pages, numbers), torch.nan, dtype=torch.bfloat16)
+    bench.caches[0] = empty_cache(kv_heads, size)
     return bench, attended
+
+
+def empty_cache(kv_heads: int, size: int) -> Tensor:
+    """Rows of so many heads, which hold no numbers."""
+    numbers = kv_heads * (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS))
+    return torch.full((3 * rounded_up(LONGEST, PAGE_TOKENS), numbers), torch.nan, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -522,6 +527,116 @@ def test_norms_and_rotations_of_queries_and_keys(name: str, over: NormOver, size
     turned = torch.cat((prepared(q, write.norm_weight), prepared(k, write.second_weight), v), 1)
     exact = attention_reference(turned, heads, kv_heads, size, size**-0.5, 0.0, 0, False)
     close(bench.run(list(range(tokens))).rows(attended, tokens), exact, ulps=2.0)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("values", "size"), [(Values.OWN, 64), (Values.KEYS, 64), (Values.KEYS, 24)])
+def test_values_are_normed_and_scaled_and_may_be_keys(
+    name: str, values: Values, size: int, normed: bool
+) -> None:
+    """Keys as they are read: neither normed as keys are, nor rotated."""
+    heads, kv_heads, tokens = 4, 2, 21
+    rows_of_key = 2 if values == Values.OWN else 1
+    table = random(64, (heads + rows_of_key * kv_heads) * size)
+    bench, attended = attending(name, table, heads, kv_heads, size)
+    write = bench.program.body[1]
+    write.values, write.value_scale = values, 0.75
+    if normed:
+        write.value_norm, write.value_eps = Norm.RMS, 1e-5
+    write.norm, write.eps = Norm.RMS, 1e-6
+    write.second_weight = 1 + 0.3 * random(size, seed=4)
+    x = table[:tokens].bfloat16().float().view(tokens, -1, size)
+    q, k, v = x[:, :heads], x[:, heads : heads + kv_heads], x[:, -kv_heads:]
+    q = F.rms_norm(q, (size,), None, 1e-6)
+    k = F.rms_norm(k, (size,), write.second_weight, 1e-6)
+    v = 0.75 * (F.rms_norm(v, (size,), None, 1e-5) if normed else v)
+    turned = torch.cat((q, k, v), 1).flatten(1)
+    exact = attention_reference(turned, heads, kv_heads, size, size**-0.5, 0.0, 0, False)
+    close(bench.run(list(range(tokens))).rows(attended, tokens), exact, ulps=2.0)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_layers_with_other_heads_have_pages_of_one_length_and_may_read_those_of_others(name: str) -> None:
+    """Three layers of one token's numbers: two with heads of their own, and one with queries alone, for the keys of the second. The
+    first two share an array, in which they never have the same page.
+    """
+    near, far = (4, 2, 64), (2, 1, 512)
+    table = random(64, 4 * 512)
+    bench = Bench(name, table)
+    rows_NJ = empty_cache(1, 512)
+    made = []
+    for layer, (heads, kv_heads, size) in enumerate((near, far, far)):
+        shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
+        queries = bench.program.buffer(f"queries of {size}", Layout.QUERIES, heads * size)
+        attended = bench.program.buffer(f"attended {layer}", Layout.BF16, heads * size)
+        values = Values.NONE if layer == 2 else Values.OWN
+        bench.add(Kind.WRITE_KV, bench.x, queries, **shape, values=values)
+        bench.add(
+            Kind.ATTENTION, queries, attended, **shape, scale=size**-0.5, window=24 if layer == 0 else 0
+        )
+        made.append(attended)
+    # Pages of the first layer are those behind all that the others have.
+    behind = len(rows_NJ) // 3 * 2
+    bench.caches = {0: rows_NJ[behind:], 1: rows_NJ, 2: rows_NJ}
+    x, done = table.bfloat16().float(), 0
+    for count in (19, 1, 30, 1):
+        ran = bench.run(list(range(done, done + count)), [count], [done])
+        for attended, (heads, kv_heads, size) in zip(made, (near, far, far), strict=True):
+            qkv = x[: done + count, : (heads + 2 * kv_heads) * size]
+            window = 24 if size == 64 else 0
+            exact = attention_reference(qkv, heads, kv_heads, size, size**-0.5, 0.0, window, False)
+            close(ran.rows(attended, count), exact[done:], ulps=2.0)
+        done += count
+
+
+def test_pages_that_are_too_short_are_refused() -> None:
+    bench, _ = attending("generic", random(64, 8 * 64), 4, 2, 64)
+    bench.caches[0] = empty_cache(1, 64)
+    with pytest.raises(RuntimeError, match="pages that are too short for a layer's heads"):
+        bench.run([0])
+
+
+def test_queries_of_several_sizes_in_one_buffer_are_refused() -> None:
+    bench, _ = attending("generic", random(64, 8 * 64), 4, 2, 64)
+    queries = bench.program.body[1].target
+    shape = {"layer": 1, "heads": 4, "kv_heads": 1, "head_dim": 64}
+    bench.add(Kind.WRITE_KV, bench.x, queries, **shape)
+    with pytest.raises(ValueError, match="queries of heads of several sizes"):
+        bench.run([0])
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("width", [8, 32, 40, 336])
+def test_tables_row_by_row(name: str, width: int) -> None:
+    """An id beyond the table's own counts as 0."""
+    table = random(64, width).bfloat16()
+    bench = Bench(name, random(80, 16))
+    found = bench.program.buffer("found", Layout.F32, width)
+    choices = {"columns": width, "rows": 60, "scale": 3.0, "format": Format.ROWS, "weight": table}
+    bench.add(Kind.EMBED, -1, found, **choices)
+    for ids in ([7], [59, 60, 0, 79, 3], list(range(80))):
+        exact = 3.0 * table[[0 if at >= 60 else at for at in ids]].float()
+        assert torch.equal(bench.run(ids).rows(found, len(ids)), exact)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("groups", "width"), [(3, 8), (5, 32), (2, 50)])
+def test_norms_of_groups(name: str, groups: int, width: int) -> None:
+    table, weight = random(64, groups * width), random(width, seed=1)
+    bench = Bench(name, table)
+    short = bench.program.buffer("short", Layout.BF16, groups * width)
+    added = bench.program.buffer("added", Layout.F32, groups * width)
+    shape = {"columns": width, "heads": groups, "norm": Norm.RMS, "eps": 1e-5, "norm_weight": weight}
+    bench.add(Kind.NORM, bench.x, short, **shape)
+    bench.add(Kind.NORM, bench.x, added, columns=groups * width)
+    bench.add(Kind.NORM, bench.x, added, **shape, accumulate=True, scale=0.5)
+    for rows in (1, 6, 40):
+        made, x = bench.run(list(range(rows))), table[:rows].bfloat16().float()
+        exact = F.rms_norm(x.view(rows, groups, width), (width,), weight, 1e-5).flatten(1)
+        torch.testing.assert_close(made.rows(added, rows), x + 0.5 * exact, atol=1e-5, rtol=1e-5)
+        if rows > 4:  # fewer are computed by every thread for itself
+            close(made.rows(short, rows), exact)
 
 
 @pytest.mark.parametrize("name", SETS)

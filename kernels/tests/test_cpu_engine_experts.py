@@ -76,6 +76,20 @@ def test_a_route_is_that_of_torch(name: str, routing: str, corrected: bool) -> N
         torch.testing.assert_close(got, wanted[:rows], atol=1e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_weights_may_have_a_factor_of_each_expert(name: str) -> None:
+    logits, factors = random(40, 24).bfloat16().float(), 1 + 0.3 * random(24, seed=3)
+    choice = ops.Routing(3, normalize=True)
+    bench = Bench(name, logits)
+    route = add_route(bench, bench.x, choice, None, 24)
+    plain = chosen(bench.run(list(range(40))).rows(route, 40), 24)
+    bench = Bench(name, logits)
+    route = add_route(bench, bench.x, choice, None, 24)
+    bench.program.body[-1].norm_weight = factors
+    got = chosen(bench.run(list(range(40))).rows(route, 40), 24)
+    torch.testing.assert_close(got, plain * factors, atol=0, rtol=1e-6)
+
+
 class Mixture:
     """Random experts, in a program and for torch."""
 
@@ -241,7 +255,7 @@ def test_a_weight_may_be_a_factor_of_what_an_expert_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", [Format.BF16, Format.INT8, Format.INT4])
 def test_a_token_gets_the_same_from_its_experts_to_the_last_bit(name: str, format: Format) -> None:
     """Alone, among few and among many; with one thread and with two."""
     mixture = Mixture(name, ops.Routing(3, normalize=True), format=format)

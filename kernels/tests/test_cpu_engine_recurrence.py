@@ -42,10 +42,11 @@ def cut_everywhere(bench: Bench, out: int, states: dict[int, Tensor], tokens: in
         bench.made.set_threads(1 + turn % 2)
         piece = ids[position : position + count]
         other = ids[: 5 + turn]
-        made = bench.run(other + piece + [3], counts=[len(other), count, 1], slots=[0, 2, 1])
+        counts, first = [len(other), count, 1], [0, position, 0]
+        made = bench.run(other + piece + [3], counts, first, slots=[0, 2, 1])
         pieces.append(made.rows(out, len(other) + count)[len(other) :].clone())
         position += count
-    made = bench.run(ids[position:], slots=[2])
+    made = bench.run(ids[position:], first=[position], slots=[2])
     pieces.append(made.rows(out, tokens - position).clone())
     assert torch.equal(torch.cat(pieces), whole)
     assert all(torch.equal(states[number][2], ended[number]) for number in states)
@@ -56,7 +57,7 @@ def cut_everywhere(bench: Bench, out: int, states: dict[int, Tensor], tokens: in
     start()
     bench.run(ids[:19], slots=[2])
     assert all(torch.equal(states[number][2], copies[number]) for number in states)
-    rest = bench.run(ids[19:], slots=[2]).rows(out, tokens - 19)
+    rest = bench.run(ids[19:], first=[19], slots=[2]).rows(out, tokens - 19)
     assert torch.equal(rest, whole[19:])
 
 
@@ -280,6 +281,37 @@ def test_states_of_channels(name: str, channels: int, size: int) -> None:
     got = bench.run(list(range(TOKENS)), counts=[50, 40]).rows(out, TOKENS)
     torch.testing.assert_close(got, exact, atol=2e-6 * float(exact.abs().max()), rtol=1e-4)
     torch.testing.assert_close(states, state_P, atol=2e-6 * float(state_P.abs().max()), rtol=1e-4)
+    states.copy_(before)
+    cut_everywhere(bench, out, bench.states)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("heads", "size"), [(2, 32), (3, 8), (2, 20)])
+def test_states_of_single_numbers(name: str, heads: int, size: int) -> None:
+    """Against the operation in torch, whose gates and decays are made as Griffin's are."""
+    width = heads * size
+    table = random(TOKENS, 3 * width, scale=2.0).bfloat16().float()
+    biases, rate = random(heads, 2 * size, seed=1), 8.0 * F.softplus(random(width, seed=2))
+    states = random(PLACES, width, seed=3)
+    bench = Bench(name, table)
+    bench.states = {1: states}
+    gates = bench.program.buffer("gates", Layout.F32, 2 * width)
+    bench.add(Kind.NORM, bench.x, gates, columns=2 * width, source_at=width)
+    out = bench.program.buffer("out", Layout.F32, width)
+    shape: dict[str, Any] = {"heads": heads, "head_dim": size, "norm_weight": rate, "bias": biases}
+    bench.add(Kind.GATED_RECUR, bench.x, out, second=gates, **shape)
+    x, gate_TI = table.split([width, 2 * width], -1)  # type: ignore[no-untyped-call]
+    opened = (gate_TI.unflatten(-1, (heads, 2 * size)) + biases).sigmoid()
+    read, kept = (part.flatten(1) for part in opened.chunk(2, -1))
+    log_kept = -kept * rate
+    scale = (1 - (2 * log_kept).exp()).sqrt()
+    scale[0] = scale[50] = 1.0  # a sequence's first token
+    before, state_P = states.clone(), states.clone()
+    exact = ops.linear_recurrence(log_kept.exp(), x * read * scale, state_P, runs(50, 40))
+    got = bench.run(list(range(TOKENS)), counts=[50, 40]).rows(out, TOKENS)
+    # 1 - e^x of a small x has few digits.
+    torch.testing.assert_close(got, exact, atol=2e-4 * float(exact.abs().max()), rtol=1e-4)
+    torch.testing.assert_close(states, state_P, atol=2e-4 * float(state_P.abs().max()), rtol=1e-4)
     states.copy_(before)
     cut_everywhere(bench, out, bench.states)
 

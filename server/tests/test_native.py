@@ -21,7 +21,6 @@ from penstock.models.config import (
     DecoderConfig,
     ExpertsConfig,
     NormConfig,
-    PerLayerConfig,
     StreamsConfig,
 )
 from penstock.models.native import NativeDecoder
@@ -160,11 +159,13 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     monkeypatch.delenv(cpu_engine.VARIABLE)
     rehearsed: list[object] = []
     monkeypatch.setattr(recipes, "load", rehearsed.append)
-    config = checkpoints.config(architectures=["RecurrentGemmaForCausalLM"], model_type="recurrent_gemma")
+    config = checkpoints.config(
+        architectures=["RecurrentGemmaForCausalLM"], model_type="recurrent_gemma", conv1d_width=12
+    )
     wide = checkpoints.config(intermediate_size=70_000)
     with pytest.raises(UnusableModel, match="70000 inputs of a matrix, and the most are 65536"):
         building.load(wide, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int8")
-    with pytest.raises(UnusableModel, match="it does not serve gated recurrences"):
+    with pytest.raises(UnusableModel, match="it does not serve convolutions of 12 tokens"):
         building.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"
     with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
@@ -236,27 +237,20 @@ def test_a_program_is_a_list_that_can_be_read(tmp_path: Path) -> None:
 
 
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
-    ({"recurrent": GriffinConfig(16, 2, 4, "gelu")}, "gated recurrences"),
+    ({"recurrent": GriffinConfig(16, 2, 12, "gelu")}, "convolutions of 12 tokens"),
     ({"recurrent": ShortConvConfig(16, 12)}, "convolutions of 12 tokens"),
     ({"recurrent": DeltaConfig(2, 2, 512, 16, 4, 1e-5)}, "states of 512 rows"),
     ({"experts": ExpertsConfig(5000, 8, ops.Routing(2))}, "more than 4096 experts"),
     ({"gate_sparsity": 0.95}, "sparse gates"),
-    ({"kv_heads": 1}, "heads of several sizes"),
-    ({"head_dim": 8}, "heads of several sizes"),
-    ({"keys_of": 0}, "layers that share keys"),
-    ({"values_are_keys": True}, "values that are keys"),
+    ({"head_dim": 1024}, "heads of 1024"),
+    ({"head_dim": 15}, "heads of 15"),
 ]
 UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     (
         {"qk_norm": NormConfig(1e-5), "qk_norm_rotated": True, "qk_norm_over": "all"},
         "norms over all queries behind the rotation",
     ),
-    ({"value_norm": NormConfig(1e-5)}, "normalised values"),
-    ({"value_scale": 0.7}, "scaled values"),
-    ({"layer_scales": True}, "scaled layers"),
-    ({"experts_beside": True}, "experts beside a dense layer"),
     ({"streams": StreamsConfig(4, 0, 8)}, "several residual streams"),
-    ({"per_layer": PerLayerConfig(64, 8)}, "per-layer embeddings"),
     ({"activation": "gelu_python_other"}, "the activation gelu_python_other"),
 ]
 

@@ -37,6 +37,21 @@ SEPARATE void head_of(const WriteKvArgs &args, const float *from, bool normed, f
     for (int at = 0; at < width; at += 16) store_bf16(to + at, to_bf16(load(x + at) * scale));
 }
 
+// A head's value, from (D,) fp32 to (width,) bf16 with zeros beyond D.
+SEPARATE void value_of(const WriteKvArgs &args, const float *from, float *x, int width, uint16_t *to) {
+    const int size = args.heads.head_dim;
+    for (int at = 0; at < width; at += 16) {
+        F16 some = at < size ? load_up_to(from + at, size - at) : F16{};
+        if (args.clip != 0.0f) some = maximum(minimum(some, all(args.clip)), all(-args.clip));
+        store(x + at, some);
+    }
+    float mean, factor;
+    statistics(x, size, args.value_norm, args.value_eps, &mean, &factor);
+    if (args.value_norm != PENSTOCK_NORM_NONE)
+        for (int i = 0; i < size; i++) x[i] = (x[i] - mean) * factor;
+    for (int at = 0; at < width; at += 16) store_bf16(to + at, to_bf16(load(x + at) * args.value_scale));
+}
+
 // Of a norm over all heads at once; clipped as the heads will be.
 SEPARATE void statistics_over_all(const WriteKvArgs &args, const float *from, int width, float *copy, float *mean,
                                   float *factor) {
@@ -56,13 +71,15 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
     uint16_t *short_x = reinterpret_cast<uint16_t *>(x + heads.key_dim);
     const bool normed = args.norm != PENSTOCK_NORM_NONE, over_all = normed && args.norm_over == PENSTOCK_OVER_ALL;
     const bool over_heads = args.norm_over != PENSTOCK_OVER_HEAD;  // a weight for each head
+    const bool writes = args.values != PENSTOCK_VALUES_NONE;
     const int64_t at_once = share(args.tokens, work), parts = (args.tokens + at_once - 1) / at_once;
     for (int64_t item; (item = take(work, 1)) < parts * heads.kv_heads;) {
         const int head = static_cast<int>(item % heads.kv_heads);
         const int64_t begin = item / heads.kv_heads * at_once;
         for (int64_t token = begin; token < least(begin + at_once, args.tokens); token++) {
             const float *from = reinterpret_cast<const float *>(args.source + token * args.source_bytes);
-            const float *keys = from + all_queries * size, *values = keys + heads.kv_heads * size;
+            const float *keys = from + all_queries * size;
+            const float *values = args.values == PENSTOCK_VALUES_KEYS ? keys : keys + heads.kv_heads * size;
             const int64_t position = args.token_positions[token];
             const float *cos = args.cos ? args.cos + position * (args.rope_dim / 2) : nullptr;
             const float *sin = args.sin ? args.sin + position * (args.rope_dim / 2) : nullptr;
@@ -72,7 +89,7 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
                 // `copy` is behind what the heads need; only clipped models use it.
                 float *copy = reinterpret_cast<float *>(work.scratch + 16 * 1024);
                 statistics_over_all(args, from, all_queries * size, copy, &query_mean, &query_factor);
-                statistics_over_all(args, keys, heads.kv_heads * size, copy, &key_mean, &key_factor);
+                if (writes) statistics_over_all(args, keys, heads.kv_heads * size, copy, &key_mean, &key_factor);
             }
             for (int g = 0; g < heads.group; g++) {
                 const int query = head * heads.group + g;
@@ -82,6 +99,7 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
                 head_of(args, from + query * size, normed, query_mean, query_factor, weight, bias, cos, sin, scale,
                         x, heads.key_dim, reinterpret_cast<uint16_t *>(to));
             }
+            if (!writes) continue;
             const int64_t place = args.token_places[token];
             const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
             const int at = static_cast<int>(place % PENSTOCK_PAGE_TOKENS);
@@ -93,8 +111,7 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
             for (int pair = 0; pair < heads.key_dim / 2; pair++)
                 *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
                     short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
-            head_of(args, values + head * size, false, 0, 1, nullptr, nullptr, nullptr, nullptr, 1.0f, x, heads.value_dim,
-                    short_x);
+            value_of(args, values + head * size, x, heads.value_dim, short_x);
             uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
             for (int i = 0; i < heads.value_dim; i++)
                 *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = short_x[i];

@@ -41,10 +41,14 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
             case PENSTOCK_EMBED:
                 if (is_head || target.layout != PENSTOCK_F32 || !operation.weight)
                     throw wrong("an embedding makes fp32 in the body");
+                if ((operation.format != PENSTOCK_FORMAT_BF16 && operation.format != PENSTOCK_FORMAT_ROWS) ||
+                    operation.rows < 0 || (operation.positions && operation.format == PENSTOCK_FORMAT_ROWS))
+                    throw wrong("an embedding from a table that this library does not know");
                 break;
             case PENSTOCK_NORM:
-                if (operation.columns + operation.target_at > target.width || operation.target_at < 0 ||
-                    (operation.target_at > 0 && target.layout == PENSTOCK_BYTES) || operation.source_at < 0)
+                if (std::max(operation.heads, 1) * operation.columns + operation.target_at > target.width ||
+                    operation.target_at < 0 || operation.source_at < 0 ||
+                    ((operation.target_at > 0 || operation.heads > 1) && target.layout == PENSTOCK_BYTES))
                     throw wrong("a norm is wider than its target");
                 if (operation.accumulate && target.layout != PENSTOCK_F32) throw wrong("a norm adds to fp32 only");
                 break;
@@ -171,6 +175,14 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     !fits(operation.third, operation.outer_at, operation.head_dim))
                     throw wrong("states that this library does not know");
                 break;
+            case PENSTOCK_GATED_RECUR: {
+                const int channels = operation.heads * operation.head_dim;
+                if (is_head || operation.heads < 1 || operation.head_dim < 1 || !operation.norm_weight || !operation.bias ||
+                    target.layout != PENSTOCK_F32 || target.width != channels || operation.source_at < 0 ||
+                    !fits(operation.source, operation.source_at, channels) || !fits(operation.second, 0, 2 * channels))
+                    throw wrong("states that this library does not know");
+                break;
+            }
             case PENSTOCK_WRITE_LATENT: {
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
                              &rotated = buffers_[static_cast<size_t>(operation.second)];
@@ -189,6 +201,14 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
                     operation.head_dim > 1024)
                     throw wrong("heads that this library does not know");
+                if (operation.kind == PENSTOCK_WRITE_KV) {
+                    const int of_keys = operation.values == PENSTOCK_VALUES_OWN ? 2 : operation.values == PENSTOCK_VALUES_KEYS;
+                    if (operation.values < PENSTOCK_VALUES_OWN || operation.values > PENSTOCK_VALUES_NONE ||
+                        operation.value_norm < PENSTOCK_NORM_NONE || operation.value_norm > PENSTOCK_NORM_LAYER ||
+                        !fits(operation.source, 0,
+                              (operation.heads + of_keys * operation.kv_heads) * operation.head_dim))
+                        throw wrong("values of what is not there");
+                }
                 break;
             default:
                 throw wrong("an operation of an unknown kind");

@@ -127,6 +127,9 @@ void route(const RouteArgs &args, const Work &work) {
             float *to = reinterpret_cast<float *>(args.target + token * args.target_bytes);
             route_token(args, reinterpret_cast<const float *>(args.logits + token * args.logits_bytes), to,
                         reinterpret_cast<int32_t *>(to + args.per_token), reinterpret_cast<float *>(work.scratch));
+            if (!args.factors) continue;
+            const int32_t *chosen = reinterpret_cast<const int32_t *>(to + args.per_token);
+            for (int i = 0; i < args.per_token; i++) to[i] *= args.factors[chosen[i]];
         }
 }
 

@@ -52,6 +52,7 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .rates = rates,
         .recur = recur,
         .scan = scan,
+        .gated_recur = gated_recur,
         .quantize_weight = quantize_weight,
         .summarize = summarize,
         .join_summaries = join_summaries,

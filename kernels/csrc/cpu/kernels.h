@@ -36,7 +36,9 @@ struct EmbedArgs {
     int64_t tokens;
     const int64_t *ids;
     const int32_t *token_positions;
-    const uint8_t *table;  // packed
+    const uint8_t *table;  // packed, or row by row
+    bool by_row;
+    int64_t known;  // ids from there on count as 0; 0: all are
     int width;
     float scale;
     const float *positions;
@@ -47,7 +49,7 @@ struct EmbedArgs {
 
 struct NormArgs {
     int64_t rows;
-    int width;
+    int width, groups;  // numbers of a group, which is normed by itself
     penstock_norm norm;
     float eps, scale;
     bool accumulate;
@@ -147,7 +149,7 @@ struct RouteArgs {
     bool sigmoid, normalize;
     int groups, top_groups, group_best;
     float scale, one_by_one;
-    const float *correction;
+    const float *correction, *factors;  // of an expert's score for the choice, and of its weight
     const uint8_t *logits;
     int64_t logits_bytes;
     uint8_t *target;  // of a token its experts' weights, and behind them their numbers
@@ -238,6 +240,9 @@ struct WriteKvArgs {
     bool norm_rotated;
     const float *query_norm, *key_norm, *query_bias, *key_bias;
     const float *query_factors;  // by position, or none
+    penstock_values values;
+    penstock_norm value_norm;
+    float value_eps, value_scale;
     const uint8_t *source;
     int64_t source_bytes;
     uint8_t *queries;
@@ -350,6 +355,19 @@ struct ScanArgs {
     int64_t target_bytes;
 };
 
+struct GatedRecurArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    const int32_t *token_positions;
+    States states;
+    int heads, head_dim;
+    const float *rate, *bias;
+    const uint8_t *source, *gates;
+    int64_t source_bytes, gates_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 // Columns of a row of logits that are summed up together. Such parts are joined in their order, whoever made them.
 constexpr int64_t kSummarized = 4096;
 
@@ -418,6 +436,7 @@ struct Kernels {
     void (*rates)(const RatesArgs &, const Work &);
     void (*recur)(const RecurArgs &, const Work &);
     void (*scan)(const ScanArgs &, const Work &);
+    void (*gated_recur)(const GatedRecurArgs &, const Work &);
     void (*quantize_weight)(const QuantizeWeightArgs &);
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);

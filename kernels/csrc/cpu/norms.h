@@ -5,13 +5,24 @@
 
 namespace {
 
+// A row of a table that is in no tiles.
+SEPARATE void embed_row(const EmbedArgs &args, const uint8_t *from, float *to) {
+    for (int at = 0; at + 16 <= args.width; at += 16) store(to + at, from_bf16(load_bf16(from + at * 2)) * args.scale);
+    for (int at = args.width / 16 * 16; at < args.width; at++)
+        to[at] = from_bf16(H16{reinterpret_cast<const uint16_t *>(from)[at]})[0] * args.scale;
+}
+
 void embed(const EmbedArgs &args, const Work &work) {
     const int pairs = (args.width + 1) / 2;
     const int64_t panel = round_up(args.width, PENSTOCK_TILE_INPUTS) / PENSTOCK_TILE_INPUTS * kTileBytes;
     for (int64_t token; (token = take(work, 1)) < args.tokens;) {
-        const int64_t id = args.ids[token];
+        const int64_t id = args.known && args.ids[token] >= args.known ? 0 : args.ids[token];
         const uint8_t *from = args.table + id / 16 * panel + id % 16 * 4;
         float *to = reinterpret_cast<float *>(args.target + token * args.target_bytes);
+        if (args.by_row) {
+            embed_row(args, args.table + id * args.width * 2, to);
+            continue;
+        }
         for (int pair = 0; pair < pairs; pair++) {
             union {
                 uint32_t bits;
@@ -125,8 +136,9 @@ void norm(const NormArgs &args, const Work &work) {
     const int64_t at_once = work.next ? share(args.rows, work) : args.rows;
     for (int64_t row = 0; (row = work.next ? take(work, at_once) : row) < args.rows; row += at_once)
         for (int64_t r = row; r < least(row + at_once, args.rows); r++)
-            norm_row(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes),
-                     args.target + r * args.target_bytes);
+            for (int64_t at = 0; at < (int64_t)args.groups * args.width; at += args.width)
+                norm_row(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes) + at,
+                         args.target + r * args.target_bytes + at * (args.to == PENSTOCK_BF16 ? 2 : 4));
 }
 
 SEPARATE void quantize_bf16_row(const QuantizeArgs &args, const uint8_t *from, uint8_t *to) {

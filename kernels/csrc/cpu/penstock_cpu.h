@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 7 };
+enum { PENSTOCK_CPU_ABI = 8 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -33,20 +33,24 @@ enum penstock_format {
     // The byte at [p][n][i] holds u of input 4 p + i in its low half and of input 64 + 4 p + i in its high half; the
     // number is (u - 8) times its group's factor, from -120 to 105.
     PENSTOCK_FORMAT_INT4 = 2,
+    // bf16 row by row, in no tiles: of EMBED alone.
+    PENSTOCK_FORMAT_ROWS = 3,
 };
 enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };
 
 enum penstock_kind {
-    PENSTOCK_EMBED = 0,      // target = rows of a packed table by token id
-    PENSTOCK_NORM = 1,       // target = norm(source), or target += scale norm(source)
+    PENSTOCK_EMBED = 0,      // target = rows of a table by token id; an id from `rows` on counts as 0, where that is not 0
+    PENSTOCK_NORM = 1,       // target = norm(source), or target += scale norm(source); of `heads` neighbours of `columns`
+                             // numbers each by itself, with one weight, where there are several
     PENSTOCK_LINEAR = 2,     // target = epilogue(source W^T + bias)
-    PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values to the cache
+    PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values (`values`) to the cache
     PENSTOCK_ATTENTION = 4,  // target = causal attention of queries over the cache
     PENSTOCK_QUANTIZE = 5,   // target, of bytes, = source, of bf16
     PENSTOCK_GATED_NORM = 6,  // target, of bf16, = norm(source) activation(gates), or norm(source activation(gates)) where
                               // `accumulate` is set; gates are in `second` from column source_at on
     PENSTOCK_OPEN = 7,        // target, of bf16, times activation(source), `columns` gates: one of each head, or number
-    PENSTOCK_ROUTE = 8,       // target = weights of the experts that logits choose for a token, and behind them their numbers
+    PENSTOCK_ROUTE = 8,       // target = weights of the experts that logits choose for a token, and behind them their numbers;
+                              // weights are multiplied with norm_weight (experts,) in the end, where there is one
     PENSTOCK_GATHER = 9,      // target = rows of the source, one for each expert of each token, by expert
     PENSTOCK_EXPERTS = 10,    // as LINEAR, of gathered rows, each with its expert's weight. What is stored or added is the
                               // sum over a token's experts in their order, each times its weight
@@ -65,12 +69,22 @@ enum penstock_kind {
     PENSTOCK_SCAN = 16,       // target = answers of `columns` channels' states of head_dim numbers; rates, before softplus, are
                               // `second`, and B and C begin at inner_at and outer_at of `third`. decay is weight `positions`
                               // (columns, head_dim), negative; norm_weight times what is read is added
+    PENSTOCK_GATED_RECUR = 17,  // target = states of `heads` times `head_dim` channels, of one number each, once they have kept
+                                // and learnt what gates say, which `second` has before their sigmoid and `bias`: of each head
+                                // those of what is read, then those of what is kept; that to the power norm_weight, as e^-x
 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
 
 // What one weight of the norm of queries and keys covers.
 enum penstock_norm_over { PENSTOCK_OVER_HEAD = 0, PENSTOCK_OVER_HEADS = 1, PENSTOCK_OVER_ALL = 2 };
+
+// Where WRITE_KV has values from.
+enum penstock_values {
+    PENSTOCK_VALUES_OWN = 0,   // behind the keys
+    PENSTOCK_VALUES_KEYS = 1,  // they are the keys as they are read: neither normed as those are, nor rotated
+    PENSTOCK_VALUES_NONE = 2,  // there are queries alone: the layer attends to what another one has written
+};
 
 enum penstock_epilogue {
     PENSTOCK_STORE = 0,  // y scale, soft capped where softcap is not 0
@@ -145,11 +159,13 @@ typedef struct {
     int32_t value_dim, rule;                   // of states (heads, head_dim, value_dim)
     int32_t channels;  // of states: whether each of the head_dim rows keeps a share of its own
     int32_t learns;   // of states: a value is what the state's answer to the key lacks of it
+    int32_t values, value_norm;  // of WRITE_KV: where values come from, and how they are normed, without a weight
     float eps, scale, softcap, clip;
     float limit, alpha;      // of a clamped gate, and of xIELU
     float lowest, highest;   // of rates, and the lower one of xIELU
     float slopes_scale;      // a factor of what slopes add
     float one_by_one;        // of a route: see penstock_kernels/experts.py; 0: all at once
+    float value_eps, value_scale;  // of WRITE_KV: of the norm of values, and what they are multiplied with
     const void *weight;          // packed, 64-byte aligned
     const float *bias;           // (rows,) rounded up to whole tiles, or of a norm (columns,)
     const float *norm_weight;    // of a norm; of WRITE_KV that of queries
@@ -251,9 +267,10 @@ PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program,
 
 PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
 
-// Memory of a layer's pages, each kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes, and the table they are
-// in.
-PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int32_t table);
+// Memory of a layer's pages, `page_bytes` from one to the next, and the table they are in. A layer uses kv_heads (D rounded up
+// to 32 + D rounded up to 16) 32 bytes of each of its pages.
+PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes,
+                                            int32_t table);
 
 // Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
 // (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1.

@@ -79,16 +79,19 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             int4_inputs_ = std::max(int4_inputs_, operation.columns);
         experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
-            operation.kind == PENSTOCK_SCAN) {
+            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR) {
             has_states_ = true;
             layers = std::max(layers, operation.layer + 1);
         }
         if (operation.kind == PENSTOCK_WRITE_KV || operation.kind == PENSTOCK_WRITE_LATENT ||
             operation.kind == PENSTOCK_ATTENTION) {
             const Heads heads = heads_of(operation);
-            (operation.kind == PENSTOCK_ATTENTION ? source : target).heads = heads;
+            Heads &of_queries = (operation.kind == PENSTOCK_ATTENTION ? source : target).heads;
+            if (of_queries.kv_heads && (of_queries.kv_heads != heads.kv_heads || of_queries.group != heads.group ||
+                                        of_queries.key_dim != heads.key_dim))
+                throw wrong("a buffer of queries of heads of several sizes");
+            of_queries = heads;
             key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
-            kv_heads_ = heads.kv_heads, group_ = std::max(group_, heads.group);
             layers = std::max(layers, operation.layer + 1);
         }
         if (operation.kind == PENSTOCK_ATTENTION) {
@@ -141,9 +144,19 @@ Heads Program::heads_of(const penstock_operation &operation) {
     return heads;
 }
 
+Heads Program::cached_heads(const penstock_operation &operation) const {
+    Heads heads = heads_of(operation);
+    heads.page_bytes = caches_[static_cast<size_t>(operation.layer)].page_bytes;
+    return heads;
+}
+
 // Parts of attention at once: rows are divided while there are few of them for the threads.
-int64_t Program::part_count(int64_t longest) const {
-    return (4 * team_.size() / kv_heads_ + 1) * (longest / kSplit + 2);
+int64_t Program::part_count(const Division &division, int64_t longest) const {
+    return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
+}
+
+int64_t Program::item_count(const Division &division, int64_t tokens, int64_t longest) const {
+    return tokens * (division.group + 16) / 16 + part_count(division, longest);
 }
 
 int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
@@ -173,7 +186,10 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
         buffer.offset = place(buffer.row_bytes * buffer.rows);
         if (buffer.own_offset >= 0) buffer.own_offset = place(buffer.row_bytes * kRowsOfOwn * team_.size());
     }
-    *parts = place(part_count(longest) * kv_heads_ * part_floats(value_dim_) * 4);
+    int64_t most_parts = 1;
+    for (const Division &division : divisions_)
+        most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
+    *parts = place(most_parts * part_floats(value_dim_) * 4);
     *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage) * team_.size());
     return end;
 }
@@ -181,7 +197,8 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
 int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const {
     std::vector<Buffer> buffers = buffers_;
     int64_t parts, scratch;
-    const int64_t items = (tokens * (group_ + 16) / 16 + part_count(longest)) * static_cast<int64_t>(divisions_.size());
+    int64_t items = 0;
+    for (const Division &division : divisions_) items += item_count(division, tokens, longest);
     return lay_out(buffers, tokens, rows, longest, &parts, &scratch) +
            items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8 * (1 + per_token_);
 }
@@ -199,15 +216,18 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
         grouped_.active.assign(static_cast<size_t>(experts_), 0);
     }
     for (Division &division : divisions_) {
-        division.items.reserve(static_cast<size_t>(tokens * (group_ + 16) / 16 + part_count(longest)));
+        division.items.reserve(static_cast<size_t>(item_count(division, tokens, longest)));
         division.joins.reserve(static_cast<size_t>(4 * team_.size() + 1));
     }
 }
 
-void Program::set_cache(int layer, void *pages, int table) {
+void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table) {
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
+    for (const penstock_operation &operation : body_)
+        if (operation.kind == PENSTOCK_ATTENTION && operation.layer == layer && heads_of(operation).page_bytes > page_bytes)
+            throw wrong("pages that are too short for a layer's heads");
     LayerCache &cache = caches_[static_cast<size_t>(layer)];
-    cache.pages = static_cast<uint8_t *>(pages), cache.table = table;
+    cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table;
     tables_ = std::max(tables_, table + 1);
 }
 
@@ -296,8 +316,9 @@ void Program::note_rows(const penstock_step &step) {
 void Program::move(const int64_t *sources, const int64_t *targets, int64_t count) {
     for (const penstock_operation &operation : body_) {
         if (operation.kind != PENSTOCK_WRITE_KV && operation.kind != PENSTOCK_WRITE_LATENT) continue;
+        if (operation.values == PENSTOCK_VALUES_NONE) continue;  // another layer's
         const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
-        const Heads heads = heads_of(operation);
+        const Heads heads = cached_heads(operation);
         for (int64_t at = cache.table * count; at < (cache.table + 1) * count; at++)
             for (int head = 0; head < heads.kv_heads; head++) {
                 const auto page = [&](int64_t place) {
@@ -475,14 +496,16 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
-                            target.width, operation.scale, operation.positions, operation.offset, to, target.row_bytes},
+                            operation.format == PENSTOCK_FORMAT_ROWS, operation.rows, target.width, operation.scale,
+                            operation.positions, operation.offset, to, target.row_bytes},
                            work);
             return true;
         case PENSTOCK_NORM: {
             const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
             if (own) work.next = nullptr;
-            kernels_.norm({rows, operation.columns, static_cast<penstock_norm>(operation.norm), operation.eps,
-                           operation.scale, operation.accumulate != 0, target.layout,
+            kernels_.norm({rows, operation.columns, std::max(operation.heads, 1),
+                           static_cast<penstock_norm>(operation.norm), operation.eps, operation.scale,
+                           operation.accumulate != 0, target.layout,
                            operation.norm_weight, operation.bias, from + operation.source_at * 4, from_bytes,
                            to + operation.target_at * (target.layout == PENSTOCK_BF16 ? 2 : 4), target.row_bytes},
                           work);
@@ -549,6 +572,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                     operation.scale,
                                     operation.one_by_one,
                                     operation.bias,
+                                    operation.norm_weight,
                                     from,
                                     from_bytes,
                                     to,
@@ -585,6 +609,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_RATES:
         case PENSTOCK_RECUR:
         case PENSTOCK_SCAN:
+        case PENSTOCK_GATED_RECUR:
             recur(operation, work);
             return true;
         case PENSTOCK_WRITE_LATENT:
@@ -594,10 +619,12 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
             kernels_.write_kv(
                 {rows, token_rows_.data(), token_positions_.data(), token_places_.data(), rows_.data() + cache.table * row_count_,
-                 heads_of(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
+                 cached_heads(operation), operation.rope_dim, operation.cos, operation.sin, operation.clip, operation.eps,
                  static_cast<penstock_norm>(operation.norm), static_cast<penstock_norm_over>(operation.norm_over),
                  operation.norm_rotated != 0, operation.norm_weight, operation.second_weight, operation.bias,
-                 operation.second_bias, operation.positions, from, from_bytes, to, target.head_stride, cache.pages},
+                 operation.second_bias, operation.positions, static_cast<penstock_values>(operation.values),
+                 static_cast<penstock_norm>(operation.value_norm), operation.value_eps, operation.value_scale, from,
+                 from_bytes, to, target.head_stride, cache.pages},
                 work);
             return true;
         }
@@ -620,7 +647,7 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 division.joins.data(),
                                 static_cast<int64_t>(division.joins.size()),
                                 rows_.data() + cache.table * row_count_,
-                                heads_of(operation),
+                                cached_heads(operation),
                                 operation.scale,
                                 operation.softcap,
                                 operation.window,
@@ -691,6 +718,14 @@ void Program::recur(const penstock_operation &operation, const Work &work) {
                       work);
         return;
     }
+    if (operation.kind == PENSTOCK_GATED_RECUR) {
+        kernels_.gated_recur({state_rows_.data(), row_count, token_positions_.data(), states[1], operation.heads,
+                              operation.head_dim, operation.norm_weight, operation.bias, of_source(operation.source_at),
+                              at(operation.second, work.member, rows), source.row_bytes, second_bytes, to,
+                              target.row_bytes},
+                             work);
+        return;
+    }
     kernels_.recur({state_rows_.data(), row_count, states[1], operation.heads, operation.kv_heads, operation.head_dim,
                     operation.value_dim, operation.learns != 0, operation.channels != 0, operation.norm_weight, of_source(operation.source_at),
                     of_source(operation.inner_at), of_source(operation.outer_at),
@@ -705,7 +740,7 @@ void Program::write_latent(const penstock_operation &operation, const Work &work
     const Buffer &rotated = buffers_[static_cast<size_t>(operation.second)];
     kernels_.write_latent(
         {rows, token_rows_.data(), token_positions_.data(), token_places_.data(), rows_.data() + cache.table * row_count_,
-         heads_of(operation), operation.rope_dim, rotated.width / operation.heads, operation.cos, operation.sin,
+         cached_heads(operation), operation.rope_dim, rotated.width / operation.heads, operation.cos, operation.sin,
          operation.positions, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
          at(operation.third, work.member, rows), bytes(operation.source), bytes(operation.second),
          bytes(operation.third), at(operation.target, work.member, rows), cache.pages},

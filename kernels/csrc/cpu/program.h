@@ -45,7 +45,7 @@ inline bool reads_third(const penstock_operation &operation) {
 inline bool reads_second(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_GATED_NORM || operation.kind == PENSTOCK_RECUR ||
            operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
-           (operation.kind == PENSTOCK_RATES && operation.heads > 0);
+           operation.kind == PENSTOCK_GATED_RECUR || (operation.kind == PENSTOCK_RATES && operation.heads > 0);
 }
 
 class Program {
@@ -56,7 +56,7 @@ public:
 
     int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
     void reserve(int64_t tokens, int64_t rows, int64_t longest);
-    void set_cache(int layer, void *pages, int table);
+    void set_cache(int layer, void *pages, int64_t page_bytes, int table);
     void set_state(int layer, int state, void *places, int64_t place_bytes);
     void set_threads(int threads);
 
@@ -95,6 +95,7 @@ private:
 
     struct LayerCache {
         uint8_t *pages = nullptr;
+        int64_t page_bytes = 0;
         int table = 0;
         States states[2] = {};  // of a convolution, and of heads
     };
@@ -107,9 +108,12 @@ private:
     };
 
     static Heads heads_of(const penstock_operation &operation);
+    // The same with the stride of the layer's pages.
+    Heads cached_heads(const penstock_operation &operation) const;
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
                     int64_t *scratch) const;
-    int64_t part_count(int64_t longest) const;
+    int64_t part_count(const Division &division, int64_t longest) const;
+    int64_t item_count(const Division &division, int64_t tokens, int64_t longest) const;
     static bool may_be_own(const penstock_operation &operation, const Buffer &target);
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);
@@ -133,7 +137,7 @@ private:
     std::vector<Division> divisions_;
     std::vector<LayerCache> caches_;
     int tables_ = 1;
-    int key_dim_ = 32, value_dim_ = 32, kv_heads_ = 1, group_ = 1;
+    int key_dim_ = 32, value_dim_ = 32;
     int int4_inputs_ = 0;  // most of a weight of int4
     int experts_ = 0, per_token_ = 0;
     bool has_states_ = false;

@@ -306,4 +306,49 @@ void scan(const ScanArgs &args, const Work &work) {
                   reinterpret_cast<float *>(work.scratch));
 }
 
+// ---- states of single numbers ----
+
+INLINE F16 root(F16 x) {
+    float part[16];
+    store(part, x);
+    for (int lane = 0; lane < 16; lane++) part[lane] = __builtin_sqrtf(part[lane]);
+    return load(part);
+}
+
+// Up to 16 channels of a head. What goes in is scaled so that the state keeps its size; a sequence's first token is its state.
+SEPARATE void gated_recur_some(const GatedRecurArgs &args, const StateRow &row, int head, int first) {
+    const int size = args.head_dim, count = static_cast<int>(least(16, size - first));
+    const int64_t channel = (int64_t)head * size + first, gate = channel + (int64_t)head * size;
+    const auto state_of = [&](int64_t place) {
+        return reinterpret_cast<float *>(args.states.places + place * args.states.place_bytes) + channel;
+    };
+    const F16 rate = load_up_to(args.rate + channel, count);
+    const F16 read_bias = load_up_to(args.bias + gate, count), kept_bias = load_up_to(args.bias + gate + size, count);
+    F16 state = load_up_to(state_of(row.place), count);
+    int64_t save = 0;
+    for (int64_t i = 0; i < row.count; i++) {
+        const int64_t token = row.first_token + i;
+        const float *gates = reinterpret_cast<const float *>(args.gates + token * args.gates_bytes) + gate;
+        const F16 x = load_up_to(reinterpret_cast<const float *>(args.source + token * args.source_bytes) + channel, count);
+        const F16 log_kept = -(sigmoid(load_up_to(gates + size, count) + kept_bias) * rate);
+        F16 added = x * sigmoid(load_up_to(gates, count) + read_bias);
+        if (args.token_positions[token] != 0) {
+            const F16 lost = 1.0f - exponential(log_kept + log_kept);
+            added = added * root(select(is_less(lost, F16{}), F16{}, lost));
+        }
+        state = exponential(log_kept) * state + added;
+        store_up_to(reinterpret_cast<float *>(args.target + token * args.target_bytes) + channel, state, count);
+        for (; save < row.save_count && row.saves[save * 3 + 1] == i + 1; save++)
+            store_up_to(state_of(row.saves[save * 3 + 2]), state, count);
+    }
+    store_up_to(state_of(row.place), state, count);
+}
+
+void gated_recur(const GatedRecurArgs &args, const Work &work) {
+    const int64_t parts = (args.head_dim + 15) / 16;
+    for (int64_t item; (item = take(work, 1)) < args.row_count * args.heads * parts;)
+        gated_recur_some(args, args.rows[item / (args.heads * parts)], static_cast<int>(item / parts % args.heads),
+                         static_cast<int>(item % parts) * 16);
+}
+
 }  // namespace

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.layers.activation import Xielu
 from penstock.models.config import DecoderConfig, ExpertsConfig
-from penstock.models.decoder import Experts, FeedForward
+from penstock.models.decoder import Experts, ExpertsBeside, FeedForward
 from penstock.models.packing import align_experts, align_halves, one_matrix, packed
 from penstock.models.program_writer import ACTIVATIONS, ProgramWriter, fp32, optional_fp32, weigh
 from penstock_kernels.program import (
@@ -54,11 +54,12 @@ def record_experts(
     target: int,
     scale: float,
     adds: bool,
+    factors_X: Tensor | None = None,
 ) -> None:
     """`reads`: what large products read, and `reads_short` the same in bf16. Adds `scale` times what experts give to the
-    target of fp32, or puts it there."""
+    target of fp32, or puts it there. `factors_X`: of each expert's weights."""
     per_token, hidden_width = experts.routing.per_token, rounded_up(choice.width, TILE_OUTPUTS)
-    route = _route(writer, choice, experts, reads_short)
+    route = _route(writer, choice, experts, reads_short, factors_X)
     given_to, given_scale, given_adds, gathered_from = target, scale, adds, reads
     if experts.latent_in is not None and experts.latent_out is not None:
         latent = writer.buffer("latent", Layout.BF16, choice.latent)
@@ -118,7 +119,27 @@ def record_experts(
         writer.linear(writer.readable(shared), target, experts.shared.out, epilogue=Epilogue.ADD, scale=scale)
 
 
-def _route(writer: ProgramWriter, choice: ExpertsConfig, experts: Experts, reads_short: int) -> int:
+def record_experts_beside(
+    writer: ProgramWriter, config: DecoderConfig, choice: ExpertsConfig, beside: ExpertsBeside, given: int
+) -> None:
+    """Adds what experts give of the residual to what the dense layer has given, each normalised by itself."""
+    reads = writer.buffer("normed for experts", writer.layout, config.width)
+    routed = writer.buffer("normed for the router", Layout.BF16, config.width)
+    mixed = writer.buffer("given by experts", Layout.F32, config.width)
+    writer.norm(writer.x, reads, beside.norm)
+    writer.norm(writer.x, routed, beside.router_norm)
+    record_experts(writer, config, choice, beside.experts, reads, routed, mixed, 1.0, False, beside.factors_X)
+    writer.norm(given, given, beside.dense_out_norm)
+    writer.norm(mixed, given, beside.out_norm, accumulate=True)
+
+
+def _route(
+    writer: ProgramWriter,
+    choice: ExpertsConfig,
+    experts: Experts,
+    reads_short: int,
+    factors_X: Tensor | None,
+) -> int:
     """The buffer of the experts of each token, and of their weights."""
     routing = experts.routing
     logits = writer.buffer("router logits", Layout.F32, choice.count)
@@ -129,6 +150,7 @@ def _route(writer: ProgramWriter, choice: ExpertsConfig, experts: Experts, reads
         logits,
         route,
         bias=optional_fp32(experts.correction_X),
+        norm_weight=optional_fp32(factors_X),
         experts=choice.count,
         per_token=routing.per_token,
         sigmoid=routing.sigmoid,

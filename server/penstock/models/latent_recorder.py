@@ -4,11 +4,8 @@ Called by `recorder`; follows `LatentAttention`, choice by choice. Letters as th
 
 from typing import Any
 
-from torch import Tensor
-
 from penstock.models.config import Window
 from penstock.models.decoder import LatentAttention
-from penstock.models.packing import one_matrix, packed
 from penstock.models.program_writer import ProgramWriter, optional_fp32
 from penstock_kernels.program import Kind, Layout
 
@@ -34,7 +31,7 @@ def record_latent_attention(
     writer.norm(latent, latent, attention.latent_norm, columns=rank)
     # A head's key is its matrix times the latent: the query is multiplied with it instead.
     asked_latents = writer.buffer("asked latents", Layout.BF16, heads * rank)
-    _of_heads(writer, asked, asked_latents, attention.keys_HDR.transpose(1, 2), step=size)
+    writer.heads_linear(asked, asked_latents, attention.keys_HDR.transpose(1, 2), step=size)
     attention.keys_HDR = attention.keys_HDR.new_empty((0, *attention.keys_HDR.shape[1:]))
     queries = writer.buffer("queries", Layout.QUERIES, heads * (rank + sizes.rope_dim))
     shape: dict[str, Any] = {
@@ -70,14 +67,6 @@ def record_latent_attention(
         sinks=optional_fp32(attention.score_modifiers.sinks_H),
     )
     attended = writer.buffer("attended", Layout.BF16, heads * sizes.value_dim)
-    _of_heads(writer, found, attended, attention.values_HVR, step=rank)
+    writer.heads_linear(found, attended, attention.values_HVR, step=rank)
     attention.values_HVR = attention.values_HVR.new_empty((0, *attention.values_HVR.shape[1:]))
     return attended
-
-
-def _of_heads(writer: ProgramWriter, source: int, target: int, weights_HOI: Tensor, step: int) -> None:
-    """Each head's numbers, `step` apart, times a matrix of its own."""
-    count, rows, _ = weights_HOI.shape
-    weight = packed(one_matrix(weights_HOI.contiguous()))
-    shape = {"heads": count, "head_dim": step, "rows": rows, "columns": weight.shape[1]}
-    writer.add(Kind.HEADS, source, target, **shape, weight=weight)

@@ -87,13 +87,18 @@ class NativeDecoder:
     @property
     def cache_shape(self) -> tuple[int, int]:
         """(J, D) of as many numbers as the engine's pages hold for a token: heads in whole tiles."""
-        size, latent = self.config.head_dim, self.config.latent
+        latent = self.config.latent
         if latent is not None:  # latents are held as keys and as values
             key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
             return 2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2
-        if not self.config.layer_windows:
-            return 0, 0
-        return 2 * self.config.kv_heads, (rounded_up(size, TILE_INPUTS) + rounded_up(size, TILE_OUTPUTS)) // 2
+        # As many as the layer with the most has.
+        config = self.config
+        shapes = [
+            (2 * config.kv_heads_of(at), in_tiles(config.head_dim_of(at)))
+            for at, layer in enumerate(config.layers)
+            if layer.has_cache
+        ]
+        return max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
 
     def make_batch_invariant(self, rows: int) -> None:
         """It is."""
@@ -167,8 +172,11 @@ class NativeDecoder:
     def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: None = None) -> F32:
         """Hidden states (T, E) in fp32, which the next step overwrites."""
         if caches is not self._bound:
-            layers = self.config.layers
-            for layer, (choice, cache) in enumerate(zip(layers, caches, strict=True)):
+            config = self.config
+            of_layers = caches
+            if config.shares_keys:
+                of_layers = [caches[config.cache_of(at)] for at in range(config.num_layers)]
+            for layer, (choice, cache) in enumerate(zip(config.layers, of_layers, strict=True)):
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table)
                 for state_P in cache.states:
@@ -199,6 +207,11 @@ class NativeDecoder:
     def weights(self) -> list[Array]:
         """Every tensor of the program, each once."""
         return self.program.tensors()
+
+
+def in_tiles(head_dim: int) -> int:
+    """Half of the numbers that a page holds of a key and its value."""
+    return (rounded_up(head_dim, TILE_INPUTS) + rounded_up(head_dim, TILE_OUTPUTS)) // 2
 
 
 def on_cpu_engine(

@@ -44,8 +44,14 @@ def quantizer(
     why = "models through transformers" if shape is None else why_not(shape, dtype, group)
     if why is not None:
         raise UnusableModel(f"{says}, and it does not serve {why}")
-    assert shape is not None, "transformers would run it"
-    widest = max(shape.width, shape.feed_forward, shape.heads * shape.head_dim, shape.mixer_width // 4)
+    assert isinstance(shape, DecoderConfig), "it serves no other"
+    widest = max(
+        shape.width,
+        shape.feed_forward,
+        shape.mixer_width // 4,
+        *(layer.feed_forward for layer in shape.layers),
+        *(shape.heads_of(at) * shape.head_dim_of(at) for at in range(shape.num_layers)),
+    )
     if widest > MOST_BYTE_INPUTS:
         raise UnusableModel(
             f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"

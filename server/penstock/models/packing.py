@@ -22,7 +22,7 @@ from penstock.models.decoder import (
     Layer,
     Mixer,
 )
-from penstock.models.recurrent import GatedRecurrence, ShortConv
+from penstock.models.recurrent import ShortConv
 from penstock_kernels import tiles
 from penstock_kernels.program import (
     TILE_OUTPUTS,
@@ -53,6 +53,8 @@ class Quantizer:
         if isinstance(feed_forward, Experts):
             self._take_experts(feed_forward, config, checkpoint)
             feed_forward = feed_forward.shared
+        if layer.beside is not None:
+            self._take_experts(layer.beside.experts, config, checkpoint)
         if feed_forward is not None:
             if config.gated:
                 align_halves(feed_forward.up)
@@ -101,7 +103,6 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
     elif isinstance(mixer, ShortConv):
         yield mixer.gates
     else:
-        assert not isinstance(mixer, GatedRecurrence), "the engine serves it"
         yield mixer.parts
     yield mixer.out
 

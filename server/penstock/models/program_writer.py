@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
-from penstock.models.packing import exact_parts, packed
+from penstock.models.packing import exact_parts, one_matrix, packed
 from penstock.models.recording import Recording
 from penstock_kernels import program as programs
 from penstock_kernels.program import (
@@ -77,10 +77,17 @@ class ProgramWriter:
         accumulate: bool = False,
         scale: float = 1.0,
         columns: int = 0,
+        groups: int = 0,
     ) -> None:
-        """Of `columns` numbers, or E; None: a copy."""
+        """Of `columns` numbers, or E, or of several such groups; None: a copy."""
         made = self.add(
-            Kind.NORM, source, target, columns=columns or self.width, accumulate=accumulate, scale=scale
+            Kind.NORM,
+            source,
+            target,
+            columns=columns or self.width,
+            heads=groups,
+            accumulate=accumulate,
+            scale=scale,
         )
         if norm is not None:
             made.norm, made.eps = kind_of(norm), norm.eps
@@ -132,6 +139,13 @@ class ProgramWriter:
         for number, part in enumerate(parts):
             one = Linear(part, None if number else linear.bias_O)
             self.linear(source, target, one, epilogue=Epilogue.ADD if number else Epilogue.STORE)
+
+    def heads_linear(self, source: int, target: int, weights_HOI: Tensor, step: int) -> None:
+        """Products of each head's numbers of bf16, which are `step` apart, with a matrix of its own."""
+        count, rows, _ = weights_HOI.shape
+        weight = packed(one_matrix(weights_HOI.contiguous()))
+        shape = {"heads": count, "head_dim": step, "rows": rows, "columns": weight.shape[1]}
+        self.add(Kind.HEADS, source, target, **shape, weight=weight)
 
     def readable(self, source: int) -> int:
         """A buffer of bf16 as the layers' large products read it."""

@@ -14,10 +14,20 @@ from torch import Tensor
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder import Attention, Beside, Decoder, Experts, LatentAttention, Layer, Mixer
-from penstock.models.experts_recorder import hidden_of, record_experts
+from penstock.models.decoder import (
+    Attention,
+    Beside,
+    Decoder,
+    Experts,
+    ExpertsBeside,
+    LatentAttention,
+    Layer,
+    Mixer,
+)
+from penstock.models.experts_recorder import hidden_of, record_experts, record_experts_beside
 from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
 from penstock.models.packing import packed
+from penstock.models.per_layer_recorder import record_per_layer_embedding, record_per_layer_input
 from penstock.models.program_writer import (
     ACTIVATIONS,
     ProgramWriter,
@@ -27,11 +37,14 @@ from penstock.models.program_writer import (
 )
 from penstock.models.recording import Recording
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
-from penstock_kernels.program import TENSORS, Activation, Epilogue, HostArray, Kind, Layout, NormOver
+from penstock_kernels.program import TENSORS, Activation, Epilogue, HostArray, Kind, Layout, NormOver, Values
+from penstock_kernels.program import Norm as NormKind
 
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
+# Of what makes queries, keys and values: rows beside queries, in heads of keys.
+ROWS_OF_KEY = {Values.OWN: 2, Values.KEYS: 1, Values.NONE: 0}
 GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 MOST_EXPERTS = 4096
 
 
@@ -44,6 +57,8 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     """All of them."""
     experts = [layer.experts for layer in config.layers if layer.experts is not None]
     mixers = {unknown_mixer(layer.recurrent) for layer in config.layers if layer.recurrent is not None}
+    attending = [at for at, layer in enumerate(config.layers) if layer.attends and config.latent is None]
+    sizes = sorted({config.head_dim_of(at) for at in attending})
     checks = (
         *((what is not None, str(what)) for what in mixers),
         (config.latent is not None and config.latent.index is not None, "chosen keys"),
@@ -56,24 +71,11 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             "norms over all queries behind the rotation",
         ),
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
-        (config.experts_beside, "experts beside a dense layer"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
-        (not config.same_heads, "heads of several sizes"),
-        (any(layer.keys_of is not None for layer in config.layers), "layers that share keys"),
-        (any(layer.values_are_keys for layer in config.layers), "values that are keys"),
-        (config.value_norm is not None, "normalised values"),
-        (config.value_scale != 1.0, "scaled values"),
-        (config.layer_scales, "scaled layers"),
         (config.streams is not None or config.hyper is not None, "several residual streams"),
         (any(one.limit > 0 for one in experts), "limited gates"),
-        (config.per_layer is not None, "per-layer embeddings"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
-        (
-            bool(config.layer_windows)
-            and config.latent is None
-            and (config.head_dim > LARGEST_HEAD or config.head_dim % 2 == 1),
-            f"heads of {config.head_dim}",
-        ),
+        *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
     )
     return [what for is_there, what in checks if is_there]
@@ -115,11 +117,13 @@ class _Recorder:
         )
         self.writer = ProgramWriter(self.config.width, is_quantized)
         self.x, self.normed = self.writer.x, self.writer.normed
+        self.for_layers = -1  # what layers get of each token, where they do
 
     def record(self) -> Recording:
         self._embed()
         for index, layer in enumerate(self.decoder.layers):
             self._layer(index, layer)
+            self._behind(index, layer)
         self.writer.operations = self.writer.made.program.head
         self._head()
         return self.writer.made
@@ -150,6 +154,8 @@ class _Recorder:
         )
         if ends.embedding_norm is not None:
             self.writer.norm(self.x, self.x, ends.embedding_norm)
+        if ends.per_layer is not None:
+            self.for_layers = record_per_layer_embedding(self.writer, ends.per_layer, self._short())
 
     def _layer(self, index: int, layer: Layer) -> None:
         """Both branches, of which a layer may have one."""
@@ -180,7 +186,24 @@ class _Recorder:
             self._experts(index, feed_forward, reads, reads if short is None else short, norm)
         else:
             hidden = hidden_of(self.writer, config, feed_forward, reads)
-            self._add(self.writer.readable(hidden), feed_forward.out, norm)
+            self._add(self.writer.readable(hidden), feed_forward.out, norm, index, layer.beside)
+
+    def _behind(self, index: int, layer: Layer) -> None:
+        """What follows both branches."""
+        if layer.per_layer is not None:
+            activation = ACTIVATIONS[self.config.activation]
+            given = record_per_layer_input(
+                self.writer, index, layer.per_layer, activation, self._short(), self.for_layers
+            )
+            self.writer.norm(given, self.x, layer.per_layer.norm, accumulate=True)
+        if layer.scale_1 is not None:
+            self._scale(float(layer.scale_1))
+
+    def _short(self) -> int:
+        """The residual in bf16."""
+        short = self.writer.buffer("residual in bf16", Layout.BF16, self.config.width)
+        self.writer.norm(self.x, short, None)
+        return short
 
     def _read(self, norm: Norm | None, wants_short: bool) -> int | None:
         """What a branch reads; where that is bytes and some of it reads bf16, the buffer of that."""
@@ -231,20 +254,39 @@ class _Recorder:
     def _attention(self, index: int, attention: Attention, reads_short: int, attended: int) -> None:
         config, writer, gate = self.config, self.writer, attention.output_gate
         heads, kv_heads, size = attention.heads, attention.kv_heads, attention.head_dim
-        gates_at = (heads + 2 * kv_heads) * size
+        values = Values.OWN
+        if not attention.writes:
+            values = Values.NONE
+        elif attention.values_are_keys:
+            values = Values.KEYS
+        gates_at = (heads + ROWS_OF_KEY[values] * kv_heads) * size
         in_query = gate is not None and gate.in_query
         qkv = writer.buffer("qkv", Layout.F32, gates_at + (heads * size if in_query else 0))
-        queries = writer.buffer("queries", Layout.QUERIES, heads * size)
+        # Layers with as many numbers may have them in other heads.
+        name = "queries" if config.same_heads else f"queries of {kv_heads} heads of {size}"
+        queries = writer.buffer(name, Layout.QUERIES, heads * size)
         shape: dict[str, Any] = {"layer": index, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
         writer.linear(self.normed, qkv, attention.qkv)
-        write = writer.add(Kind.WRITE_KV, qkv, queries, **shape, clip=attention.clip)
-        if attention.q_norm is not None and attention.k_norm is not None:
+        write = writer.add(
+            Kind.WRITE_KV,
+            qkv,
+            queries,
+            **shape,
+            clip=attention.clip,
+            values=values,
+            value_scale=attention.value_scale,
+        )
+        if attention.value_norm is not None and attention.writes:
+            write.value_norm, write.value_eps = NormKind.RMS, attention.value_norm.eps
+        if attention.q_norm is not None:
             write.norm, write.eps = kind_of(attention.q_norm), attention.q_norm.eps
             write.norm_over, write.norm_rotated = NORMS_OVER[config.qk_norm_over], config.qk_norm_rotated
             write.norm_weight = optional_fp32(attention.q_norm.weight_E)
-            write.second_weight = optional_fp32(attention.k_norm.weight_E)
-            if isinstance(attention.q_norm, LayerNorm) and isinstance(attention.k_norm, LayerNorm):
+            if isinstance(attention.q_norm, LayerNorm):
                 write.bias = optional_fp32(attention.q_norm.bias_E)
+        if attention.k_norm is not None:
+            write.second_weight = optional_fp32(attention.k_norm.weight_E)
+            if isinstance(attention.k_norm, LayerNorm):
                 write.second_bias = optional_fp32(attention.k_norm.bias_E)
         if attention.rope is not None:
             write.rope_dim = attention.rope_dim
@@ -299,13 +341,26 @@ class _Recorder:
         record_experts(self.writer, config, choice, experts, reads, short, given, scale, adds)
         self._join(given, norm)
 
-    def _add(self, source: int, out: Linear, norm: Norm | None) -> None:
-        """The residual plus what a branch gives, which is normed before or after it is added."""
+    def _add(
+        self,
+        source: int,
+        out: Linear,
+        norm: Norm | None,
+        index: int = -1,
+        beside: ExpertsBeside | None = None,
+    ) -> None:
+        """The residual plus what a branch gives, which is normed before or after it is added. `index`: of the layer that has experts
+        beside the branch.
+        """
         config = self.config
         if norm is not None and config.branch_norm:
             given = self.writer.buffer("given", Layout.F32, config.width)
             self.writer.linear(source, given, out)
+            choice = config.layers[index].experts
+            if beside is not None and choice is not None:
+                record_experts_beside(self.writer, config, choice, beside, given)
         else:
+            assert beside is None, "what experts give is normed"
             given = self.x
             self.writer.linear(source, given, out, epilogue=Epilogue.ADD, scale=config.residual_scale)
         self._join(given, norm)

@@ -200,7 +200,7 @@ class GatedRecurrence(TiledModule):
     ) -> None:
         """`gates_HIO`: of each head, columns of the input's gate and then of the recurrence's."""
         super().__init__()
-        self.parts, self.convolution, self.out = parts, convolution, out
+        self.config, self.parts, self.convolution, self.out = config, parts, convolution, out
         self.gates_HIO, self.gate_biases_HO = gates_HIO, gate_biases_HO
         self.rate_I = rate_I  # fp32
         self.activation = ops.ACTIVATIONS[config.activation]

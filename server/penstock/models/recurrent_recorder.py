@@ -3,6 +3,7 @@
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.layers.linear import Linear
@@ -11,6 +12,7 @@ from penstock.models.recurrent import (
     ChannelDelta,
     Convolution,
     GatedDeltaNet,
+    GatedRecurrence,
     LightningAttention,
     Mamba1,
     Mamba2,
@@ -20,6 +22,7 @@ from penstock.models.recurrent import (
 from penstock.models.recurrent_config import (
     ChannelDeltaConfig,
     DeltaConfig,
+    GriffinConfig,
     LightningConfig,
     Mamba1Config,
     Mamba2Config,
@@ -29,6 +32,7 @@ from penstock.models.recurrent_config import (
 from penstock_kernels.program import Activation, Kind, Layout, Norm, NormOver, Rule
 
 UNIT_EPS = 1e-6  # of `ops.unit_norm`
+POWER = 8.0  # of what gated recurrences keep, as `GatedRecurrence` has it
 LONGEST_KERNEL, LARGEST_KEY = 8, 384
 
 
@@ -53,7 +57,10 @@ def unknown_mixer(mixer: RecurrentConfig) -> str | None:
             return f"the activation {mixer.activation}"
         kernel, key = mixer.kernel, mixer.state
     else:
-        return "gated recurrences"
+        assert isinstance(mixer, GriffinConfig), "there is no other"
+        if mixer.activation not in ACTIVATIONS:
+            return f"the activation {mixer.activation}"
+        kernel, key = mixer.kernel, 0
     if kernel > LONGEST_KERNEL:
         return f"convolutions of {kernel} tokens"
     return f"states of {key} rows" if key > LARGEST_KEY else None
@@ -73,13 +80,15 @@ def record_mixer(
         return _channel_delta(writer, layer, mixer)
     if isinstance(mixer, Mamba1):
         return _mamba1(writer, layer, mixer)
+    if isinstance(mixer, GatedRecurrence):
+        return _gated_recurrence(writer, layer, mixer)
     assert isinstance(mixer, LightningAttention), "the engine serves it"
     return _lightning(writer, layer, mixer, target, target_at)
 
 
 def _parts(
     writer: ProgramWriter,
-    mixer: GatedDeltaNet | ChannelDelta | Mamba2 | Mamba1 | LightningAttention,
+    mixer: GatedDeltaNet | ChannelDelta | Mamba2 | Mamba1 | LightningAttention | GatedRecurrence,
     width: int,
 ) -> int:
     parts = writer.buffer("mixer parts", Layout.F32, width)
@@ -413,5 +422,34 @@ def _mamba1(writer: ProgramWriter, layer: int, mixer: Mamba1) -> int:
     )
     target = writer.buffer("mixed", Layout.BF16, width)
     gated = {"source_at": width, "heads": 1, "head_dim": width, "activation": Activation.SILU}
+    writer.add(Kind.GATED_NORM, answers, target, second=parts, **gated)
+    return target
+
+
+def _gated_recurrence(writer: ProgramWriter, layer: int, mixer: GatedRecurrence) -> int:
+    heads, size = mixer.gates_HIO.shape[:2]
+    width = heads * size
+    parts = _parts(writer, mixer, 2 * width)
+    convolved = _convolve(writer, layer, mixer.convolution, parts, 0, width, Activation.IDENTITY)
+    short = writer.buffer("convolved in bf16", Layout.BF16, width)
+    writer.norm(convolved, short, None, columns=width)
+    gates = writer.buffer("gates of recurrences", Layout.F32, 2 * width)
+    writer.heads_linear(short, gates, mixer.gates_HIO.transpose(1, 2), step=size)
+    mixer.gates_HIO = mixer.gates_HIO.new_empty((0, *mixer.gates_HIO.shape[1:]))
+    answers = writer.buffer("answers", Layout.F32, width)
+    writer.add(
+        Kind.GATED_RECUR,
+        convolved,
+        answers,
+        second=gates,
+        layer=layer,
+        heads=heads,
+        head_dim=size,
+        norm_weight=POWER * F.softplus(mixer.rate_I.float()),
+        bias=fp32(mixer.gate_biases_HO),
+    )
+    target = writer.buffer("mixed", Layout.BF16, width)
+    activation = ACTIVATIONS[mixer.config.activation]
+    gated = {"source_at": width, "heads": 1, "head_dim": width, "activation": activation}
     writer.add(Kind.GATED_NORM, answers, target, second=parts, **gated)
     return target
