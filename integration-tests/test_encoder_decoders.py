@@ -24,6 +24,8 @@ from transformers import (
     MBartForConditionalGeneration,
     MT5Config,
     MT5ForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -126,7 +128,12 @@ def mbart(folder: Path) -> Any:
     return bart(folder, MBartConfig, MBartForConditionalGeneration, scale_embedding=True)
 
 
-FAMILIES = [flan_t5, bart, *(pytest.param(rest, marks=pytest.mark.tail) for rest in (t5, mt5, mbart))]
+def pegasus(folder: Path) -> Any:
+    return bart(folder, PegasusConfig, PegasusForConditionalGeneration, scale_embedding=True)
+
+
+REST = (t5, mt5, mbart, pegasus)
+FAMILIES = [flan_t5, bart, *(pytest.param(rest, marks=pytest.mark.tail) for rest in REST)]
 
 
 @dataclass

@@ -10,7 +10,20 @@ import torch
 
 from client import DEVICE, row
 from driver import Driver
-from encoder_decoders import FAMILIES, LONG, SAID, SHORT, WIDTH, Reference, blocks, padded, reference, write
+from encoder_decoders import (
+    FAMILIES,
+    LONG,
+    NEVER_SAID,
+    SAID,
+    SHORT,
+    WIDTH,
+    Reference,
+    architecture_of,
+    blocks,
+    padded,
+    reference,
+    write,
+)
 from penstock.engine.engine import Engine
 from penstock.engine.preparation import prepare
 from penstock.errors import BadPlan, UnusableModel
@@ -129,6 +142,8 @@ def test_greedy_decoding_equals_generate(family: str, tmp_path: Path) -> None:
         repetition_penalty=2.0,
         eos_token_id=None,
         forced_eos_token_id=None,
+        encoder_no_repeat_ngram_size=0,
+        bad_words_ids=[[NEVER_SAID[family]]] if family in NEVER_SAID else None,
         use_cache=False,  # transformers mistakes the encoder's layers for the decoder's
     )[0].tolist()
     driver = Driver(write(tmp_path, family))
@@ -202,6 +217,14 @@ def test_a_head_of_its_own_is_refused_where_the_model_has_none(tmp_path: Path) -
         ("T5", {"feed_forward_proj": "sine"}, "feed_forward_proj 'sine'"),
         ("BART", {"decoder_attention_heads": 5}, "decoder_attention_heads"),
         ("BART", {"activation_function": "sine"}, "activation_function 'sine'"),
+        ("BART", {"model_type": "wonder"}, "model_type is 'wonder'"),
+        ("MVP", {"use_prompt": True}, "use_prompt is True"),
+        ("Marian (Opus-MT)", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings"),
+        (
+            "Pegasus",
+            {"d_model": 49, "encoder_attention_heads": 7, "decoder_attention_heads": 7},
+            "d_model 49 is odd",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_name(
@@ -264,7 +287,7 @@ def test_the_page_says_what_was_seen() -> None:
         "|---|---|---|---|---|",
     ]
     for family, found in seen.items():
-        architecture = f"{FAMILIES[family][0]}ForConditionalGeneration"
+        architecture = architecture_of(family)
         modes = {mode: found[mode] for mode in MODES}
         # One word where all are equal; else each by its name.
         logits = "; ".join(f"{mode}: {what}" for mode, what in modes.items())

@@ -11,6 +11,8 @@ RECIPES = {
     "BailingHybridForCausalLM": "bailing_hybrid",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
+    "BlenderbotForConditionalGeneration": "bart",
+    "BlenderbotSmallForConditionalGeneration": "bart",
     "BloomForCausalLM": "bloom",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
@@ -80,10 +82,12 @@ RECIPES = {
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "vision_language",
     "LlavaNextForConditionalGeneration": "vision_language",
+    "M2M100ForConditionalGeneration": "bart",
     "MBartForConditionalGeneration": "bart",
     "MT5ForConditionalGeneration": "t5",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
+    "MarianMTModel": "bart",
     "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniMaxForCausalLM": "minimax",
@@ -96,6 +100,7 @@ RECIPES = {
     "MixtralForCausalLM": "mixtral",
     "MllamaForConditionalGeneration": "mllama",
     "MptForCausalLM": "mpt",
+    "MvpForConditionalGeneration": "bart",
     "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",
@@ -106,6 +111,8 @@ RECIPES = {
     "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoeForCausalLM": "olmoe",
     "OpenAIGPTLMHeadModel": "openai_gpt",
+    "PLBartForConditionalGeneration": "bart",
+    "PegasusForConditionalGeneration": "bart",
     "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
     "Phi4MMForCausalLM": "phi4_multimodal",
@@ -150,7 +157,10 @@ def architecture_of(config: dict[str, object]) -> str | None:
 
 
 # What a model may read beside text, and the parts of config.json that say so.
-READ = {"images": ("vision_config", "embd_layer"), "sound": ("audio_config", "audio_processor")}
+READ = {
+    "images": ("vision_config", "embd_layer"),
+    "sound": ("audio_config", "audio_processor"),
+}
 
 
 def left_out(config: dict[str, object]) -> str | None:

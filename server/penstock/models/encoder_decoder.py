@@ -37,6 +37,13 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class Sines:
+    """Positions are sines, and cosines behind them, of frequencies from 1 to about 1/10000 (Vaswani et al., 2017, 3.5)."""
+
+    longest_included: bool  # the last frequency is 1/10000; else what would come after it is
+
+
+@dataclass(frozen=True)
 class EncoderDecoderConfig:
     """The shape of an encoder-decoder and the choices its family made."""
 
@@ -57,13 +64,18 @@ class EncoderDecoderConfig:
     bias: bool = False  # of all matrices but the head
     scale: float | None = None  # of the scores; None: head_dim ** -0.5
     relative: RelativeBias | None = None
-    position_offset: int = 0  # row of the learned positions for position 0; used where there are such
+    position_offset: int = 0  # row of the table of positions for position 0; used where there is one
+    sines: Sines | None = None  # what is in that table; None: what was learned
     pre_norm: bool = True  # what a branch reads is normalised; else its sum with what it read
     embedding_norm: bool = False
+    normed_before_positions: bool = (
+        False  # of the decoder: its embedding norm reads embeddings without positions
+    )
     final_norm: bool = True
     embedding_scale: float = 1.0
     hidden_scale: float = 1.0  # of what the head reads
     wide_residual: bool = False  # in fp16, the sum of the branches, and what they add last, are fp32
+    never_said: int | None = None  # a token that has no probability
 
     has_state: ClassVar[bool] = False
     mixer_width: ClassVar[int] = 0
@@ -306,9 +318,12 @@ class EncoderDecoder(Module):
         x_TE = self.embedding(ids)
         if self.config.embedding_scale != 1:
             x_TE = x_TE * self.config.embedding_scale
+        normed_first = self.config.normed_before_positions and side is self.decoder
+        if side.embedding_norm is not None and normed_first:
+            x_TE = side.embedding_norm(x_TE)
         if side.positions is not None:
             x_TE = x_TE + side.positions(positions + self.config.position_offset)
-        if side.embedding_norm is not None:
+        if side.embedding_norm is not None and not normed_first:
             x_TE = side.embedding_norm(x_TE)
         return x_TE.to(self.residual_dtype)
 
@@ -330,6 +345,15 @@ class EncoderDecoder(Module):
 def is_wide(config: EncoderDecoderConfig, dtype: torch.dtype) -> bool:
     """Whether the sum of the branches is kept in fp32, since it leaves the range of fp16 in this family."""
     return config.wide_residual and dtype == torch.float16
+
+
+def table_of_sines(rows: int, width: int, sines: Sines) -> Tensor:
+    """(rows, width) in fp32: of each position the sines of all frequencies, then their cosines."""
+    half = width // 2
+    last = half - 1 if sines.longest_included else half
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / last))
+    angles = torch.arange(rows, dtype=torch.float64).unsqueeze(1) * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
 def by_distance(table_BH: Tensor, relative: RelativeBias, *, bidirectional: bool) -> Tensor:

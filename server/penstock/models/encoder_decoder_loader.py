@@ -21,8 +21,12 @@ from penstock.models.encoder_decoder import (
     Side,
     by_distance,
     is_wide,
+    table_of_sines,
 )
 from penstock.parallel.group import TensorGroup
+
+# The logit of a token that is never said: finite, since logits that are not are refused.
+NEVER = -1e9
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ class EncoderDecoderLoader:
         bias_V = None
         if keys.logits_bias and self.checkpoint.has(keys.logits_bias):
             bias_V = self._tensor(keys.logits_bias, (1, config.vocab_size), torch.float32)[0]
+        if config.never_said is not None:
+            if bias_V is None:
+                bias_V = self.checkpoint.new((config.vocab_size,), torch.float32).zero_()
+            bias_V[config.never_said] = NEVER
         model = EncoderDecoder(
             config,
             embedding,
@@ -118,8 +126,11 @@ class EncoderDecoderLoader:
         config = self.config
         positions = bias_HN = None
         if keys.positions:
-            rows = config.max_side_positions + config.position_offset
-            positions = Embedding(self._tensor(f"{self.prefix}{keys.positions}.weight", (rows, config.width)))
+            shape = (config.max_side_positions + config.position_offset, config.width)
+            if config.sines is None:
+                positions = Embedding(self._tensor(f"{self.prefix}{keys.positions}.weight", shape))
+            else:
+                positions = Embedding(self.checkpoint.new(shape).copy_(table_of_sines(*shape, config.sines)))
         if config.relative is not None:
             heads = config.encoder_heads if bidirectional else config.heads
             name = f"{self.prefix}{keys.relative}.weight"
