@@ -256,6 +256,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **INDEX,
         **DEEPSEEK_V3,
     ),
+    "A.X K2": shaped(
+        "AXK2ForCausalLM",
+        "axk2",
+        **{
+            key: value
+            for key, value in LATENT.items()
+            if key not in ("moe_layer_freq", "n_group", "topk_group")
+        },
+        **INDEX,
+        q_lora_rank=20,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        gated_norm_rank=4,
+    ),
+    "A.X K2, groups of experts": shaped(
+        "AXK2ForCausalLM",
+        "axk2",
+        **{key: value for key, value in LATENT.items() if key != "moe_layer_freq"},
+        **INDEX,
+        q_lora_rank=20,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        gated_norm_rank=4,
+    ),
     "GLM-4 (2024)": shaped(
         "GlmForCausalLM",
         "glm",

@@ -34,7 +34,9 @@ def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
 def kind_of(config: dict[str, Any]) -> Any:
     """The class of transformers that makes and reads the model."""
     transformers: Any = import_module("transformers")
-    if "vision_config" in config and not config["architectures"][0].endswith("ForCausalLM"):
+    if {"vision_config", "vq_config"} & config.keys() and not config["architectures"][0].endswith(
+        "ForCausalLM"
+    ):
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
 

@@ -221,6 +221,52 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
         shaped("Qwen2ForCausalLM", "qwen2", tie_word_embeddings=True, use_sliding_window=False),
         {"output_channels": 16, "mlp_dim": 48, "window_size": 2, "global_attn_indexes": [0]},
     ),
+    "Emu 3": {
+        "architectures": ["Emu3ForConditionalGeneration"],
+        "model_type": "emu3",
+        "text_config": {
+            name: value
+            for name, value in shaped("", "emu3_text_model", rope_theta=1000000.0, pad_token_id=0).items()
+            if name != "architectures"
+        },
+        "vq_config": {
+            "model_type": "emu3_vqgan",
+            "base_channels": 32,
+            "channel_multiplier": [1],
+            "codebook_size": 8,
+            "hidden_size": 32,
+            "num_res_blocks": 1,
+        },
+        "vocabulary_map": {"<image>": 198, "<|extra_200|>": 197},
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    },
+    "Fuyu": {
+        "architectures": ["FuyuForCausalLM"],
+        "model_type": "fuyu",
+        "text_config": {
+            "model_type": "persimmon",
+            "vocab_size": 199,
+            "hidden_act": "relu2",
+            "hidden_size": 64,
+            "intermediate_size": 112,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 256,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "partial_rotary_factor": 0.5,
+            "qk_layernorm": True,
+            "rope_theta": 25000.0,
+            "tie_word_embeddings": False,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        },
+        "image_size": 28,
+        "patch_size": 14,
+        "num_channels": 3,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    },
     "Ministral 3 with images": with_images(
         "Mistral3ForConditionalGeneration",
         "mistral3",

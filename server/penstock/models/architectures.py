@@ -5,6 +5,7 @@ Imports nothing: to ask whether a model is served must not load torch.
 
 # Architecture to module of `penstock.models.recipes`.
 RECIPES = {
+    "AXK2ForCausalLM": "axk2",
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "AyaVisionForConditionalGeneration": "vision_language",
@@ -24,6 +25,7 @@ RECIPES = {
     "DeepseekV32ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "Dots1ForCausalLM": "dots1",
+    "Emu3ForConditionalGeneration": "vision_language",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
@@ -31,6 +33,7 @@ RECIPES = {
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "falcon_mamba",
+    "FuyuForCausalLM": "vision_language",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTJForCausalLM": "gptj",
@@ -158,7 +161,7 @@ def architecture_of(config: dict[str, object]) -> str | None:
 
 # What a model may read beside text, and the parts of config.json that say so.
 READ = {
-    "images": ("vision_config", "embd_layer"),
+    "images": ("vision_config", "embd_layer", "vq_config", "image_size"),
     "sound": ("audio_config", "audio_processor"),
 }
 

@@ -90,6 +90,7 @@ class LatentConfig:
     plain_dim: int  # D of the part of each head that is not
     value_dim: int
     query_rank: int = 0  # 0: queries come straight from the hidden state
+    reads_both: bool = False  # queries and gates are made of those numbers normalised, and as they were
     rank_norm: NormConfig = field(default_factory=lambda: NormConfig(1e-6))
     index: IndexConfig | None = None  # queries attend to chosen keys alone
 
@@ -197,6 +198,7 @@ class DecoderConfig:
         0  # numbers of a value in the checkpoint, where they are fewer than D; filled up with zeros
     )
     output_gate: OutputGate | None = None
+    norm_gate_rank: int = 0  # norms are followed by a gate of that rank; 0: they are not
     clip_qkv: float = 0.0
     latent: LatentConfig | None = None
 

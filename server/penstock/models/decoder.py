@@ -173,10 +173,13 @@ class LatentAttention(TiledModule):
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H V). Writes the tokens' latents into the cache."""
         tokens, heads, sizes = x_TE.shape[0], self.heads, self.sizes
-        low_TI = x_TE
+        low_TI = read_TI = x_TE
         if self.query_down is not None and self.query_norm is not None:
-            low_TI = self.query_norm(self.query_down(x_TE))
-        q_THD = self.query(low_TI).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
+            down_TI = self.query_down(x_TE)
+            low_TI = read_TI = self.query_norm(down_TI)
+            if sizes.reads_both:
+                read_TI = torch.cat((low_TI, down_TI), -1)
+        q_THD = self.query(read_TI).view(tokens, heads, sizes.plain_dim + sizes.rope_dim)
         if self.temperature is not None:
             heat = self.temperature
             ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
@@ -207,7 +210,8 @@ class LatentAttention(TiledModule):
         values_THV = x_TE.new_empty(tokens, heads, sizes.value_dim)
         ops.heads_linear(latent_THR, self.values_HVR.transpose(1, 2), values_THV, self.tile)
         if self.output_gate is not None and self.gate is not None:
-            values_THV *= opened(self.output_gate, self.gate(x_TE)).view(tokens, heads, -1)
+            gates_TO = self.gate(read_TI if sizes.reads_both else x_TE)
+            values_THV *= opened(self.output_gate, gates_TO).view(tokens, heads, -1)
         return values_THV.view(tokens, heads * sizes.value_dim)
 
 

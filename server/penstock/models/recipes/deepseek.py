@@ -28,9 +28,9 @@ from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 
 # Families whose experts are chosen as V3 does it.
-THIRD = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+THIRD = ("axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
 # Those whose queries attend to chosen keys, and whether an index head's planes are neighbours there.
-INDEXED = {"deepseek_v32": False, "glm_moe_dsa": True}
+INDEXED = {"axk2": False, "deepseek_v32": False, "glm_moe_dsa": True}
 
 KEYS = replace(
     llama.KEYS,
@@ -199,17 +199,9 @@ class DeepseekLoader(Loader):
         config, sizes, at = self.config, self.config.latent, f"{at}{self.below}"
         assert sizes is not None
         width, heads = config.width, config.heads
-        head = sizes.plain_dim + sizes.rope_dim
-        mine = range(self.heads.start * head, self.heads.stop * head)
 
         def bias(name: str, rows: int) -> torch.Tensor | None:
             return self.read(at + name, (rows,), kind="bias") if config.qkv_bias else None
-
-        def rotated_last(rows: torch.Tensor, plain: int) -> torch.Tensor:
-            """Rows (H, plain + rope, ...) with the planes of the last ones in halves."""
-            if not config.interleaved:
-                return rows
-            return torch.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
 
         query_down: Linear | None = None
         query_norm: Norm | None = None
@@ -217,16 +209,13 @@ class DeepseekLoader(Loader):
             rank = sizes.query_rank
             query_down = Linear(self.read(at + "q_a_proj", (rank, width)), bias("q_a_proj", rank))
             query_norm = self.norm(at + "q_a_layernorm", rank, sizes.rank_norm)
-            query = self.read(at + "q_b_proj", (heads * head, rank), rows=[mine])
-        else:
-            query = self.read(at + "q_proj", (heads * head, width), rows=[mine])
-        query = rotated_last(query.view(len(self.heads), head, -1), sizes.plain_dim).flatten(0, 1)
+        query, gate = self.query_and_gate(at, index)
         rows = sizes.rank + sizes.rope_dim
         down = self.read(at + "kv_a_proj_with_mqa", (rows, width))
         down_bias = bias("kv_a_proj_with_mqa", rows)
-        down = rotated_last(down.unsqueeze(0), sizes.rank).squeeze(0)
+        down = self.rotated_last(down.unsqueeze(0), sizes.rank).squeeze(0)
         if down_bias is not None:
-            down_bias = rotated_last(down_bias.unsqueeze(0), sizes.rank).squeeze(0)
+            down_bias = self.rotated_last(down_bias.unsqueeze(0), sizes.rank).squeeze(0)
         both = sizes.plain_dim + sizes.value_dim
         up = self.read(
             at + "kv_b_proj",
@@ -239,7 +228,7 @@ class DeepseekLoader(Loader):
             len(self.heads),
             query_down,
             query_norm,
-            Linear(query),
+            query,
             Linear(down, down_bias),
             self.norm(at + "kv_a_layernorm", sizes.rank, sizes.rank_norm),
             up[:, : sizes.plain_dim].contiguous(),
@@ -248,9 +237,28 @@ class DeepseekLoader(Loader):
                 at + self.last, sizes.value_dim, self.heads, heads, width, config.attention_out_bias
             ),
             self.score_modifiers(at),
-            self.output_gate(at, index),
+            gate,
             None if config.layers[index].choice_of_last else self.indexer(f"{at}indexer."),
         )
+
+    def rotated_last(self, rows: torch.Tensor, plain: int) -> torch.Tensor:
+        """Rows (H, plain + rope, ...) with the planes of the last ones in halves."""
+        sizes = self.config.latent
+        assert sizes is not None
+        if not self.config.interleaved:
+            return rows
+        return torch.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
+
+    def query_and_gate(self, at: str, index: int) -> tuple[Linear, Linear | None]:
+        """Of this rank's heads; the gate where there is one."""
+        sizes = self.config.latent
+        assert sizes is not None
+        head = sizes.plain_dim + sizes.rope_dim
+        name, columns = ("q_b_proj", sizes.query_rank) if sizes.query_rank else ("q_proj", self.config.width)
+        mine = range(self.heads.start * head, self.heads.stop * head)
+        rows = self.read(at + name, (self.config.heads * head, columns), rows=[mine])
+        query = self.rotated_last(rows.view(len(self.heads), head, -1), sizes.plain_dim).flatten(0, 1)
+        return Linear(query), self.output_gate(at, index)
 
     def indexer(self, at: str) -> Indexer | None:
         """What chooses keys, whole; None: the family has no such."""

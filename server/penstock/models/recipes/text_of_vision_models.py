@@ -11,7 +11,7 @@ from penstock.models.recipes.fields import Fields
 # The encoders of images and sound, and what brings their numbers to the width of the text model.
 TOWERS = (
     "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|embed_vision|embed_audio"
-    "|vision_embedder|multi_modal_projector|mm_projector|mlp1"
+    "|vision_embed_tokens|vqmodel|vision_embedder|multi_modal_projector|mm_projector|mlp1"
 )
 
 
@@ -24,9 +24,15 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
         embedding=keys.embedding.removeprefix("model."),
         layer=keys.layer.removeprefix("model."),
         norm=keys.norm.removeprefix("model."),
-        prefixes=("language_model.model.", "model.language_model.", "model."),
+        prefixes=(
+            "language_model.model.",
+            "model.language_model.",
+            "text_model.model.",
+            "model.text_model.",
+            "model.",
+        ),
         head=f"language_model.{keys.head}",
-        other_heads=(keys.head,),
+        other_heads=(keys.head, f"text_model.{keys.head}"),
         ignored=(*keys.ignored, rf"(model\.)?({TOWERS})(\..*)?"),
     )
 

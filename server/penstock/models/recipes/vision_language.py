@@ -1,5 +1,5 @@
 """The text of models that read images, too, by the recipe of the family that their text model is of: Qwen-VL, GLM-V,
-InternVL, Kimi-VL, Llama 4, LLaVA, and what else puts a known text model beside an encoder of images.
+InternVL, Kimi-VL, Llama 4, LLaVA, Emu 3, Fuyu, and what else puts a known text model beside an encoder of images.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ FAMILIES = {
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
+    "emu3_text_model": "llama",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -38,6 +39,7 @@ FAMILIES = {
     "ministral3": "ministral3",
     "mistral": "mistral",
     "mistral4": "mistral4",
+    "persimmon": "persimmon",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -51,8 +53,10 @@ FAMILIES = {
 
 # Fields that a family's text configuration leaves out, since its code says them.
 SAID_BY_CODE: dict[str, dict[str, Any]] = {
+    "emu3_text_model": {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
     "glm4v_text": {"attention_bias": True},
+    "persimmon": {"rope_theta": 25000.0},
     "qwen2_vl_text": {"rope_theta": 1000000.0},
     "qwen2_5_vl_text": {"rope_theta": 1000000.0},
     "qwen3_vl_text": {"rope_theta": 500000.0},
@@ -60,6 +64,8 @@ SAID_BY_CODE: dict[str, dict[str, Any]] = {
 
 # The text model of a family that does not name it.
 UNNAMED = {
+    "emu3": "emu3_text_model",
+    "fuyu": "persimmon",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
