@@ -37,8 +37,43 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+# A decoder without the encoder that its configuration describes, too.
+ALONE: dict[str, Any] = {
+    "is_encoder_decoder": False,
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 112,
+    "decoder_ffn_dim": 112,
+    "scale_embedding": True,
+}
+
 # What the rules do not give.
 SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            "bart",
+            "bigbird_pegasus",
+            "blenderbot",
+            "blenderbot-small",
+            "marian",
+            "mbart",
+            "mvp",
+            "pegasus",
+            "plbart",
+        ),
+        ALONE,
+    ),
+    "big_bird": {"attention_type": "original_full"},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "logit_scale": 0.5,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 24},
@@ -58,6 +93,34 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32}},
         "vocab_size_per_layer_input": 199,
         "hidden_size_per_layer_input": 16,
+    },
+    "longcat_flash": {"head_dim": 8, "zero_expert_num": 2},
+    "rwkv": {"rescale_every": 2},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+    },
+    # transformers holds dt at least at time_step_min where it computes several tokens at once, and not where it decodes.
+    "zamba2": {
+        "time_step_min": 1e-9,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"],
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 8,
+        "mamba_d_state": 16,
+        "chunk_size": 16,
+        "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 8,
+        "use_mem_rope": True,
+    },
+    # As published: one expert for a token.
+    "zaya": {
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+        "sliding_window": 24,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 16,
     },
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
@@ -100,12 +163,13 @@ def _made(kind: Any, model_type: str) -> Any:
     rope = getattr(default, "rope_parameters", None)
     if isinstance(rope, dict) and "rope_type" in rope and not rope.get("rope_theta"):
         values["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    special = SPECIAL.get(model_type, {})
     kinds = getattr(default, "layer_types", None) or []
-    if len(set(kinds)) > 1 and "num_hidden_layers" in values:
+    if len(set(kinds)) > 1 and "num_hidden_layers" in values and "layers_block_type" not in special:
         # As many layers of each kind, one after the other.
         order = list(dict.fromkeys(kinds))
         values["layer_types"] = [order[at % len(order)] for at in range(4)]
-    values.update(SPECIAL.get(model_type, {}))
+    values.update(special)
     while True:
         try:
             return kind(**values)

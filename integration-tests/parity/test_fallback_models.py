@@ -31,14 +31,15 @@ from load import ask, ask_all, complete, once
 from processes import wait_for
 
 # Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
-# and keys, experts.
-FEW = ("apertus", "gemma4_text", "llama4_text", "vaultgemma", "youtu")
+# and keys, experts; attention that is not called through the interface, states, states beside keys.
+FEW = ("apertus", "gemma4_text", "llama4_text", "vaultgemma", "youtu", "roformer", "rwkv", "zamba2")
 MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch")
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-fallback.md"
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 
 NOT_TRIED = "not tried: no small model could be made"
+RECIPE = "a recipe serves"
 # What is said of a configuration that transformers itself does nothing with.
 BROKEN = ("cannot be made from its config.json", "has a config.json", "cannot be run")
 
@@ -81,16 +82,42 @@ def test_the_page_says_what_was_seen_of_the_fallback() -> None:
     if len(seen) < len(all_models()):
         pytest.skip("not every model was run, or one failed")
     before, rest = PAGE.read_text().split(BEGIN)
+    neither = [
+        row.split("|")[1].strip() for row in seen.values() if "| served |" not in row and RECIPE not in row
+    ]
+    count = f"Of these {len(seen)} types {len(neither)} are served neither so nor by a recipe: {', '.join(neither)}."
     head = "| model_type | class | verdict | " + " | ".join(MODES) + " | greedy text |"
     table = "\n".join((head, "|---" * (4 + len(MODES)) + "|", *seen.values()))
-    text = f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    text = f"{before}{BEGIN}\n{count}\n\n{table}\n{END}{rest.split(END)[1]}"
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
         PAGE.write_text(text)
     assert PAGE.read_text() == text, "PENSTOCK_WRITE_DOCS=1 writes docs/models-fallback.md anew"
 
 
+def recipe_for(model_type: str) -> str:
+    """What is said of a model_type that has a recipe, in the form that it is published in."""
+    from penstock.models.architectures import RECIPES
+
+    auto: Any = import_module("transformers.models.auto.modeling_auto")
+    for kind in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT"):
+        name = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(model_type)
+        if name in RECIPES:
+            return f"; {RECIPE} `{name}`"
+    return ""
+
+
 def row_of(model_type: str, folder: Path) -> str:
     """Tries a model; fails where it is served and its numbers are not those of transformers."""
+    row = tried(model_type, folder)
+    if "| served |" in row:
+        return row
+    cells = row.split("|")
+    cells[3] = f" {cells[3].strip()}{recipe_for(model_type)} "
+    return "|".join(cells)
+
+
+def tried(model_type: str, folder: Path) -> str:
+    """The row, without what recipes serve."""
     try:
         config = small_config(model_type)
         refusal = refusal_of(config, folder)

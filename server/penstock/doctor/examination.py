@@ -218,8 +218,10 @@ def fallback_shape(
     elif dtype is not None:
         report.context = shape.max_positions
         report.weight_bytes_per_shard = [examined.parameters * dtype.itemsize]
-        numbers = shape.num_layers * 2 * shape.kv_heads * shape.head_dim
+        numbers = shape.caches * 2 * shape.kv_heads * shape.head_dim
         report.kv_bytes_per_token = [numbers * dtype.itemsize]
+        if shape.has_state:
+            report.state_bytes = [state_bytes(shape.state_shapes(question.group(0)), dtype.itemsize)]
     return shape
 
 

@@ -5,12 +5,22 @@ engine: a whole prompt, beside it the same in chunks, a prefix that is found, a 
 be served.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.engine.engine import Engine
-from penstock.engine.plan import NO_TARGET, PROMPT_LOGPROBS, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.plan import (
+    NO_SNAPSHOT,
+    NO_TARGET,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    Plan,
+    greedy_starts,
+)
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.errors import UnusableModel
@@ -48,6 +58,8 @@ def check(engine: Engine) -> None:
             block_size=block,
             tables=tables,
             vocab_size=model.config.vocab_size,
+            has_state=model.config.has_state,
+            snapshots=int(model.config.has_state),
         )
     )
     found: list[Tensor] = []
@@ -62,7 +74,8 @@ def check(engine: Engine) -> None:
     ids = ids_T.cpu().numpy().astype(np.uint32)
     try:
         for number, rows in enumerate(plans, 1):
-            engine.step(_plan(number, rows, ids, tables.count))
+            plan = _plan(number, rows, ids, tables.count)
+            engine.step(_with_state(plan, rows, block) if model.config.has_state else plan)
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
         raise UnusableModel(
             f"{reference.name} fails with the paged cache: {' '.join(str(error).split())}"
@@ -106,3 +119,11 @@ def _plan(number: int, rows: list[Row], ids: np.ndarray, tables: int) -> Plan:
         ),
         starts=greedy_starts(starts) if starts else None,
     )
+
+
+def _with_state(plan: Plan, rows: list[Row], block: int) -> Plan:
+    """The same of a model with states: the first sequence's after a block is kept, and what begins behind it begins with that."""
+    saves = [(at, block, 0) for at, (slot, *_) in enumerate(rows) if slot == 0]
+    sources = [0 if begin == block else NO_SNAPSHOT for _, begin, _, new, _ in rows if new]
+    starts = plan.starts and replace(plan.starts, state_sources=np.array(sources, np.uint32))
+    return replace(plan, saves=np.array(saves, np.int64).reshape(-1, 3), starts=starts)

@@ -114,12 +114,12 @@ class Bridge:
     @property
     def kv_heads(self) -> int:
         """K of the cache: the most that a layer has."""
-        return max(call.kv_heads for call in self.calls)
+        return max((call.kv_heads for call in self.calls), default=1)
 
     @property
     def size(self) -> int:
         """D of the cache: the largest key or value of a layer."""
-        return max(max(call.key_size, call.value_size) for call in self.calls)
+        return max((max(call.key_size, call.value_size) for call in self.calls), default=1)
 
     @property
     def cache_windows(self) -> tuple[Window | None, ...]:
@@ -146,8 +146,6 @@ class Bridge:
             yield
         finally:
             self._traced = None
-        if not self.calls:
-            raise Unfit("does not call attention through transformers' attention interface")
         self.calls = [replace(call, score_modifiers=self._filled(call)) for call in self.calls]
 
     @contextmanager

@@ -6,14 +6,15 @@ on trust either: `penstock.engine.self_check` compares them, at each start, with
 Imports transformers only when something is to be examined or loaded.
 """
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
+from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import Window
+from penstock.models.fallback_states import OwnStates, States, own_states
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.recurrent_config import StateShape
@@ -36,6 +39,10 @@ RECIPE = "transformers"  # what such a model says its recipe is
 
 # Layers that keep nothing but keys and values.
 ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+# Classes whose states are kept: those that were compared with transformers. Of others with states there are recipes, or nobody has looked.
+STATEFUL = frozenset(("RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM"))
+# The longest sequence of a model without attention whose config.json names none, as of recipes.
+ENDLESS = 8192
 CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 TRACED_TOKENS = 3
 CHECKED_TOKENS = 24
@@ -49,7 +56,7 @@ class FallbackConfig:
     vocab_size: int
     width: int
     feed_forward: int
-    num_layers: int  # caches
+    caches: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -57,13 +64,31 @@ class FallbackConfig:
     windows: tuple[Window | None, ...]
     layer_windows: tuple[Window | None, ...]  # of each cache
     simple_attention: bool
+    states: tuple[tuple[StateShape, ...], ...] = ()  # of each layer that has one, numbered after the caches
     ropes: tuple[RopeConfig, ...] = ()  # the model has its own
-    positions_go_on: bool = False
     has_encoder: bool = False
     max_side_positions: int = 0
     default_start: int | None = None
-    has_state: ClassVar[bool] = False
-    mixer_width: ClassVar[int] = 0
+
+    @property
+    def num_layers(self) -> int:
+        """What keeps something of a sequence."""
+        return self.caches + len(self.states)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a layer is recurrent."""
+        return bool(self.states)
+
+    @property
+    def mixer_width(self) -> int:
+        """Numbers that a recurrent layer makes of a token, about."""
+        return 6 * self.width if self.states else 0
+
+    @property
+    def positions_go_on(self) -> bool:
+        """Without attention nothing in a model tells positions apart."""
+        return self.caches == 0
 
     @property
     def usual_positions(self) -> int:
@@ -71,12 +96,14 @@ class FallbackConfig:
         return self.max_positions
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
-        """Each has a KV cache."""
-        return list(group.layers(self.num_layers))
+        """Those that attend have a KV cache."""
+        return [at if at < self.caches else None for at in group.layers(self.num_layers)]
 
     def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
-        """None is recurrent."""
-        return [()] * len(group.layers(self.num_layers))
+        """Of those that are recurrent."""
+        return [
+            () if at < self.caches else self.states[at - self.caches] for at in group.layers(self.num_layers)
+        ]
 
     @property
     def key_shape(self) -> tuple[int, int]:
@@ -96,21 +123,29 @@ class Fallback:
     """A model of transformers, cut in two: the body computes hidden states, the head the logits of the chosen tokens."""
 
     def __init__(
-        self, model: Any, bridge: Bridge, config: FallbackConfig, reference: Reference | None, traced: Any
+        self,
+        model: Any,
+        bridge: Bridge,
+        states: States | OwnStates | None,
+        config: FallbackConfig,
+        reference: Reference | None,
+        traced: Any,
     ) -> None:
         self.name = type(model).__name__
         self.config = config
         self.reference = reference  # for who checks the model
-        self.cache_shape = (2 * config.kv_heads, config.head_dim)
+        self.cache_shape = (2 * config.kv_heads, config.head_dim) if config.caches else (0, 0)
         self._weights = list({id(p): p.detach() for p in model.parameters()}.values())
         self.parameters = sum(p.numel() for p in self._weights)
-        self._bridge = bridge
+        self._bridge, self._states = bridge, states
         name = _body_name(model)
-        self._body = getattr(model, name)
+        self._body = model.get_submodule(name)
         self._ropes = _Ropes(self._body)
+        self._positions = _Positions(self._body)
         self._first = _first_position(self._body)
         self._given = _Given(type(traced))
-        setattr(model, name, self._given)
+        outer, _, last = name.rpartition(".")
+        setattr(model.get_submodule(outer), last, self._given)
         self._head = model
 
     def make_batch_invariant(self, rows: int) -> None:
@@ -130,14 +165,33 @@ class Fallback:
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens; writes their keys and values into the caches."""
         assert given_TE is None, "it runs in one stage"
+        states, own = self._states, caches[self.config.caches :]
+        if isinstance(states, OwnStates):
+            return states.forward(self._body, step, own, step.ids_T)
         tokens = step.ids_T.shape[0]
         fill = _fill(step.ids_T, self._weights[0].dtype)
         ids_1T = F.pad(step.ids_T, (0, fill)).unsqueeze(0)
         positions_1T = F.pad(step.positions_T, (0, fill)).unsqueeze(0) + self._first
-        with self._bridge.serving(step, caches):
-            output = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
+        self._positions.now_T = positions_1T[0]
+        with ExitStack() as serving:
+            serving.enter_context(self._bridge.serving(step, caches))
+            if states is not None:
+                serving.enter_context(states.serving(step, own))
+            output = self._body(
+                input_ids=ids_1T,
+                position_ids=positions_1T,
+                use_cache=False,
+                **self._types(ids_1T),
+                **_given_cache(self._body, states),
+            )
         hidden_TE: Tensor = output.last_hidden_state[0, :tokens]
         return hidden_TE
+
+    def _types(self, ids_1T: Tensor) -> dict[str, Tensor]:
+        """Of a body that would cut the types of tokens from a buffer that is as long as one sequence may be."""
+        if hasattr(getattr(self._body, "embeddings", None), "token_type_ids"):
+            return {"token_type_ids": torch.zeros_like(ids_1T)}
+        return {}
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""
@@ -173,6 +227,31 @@ class _Given(nn.Module):
     def forward(self, *_: Any, **__: Any) -> Any:
         """What the body would have returned."""
         return self.kind(last_hidden_state=self.hidden_1SE)
+
+
+class _Positions:
+    """Tables of positions that count by themselves from how many keys a cache holds (BART and what came of it, RoFormer).
+
+    They are given the positions of a step, of whichever sequences.
+    """
+
+    def __init__(self, body: nn.Module) -> None:
+        self.now_T = torch.empty(0)
+        counting = {"past_key_values_length", "position_ids"}
+        for module in body.modules():
+            if isinstance(module, nn.Embedding) and counting <= {
+                *inspect.signature(module.forward).parameters
+            }:
+                self._give(module)
+
+    def _give(self, table: nn.Module) -> None:
+        whole = table.forward
+
+        def forward(x: Any, *_: Any, **__: Any) -> Tensor:
+            found: Tensor = whole(x, position_ids=self.now_T)
+            return found
+
+        table.forward = forward
 
 
 class _Ropes:
@@ -293,13 +372,17 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None) if known else None
     has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
     if known and (_names(config, kind, model_type) or not has_code):
-        if getattr(kind, "_is_stateful", False):
+        if getattr(kind, "_is_stateful", False) and kind.__name__ not in STATEFUL:
             raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
         try:
             theirs = read.from_dict(config)
         except Exception as error:
             raise Unfit(f"has a config.json that transformers does not accept: {_one_line(error)}") from error
-        if theirs.is_encoder_decoder:
+        # Classes of decoders alone are made of the same configurations.
+        alone = getattr(kind, "__name__", "").endswith("ForCausalLM") and kind.__name__ in architectures(
+            config
+        )
+        if theirs.is_encoder_decoder and not alone:
             raise Unfit("has an encoder")
         if kind is None:
             raise Unfit(f"is no causal language model in transformers {transformers.__version__}")
@@ -331,12 +414,14 @@ def _check_kind(config: dict[str, Any], kind: Any, theirs: Any) -> None:
             f"is unknown to transformers {import_module('transformers').__version__}, which runs the model_type "
             f"{theirs.model_type} as {kind.__name__}"
         )
-    for part in ("vision_config", "audio_config", "image_config"):
+    for part in ("vision_config", "audio_config", "image_config", "audio_encoder"):
         if getattr(theirs, part, None) is not None:
             raise Unfit(f"takes more than text ({part} in config.json)")
+    if getattr(theirs, "num_mel_bins", None) is not None:
+        raise Unfit("takes more than text (num_mel_bins in config.json)")
     text = theirs.get_text_config()
     others = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS)
-    if others:
+    if others and kind.__name__ not in STATEFUL:
         raise Unfit(f"has layers of the type {others[0]}, and the cache holds keys and values only")
 
 
@@ -409,11 +494,18 @@ def _reference(model: Any, device: torch.device) -> Reference:
 
 def _cut(model: Any, device: torch.device, reference: Reference | None) -> Fallback:
     """Puts our attention in the place of the model's, and tries body and head. Raises Unfit and Undecided."""
+    if model.config.is_encoder_decoder:
+        raise Unfit("has an encoder")
+    body = model.get_submodule(_body_name(model))
+    own_attention.give(body)
     bridge = Bridge()
     bridge.attach(model)
     model.config._attn_implementation = NAME  # which a model looks up at each call
-    traced = _trace(model, bridge, device)
-    served = Fallback(model, bridge, _shape(model, bridge), reference, traced)
+    states: States | OwnStates | None = own_states(body)
+    if states is None and type(model).__name__ in STATEFUL:
+        states = States()
+    traced = _trace(body, bridge, states, device)
+    served = Fallback(model, bridge, states, _shape(model, bridge, states), reference, traced)
     served.try_head(traced.last_hidden_state[0])
     return served
 
@@ -423,7 +515,11 @@ def _body_name(model: Any) -> str:
     from transformers import PreTrainedModel
 
     if hasattr(model, model.base_model_prefix):
-        return str(model.base_model_prefix)
+        name = str(model.base_model_prefix)
+        # A decoder alone, in what stands for encoder and decoder: the head calls it past that.
+        inner = [child for child, _ in getattr(model, name).named_children()]
+        is_wrapped = type(getattr(model, name)).__name__.endswith("DecoderWrapper")
+        return f"{name}.decoder" if is_wrapped and inner == ["decoder"] else name
     names = [name for name, child in model.named_children() if isinstance(child, PreTrainedModel)]
     if len(names) != 1:
         raise Unfit("is not made of a body and a head")
@@ -441,43 +537,65 @@ def _first_position(body: nn.Module) -> int:
     return 0
 
 
-def _trace(model: Any, bridge: Bridge, device: torch.device) -> Any:
-    """Has the bridge write down a forward pass. Returns what the body does."""
-    body = getattr(model, _body_name(model))
+def _trace(body: Any, bridge: Bridge, states: States | OwnStates | None, device: torch.device) -> Any:
+    """Has the bridge, and who hands out states, write down a forward pass. Returns what the body does."""
     ids_1T = torch.arange(1, 1 + TRACED_TOKENS, device=device).unsqueeze(0)
+    options = _given_cache(body, states)
     # A mask of ones: that no two sequences are in it would be read from positions, which a model without
-    # weights does not have.
-    given = {"attention_mask": torch.ones_like(ids_1T)} if device.type == "meta" else {}
-    with _runs(device), bridge.tracing():
-        output = body(input_ids=ids_1T, position_ids=ids_1T - 1, use_cache=False, **given)
+    # weights does not have. Beside a cache they are not read.
+    if device.type == "meta" and not options:
+        options["attention_mask"] = torch.ones_like(ids_1T)
+    with ExitStack() as tracing:
+        tracing.enter_context(_runs(device))
+        tracing.enter_context(bridge.tracing())
+        if isinstance(states, States):
+            tracing.enter_context(states.tracing(body))
+        output = body(input_ids=ids_1T, position_ids=ids_1T - 1, use_cache=False, **options)
     if not isinstance(getattr(output, "last_hidden_state", None), Tensor):
         raise Unfit("has a body that returns no hidden states")
+    if not bridge.calls and not (states and states.shapes):
+        raise Unfit("does not call attention through transformers' attention interface")
     return output
 
 
-def _shape(model: Any, bridge: Bridge) -> FallbackConfig:
+def _given_cache(body: Any, states: States | OwnStates | None) -> dict[str, Any]:
+    """What a body is given the cache as."""
+    if not isinstance(states, States):
+        return {}
+    names = inspect.signature(body.forward).parameters
+    name = next((name for name in ("past_key_values", "cache_params") if name in names), None)
+    if name is None:
+        raise Unfit("keeps a recurrent state in a way that is not known")
+    return {name: states}
+
+
+def _shape(model: Any, bridge: Bridge, states: States | OwnStates | None) -> FallbackConfig:
     text = model.config.get_text_config()
     width = int(text.hidden_size)
+    body = model.get_submodule(_body_name(model))
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
-        raise Unfit(
-            "has a config.json that does not say how long a sequence may be (max_position_embeddings)"
-        )
-    longest -= _first_position(getattr(model, _body_name(model)))
+        if bridge.calls:
+            raise Unfit(
+                "has a config.json that does not say how long a sequence may be (max_position_embeddings)"
+            )
+        longest = ENDLESS
+    longest -= _first_position(body)
     forward = getattr(text, "intermediate_size", None)
     head = getattr(model.get_output_embeddings(), "weight", None)
     return FallbackConfig(
         vocab_size=int(text.vocab_size) if head is None else head.shape[0],
         width=width,
         feed_forward=forward if isinstance(forward, int) else 4 * width,
-        num_layers=bridge.caches,
-        heads=max(call.heads for call in bridge.calls),
+        caches=bridge.caches,
+        heads=max((call.heads for call in bridge.calls), default=1),
         kv_heads=bridge.kv_heads,
         head_dim=bridge.size,
         max_positions=longest,
         windows=tuple(bridge.windows),
         layer_windows=bridge.cache_windows,
         simple_attention=bridge.simple,
+        states=() if states is None else states.shapes,
     )
 
 
