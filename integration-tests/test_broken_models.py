@@ -141,8 +141,8 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
         ("num_attention_heads",),
     ),
     "unsupported architecture": (
-        edit_config(model_type="zamba2", architectures=["Zamba2ForCausalLM"]),
-        ("Zamba2ForCausalLM", "no recipe", "keeps a recurrent state"),
+        edit_config(model_type="xlstm", architectures=["xLSTMForCausalLM"]),
+        ("xLSTMForCausalLM", "no recipe", "keeps a recurrent state"),
     ),
     "unknown architecture": (
         edit_config(model_type="nobodys", architectures=["NobodysModelForCausalLM"]),
