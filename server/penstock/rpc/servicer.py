@@ -84,6 +84,8 @@ class WorkerServicer:
     def run(self, messages: Iterator[pb.ToWorker], context: grpc.ServicerContext) -> Iterator[pb.StepResult]:
         """Executes plans in order until the client ends the stream or a newer Run begins."""
         context.send_initial_metadata(())
+        if self._meets_again:
+            self._end_with(context)
         if not self._engine.prepared:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
         run = RunCall()
@@ -102,10 +104,6 @@ class WorkerServicer:
             _abort(context, grpc.StatusCode.CANCELLED, "a newer Run began")
         except Exception as error:
             self._fail(context, error)
-        finally:
-            if self._meets_again:
-                why = RunEnded("the router has left; the ranks are to meet anew")
-                self._on_failure(why, _answered(context))
 
     def check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         """Computes something on the device, beside a step that may be running."""
@@ -114,6 +112,17 @@ class WorkerServicer:
         except Exception as error:
             self._fail(context, error)
         return pb.CheckReply(steps=self._engine.steps)
+
+    def _end_with(self, context: grpc.ServicerContext) -> None:
+        """Ends the process when the call is over, also while a step waits for a rank that has died and will meet this one anew."""
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            self._on_failure(RunEnded("the router has left; the ranks are to meet anew"), over)
+
+        if not context.add_callback(end):
+            end()
 
     def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         """Ends the call and the process: what the device holds is not to be trusted any more."""
