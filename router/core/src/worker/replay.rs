@@ -77,6 +77,7 @@ enum Executor {
 
 /// On workers of `source`, which hold the recorded model; on a mock if there is none.
 pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<Report, ReplayError> {
+    let pages = most_pages(record)?;
     let mut entries = RecordReader::open(record)?;
     let mut report = Report::default();
     let mut executor = None;
@@ -92,7 +93,7 @@ pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<
                 drop(executor.take());
                 let head = Head::read(head)?;
                 report.model = format!("{} in {}", head.model.model_type, head.model.dtype);
-                executor = Some(head.executor(source).await?);
+                executor = Some(head.executor(source, pages).await?);
             }
             Some(What::Plan(plan)) => open.push_back((plan, None)),
             Some(What::Masks(masks)) => match open.iter_mut().find(|(plan, _)| plan.number == masks.number) {
@@ -120,6 +121,18 @@ pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<
     }
 }
 
+/// Most pages that a run's plans may name. After a recovery the workers may have had more or less memory than before; one worker
+/// executes all runs, and is prepared once.
+fn most_pages(record: &Path) -> io::Result<u32> {
+    let (mut entries, mut most) = (RecordReader::open(record)?, 0);
+    while let Some(what) = entries.next_entry()? {
+        if let What::Head(RecordHead { prepared: Some(prepared), .. }) = what {
+            most = most.max(prepared.pages);
+        }
+    }
+    Ok(most)
+}
+
 /// What a Run was recorded of.
 struct Head {
     model: ModelDescription,
@@ -141,18 +154,16 @@ impl Head {
         }
     }
 
-    async fn executor(&self, source: Option<&dyn WorkerSource>) -> Result<Executor, ReplayError> {
+    /// `pages`: for which a worker is prepared.
+    async fn executor(&self, source: Option<&dyn WorkerSource>, pages: u32) -> Result<Executor, ReplayError> {
         let Some(source) = source else {
             let config = MockConfig::of(&self.model, &self.prepared);
             let model = MockModel::new(config, self.limits.max_slots, self.limits.max_step_tokens);
             return Ok(Executor::Model(Box::new(model.with_drafts(self.limits.max_step_drafts))));
         };
         let tables = Tables::of(&self.prepared, self.model.block_size);
-        let limits = PrepareLimits {
-            // As many pages as the plans may name.
-            max_cache_tokens: tables.tokens(self.prepared.pages),
-            ..PrepareLimits::from(&self.limits)
-        };
+        let limits =
+            PrepareLimits { max_cache_tokens: tables.tokens(pages), ..PrepareLimits::from(&self.limits) };
         let group = Group::start(source, |_| Ok(limits)).await?;
         let here = group.prepared();
         let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);

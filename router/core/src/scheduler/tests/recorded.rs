@@ -14,7 +14,7 @@ use crate::scheduler::{Settings, spawn};
 use crate::worker::mock::{Fault, MockConfig, MockSource, Script};
 use crate::worker::recording::{RecordReader, Recorder};
 use crate::worker::replay::{ReplayError, replay};
-use crate::worker::{Group, PrepareLimits};
+use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
 
 fn config() -> MockConfig {
     MockConfig {
@@ -92,6 +92,46 @@ async fn what_was_recorded_is_executed_again_with_the_same_results() {
     let error = replay(&at, Some(&other)).await.expect_err("it differs");
     let ReplayError::Differs { run: 1, plan: 1.., why } = &error else { panic!("{error}") };
     assert!(why.contains("row") && why.contains("instead of"), "{why}");
+}
+
+/// Workers that run already: the same whenever they are asked for, and never replaced.
+struct Running(Vec<Endpoint>);
+
+#[async_trait::async_trait]
+impl WorkerSource for Running {
+    async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
+        match lost {
+            None => Ok(self.0.clone()),
+            Some(loss) => Err(GiveUp(loss.to_string())),
+        }
+    }
+}
+
+/// A worker that was lost may be replaced by one with more memory, or less.
+#[tokio::test]
+async fn runs_with_caches_of_different_sizes_are_executed_on_one_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().join("record");
+    record(&at).await;
+    for (number, first) in [(0, true), (1, false)] {
+        let (uneven, socket) = (folder.path().join("uneven"), folder.path().join(format!("worker-{number}")));
+        let heads = std::cell::Cell::new(0);
+        change(&at, &uneven, |what| {
+            let What::Head(head) = what else { return false };
+            let is_first = heads.replace(heads.get() + 1) == 0;
+            if is_first != first {
+                return false;
+            }
+            // Nobody asks how many of them the plans need.
+            head.prepared.as_mut().expect("it says").pages -= 1;
+            true
+        });
+        std::fs::create_dir(&socket).expect("a new folder");
+        let workers = MockSource::new(config(), socket);
+        let running = Running(workers.fresh(None).await.expect("it starts"));
+        let report = replay(&uneven, Some(&running)).await.expect("the results are the same");
+        assert_eq!(report.runs, 2);
+    }
 }
 
 #[tokio::test]
