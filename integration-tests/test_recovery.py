@@ -26,7 +26,7 @@ from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
 
 # How often the worker is killed, and how often frozen.
-FAULTS = ((5, 1), pytest.param((20, 5), marks=pytest.mark.tail))
+FAULTS = ((3, 1), pytest.param((20, 5), marks=pytest.mark.tail))
 CLIENTS = 12
 # Tokens of the longest request: short enough that many requests begin and end between two faults.
 LONGEST = 96
@@ -246,6 +246,7 @@ def test_new_requests_are_refused_with_the_reason_while_recovering(launch: Launc
     launched.wait_ready()
 
 
+@pytest.mark.tail
 def test_a_request_that_crashes_its_worker_three_times_fails_alone(launch: Launch, tmp_path: Path) -> None:
     """The router cannot know why a worker dies; it sees that it dies whenever a certain request runs.
 

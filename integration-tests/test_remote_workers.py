@@ -133,7 +133,11 @@ def vanish(far: Far) -> Callable[[], object]:
     return far.host.plug_in
 
 
-@pytest.mark.parametrize("fault", [kill, freeze, vanish], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [vanish, *(pytest.param(other, marks=pytest.mark.tail) for other in (kill, freeze))],
+    ids=lambda fault: str(fault.__name__),
+)
 def test_a_worker_that_is_lost_and_comes_back_loses_no_token(
     fault: Callable[[Far], Callable[[], object]], far: Far, exact: wire.Address
 ) -> None:

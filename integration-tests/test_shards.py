@@ -56,7 +56,9 @@ def disturb(launched: Launched, fault: signal.Signals, rank: int) -> None:
     wait_ready_again(launched, worker)
 
 
-@pytest.mark.parametrize("division", [TWO, STAGES], ids=["shards", "stages"])
+@pytest.mark.parametrize(
+    "division", [TWO, pytest.param(STAGES, marks=pytest.mark.tail)], ids=["shards", "stages"]
+)
 def test_two_parts_give_the_text_of_one_and_survive_the_loss_of_either(
     launch: Launch, exact: wire.Address, division: tuple[str, ...]
 ) -> None:

@@ -18,6 +18,7 @@ from checkpoints import SHIPPED, random_llama
 from conftest import Launch
 from launched import Launched
 from load import ask_all, chat, generate, once
+from other_host import RemoteWorker
 from prompts import QUESTIONS, user
 from test_speculation import BODIES, answer, requests
 
@@ -104,6 +105,21 @@ def test_the_server_says_what_drafts(itself: Launched, drafting: Launched, exact
     assert told["speculate"] == 5 and told["speculate_model"] == str(SHIPPED)
     assert wire.get(drafting.address, "/info").json()["speculate"] == DRAFTS
     assert "speculate_model" not in wire.get(exact, "/info").json()
+
+
+def test_a_worker_on_another_host_drafts_too(launch: Launch, exact: wire.Address, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    arguments = ("--dtype", "float32", "--speculate-model", str(SHIPPED), "--listen", address)
+    with RemoteWorker(tmp_path / "worker", *arguments) as worker:
+        worker.wait_listening()
+        launched = launch("--worker-address", address).wait_ready()
+        told = wire.get(launched.address, "/info").json()
+        assert told["speculate"] == 5 and told["speculate_model"] == "llama"
+        request = generate(QUESTIONS[0], 40)
+        (here,), (there,) = ask_all(exact, [request]), ask_all(launched.address, [request])
+        assert there.same_as(here)
+        assert launched.metrics().value("penstock_accepted_model_drafts") > 0
+        launched.stop()
 
 
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(

@@ -432,49 +432,13 @@ LONG_TAIL = frozenset(
 )
 
 
-# What the decoder does differently is in one of these, at least.
-KINDS = frozenset(
-    {
-        *(
-            "LLaMA 2",
-            "Mistral, sliding window",
-            "Gemma 3",
-            "Gemma 3n",
-            "Qwen 3",
-            "Mixtral",
-            "Qwen3-MoE",
-            "GPT-OSS",
-        ),
-        *(
-            "DeepSeek V3",
-            "GLM-5, layers that share a choice",
-            "Llama 4",
-            "Phi 1, Phi 1.5, Phi 2",
-            "Falcon 7B",
-            "BLOOM",
-            "MPT",
-            "OPT",
-            "GPT-2",
-            "Granite 3",
-            "Cohere 2 (Command R7B)",
-        ),
-        *(
-            "Qwen 3.5",
-            "Kimi Linear",
-            "Mamba",
-            "Mamba 2",
-            "Falcon-H1",
-            "LFM2",
-            "MiniMax-Text-01",
-            "RecurrentGemma",
-        ),
-    }
-)
+# The kinds that differ most, for what takes seconds of each and hardly depends on the family.
+FEW = frozenset({"LLaMA 2", "Gemma 3", "GPT-OSS", "GLM-5, layers that share a choice", "Qwen 3.5", "Mamba 2"})
 
 
-def one_of_each_kind(families: Iterable[str]) -> list[Any]:
+def few_of(families: Iterable[str]) -> list[Any]:
     """All of them, most in the long tail."""
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.tail) for name in families]
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.tail) for name in families]
 
 
 def in_turn() -> list[Any]:

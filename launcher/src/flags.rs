@@ -262,7 +262,7 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
     let warnings = check_model_and_workers(&cli.model, &cli.worker)?;
     check_remote_workers(&cli.remote, &cli.worker)?;
     if cli.model.speculate_model.is_some() && !cli.remote.worker_address.is_empty() {
-        return Err("--speculate-model is not supported beside --worker-address yet".into());
+        return Err("--speculate-model is said to `penstock worker`, which holds both models, and not beside --worker-address".into());
     }
     check_flags(router).map_err(|error| error.to_string())?;
     if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)

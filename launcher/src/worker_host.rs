@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 use crate::child::Watched;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
+use crate::flags::{self, ModelArgs, Refusal, WorkerArgs, of_draft_model};
 use crate::model::{self, Named, Weights};
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
@@ -87,9 +87,6 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<WorkerHost, Refusa
 impl WorkerHost {
     fn check(&self) -> Result<(), String> {
         flags::check_model(&self.model)?;
-        if self.model.speculate_model.is_some() {
-            return Err("--speculate-model is not supported by `penstock worker` yet".into());
-        }
         flags::check_quantization(&self.worker)?;
         flags::check_python(&self.worker)?;
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
@@ -107,6 +104,9 @@ impl WorkerHost {
         if self.rank >= ranks {
             return Err(format!("--rank {} is none of {ranks}: give --num-shard", self.rank));
         }
+        if ranks > 1 && self.model.speculate_model.is_some() {
+            return Err(flags::no_shards(&format!("{ranks} ranks")));
+        }
         if ranks > 1 && self.worker.master_addr.is_none() {
             return Err(format!("{ranks} ranks need --master-addr, the host of rank 0, to find each other"));
         }
@@ -118,9 +118,9 @@ impl WorkerHost {
     }
 
     /// Of the worker process.
-    fn arguments(&self, folder: &Path) -> Vec<OsString> {
+    fn arguments(&self, folder: &Path, draft_folder: Option<&Path>) -> Vec<OsString> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let mut arguments = worker_arguments(folder, None, &self.model, &self.worker, cores, None);
+        let mut arguments = worker_arguments(folder, draft_folder, &self.model, &self.worker, cores, None);
         arguments.extend(["--listen".into(), self.listen.to_string().into()]);
         for (flag, file) in
             [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key), ("--tls-ca", &self.tls_ca)]
@@ -161,6 +161,9 @@ async fn until_a_signal(host: &WorkerHost, environment: &Environment) -> Result<
 async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String> {
     contradictions::check_device(host.worker.device.as_deref(), Path::new("/dev"))?;
     let named = Named::read(&host.model, Weights::Here)?;
+    let draft = host.model.of_draft_model();
+    let named_draft =
+        draft.as_ref().map(|draft| Named::read(draft, Weights::Here)).transpose().map_err(of_draft_model)?;
     let interpreter = python::find(host.worker.python.as_deref(), environment)?;
     let spawner = ChildSpawner::open().map_err(|error| format!("the system gives no threads: {error}"))?;
     info!("Penstock {}, a worker for {}", env!("CARGO_PKG_VERSION"), host.listen);
@@ -172,8 +175,17 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
         weights: Weights::Here,
     };
     let model = model::obtain(named, &wanted, &interpreter, &spawner, environment, show_progress).await?;
+    let draft_model = match draft.as_ref().zip(named_draft) {
+        Some((args, named)) => {
+            let wanted = model::Wanted { args, ..wanted };
+            let model = model::obtain(named, &wanted, &interpreter, &spawner, environment, show_progress);
+            Some(model.await.map_err(of_draft_model)?)
+        }
+        None => None,
+    };
     info!("loading {} from {}", model.id, model.folder.display());
-    let arguments = host.arguments(&model.folder);
+    let draft_folder = draft_model.as_ref().map(|model| model.folder.as_path());
+    let arguments = host.arguments(&model.folder, draft_folder);
     let load_timeout = Duration::from_secs(host.worker.load_timeout);
     let mut restarts = RestartPolicy::default();
     loop {
@@ -244,13 +256,17 @@ mod tests {
              --dtype bfloat16 --worker-threads 3",
         )
         .unwrap();
-        let words = host.arguments(Path::new("/model"));
+        let words = host.arguments(Path::new("/model"), None);
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         assert_eq!(
             words.join(" "),
             "--model-dir /model --dtype bfloat16 --threads 3 --listen tls:0.0.0.0:9000 --tls-cert c --tls-key k \
              --tls-ca a --rank 1 --world-size 2 --rendezvous tcp://gpu-0:29500/worker --stages 1"
         );
+        let host = parsed("--listen unix:/socket --speculate-model small").unwrap();
+        let words = host.arguments(Path::new("/model"), Some(Path::new("/small")));
+        let at = words.iter().position(|word| word == "--draft-model-dir").unwrap();
+        assert_eq!(words[at + 1], "/small");
     }
 
     #[test]
@@ -263,6 +279,7 @@ mod tests {
             ("--listen tcp:localhost:9000 --num-shard 2", "--master-addr"),
             ("--listen tcp:localhost:9000 --revision main", "--revision"),
             ("--listen tcp:localhost:9000 --quantize gptq", "--quantize"),
+            ("--listen tcp:localhost:9000 --num-shard 2 --speculate-model small", "--speculate-model"),
         ] {
             match parsed(line) {
                 Err(Refusal::Flag(why)) => assert!(why.contains(names), "{line}: {why}"),

@@ -60,6 +60,8 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
     let (config, args) = (&server.config, &server.config.args);
     let (limits, model) = (&loaded.limits, &loaded.model);
     let stats = loaded.serving.scheduler.stats();
+    // Its name is known to the host that has it only.
+    let drafts_elsewhere = model.draft_model.as_ref().map(|draft| draft.model_type.as_str());
     json(&Info {
         model_id: &config.model_id,
         model_sha: config.model_sha.as_deref(),
@@ -84,7 +86,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_batch_total_tokens: loaded.cache_tokens,
         max_batch_size: loaded.max_slots,
         speculate: loaded.speculate,
-        speculate_model: config.speculate_model.as_deref(),
+        speculate_model: config.speculate_model.as_deref().or(drafts_elsewhere),
         max_client_batch_size: limits.max_client_batch_size,
         validation_workers: args.validation_workers,
         prefix_cache: if args.is_guarded() && !args.shared_prefix_cache { "api_key" } else { "shared" },

@@ -19,14 +19,14 @@ use super::draft_model::DraftAccuracy;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, Stats};
 use super::in_flight::{InFlight, RowRecord, Shape};
-use super::masks::MaskJob;
+use super::mask_job::MaskJob;
 use super::order::Precedence;
 use super::plan::PlanBuilder;
+use super::policy::Drafting;
 use super::policy::{FIRST_RUN_FACTOR, HUNG_FACTOR};
 use super::prompt_lookup::PromptLookup;
 use super::sequence::{PromptLogprobs, Sequence};
-use super::speculation::Drafting;
-use super::states::SnapshotDistances;
+use super::snapshots::SnapshotDistances;
 use super::submission::{Release, SequenceEvent, SequenceFailure, Unavailable};
 use super::throttle::Throttle;
 

@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::block_events::{self, BlockEvent};
 use super::concurrency::ConcurrencyLimiter;
-use super::mailbox::{EventSender, Wakeups, mailbox};
-use super::submission::{Refused, Release, SequenceSpec, Submitted, Tenant, Ticket, Unavailable};
+use super::mailbox::{EventSender, SequenceEvents, Wakeups, mailbox};
+use super::submission::{Refused, Release, SequenceSpec, Tenant, Ticket, Unavailable};
 use crate::clock;
 use crate::worker::recording::Recorder;
 
@@ -142,6 +142,14 @@ impl Handle {
             let _ = wait.await;
         }
     }
+}
+
+/// A sequence that the scheduler accepted. Dropping `ticket` before the end cancels it.
+pub struct Submitted {
+    pub id: SequenceId,
+    pub events: SequenceEvents,
+    pub ticket: Ticket,
+    pub permit: Arc<Permit>,
 }
 
 /// What reaches the scheduler's task.

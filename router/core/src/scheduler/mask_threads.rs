@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::masks::{MaskJob, MaskResult};
+use super::mask_job::{MaskJob, MaskResult};
 
 /// Most threads: a mask takes a fraction of a step.
 const MOST: usize = 4;

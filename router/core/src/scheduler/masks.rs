@@ -13,9 +13,6 @@
 //! A mask that is late costs its row the step: it samples nothing, and neither does a row after it that is in flight. When
 //! the mask is there the sequence starts again, mostly from the prefix cache. Others go on meanwhile.
 
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{BufMut, BytesMut};
@@ -24,115 +21,10 @@ use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::core::Core;
 use super::in_flight::{InFlight, RowRecord};
-use super::policy::{LONG_STEP, MASK_BUDGET, MOST_FORCED};
+use super::mask_job::{HeldToken, MaskJob, MaskResult, NextToken, RowMask};
+use super::policy::{LONG_STEP, MASK_BUDGET};
 use super::sequence::Sequence;
 use super::submission::{Finish, SampledToken, SequenceEvent, SequenceFailure};
-use crate::constraint::{Grammar, Matcher};
-
-/// A sequence's grammar, and what is known of its next token.
-pub(super) struct Constraint {
-    /// `None` while a job has it.
-    matcher: Option<Box<dyn Matcher>>,
-    /// What follows the tokens that are known, and was taken by the matcher.
-    forced: VecDeque<TokenId>,
-    /// Of the token behind them.
-    next: NextToken,
-    /// Were sampled, and are handed on when the grammar's job for each has ended. More than one: all but the first were sampled
-    /// without a mask.
-    held: VecDeque<HeldToken>,
-    /// It was late for a row, which samples nothing: no row is planned until it is there.
-    is_late: bool,
-    /// Nothing was forbidden at the last token that was looked at.
-    is_free: bool,
-}
-
-struct HeldToken {
-    token: SampledToken,
-    /// It was sampled under a mask.
-    masked: bool,
-}
-
-/// Advances a matcher and computes its mask. Runs wherever it is put.
-pub(super) struct MaskJob {
-    id: SequenceId,
-    matcher: Box<dyn Matcher>,
-    /// And whether it was sampled under a mask. `None`: nothing was sampled yet.
-    token: Option<(TokenId, bool)>,
-    /// No row is in flight that samples without a mask: what is forced can be taken.
-    may_force: bool,
-    /// Length of a mask.
-    words: usize,
-}
-
-/// What became of a job.
-pub(super) struct MaskResult {
-    id: SequenceId,
-    /// `None` after a panic.
-    matcher: Option<Box<dyn Matcher>>,
-    outcome: Result<Next, String>,
-}
-
-/// What the grammar says of the tokens to come.
-struct Next {
-    /// The job's token may not follow.
-    refused: bool,
-    forced: Vec<TokenId>,
-    then: NextToken,
-    is_free: bool,
-}
-
-#[derive(Clone)]
-enum NextToken {
-    /// A job computes it.
-    NotYet,
-    /// There is none: the grammar is complete.
-    End,
-    Masked(Arc<[u32]>),
-}
-
-/// A row's mask, as it is to be sent.
-enum RowMask {
-    NotYet,
-    /// The row samples nothing, or nobody waits for its token.
-    Nothing,
-    Words(Arc<[u32]>),
-    /// Of one token.
-    Only(TokenId),
-}
-
-impl Constraint {
-    pub fn new(grammar: &dyn Grammar) -> Self {
-        Self {
-            matcher: Some(grammar.matcher()),
-            forced: VecDeque::new(),
-            next: NextToken::NotYet,
-            held: VecDeque::new(),
-            is_late: false,
-            is_free: false,
-        }
-    }
-
-    /// Rows need no mask, as far as is known.
-    pub fn is_free(&self) -> bool {
-        self.is_free
-    }
-
-    /// Tokens that wait for their jobs.
-    pub fn held(&self) -> usize {
-        self.held.len()
-    }
-
-    /// Of the token that is so many places behind those that are known.
-    fn mask_at(&self, place: usize) -> RowMask {
-        match (self.forced.get(place), &self.next) {
-            (Some(&token), _) => RowMask::Only(token),
-            (None, NextToken::Masked(mask)) if place == self.forced.len() => RowMask::Words(mask.clone()),
-            // Behind the end nobody waits for a token.
-            (None, NextToken::End) => RowMask::Nothing,
-            (None, _) => RowMask::NotYet,
-        }
-    }
-}
 
 impl Sequence {
     /// Its mask was late for a row, and it has not started again.
@@ -168,44 +60,6 @@ impl Sequence {
     /// Tokens that its grammar has still to take.
     pub fn held(&self) -> u32 {
         self.constraint.as_ref().map_or(0, |constraint| constraint.held() as u32)
-    }
-}
-
-impl MaskJob {
-    pub fn run(self) -> MaskResult {
-        let Self { id, mut matcher, token, may_force, words } = self;
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let refused = match token {
-                Some((token, true)) => {
-                    matcher.advance(token)?;
-                    false
-                }
-                Some((token, false)) => !matcher.try_advance(token)?,
-                None => false,
-            };
-            let mut forced = Vec::new();
-            // After a refusal all starts again.
-            if !matcher.is_complete() && (may_force || refused) {
-                forced = matcher.take_forced(MOST_FORCED)?;
-            }
-            if matcher.is_complete() && (token.is_some() || !forced.is_empty()) {
-                return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
-            }
-            let mut mask = vec![0; words];
-            matcher.mask(&mut mask)?;
-            if mask.iter().all(|&word| word == 0) {
-                return Err("the grammar allows no token of the vocabulary here".to_string());
-            }
-            let is_free = matcher.is_free() && !refused;
-            Ok(Next { refused, forced, then: NextToken::Masked(mask.into()), is_free })
-        }));
-        match outcome {
-            Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome },
-            Err(_) => {
-                tracing::error!("a grammar's matcher panicked");
-                MaskResult { id, matcher: None, outcome: Err("the grammar cannot be followed".into()) }
-            }
-        }
     }
 }
 

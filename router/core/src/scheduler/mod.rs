@@ -4,9 +4,9 @@
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, computed on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`,
+//! constrained sequences, each a `mask_job` on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`,
 //! or made by the workers' own model, of which `draft_model` knows what they are worth;
-//! `states` are those of models with recurrent layers. `recovery` replaces lost workers.
+//! `states` are those of models with recurrent layers. `recovery` is what is known of how lost workers were replaced.
 
 mod block_events;
 mod blocks;
@@ -23,6 +23,7 @@ mod guesses;
 mod handle;
 mod in_flight;
 pub(crate) mod mailbox;
+mod mask_job;
 mod mask_threads;
 mod masks;
 mod metrics;
@@ -54,11 +55,11 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use block_events::{BlockChange, BlockEvent};
 pub use cache_names::{BlockHash, Namespace};
-pub use handle::{Handle, Permit, Settings, Stats};
+pub use handle::{Handle, Permit, Settings, Stats, Submitted};
 pub use mailbox::{SequenceEvents, Told};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
-    SequenceFailure, SequenceSpec, Submitted, Tenant, Ticket, Unavailable, Watermark,
+    SequenceFailure, SequenceSpec, Tenant, Ticket, Unavailable, Watermark,
 };
 
 use crate::health::{Health, HealthSender};

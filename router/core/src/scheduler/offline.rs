@@ -11,8 +11,8 @@ use penstock_proto::{ModelDescription, Prepared, StepPlan, StepResult};
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
 use super::mailbox::{SequenceEvents, Wakeups, mailbox};
+use super::policy::Drafting;
 use super::policy::SNAPSHOT_DISTANCES;
-use super::speculation::Drafting;
 use super::submission::SequenceSpec;
 use crate::worker::{Loss, PrepareLimits};
 

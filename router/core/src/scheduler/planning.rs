@@ -25,8 +25,8 @@ use super::policy::{
     DEPARTURES_PER_LOOKUP, MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight,
 };
 use super::sequence::{LookedUp, PromptLogprobs, Sequence};
+use super::snapshots::StateRecord;
 use super::speculation::{Allotment, Drafter};
-use super::states::StateRecord;
 use super::submission::{SequenceEvent, Unavailable};
 
 /// A plan being built.

@@ -7,7 +7,7 @@ use penstock_proto::tables::Tables;
 
 use super::cost::{StepCost, Work};
 use super::sequence::Sequence;
-use super::states::SnapshotDistances;
+use super::snapshots::SnapshotDistances;
 
 /// Plans sent and not answered: one for each stage of the pipeline, and one more, so that the work of router and
 /// wire hides behind the workers' own. Yet another would only delay admissions and waste more rows at a
@@ -52,9 +52,6 @@ impl MicrobatchSchedule {
 /// So much longer than its expected time a step waits for masks, before the rows that lack theirs go without.
 pub(super) const MASK_BUDGET: Duration = Duration::from_millis(10);
 
-/// Tokens that a grammar forces and that are looked for at once: with more a row waits for its turn in vain.
-pub(super) const MOST_FORCED: usize = 64;
-
 /// A step of which a part is enough to wait for masks, by a timer that counts milliseconds.
 pub(super) const LONG_STEP: Duration = Duration::from_millis(2);
 
@@ -87,6 +84,32 @@ pub(super) fn growth(sequence: &Sequence, lookahead: u32, tables: &Tables, chunk
     let tokens = sequence.len().saturating_add(lookahead).min(sequence.final_len() - 1);
     let remaining = sequence.len().saturating_sub(sequence.num_scheduled_tokens).max(1);
     tables.growth(&sequence.table, tokens, remaining.min(chunk))
+}
+
+/// Who drafts, and at most how many tokens a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Drafting {
+    #[default]
+    Off,
+    Adaptive(u32),
+    /// As many as there can be, good or bad.
+    #[cfg(test)]
+    Always(u32),
+}
+
+impl Drafting {
+    pub fn up_to(most: u32) -> Self {
+        if most == 0 { Self::Off } else { Self::Adaptive(most) }
+    }
+
+    pub fn most(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Adaptive(most) => most,
+            #[cfg(test)]
+            Self::Always(most) => most,
+        }
+    }
 }
 
 /// How often the recurrent state of a sequence is copied. In a prompt, so that one that parts from it somewhere computes

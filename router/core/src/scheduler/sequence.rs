@@ -13,12 +13,12 @@ use super::draft_model::DraftAccuracy;
 use super::fairness::AccountId;
 use super::handle::{Arrival, Permit};
 use super::mailbox::EventSender;
-use super::masks::Constraint;
+use super::mask_job::Constraint;
 use super::order::Precedence;
 use super::plan::Encoder;
 use super::prefix_cache::NodeId;
 use super::prompt_lookup::PromptLookup;
-use super::states::StateRecord;
+use super::snapshots::StateRecord;
 use super::submission::{Priority, PromptLogprob, Sampling, SequenceEvent};
 
 pub(super) struct Sequence {

@@ -19,6 +19,57 @@ pub(super) struct Snapshot {
     stamp: u64,
 }
 
+/// After how many tokens copies are kept; see `policy`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SnapshotDistances {
+    pub prompt: u32,
+    pub output: u32,
+}
+
+impl SnapshotDistances {
+    /// Whole blocks: only their ends have nodes.
+    pub fn of_blocks(self, block_size: u32) -> Self {
+        let whole = |distance: u32| distance.next_multiple_of(block_size);
+        Self { prompt: whole(self.prompt), output: whole(self.output) }
+    }
+}
+
+/// What is known of a sequence's state in its slot; nothing, once it has left it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StateRecord {
+    /// The snapshot that its state went through at a position, while no later sample has vouched for it.
+    pub unvouched: Vec<(u32, Snapshot)>,
+    /// Saved at a position up to which not all tokens are known.
+    pub reserved: Option<(u32, Snapshot)>,
+    /// The last one that it saved while it decoded.
+    pub decoded: Option<Snapshot>,
+    /// It is off the tree up to this position, or what others hold from here on is known up to there: its next row ends
+    /// there and saves its state, to begin again with the others' blocks.
+    pub rejoins: Option<u32>,
+    /// Here prompts part.
+    pub branch: Option<u32>,
+}
+
+impl StateRecord {
+    /// The row that feeds from `position` on ends here at the latest.
+    pub fn cut(&self, position: u32, count: u32) -> u32 {
+        match self.rejoins {
+            Some(at) if at > position => count.min(at - position),
+            _ => count,
+        }
+    }
+
+    /// Nobody wants a copy at a place that is still to come.
+    pub fn wants_no_branch(&self, position: u32) -> bool {
+        self.branch.is_none_or(|at| at <= position)
+    }
+
+    #[cfg(test)]
+    pub fn reserved(&self) -> Option<Snapshot> {
+        self.reserved.map(|(_, snapshot)| snapshot)
+    }
+}
+
 /// What is given up for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Worth {

@@ -15,34 +15,9 @@
 use super::core::Core;
 use super::cost::Work;
 use super::draft_model::{DraftAccuracy, Drafted};
+use super::policy::Drafting;
 use super::prompt_lookup::MOST_BRANCHES;
 use super::sequence::Sequence;
-
-/// Who drafts, and at most how many tokens a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Drafting {
-    #[default]
-    Off,
-    Adaptive(u32),
-    /// As many as there can be, good or bad.
-    #[cfg(test)]
-    Always(u32),
-}
-
-impl Drafting {
-    pub fn up_to(most: u32) -> Self {
-        if most == 0 { Self::Off } else { Self::Adaptive(most) }
-    }
-
-    pub fn most(self) -> u32 {
-        match self {
-            Self::Off => 0,
-            Self::Adaptive(most) => most,
-            #[cfg(test)]
-            Self::Always(most) => most,
-        }
-    }
-}
 
 /// Tokens of a text that an index takes in at a time, so that a long prompt holds up no step.
 pub(super) const INDEXED_AT_ONCE: usize = 1024;

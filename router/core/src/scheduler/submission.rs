@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
 
 use super::cache_names::Namespace;
-use super::handle::Permit;
-use super::mailbox::SequenceEvents;
 use crate::constraint::Grammar;
 
 /// How tokens are chosen. The neutral value of every field switches it off.
@@ -124,14 +122,6 @@ impl Tenant {
     pub(super) fn shared_origin(self) -> Option<Tenant> {
         matches!(self, Tenant::Address(_) | Tenant::User(..)).then(|| self.origin())
     }
-}
-
-/// A sequence that the scheduler accepted. Dropping `ticket` before the end cancels it.
-pub struct Submitted {
-    pub id: SequenceId,
-    pub events: SequenceEvents,
-    pub ticket: Ticket,
-    pub permit: Arc<Permit>,
 }
 
 /// What happens to a sequence, in order: `Admitted`, `PromptLogprobs` if asked for, a `Token` for every

@@ -1,5 +1,5 @@
 //! The task around the core: takes messages from handles, sends plans, applies results, watches the time,
-//! and hands over to `recovery` when the workers are lost. It runs on a thread and a runtime of its own,
+//! and replaces the workers when they are lost. It runs on a thread and a runtime of its own,
 //! with the connections to the workers, so that HTTP load cannot come between a result and the next plan.
 
 use std::collections::VecDeque;
@@ -15,16 +15,16 @@ use tokio::time::{sleep_until, timeout};
 use super::block_events::Readers;
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Message, Settings, Shared};
+use super::mask_job::MaskResult;
 use super::mask_threads::MaskThreads;
-use super::masks::MaskResult;
 use super::metrics::Metrics;
+use super::policy::Drafting;
 use super::policy::SNAPSHOT_DISTANCES;
 use super::recovery::{Fruitless, Outcome, Recovered};
-use super::speculation::Drafting;
 use super::submission::{SequenceEvent, SequenceFailure, Unavailable};
 use crate::clock;
-use crate::health::HealthSender;
-use crate::worker::{Group, LIVELY, Loss, Run, WorkerSource};
+use crate::health::{Health, HealthSender};
+use crate::worker::{Group, LIVELY, Loss, Run, StartError, WorkerSource};
 
 /// Most messages handled between two steps: a burst of submissions must not hold up those who run.
 const MESSAGES_PER_TURN: usize = 256;
@@ -69,7 +69,7 @@ pub(super) enum Left {
 }
 
 /// What a message asks of the task beyond what was done at once.
-pub(super) enum Then {
+enum Then {
     GoOn,
     Stop,
 }
@@ -286,7 +286,7 @@ impl Task {
         run.who_hangs(format!("no result for {waited:.1?}, with {steps} steps in flight")).await
     }
 
-    pub fn handle(&mut self, message: Message) -> Then {
+    fn handle(&mut self, message: Message) -> Then {
         match message {
             Message::Submit(arrival) => self.core.submit(*arrival, clock::now()),
             Message::Release(id, why) => self.core.release(id, why, clock::now()),
@@ -389,5 +389,125 @@ impl Capacity {
             draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
         }
+    }
+}
+
+/// Recovery: from the loss of the workers to the next token. The sequences stay where they are, in the core; here the group is
+/// replaced, while messages are still taken.
+impl Task {
+    pub async fn recover(&mut self, group: &mut Group, loss: Loss) -> Outcome {
+        let lost_at = clock::now();
+        let (steps, waited) = self.core.waiting_for(lost_at);
+        let detection = waited.min(lost_at.saturating_duration_since(self.last_sign));
+        self.set_health(Health::Recovering(loss.summary()));
+        tracing::error!(
+            loss = %loss,
+            detection_s = detection.as_secs_f64(),
+            steps_in_flight = steps,
+            "lost the workers; asking for new ones"
+        );
+        for prompts in self.core.unfinished() {
+            self.metrics.lost(prompts);
+        }
+        self.core.lose();
+        self.refilling = None;
+        self.publish();
+
+        // Workers that are lost while they have nothing to do give no token, and are not asked for one.
+        if steps > 0
+            && let Some(why) = self.fruitless.add(&loss)
+        {
+            return self.give_up(why);
+        }
+        let mut cause = loss.clone();
+        let run = loop {
+            let replaced = match self.replace(group, cause).await {
+                Some(replaced) => replaced,
+                None => return Outcome::Stopped,
+            };
+            match replaced {
+                Ok(fresh) => *group = fresh,
+                Err(error) => return self.give_up(error.to_string()),
+            }
+            match self.open(group).await {
+                Ok(run) => break run,
+                Err(again) => {
+                    tracing::warn!(loss = %again, "lost the workers again before they ran");
+                    if let Some(why) = self.fruitless.add(&again) {
+                        return self.give_up(why);
+                    }
+                    cause = again;
+                }
+            }
+        };
+        self.worker_restarts += 1;
+        self.core.renew(Capacity::of(group), clock::now());
+        self.shared.max_request_tokens.store(group.max_request_tokens(), Ordering::Relaxed);
+        let recovered = Recovered {
+            loss,
+            detection,
+            lost_at,
+            startup_timings: group.startup_timings(),
+            ready_at: clock::now(),
+            sequences: self.core.live(),
+        };
+        // Ready means that tokens flow: with streams to go on with, when one of them has its next.
+        self.refilling = Some(recovered);
+        Outcome::Again(run)
+    }
+
+    /// Ready again.
+    pub fn recovered(&self) {
+        self.health.send_if_modified(|health| {
+            let recovering = matches!(health, Health::Recovering(_));
+            if recovering {
+                *health = Health::Ready;
+            }
+            recovering
+        });
+    }
+
+    fn give_up(&self, why: String) -> Outcome {
+        tracing::error!(reason = why, "gave up on the workers");
+        self.set_health(Health::Failed(why.clone()));
+        Outcome::GaveUp(why)
+    }
+
+    /// Waits for a new group, and takes messages meanwhile. `None` when told to stop.
+    async fn replace(&mut self, group: &Group, loss: Loss) -> Option<Result<Group, StartError>> {
+        let (source, old) = (self.source.clone(), group.clone());
+        let mut replacing = self.outside.spawn(async move { old.replace(&*source, loss).await });
+        loop {
+            self.core.expire(clock::now());
+            let due = self.core.next_due();
+            let expiry = tokio::time::sleep_until(due.unwrap_or_else(clock::now).into());
+            tokio::select! {
+                replaced = &mut replacing => {
+                    return Some(replaced.unwrap_or_else(|panic| {
+                        Err(StartError::Refused(format!("starting workers failed: {panic}")))
+                    }));
+                }
+                () = expiry, if due.is_some() => {}
+                message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
+                    Some(Then::GoOn) => self.publish(),
+                    Some(Then::Stop) | None => {
+                        replacing.abort();
+                        return None;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Draining and a final failure are not taken back by a recovery.
+    fn set_health(&self, to: Health) {
+        self.health.send_if_modified(|health| {
+            let may =
+                !matches!(health, Health::Draining | Health::Failed(_)) || matches!(to, Health::Failed(_));
+            if may {
+                *health = to;
+            }
+            may
+        });
     }
 }

@@ -1,10 +1,10 @@
 //! Python's `==`, `in`, `<` and `sorted`. Every element that is visited is a step: what is shared may be visited very often.
 
 use std::cmp::Ordering;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
-use super::key::count_key;
-use super::{Callable, Value, is_undefined};
+use super::key::{count_key, is_same_leaf};
+use super::{Value, is_undefined};
 use crate::budget::Budget;
 use crate::{Error, ErrorKind};
 
@@ -72,26 +72,6 @@ pub fn holds(items: &[Value], value: &Value, budget: &Budget) -> Result<bool, Er
         }
     }
     Ok(false)
-}
-
-/// `==` of values that hold no others.
-pub(super) fn is_same_leaf(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-        (Value::Str(a), Value::Str(b)) => a.text == b.text,
-        (Value::Range(a), Value::Range(b)) => a.same() == b.same(),
-        (Value::Namespace(a), Value::Namespace(b)) => Weak::ptr_eq(a, b),
-        (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
-        (Value::Iterator(a), Value::Iterator(b)) => Rc::ptr_eq(a, b),
-        (Value::Callable(a), Value::Callable(b)) => match (&**a, &**b) {
-            (Callable::Global(a), Callable::Global(b)) => a == b,
-            _ => Rc::ptr_eq(a, b),
-        },
-        _ => match (a.as_int(), b.as_int()) {
-            (Some(a), Some(b)) => a == b,
-            _ => matches!((a.as_number(), b.as_number()), (Some(a), Some(b)) if a == b),
-        },
-    }
 }
 
 /// Python's `<` and alike. An error for values that have no order.

@@ -1,11 +1,10 @@
 //! Values as keys of dicts: which of them are the same key, and which can be none.
 
 use std::hash::{Hash, Hasher};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use indexmap::Equivalent;
 
-use super::compare::is_same_leaf;
 use super::{Callable, Dict, Value};
 use crate::budget::Budget;
 use crate::{Error, ErrorKind};
@@ -66,6 +65,26 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
+
+/// `==` of values that hold no others.
+pub(super) fn is_same_leaf(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+        (Value::Str(a), Value::Str(b)) => a.text == b.text,
+        (Value::Range(a), Value::Range(b)) => a.same() == b.same(),
+        (Value::Namespace(a), Value::Namespace(b)) => Weak::ptr_eq(a, b),
+        (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
+        (Value::Iterator(a), Value::Iterator(b)) => Rc::ptr_eq(a, b),
+        (Value::Callable(a), Value::Callable(b)) => match (&**a, &**b) {
+            (Callable::Global(a), Callable::Global(b)) => a == b,
+            _ => Rc::ptr_eq(a, b),
+        },
+        _ => match (a.as_int(), b.as_int()) {
+            (Some(a), Some(b)) => a == b,
+            _ => matches!((a.as_number(), b.as_number()), (Some(a), Some(b)) if a == b),
+        },
+    }
+}
 
 /// For looking a string up without making a value of it.
 #[derive(Hash)]

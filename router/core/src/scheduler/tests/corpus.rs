@@ -5,7 +5,7 @@ use penstock_proto::ids::TokenId;
 use super::harness::{Harness, spec, tiny};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::corpus::Corpora;
-use crate::scheduler::speculation::Drafting;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::submission::{SequenceSpec, Tenant};
 use crate::worker::mock::MockConfig;
 

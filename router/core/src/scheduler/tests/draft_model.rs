@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_proto::{CostModel, RowFlag, StepPlan};
 
 use super::harness::{Harness, STEP, check_refused, every, spec, tiny, u32s};
-use crate::scheduler::speculation::Drafting;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::submission::{Sampling, SequenceSpec};
 use crate::worker::mock::MockConfig;
 

@@ -16,10 +16,10 @@ use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
 use crate::scheduler::mailbox::{Wakeups, mailbox};
-use crate::scheduler::masks::MaskJob;
+use crate::scheduler::mask_job::MaskJob;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::results::Stepped;
-use crate::scheduler::speculation::Drafting;
-use crate::scheduler::states::SnapshotDistances;
+use crate::scheduler::snapshots::SnapshotDistances;
 use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant};
 use crate::worker::mock::{MockConfig, MockModel};
 

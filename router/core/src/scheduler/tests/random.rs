@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Counters;
-use crate::scheduler::speculation::Drafting;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant, Watermark};
 use crate::worker::mock::MockConfig;
 

@@ -31,9 +31,10 @@ use crate::health::Health;
 use crate::prompt::{Input, Prompt, samples};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::{Core, Counters};
+use crate::scheduler::handle::Submitted;
 use crate::scheduler::mask_threads::MaskThreads;
 use crate::scheduler::submission::{
-    Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Submitted, Tenant, Watermark,
+    Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Tenant, Watermark,
 };
 use crate::scheduler::{Handle, Settings, assemble};
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};

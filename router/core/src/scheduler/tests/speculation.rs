@@ -5,7 +5,7 @@ use penstock_proto::ids::TokenId;
 use penstock_proto::{RowFlag, StepPlan};
 
 use super::harness::{Harness, STEP, check_refused, every, spec, tiny, u32s};
-use crate::scheduler::speculation::Drafting;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::submission::{Finish, Sampling, SequenceSpec};
 use crate::worker::LossKind;
 use crate::worker::mock::MockConfig;

@@ -7,8 +7,8 @@ use penstock_proto::{RowFlag, Starts, StepPlan};
 
 use super::harness::{Harness, spec, tiny, u32s};
 use crate::scheduler::cache_names::Namespace;
+use crate::scheduler::policy::Drafting;
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
-use crate::scheduler::speculation::Drafting;
 use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec, Tenant};
 use crate::worker::mock::{MockConfig, MockModel};
 

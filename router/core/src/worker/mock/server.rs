@@ -15,13 +15,12 @@ use penstock_proto::{
     RowFlag, StepPlan, StepResult, ToWorker,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::source::Runs;
 use super::{Fault, MockConfig, MockModel, Script, Step};
 
 /// Held by whoever may end the worker.
@@ -29,6 +28,13 @@ pub(super) struct Running {
     die: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
     frozen: Arc<AtomicBool>,
+}
+
+/// The calls of `Run`.
+pub(super) struct Runs {
+    /// They wait for their answer while this is `false`.
+    pub open: watch::Sender<bool>,
+    pub asked: watch::Sender<u64>,
 }
 
 /// What a worker is told at birth.

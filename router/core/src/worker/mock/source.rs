@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::server::{Birth, Running};
+use super::server::{Birth, Running, Runs};
 use super::{MockConfig, Script};
 use crate::worker::Endpoint;
 use crate::worker::source::{GiveUp, Loss, WorkerSource};
@@ -24,13 +24,6 @@ pub struct MockSource {
     open: watch::Sender<bool>,
     runs: Arc<Runs>,
     incarnations: watch::Sender<u32>,
-}
-
-/// The calls of `Run`.
-pub(super) struct Runs {
-    /// They wait for their answer while this is `false`.
-    pub open: watch::Sender<bool>,
-    pub asked: watch::Sender<u64>,
 }
 
 struct State {
