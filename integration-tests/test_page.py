@@ -290,7 +290,8 @@ def test_an_answer_outlives_its_worker(open_page: Open, launch: Launch, tmp_path
     launched = launch("--model-id", str(endless(tmp_path / "model"))).wait_ready()
     chat, other = open_page(launched.url), open_page(launched.url)
     chat.set("Seed", 7)
-    chat.set("Max tokens", 80)
+    # Long beside what it takes to see that it has begun and to kill the worker: the model makes 200 tokens a second.
+    chat.set("Max tokens", 800)
     chat.ask("Go on")
     undisturbed = chat.copied("Copy")
     chat.button("New conversation").click()
