@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -157,6 +158,11 @@ class Launched:
             yield
         finally:
             next_one.signal(signal.SIGCONT)
+
+    def went_on(self) -> list[int]:
+        """For each recovery so far: the sequences that were unfinished and went on behind it."""
+        told = re.findall(r"streams go on.*?\bsequences=(\d+)", self.log())
+        return [int(count) for count in told]
 
     def metrics(self) -> Exposition:
         return parse(wire.get(self.address, "/metrics").text)

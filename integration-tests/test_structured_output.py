@@ -209,6 +209,7 @@ def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> Non
             server.worker().signal(signal.SIGKILL)
     assert "".join(event["token"]["text"] for event in got) == alone
     assert re.fullmatch("([a-z]{3,9} ){60}", alone)
+    assert server.went_on() == [1], "the text was over before the worker was killed"
 
 
 def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch: Launch) -> None:
@@ -230,6 +231,7 @@ def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch
             server.worker().signal(signal.SIGKILL)
     assert [token[:2] for token in got] == [token[:2] for token in tokens]
     assert [token[2] for token in got] == pytest.approx([token[2] for token in tokens], abs=1e-3)
+    assert server.went_on() == [1], "the text was over before the worker was killed"
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,7 @@ def test_a_killed_worker_costs_a_call_nothing(launch: Launch) -> None:
             server.worker().signal(signal.SIGKILL)
     calls = [(call["name"], json.loads(call["arguments"])) for call in put_together(chunks)["tool_calls"]]
     assert calls == called(alone)
+    assert server.went_on() == [1], "the call was over before the worker was killed"
 
 
 def test_calls_are_counted(server: Launched, address: wire.Address) -> None:
