@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from penstock.engine.columns import U32
 from penstock.engine.engine_thread import EngineThread
-from penstock.engine.plan import SAMPLE, START, U32, Plan
+from penstock.engine.plan import SAMPLE, START, Plan
 from penstock.engine.slots import MAX_TOP_TOKENS
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json

@@ -18,7 +18,8 @@ from driver import Driver
 from penstock import tiny
 from penstock.doctor.examination import Question, examine
 from penstock.engine import draft_model
-from penstock.engine.plan import I64, Plan
+from penstock.engine.columns import I64
+from penstock.engine.plan import Plan
 from penstock.engine.slot_sampling import Drafts, SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables

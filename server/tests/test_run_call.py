@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from client import Numbering, make_plan, mask_of, row
-from penstock.engine.plan import MASKED, U32, Plan
+from penstock.engine.columns import U32
+from penstock.engine.plan import MASKED, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import RunCall
 

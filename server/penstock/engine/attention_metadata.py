@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.engine.columns import I64, Bools
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
-from penstock.engine.plan import CONTINUE, I64, MASKED, PROMPT_LOGPROBS, SAMPLE, Bools, Plan
+from penstock.engine.plan import CONTINUE, MASKED, PROMPT_LOGPROBS, SAMPLE, Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.state_metadata import make_state_metadata
 from penstock.models.config import Window

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.plan import I64, Bools
+from penstock.engine.columns import I64, Bools
 
 # Drafts of the longest path of a tree: the CPU engine has room to bring so many into the order of their positions.
 LONGEST_PATH = 64

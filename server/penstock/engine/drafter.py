@@ -8,7 +8,8 @@ since another sequence may begin behind it then.
 
 from typing import Protocol
 
-from penstock.engine.plan import I64, Plan
+from penstock.engine.columns import I64
+from penstock.engine.plan import Plan
 from penstock.engine.slot_sampling import SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import Tables

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.attention_metadata import to_device
+from penstock.engine.columns import I64, Bools
 from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.plan import CONTINUE, I64, SAMPLE, Bools, Plan
+from penstock.engine.plan import CONTINUE, SAMPLE, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.step import EncoderDecoderStep, Reading
 

@@ -14,25 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.engine.arrays import Arrays, Event, HostArrays
+from penstock.engine.columns import I64, U32, Bools
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps
-from penstock.engine.plan import (
-    CONTINUE,
-    I64,
-    MASKED,
-    NO_TARGET,
-    OWN_DRAFTS,
-    PROMPT_LOGPROBS,
-    SAMPLE,
-    START,
-    U32,
-    Bools,
-    Plan,
-)
+from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from penstock.engine.arrays import Arrays
-from penstock.engine.plan import I64
+from penstock.engine.columns import I64
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.models.layer_cache import LayerCache
 from penstock_kernels.program import Array

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.plan import I64, SAMPLE, Plan
+from penstock.engine.columns import I64
+from penstock.engine.plan import SAMPLE, Plan
 
 
 @dataclass(slots=True)

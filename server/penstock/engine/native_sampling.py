@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.plan import F32, I64, Bools
+from penstock.engine.columns import F32, I64, Bools
 from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, uniform
 from penstock_kernels.program import Array

@@ -4,9 +4,10 @@ torch.
 
 import numpy as np
 
+from penstock.engine.columns import I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
-from penstock.engine.plan import CONTINUE, I64, PROMPT_LOGPROBS, Plan
+from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeStep
 from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES

@@ -5,23 +5,13 @@ mean for the slots is checked by `penstock.engine.slots`.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.engine.columns import F32, I64, U8, U32, U64
+from penstock.engine.draft_trees import DraftTrees
 from penstock.proto import penstock_pb2 as pb
-
-if TYPE_CHECKING:
-    from penstock.engine.draft_trees import DraftTrees
-
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 START = pb.ROW_FLAG_START
 CONTINUE = pb.ROW_FLAG_CONTINUE
@@ -126,4 +116,4 @@ class Plan:
     draft_parents: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: all drafts are chains
     # (source, target) of each page that is copied: (copies, 2).
     copies: I64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    trees: "DraftTrees | None" = None  # once the slots have accepted it; None: all drafts are chains
+    trees: DraftTrees | None = None  # once the slots have accepted it; None: all drafts are chains

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import F32, I64
+from penstock.engine.columns import F32, I64
 from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 
 # What is read from a plan, for all rows at once.

@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.engine import Engine
-from penstock.engine.plan import (
-    NO_SNAPSHOT,
-    NO_TARGET,
-    PROMPT_LOGPROBS,
-    SAMPLE,
-    START,
-    Plan,
-    greedy_starts,
-)
+from penstock.engine.plan import NO_SNAPSHOT, NO_TARGET, PROMPT_LOGPROBS, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.errors import UnusableModel

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.columns import I64, U32, Bools
 from penstock.engine.draft_trees import LONGEST_PATH, draft_trees
 from penstock.engine.plan import (
     CONTINUE,
-    I64,
     KNOWN_FLAGS,
     MASKED,
     NO_PAGE,
@@ -23,8 +23,6 @@ from penstock.engine.plan import (
     SAMPLE,
     START,
     START_COLUMNS,
-    U32,
-    Bools,
     Plan,
     Starts,
 )

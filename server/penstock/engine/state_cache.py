@@ -7,7 +7,8 @@ with a snapshot, and its state is copied to snapshots where a plan says so.
 import numpy as np
 
 from penstock.engine.arrays import Arrays
-from penstock.engine.plan import I64, NO_SNAPSHOT, START, U32, Plan
+from penstock.engine.columns import I64, U32
+from penstock.engine.plan import NO_SNAPSHOT, START, Plan
 from penstock.models.recurrent_config import StateShape
 from penstock_kernels.program import Array
 

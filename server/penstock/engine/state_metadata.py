@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.plan import I64, Plan
+from penstock.engine.columns import I64
+from penstock.engine.plan import Plan
 
 
 def make_state_metadata(

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.plan import START_COLUMNS, U32, Plan, Starts
+from penstock.engine.columns import U32
+from penstock.engine.plan import START_COLUMNS, Plan, Starts
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 

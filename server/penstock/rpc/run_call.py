@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from penstock.engine.plan import MASKED, U32, Plan
+from penstock.engine.columns import U32
+from penstock.engine.plan import MASKED, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader, mask_words
