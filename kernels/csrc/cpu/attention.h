@@ -318,7 +318,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
                     fetch_far(page[next] + heads.value_offset, heads.value_dim * 32);
                 }
             product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)),
-                    heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, s.scores + i * kBlockFloats);
+                    heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, 0, s.scores + i * kBlockFloats);
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {

@@ -25,9 +25,13 @@ constexpr int kRowBlock = 32;
     return (number + multiple - 1) / multiple * multiple;
 }
 
+// Each member's number in a line of its own.
+constexpr int kShareStep = 16;
+
 // A thread's part of an operation.
 struct Work {
-    uint32_t *next;  // of what is to be taken
+    uint32_t *next;    // of what is to be taken
+    uint32_t *shares;  // alike, of each member's own part, kShareStep numbers apart
     int member, members;
     uint8_t *scratch;  // of this thread, scratch_bytes()
 };

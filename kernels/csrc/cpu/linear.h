@@ -137,7 +137,7 @@ constexpr int kRowsNear = 128, kTilesNear = 9;
 // Two columns of tiles, or one, of more than 16 rows.
 template <Numbers numbers>
 INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns,
-                       const int *tiles, int count, int k_tiles, Use use, float *sums) {
+                       const int *tiles, int count, int k_tiles, Use use, long step, float *sums) {
     const int at_once = use == kOfStream ? k_tiles : kTilesNear;
     for (int64_t near = begin; near < end; near += kRowsNear) {
         const int64_t stop = least(near + kRowsNear, end);
@@ -149,11 +149,11 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
             for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
                 const uint8_t *a = args.source + row * args.source_bytes + k * 64;
                 if (count == 1)
-                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, 0, k > 0, c);
                 else if (use == kOfStream)
-                    wide_product_of<2, kOfStream, numbers>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<2, kOfStream, numbers>(a, args.source_bytes, from, some, step, k > 0, c);
                 else
-                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, k > 0, c);
+                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, 0, k > 0, c);
             }
         }
         float *c = sums;
@@ -178,15 +178,15 @@ constexpr int kInt4Near = 4;
 // Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`, or of one or two rows in
 // registers.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
-                         const int *outputs, int count, int k_tiles, uint8_t *unpacked, float *sums) {
+                         const int *outputs, int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
     const int tiles = (k_tiles + 1) / 2;
 #if defined(PENSTOCK_AVX512)
     while (rows <= 2 && count >= 2) {
         const int32_t *const weight_sums[] = {args.sums + outputs[0] * 16, args.sums + outputs[1] * 16};
         if (rows == 1)
-            int4_rows<1, 2>(a, args.source_bytes, columns, weight_sums, tiles, sums);
+            int4_rows<1, 2>(a, args.source_bytes, columns, weight_sums, tiles, step, sums);
         else
-            int4_rows<2, 2>(a, args.source_bytes, columns, weight_sums, tiles, sums);
+            int4_rows<2, 2>(a, args.source_bytes, columns, weight_sums, tiles, step, sums);
         columns += 2, outputs += 2, count -= 2, sums += 2 * kBlockFloats;
     }
     if (count == 0) return;
@@ -200,21 +200,24 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
         for (int i = 0; i < count; i++)
             for (int k = 0; k < some; k++) {
                 const uint8_t *tile = columns[i] + (int64_t)(first + k) * PENSTOCK_INT4_BYTES;
-                fetch_near(tile + 2 * PENSTOCK_INT4_BYTES, PENSTOCK_INT4_BYTES);
+                fetch_near(ahead_of(columns[i], first + k, tiles, PENSTOCK_INT4_BYTES, step), PENSTOCK_INT4_BYTES);
                 unpack_int4(tile, unpacked + (i * kInt4Near + k) * 2 * kTileBytes);
             }
         byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,
-                     static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, first > 0, sums);
+                     static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, 0, first > 0, sums);
     }
 }
 
-// Up to four tiles of outputs of some rows.
-INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, float *sums) {
+// Up to four tiles of outputs of some rows. `next`: how many tiles further those are that this thread multiplies next; 0:
+// not known.
+INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
+                         float *sums) {
     const bool gated = args.epilogue == PENSTOCK_GATE, is_bf16 = args.format == PENSTOCK_FORMAT_BF16;
     bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
     const int k_tiles = args.inputs / (is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS);
     const int64_t column_bytes = is_int4 ? (int64_t)((k_tiles + 1) / 2) * PENSTOCK_INT4_BYTES
                                          : (int64_t)k_tiles * kTileBytes;
+    const long step = next * column_bytes;
     const uint8_t *columns[kMostTiles];
     for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
     uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
@@ -234,23 +237,23 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         for (int i = 0; i < count; i += 2) {
             const int some = static_cast<int>(least(2, count - i));
             if (is_bf16)
-                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step, sums);
             else
-                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, sums);
+                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step, sums);
         }
         return;
     }
 #endif
-    const Use use = args.rows <= 16 ? kOfStream : kOfCached;
     for (int64_t row = begin; row < end; row += 16) {
+        const Use use = row == begin && args.format != PENSTOCK_FORMAT_INT4 ? kOfStream : kOfCached;
         const int rows = static_cast<int>(least(16, end - row));
         const uint8_t *a = args.source + row * args.source_bytes;
         if (is_bf16)
-            product(a, args.source_bytes, rows, columns, count, k_tiles, use, sums);
+            product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, sums);
         else if (is_int4)
-            int4_product(args, a, rows, columns, tiles, count, k_tiles, unpacked, sums);
+            int4_product(args, a, rows, columns, tiles, count, k_tiles, step, unpacked, sums);
         else
-            byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, false, sums);
+            byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, false, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
             finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
                    gated ? tiles[i + 1] : 0);
@@ -265,10 +268,13 @@ void linear(const LinearArgs &args, const Work &work) {
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
     const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
     const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 && args.rows > 16;
-    const int units_at_once = units * chunks >= 16 * work.members && !is_unpacked_whole ? 2 : 1;
+    // All rows of a stream pass while it is read: two columns leave registers for more of them than four do.
+    const bool is_two = is_unpacked_whole || (kRowsAtOnce<4> < args.rows && args.rows <= kRowsAtOnce<2>);
+    const int units_at_once = units * chunks >= 16 * work.members && !is_two ? 2 : 1;
     const int64_t groups = (units + units_at_once - 1) / units_at_once;
     configure_products(static_cast<int>(least(16, args.rows)));
-    for (int64_t item; (item = take(work, 1)) < groups * chunks;) {
+    const int next = chunks > 1 ? 0 : (gated ? 1 : 2) * units_at_once;
+    for (int64_t item; (item = take_in_order(work, groups * chunks)) >= 0;) {
         const int64_t chunk = item % chunks;
         const int first = static_cast<int>(item / chunks) * units_at_once;
         int tiles[kMostTiles], count = 0;
@@ -279,7 +285,8 @@ void linear(const LinearArgs &args, const Work &work) {
             else if (2 * unit + 1 < all_tiles)
                 tiles[count++] = 2 * unit + 1;
         }
-        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, sums);
+        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, next,
+                     sums);
     }
 }
 
@@ -327,7 +334,7 @@ void experts(const ExpertsArgs &args, const Work &work) {
             if (begin >= one.rows) continue;
             const int count = tiles_of(static_cast<int>(item / chunks % units), gated, all_tiles, tiles);
             configure_products(static_cast<int>(least(16, one.rows)));
-            linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+            linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, 0, sums);
         }
         return;
     }
@@ -343,7 +350,7 @@ void experts(const ExpertsArgs &args, const Work &work) {
             const LinearArgs one = of_expert(args, args.grouped.active[i]);
             configure_products(static_cast<int>(least(16, one.rows)));
             for (int64_t begin = 0; begin < one.rows; begin += kRowsInChunk)
-                linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+                linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, 0, sums);
         }
     }
 }
@@ -363,7 +370,7 @@ void heads_linear(const HeadsArgs &args, const Work &work) {
         one.target += head * args.target_step;
         int tiles[kMostTiles];
         const int count = tiles_of(static_cast<int>(item / chunks % units), false, all_tiles, tiles);
-        linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, sums);
+        linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, 0, sums);
     }
 }
 

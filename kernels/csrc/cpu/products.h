@@ -15,8 +15,13 @@ constexpr int kTileBytes = 1024;
 constexpr int kMostTiles = 4;
 constexpr int kBlockFloats = 256;  // a block: 16 rows x 16 outputs in fp32
 
-// Tiles ahead in a stream of weights that are asked for while one is multiplied.
+// Tiles ahead in a stream of weights that are asked for while one is multiplied: with AMX in the first cache, with AVX-512
+// in the second, whose processors read faster so (Zen 4).
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+constexpr int kAhead = 8;
+#else
 constexpr int kAhead = 4;
+#endif
 
 // Where tiles come from: weights that one block of rows needs, weights that many do, or keys, where registers are few.
 enum Use { kOfStream, kOfCached, kOfAttention };
@@ -41,6 +46,28 @@ INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
 INLINE void fetch_far(const uint8_t *from, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
 }
+
+// The tile that is kAhead tiles behind tile `k` of a column, which has `tiles` of `bytes` each: beyond its end those of the
+// column that is multiplied next, `step` bytes further.
+INLINE const uint8_t *ahead_of(const uint8_t *column, int k, int tiles, long bytes, long step) {
+    const int next = k + kAhead;
+    return column + next * bytes + (next < tiles ? 0 : step - tiles * bytes);
+}
+
+// Rows whose sums with so many columns fit the registers.
+#if defined(PENSTOCK_AMX)
+template <int>
+constexpr int kRowsAtOnce = 16;
+#elif defined(PENSTOCK_AVX512)
+template <int count>
+constexpr int kRowsAtOnce = count > 2 ? 6 : 12;
+#elif defined(__AVX2__)
+template <int>
+constexpr int kRowsAtOnce = 4;
+#else
+template <int>
+constexpr int kRowsAtOnce = 2;
+#endif
 
 #if defined(PENSTOCK_AMX)
 
@@ -94,7 +121,8 @@ INLINE void configure_attention(int rows) {
 // Of up to 16 rows and `count` columns of tiles: c[column][row][output] = sum over k tiles; `goes_on`: added to what is
 // there.
 template <int count, Use use, Numbers numbers>
-INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+                       float *c) {
     if (goes_on) {
         TILE_LOAD(0, c, 64);
         if (count > 1) TILE_LOAD(1, c + kBlockFloats, 64);
@@ -109,7 +137,7 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
+            for (int i = 0; i < count; i++) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_PRODUCT(0, 4, 6);
@@ -144,8 +172,8 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
 
 // 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
 template <int count, Use use, Numbers numbers>
-INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on,
-                            float *c) {
+INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step,
+                            bool goes_on, float *c) {
     const uint8_t *const lower = a + 16 * a_bytes;
     if (goes_on) {
         TILE_LOAD(0, c, 64);
@@ -161,7 +189,7 @@ INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_near(b[i] + at + kAhead * kTileBytes, kTileBytes);
+            for (int i = 0; i < count; i++) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_PRODUCT(0, 4, 6);
@@ -186,20 +214,21 @@ INLINE void configure_attention(int) {}
 
 // c[row][output] of `rows` rows and `count` columns of tiles, `pairs` of the 16 pairs of each.
 #if defined(PENSTOCK_AVX512)
-constexpr int kRowsAtOnce = 6;
-
-template <int rows, int count>
-INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
-                         const uint8_t *const *pages, long offset, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
+                         long a_step, const uint8_t *const *pages, long offset, float *c) {
     __m512 sum[rows][count];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_ps();
-    for (int k = 0; k < k_tiles; k++)
+    for (int k = 0; k < k_tiles; k++) {
+        const uint8_t *next[count];
+        for (int i = 0; ahead && i < count; i++) next[i] = ahead_of(b[i], k, k_tiles, kTileBytes, step);
         for (int p = 0; p < pairs; p++) {
             __m512bh factor[count];
             for (int i = 0; i < count; i++) {
                 const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
                 factor[i] = (__m512bh)_mm512_loadu_si512(tile + p * 64);
+                if (ahead) __builtin_prefetch(next[i] + p * 64, 0, 2);
             }
             for (int r = 0; r < rows; r++) {
                 const int32_t *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
@@ -207,15 +236,14 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
                 for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], x, factor[i]);
             }
         }
+    }
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_ps(c + i * kBlockFloats + r * 16, sum[r][i]);
 }
 #elif defined(__AVX2__)
-constexpr int kRowsAtOnce = 4;
-
-template <int rows, int count>
-INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
-                         const uint8_t *const *pages, long offset, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
+                         long a_step, const uint8_t *const *pages, long offset, float *c) {
     // One column after another: of four rows eight registers of sums, four of factors, and three more.
     const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
     for (int i = 0; i < count; i++) {
@@ -223,6 +251,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < pairs; p++) {
                 __m256 even[2], odd[2];
                 for (int half = 0; half < 2; half++) {
@@ -249,16 +278,15 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
     }
 }
 #else
-constexpr int kRowsAtOnce = 2;
-
-template <int rows, int count>
-INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, int pairs, long a_step,
-                         const uint8_t *const *pages, long offset, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
+                         long a_step, const uint8_t *const *pages, long offset, float *c) {
     // One column after another: sixteen sums of a row are four registers of SSE2.
     for (int i = 0; i < count; i++) {
         F16 sum[rows] = {};
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < pairs; p++) {
                 const U16 both = *reinterpret_cast<const U16 *>(tile + p * 64);
                 const F16 even = (F16)(both << 16), odd = (F16)(both & 0xffff0000u);
@@ -280,32 +308,36 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 
 // Of bytes, likewise: sums of 32 bits in c, added to what is there where `goes_on`.
 #if defined(PENSTOCK_AVX512)
-constexpr int kByteRowsAtOnce = 6;
-
-template <int rows, int count>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+                      float *c) {
     __m512i sum[rows][count];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++)
             sum[r][i] = goes_on ? _mm512_loadu_si512(c + i * kBlockFloats + r * 16) : _mm512_setzero_si512();
-    for (int k = 0; k < k_tiles; k++)
+    for (int k = 0; k < k_tiles; k++) {
+        const uint8_t *next[count];
+        for (int i = 0; ahead && i < count; i++) next[i] = ahead_of(b[i], k, k_tiles, kTileBytes, step);
         for (int p = 0; p < 16; p++) {
             __m512i factor[count];
-            for (int i = 0; i < count; i++) factor[i] = _mm512_loadu_si512(b[i] + (long)k * kTileBytes + p * 64);
+            for (int i = 0; i < count; i++) {
+                factor[i] = _mm512_loadu_si512(b[i] + (long)k * kTileBytes + p * 64);
+                if (ahead) __builtin_prefetch(next[i] + p * 64, 0, 2);
+            }
             for (int r = 0; r < rows; r++) {
                 const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
                 const __m512i x = _mm512_set1_epi32(*quad);
                 for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, factor[i]);
             }
         }
+    }
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
 }
 #elif defined(__AVX2__)
-constexpr int kByteRowsAtOnce = 4;
-
-template <int rows, int count>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+                      float *c) {
     // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
     const __m256i ones = _mm256_set1_epi16(1);
     for (int i = 0; i < count; i++) {
@@ -315,7 +347,8 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                 const auto *so_far = reinterpret_cast<const __m256i *>(c + i * kBlockFloats + r * 16 + half * 8);
                 sum[r][half] = goes_on ? _mm256_loadu_si256(so_far) : _mm256_setzero_si256();
             }
-        for (int k = 0; k < k_tiles; k++)
+        for (int k = 0; k < k_tiles; k++) {
+            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < 16; p++) {
                 const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
                 const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
@@ -328,20 +361,21 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                     }
                 }
             }
+        }
         for (int r = 0; r < rows; r++)
             for (int half = 0; half < 2; half++)
                 _mm256_storeu_si256(reinterpret_cast<__m256i *>(c + i * kBlockFloats + r * 16 + half * 8), sum[r][half]);
     }
 }
 #else
-constexpr int kByteRowsAtOnce = 2;
-
-template <int rows, int count>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, bool goes_on, float *c) {
+template <int rows, int count, bool ahead>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+                      float *c) {
     for (int i = 0; i < count; i++) {
         I16 sum[rows];
         for (int r = 0; r < rows; r++) sum[r] = goes_on ? (I16)load(c + i * kBlockFloats + r * 16) : I16{};
-        for (int k = 0; k < k_tiles; k++)
+        for (int k = 0; k < k_tiles; k++) {
+            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < 16; p++) {
                 const I16 quads = *reinterpret_cast<const I16 *>(b[i] + (long)k * kTileBytes + p * 64);
                 for (int at = 0; at < 4; at++) {
@@ -350,113 +384,127 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                         sum[r] += factor * (int32_t) static_cast<int8_t>(a[r * a_bytes + k * 64 + p * 4 + at]);
                 }
             }
+        }
         for (int r = 0; r < rows; r++) store(c + i * kBlockFloats + r * 16, (F16)sum[r]);
     }
 }
 #endif
 
-template <int count, int most>
-INLINE void last_byte_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, bool goes_on,
-                           float *c) {
+// Of up to `most` rows; `ahead`: what is multiplied later is asked for.
+template <int count, bool ahead, int most>
+INLINE void some_byte_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, long step,
+                           bool goes_on, float *c) {
     if constexpr (most > 0) {
         if (rows == most)
-            byte_rows<most, count>(a, a_bytes, b, k_tiles, goes_on, c);
+            byte_rows<most, count, ahead>(a, a_bytes, b, k_tiles, step, goes_on, c);
         else
-            last_byte_rows<count, most - 1>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+            some_byte_rows<count, ahead, most - 1>(a, a_bytes, rows, b, k_tiles, step, goes_on, c);
+    }
+}
+
+// The first pass over the columns brings them from far.
+template <int count>
+INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
+                        long step, bool goes_on, float *c) {
+    constexpr int most = kRowsAtOnce<count>;
+    for (int row = 0; row < rows; row += most) {
+        const int some = rows - row < most ? rows - row : most;
+        const uint8_t *from = a + row * a_bytes;
+        if (row == 0 && use == kOfStream)
+            some_byte_rows<count, true, most>(from, a_bytes, some, b, k_tiles, step, goes_on, c);
+        else
+            some_byte_rows<count, false, most>(from, a_bytes, some, b, k_tiles, 0, goes_on, c + row * 16);
+    }
+}
+
+template <int count, bool ahead, int most>
+INLINE void some_product_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, long step,
+                              int pairs, long a_step, const uint8_t *const *pages, long offset, float *c) {
+    if constexpr (most > 0) {
+        if (rows == most)
+            product_rows<most, count, ahead>(a, a_bytes, b, k_tiles, step, pairs, a_step, pages, offset, c);
+        else
+            some_product_rows<count, ahead, most - 1>(a, a_bytes, rows, b, k_tiles, step, pairs, a_step, pages, offset,
+                                                      c);
     }
 }
 
 template <int count>
-INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, bool goes_on,
-                        float *c) {
-    int row = 0;
-    for (; row + kByteRowsAtOnce <= rows; row += kByteRowsAtOnce)
-        byte_rows<kByteRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, goes_on, c + row * 16);
-    last_byte_rows<count, kByteRowsAtOnce - 1>(a + row * a_bytes, a_bytes, rows - row, b, k_tiles, goes_on,
-                                               c + row * 16);
-}
-
-template <int count, int most>
-INLINE void last_product_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
-                              long a_step, const uint8_t *const *pages, long offset, float *c) {
-    if constexpr (most > 0) {
-        if (rows == most)
-            product_rows<most, count>(a, a_bytes, b, k_tiles, pairs, a_step, pages, offset, c);
+INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
+                           long step, int pairs, long a_step, const uint8_t *const *pages, long offset, float *c) {
+    constexpr int most = kRowsAtOnce<count>;
+    for (int row = 0; row < rows; row += most) {
+        const int some = rows - row < most ? rows - row : most;
+        const uint8_t *from = a + row * a_bytes;
+        if (row == 0 && use == kOfStream)
+            some_product_rows<count, true, most>(from, a_bytes, some, b, k_tiles, step, pairs, a_step, pages, offset,
+                                                 c);
         else
-            last_product_rows<count, most - 1>(a, a_bytes, rows, b, k_tiles, pairs, a_step, pages, offset, c);
+            some_product_rows<count, false, most>(from, a_bytes, some, b, k_tiles, 0, pairs, a_step, pages, offset,
+                                                  c + row * 16);
     }
-}
-
-template <int count>
-INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, int pairs,
-                           long a_step, const uint8_t *const *pages, long offset, float *c) {
-    int row = 0;
-    for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce)
-        product_rows<kRowsAtOnce, count>(a + row * a_bytes, a_bytes, b, k_tiles, pairs, a_step, pages, offset,
-                                         c + row * 16);
-    last_product_rows<count, kRowsAtOnce - 1>(a + row * a_bytes, a_bytes, rows - row, b, k_tiles, pairs, a_step, pages,
-                                              offset, c + row * 16);
 }
 
 #endif
 
 #if defined(PENSTOCK_AMX)
 template <int count, Numbers numbers>
-INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, bool goes_on,
-                        float *c) {
+INLINE void product_for(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, Use use, long step,
+                        bool goes_on, float *c) {
     switch (use) {
         case kOfStream:
-            product_of<count, kOfStream, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
+            product_of<count, kOfStream, numbers>(a, a_bytes, b, k_tiles, step, goes_on, c);
             break;
         case kOfCached:
-            product_of<count, kOfCached, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
+            product_of<count, kOfCached, numbers>(a, a_bytes, b, k_tiles, step, goes_on, c);
             break;
         case kOfAttention:
             if constexpr (numbers == kShorts)
-                product_of<count, kOfAttention, numbers>(a, a_bytes, b, k_tiles, goes_on, c);
+                product_of<count, kOfAttention, numbers>(a, a_bytes, b, k_tiles, step, goes_on, c);
             break;
     }
 }
 #else
 template <int count>
-INLINE void product_for(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, float *c) {
-    product_blocks<count>(a, a_bytes, rows, b, k_tiles, 16, 64, nullptr, 0, c);
+INLINE void product_for(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
+                        long step, float *c) {
+    product_blocks<count>(a, a_bytes, rows, b, k_tiles, use, step, 16, 64, nullptr, 0, c);
 }
 #endif
 
-// c[column][row][output], blocks of 16 x 16, of up to 16 rows and up to kMostTiles columns of tiles.
+// c[column][row][output], blocks of 16 x 16, of up to 16 rows and up to kMostTiles columns of tiles. `step`: of a stream,
+// from each column to the one that is multiplied next in its place.
 static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles, Use use,
-                    float *c) {
+                    long step, float *c) {
 #if defined(PENSTOCK_AMX)
     (void)rows;
     switch (count) {
         case 4:
-            product_for<4, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
+            product_for<4, kShorts>(a, a_bytes, b, k_tiles, use, step, false, c);
             break;
         case 3:
-            product_for<3, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
+            product_for<3, kShorts>(a, a_bytes, b, k_tiles, use, step, false, c);
             break;
         case 2:
-            product_for<2, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
+            product_for<2, kShorts>(a, a_bytes, b, k_tiles, use, step, false, c);
             break;
         default:
-            product_for<1, kShorts>(a, a_bytes, b, k_tiles, use, false, c);
+            product_for<1, kShorts>(a, a_bytes, b, k_tiles, use, step, false, c);
             break;
     }
 #else
-    (void)use;
     switch (count) {
         case 4:
-            product_for<4>(a, a_bytes, rows, b, k_tiles, c);
+            product_for<4>(a, a_bytes, rows, b, k_tiles, use, step, c);
             break;
         case 3:
-            product_for<3>(a, a_bytes, rows, b, k_tiles, c);
+            product_for<3>(a, a_bytes, rows, b, k_tiles, use, step, c);
             break;
         case 2:
-            product_for<2>(a, a_bytes, rows, b, k_tiles, c);
+            product_for<2>(a, a_bytes, rows, b, k_tiles, use, step, c);
             break;
         default:
-            product_for<1>(a, a_bytes, rows, b, k_tiles, c);
+            product_for<1>(a, a_bytes, rows, b, k_tiles, use, step, c);
             break;
     }
 #endif
@@ -464,30 +512,29 @@ static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *con
 
 // The same of bytes and tiles of int8: sums of 32 bits, added to what is there where `goes_on`.
 static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles,
-                         Use use, bool goes_on, float *c) {
+                         Use use, long step, bool goes_on, float *c) {
 #if defined(PENSTOCK_AMX)
     (void)rows;
     switch (count) {
         case 4:
-            return product_for<4, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+            return product_for<4, kBytes>(a, a_bytes, b, k_tiles, use, step, goes_on, c);
         case 3:
-            return product_for<3, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+            return product_for<3, kBytes>(a, a_bytes, b, k_tiles, use, step, goes_on, c);
         case 2:
-            return product_for<2, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+            return product_for<2, kBytes>(a, a_bytes, b, k_tiles, use, step, goes_on, c);
         default:
-            return product_for<1, kBytes>(a, a_bytes, b, k_tiles, use, goes_on, c);
+            return product_for<1, kBytes>(a, a_bytes, b, k_tiles, use, step, goes_on, c);
     }
 #else
-    (void)use;
     switch (count) {
         case 4:
-            return byte_blocks<4>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+            return byte_blocks<4>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
         case 3:
-            return byte_blocks<3>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+            return byte_blocks<3>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
         case 2:
-            return byte_blocks<2>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+            return byte_blocks<2>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
         default:
-            return byte_blocks<1>(a, a_bytes, rows, b, k_tiles, goes_on, c);
+            return byte_blocks<1>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
     }
 #endif
 }
@@ -517,7 +564,7 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
 // off here where bytes are not turned, and elsewhere with the scale.
 template <int rows, int count>
 INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, const int32_t *const *sums,
-                      int tiles, float *c) {
+                      int tiles, long step, float *c) {
     constexpr int32_t turn = kIsTurned ? 0 : static_cast<int32_t>(0x80808080u);
     const __m512i nibbles = _mm512_set1_epi8(15);
     __m512i sum[rows][count];
@@ -530,7 +577,7 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *const *colu
             __m512i low_factor[count], high_factor[count], low_eight[count], high_eight[count];
             for (int i = 0; i < count; i++) {
                 const uint8_t *tile = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
-                fetch_near(tile + kAhead * PENSTOCK_INT4_BYTES + half * 544, 544);
+                fetch_near(ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step) + half * 544, 544);
                 const auto *factors = reinterpret_cast<const __m128i *>(tile);
                 const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + half));
                 const __m512i high = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + 2 + half));
@@ -599,16 +646,16 @@ static void product_with_values(const uint8_t *weights, long weight_bytes, int r
 #else
     switch (columns) {
         case 4:
-            product_blocks<4>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            product_blocks<4>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
             break;
         case 3:
-            product_blocks<3>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            product_blocks<3>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
             break;
         case 2:
-            product_blocks<2>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            product_blocks<2>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
             break;
         default:
-            product_blocks<1>(weights, weight_bytes, rows, nullptr, count, 8, 32, pages, offset, c);
+            product_blocks<1>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
             break;
     }
 #endif

@@ -403,7 +403,7 @@ void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64
             // The call is on the caller's stack: see `execute`.
             const SummarizeArgs args = static_cast<Call *>(context)->args;
             Program &program = *static_cast<Call *>(context)->program;
-            const Work work = {program.team_.next(), member, program.threads_, nullptr};
+            const Work work = {program.team_.next(), program.team_.shares(), member, program.threads_, nullptr};
             program.kernels_.summarize(args, work);
             program.team_.barrier();
             program.kernels_.join_summaries(args, work);
@@ -441,7 +441,7 @@ void Program::draw(const float *logits, int64_t stride, int64_t columns, const p
             // The call is on the caller's stack: see `execute`.
             const DrawArgs args = static_cast<Call *>(context)->args;
             Program &program = *static_cast<Call *>(context)->program;
-            program.kernels_.draw(args, {program.team_.next(), member, program.threads_, nullptr});
+            program.kernels_.draw(args, {program.team_.next(), program.team_.shares(), member, program.threads_, nullptr});
             program.team_.barrier();
         },
         &call);
@@ -491,7 +491,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     const bool has_source = operation.kind != PENSTOCK_EMBED;
     const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
     const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
-    Work work = {team_.next(), member, threads_,
+    Work work = {team_.next(), team_.shares(), member, threads_,
                  memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:

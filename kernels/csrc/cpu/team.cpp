@@ -49,7 +49,7 @@ uint32_t wait_for_change(std::atomic<uint32_t> &word, uint32_t value, std::atomi
 
 }  // namespace
 
-Team::Team(int members) {
+Team::Team(int members) : shares_(static_cast<size_t>(members)) {
     helpers_.reserve(static_cast<size_t>(members - 1));
     for (int member = 1; member < members; member++) helpers_.emplace_back([this, member] { help(member); });
 }
@@ -65,7 +65,7 @@ void Team::run(int active, Job job, void *context) {
     job_ = job;
     context_ = context;
     active_ = active;
-    next_ = 0;
+    begin_work();
     if (active > 1) {
         const uint32_t number = (started_.load(std::memory_order_relaxed) >> kMemberBits) + 1;
         started_.store(number << kMemberBits | static_cast<uint32_t>(active));
@@ -74,15 +74,20 @@ void Team::run(int active, Job job, void *context) {
     job(context, 0);
 }
 
+void Team::begin_work() {
+    next_ = 0;
+    for (Share &share : shares_) share.next = 0;
+}
+
 void Team::barrier() {
     if (active_ == 1) {
-        next_ = 0;
+        begin_work();
         return;
     }
     const uint32_t round = passed_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(active_)) {
         arrived_.store(0, std::memory_order_relaxed);
-        next_ = 0;
+        begin_work();
         passed_.store(round + 1);
         if (waiting_.load() != 0) wake_all(passed_);
         return;

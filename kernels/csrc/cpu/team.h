@@ -24,14 +24,22 @@ public:
     // barrier.
     void run(int active, Job job, void *context);
 
-    // Of the members of the running job. The last to arrive sets `next` to 0 before anyone goes on.
+    // Of the members of the running job. The last to arrive sets `next` and `shares` to 0 before anyone goes on.
     void barrier();
 
     // What of the work between two barriers is to be taken next. Members add to it.
     uint32_t *next() { return &next_; }
 
+    // The same of each member's own part of it, in a cache line each.
+    uint32_t *shares() { return &shares_.front().next; }
+
 private:
+    struct alignas(64) Share {
+        uint32_t next = 0;
+    };
+
     void help(int member);
+    void begin_work();
 
     std::vector<std::thread> helpers_;
     Job job_ = nullptr;
@@ -46,6 +54,7 @@ private:
     alignas(64) std::atomic<uint32_t> passed_{0};
     std::atomic<uint32_t> waiting_{0};
     alignas(64) uint32_t next_ = 0;
+    std::vector<Share> shares_;
     std::atomic<bool> ends_{false};
 };
 

@@ -14,6 +14,20 @@ INLINE int64_t take(const Work &work, int64_t count) {
     return __atomic_fetch_add(work.next, static_cast<uint32_t>(count), __ATOMIC_RELAXED);
 }
 
+// One of `count` pieces whose weights lie one behind the other: each member goes through a part of its own, and so through
+// memory in one stream, and then helps with the others' parts. -1: nothing is left.
+INLINE int64_t take_in_order(const Work &work, int64_t count) {
+    for (int turn = 0; turn < work.members; turn++) {
+        const int owner = (work.member + turn) % work.members;
+        const int64_t begin = count * owner / work.members, end = count * (owner + 1) / work.members;
+        uint32_t *taken = work.shares + owner * kShareStep;
+        if (begin + __atomic_load_n(taken, __ATOMIC_RELAXED) >= end) continue;
+        const int64_t piece = begin + __atomic_fetch_add(taken, 1u, __ATOMIC_RELAXED);
+        if (piece < end) return piece;
+    }
+    return -1;
+}
+
 INLINE int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
