@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, HyperConfig, OutputGate
 from penstock.models.decoder import Ends, Layer
-from penstock.models.hyper_connections import HyperConnection, HyperHead
+from penstock.models.hyper_connections import HyperConnection, HyperHead, read_parts, refuse_stages
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek
 from penstock.models.recipes.fields import Fields
@@ -120,20 +119,12 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
 
     def parts(self, at: str, rows: int, scales: int) -> tuple[Linear, torch.Tensor, torch.Tensor]:
         """Weights, bases and scales, in fp32."""
-        columns = self.hyper.count * self.config.width
-        weights, base, scale = (
-            self.checkpoint.tensor(at + name, shape, dtype=torch.float32)
-            for name, shape in (("fn", (rows, columns)), ("base", (rows,)), ("scale", (scales,)))
-        )
-        return Linear(weights), base, scale
+        names = (f"{at}fn", f"{at}base", f"{at}scale")
+        return read_parts(self.checkpoint, names, rows, self.hyper.count * self.config.width, scales)
 
     def check_stages(self) -> None:
         """Raises UnusableModel where layers need what only another stage has."""
-        pipeline = self.group.pipeline
-        if pipeline is not None:
-            raise UnusableModel(
-                f"--pipeline-parallel {pipeline.stages}: the model's layers keep several residual streams (hc_mult); use 1"
-            )
+        refuse_stages(self.group)
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, HunyuanLoader)
