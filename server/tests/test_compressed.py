@@ -114,11 +114,15 @@ def test_a_contradiction_is_named(changes: dict[str, Any], words: str) -> None:
         read(**changes)
 
 
-def test_stages_are_refused() -> None:
+def test_a_stage_that_is_not_told_the_tokens_has_no_table_of_experts() -> None:
     loader = DeepseekV4Loader.__new__(DeepseekV4Loader)
-    loader.group = TensorGroup(pipeline=Pipeline(0, 2, TensorGroup(0, 2)))
-    with pytest.raises(UnusableModel, match=r"--pipeline-parallel 2: the model's layers keep several"):
+    loader.config = read()
+    for stage in range(2):
+        loader.group = TensorGroup(pipeline=Pipeline(stage, 2, TensorGroup(stage, 2)))
         loader.check_stages()
+        loader.group = TensorGroup(pipeline=Pipeline(stage, 40, TensorGroup(stage, 40)))
+        with pytest.raises(UnusableModel, match=r"--pipeline-parallel 40: .* by token .* layer 2 the first"):
+            loader.check_stages()
 
 
 def rows(slots: int, blocks: int) -> EntryRows:

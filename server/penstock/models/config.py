@@ -297,6 +297,11 @@ class DecoderConfig:
         return replace(self, layers=layers)
 
     @property
+    def stage_width(self) -> int:
+        """See `ModelConfig`."""
+        return self.width * (1 if self.hyper is None else self.hyper.count)
+
+    @property
     def num_layers(self) -> int:
         """Over all stages."""
         return len(self.layers)

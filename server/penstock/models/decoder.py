@@ -429,7 +429,7 @@ class Decoder(Module):
 
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
-        caches. `given_TE` is what the stage before gave.
+        caches. `given_TE` is what the stage before gave. Between stages E are the numbers of all residual streams.
         """
         x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
@@ -441,11 +441,13 @@ class Decoder(Module):
             for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
             return self.ends.streams.join(x_ATE)
-        if self.ends.hyper is not None and self.config.hyper is not None:
+        if self.config.hyper is not None:
             x_TAE = x_TE.unsqueeze(1).expand(-1, self.config.hyper.count, -1)
+            if given_TE is not None:
+                x_TAE = given_TE.view(len(given_TE), self.config.hyper.count, -1)
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_TAE = self._connected(layer, x_TAE, step, cache)
-            return self.ends.hyper(x_TAE)
+            return x_TAE.flatten(1) if self.ends.hyper is None else self.ends.hyper(x_TAE)
         for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
             if layer.per_layer is not None and given_TLY is not None:

@@ -127,6 +127,11 @@ class EncoderDecoderConfig:
         """Every head has keys of its own."""
         return self.heads
 
+    @property
+    def stage_width(self) -> int:
+        """E."""
+        return self.width
+
     def gathered_keys(self, longest: int) -> int:
         """All of them."""
         return longest

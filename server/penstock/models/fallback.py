@@ -97,6 +97,11 @@ class FallbackConfig:
         """Of a sequence where nothing else is asked for."""
         return self.max_positions
 
+    @property
+    def stage_width(self) -> int:
+        """E."""
+        return self.width
+
     def gathered_keys(self, longest: int) -> int:
         """All of them."""
         return longest

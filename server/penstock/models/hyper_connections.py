@@ -8,12 +8,10 @@ Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hy
 import torch
 from torch import Tensor
 
-from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.config import HyperConfig
-from penstock.parallel.group import TensorGroup
 
 
 def read_parts(
@@ -25,14 +23,6 @@ def read_parts(
         for name, shape in zip(names, ((rows, columns), (rows,), (scales,)), strict=True)
     )
     return Linear(weights), base, scale
-
-
-def refuse_stages(group: TensorGroup) -> None:
-    """Raises UnusableModel where a pipeline divides the layers: stages give each other one stream."""
-    if group.pipeline is not None:
-        raise UnusableModel(
-            f"--pipeline-parallel {group.pipeline.stages}: the model's layers keep several residual streams (hc_mult); use 1"
-        )
 
 
 def _mixing(x_TAE: Tensor, weights: Linear, eps: float) -> Tensor:

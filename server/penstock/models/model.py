@@ -24,6 +24,10 @@ class ModelConfig(Protocol):
         """E."""
 
     @property
+    def stage_width(self) -> int:
+        """Numbers of a token that a stage of a pipeline gives the next one: E of each residual stream."""
+
+    @property
     def feed_forward(self) -> int:
         """F."""
 

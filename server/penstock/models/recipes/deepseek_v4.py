@@ -7,6 +7,7 @@ that it converts; for `compress_ratios`, which has entries of layers that predic
 of DeepSeek-V4-Flash and -Pro as others quote them. Published weights are quantized (fp8 and fp4), which is not served yet.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,11 +26,11 @@ from penstock.models.compressed_attention import CompressedAttention, Compressor
 from penstock.models.config import DecoderConfig, ExpertsConfig, HyperConfig, LayerConfig, NormConfig
 from penstock.models.decoder import Ends, Experts, Layer
 from penstock.models.decoder_loader import Loader
-from penstock.models.hyper_connections import HyperHead, MixingConnection, read_parts, refuse_stages
+from penstock.models.hyper_connections import HyperHead, MixingConnection, read_parts
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 from penstock.models.recurrent_config import CompressedConfig, Compression
-from penstock.parallel.group import TensorGroup, ranges
+from penstock.parallel.group import TensorGroup, even_part, ranges
 
 NEAR, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 OF_RATIO = {0: NEAR, 4: SPARSE, 128: HEAVY}
@@ -248,11 +249,16 @@ class DeepseekV4Loader(Loader):
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""
         made, hyper = super().ends(), self.hyper
-        base = f"{self.prefix}{self.hyper_head}"
-        names = (f"{base}fn", f"{base}base", f"{base}scale")
-        columns = hyper.count * self.config.width
-        made.hyper = HyperHead(hyper, *read_parts(self.checkpoint, names, hyper.count, columns, 1))
+        if self.group.is_last_stage:
+            base = f"{self.prefix}{self.hyper_head}"
+            names = (f"{base}fn", f"{base}base", f"{base}scale")
+            columns = hyper.count * self.config.width
+            made.hyper = HyperHead(hyper, *read_parts(self.checkpoint, names, hyper.count, columns, 1))
         return made
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """Patterns of what other stages of the pipeline read."""
+        return [*super().of_other_stages(mine), re.escape(self.prefix + self.hyper_head) + ".*"]
 
     @property
     def hyper(self) -> HyperConfig:
@@ -267,8 +273,17 @@ class DeepseekV4Loader(Loader):
         return MixingConnection(self.hyper, *read_parts(self.checkpoint, names, rows, columns, 3))
 
     def check_stages(self) -> None:
-        """Raises UnusableModel where layers need what only another stage has."""
-        refuse_stages(self.group)
+        """Raises UnusableModel where layers need what only another stage has: later ones are not told the tokens."""
+        pipeline, layers = self.group.pipeline, self.config.layers
+        if pipeline is None:
+            return
+        for index in range(even_part(len(layers), 0, pipeline.stages).stop, len(layers)):
+            experts = layers[index].experts
+            if experts is not None and experts.by_token:
+                raise UnusableModel(
+                    f"--pipeline-parallel {pipeline.stages}: the model's layers choose experts by token (hash_moe) behind the first "
+                    f"stage, layer {index} the first of them; use 1, or fewer stages"
+                )
 
     def activation(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Of the shared expert as of all others."""
