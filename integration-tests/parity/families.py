@@ -30,6 +30,36 @@ DEEPSEEK_V3: dict[str, Any] = {
     },
 }
 
+DEEPSEEK_V4: dict[str, Any] = {
+    "intermediate_size": None,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "o_groups": 2,
+    "o_lora_rank": 20,
+    "sliding_window": 24,
+    "index_n_heads": 16,
+    "index_head_dim": 16,
+    "index_topk": 6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "scoring_func": "sqrtsoftplus",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    # Of the published ones 10: here some gates are cut.
+    "swiglu_limit": 1.0,
+    "compress_rope_theta": 160000.0,
+    "num_nextn_predict_layers": 1,
+    "attention_bias": False,
+}
+
 
 def vocabulary_of(config: dict[str, Any]) -> int:
     """Tokens of the text model."""
@@ -256,6 +286,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **INDEX,
         **DEEPSEEK_V3,
     ),
+    # The fields of the published config.json, which name the layers by their rates. Of the published ones 128 tokens of a window
+    # and of an entry, and 512 entries to attend to: here all three are outgrown within the tests' 100 tokens.
+    "DeepSeek V4": shaped(
+        "DeepseekV4ForCausalLM",
+        "deepseek_v4",
+        **DEEPSEEK_V4,
+        compress_ratios=[0, 128, 4, 128, 4, 0],
+        compress_rate_hca=16,
+        num_hash_layers=2,
+        rope_scaling={
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 16,
+            "original_max_position_embeddings": 64,
+            "type": "yarn",
+        },
+    ),
+    # Those of transformers' class; rates that divide no block.
+    "DeepSeek V4, other rates": shaped(
+        "DeepseekV4ForCausalLM",
+        "deepseek_v4",
+        **{**DEEPSEEK_V4, "qk_rope_head_dim": None, "num_hidden_layers": 6},
+        layer_types=["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"] * 2,
+        mlp_layer_types=["moe", "hash_moe", "moe", "moe", "moe", "hash_moe"],
+        compress_rates={"compressed_sparse_attention": 6, "heavily_compressed_attention": 20},
+        partial_rotary_factor=0.25,
+    ),
     "A.X K2": shaped(
         "AXK2ForCausalLM",
         "axk2",
@@ -412,6 +469,7 @@ LONG_TAIL = frozenset(
             "Falcon Mamba",
             "Qwen 2, sliding window",
             "DeepSeek V2",
+            "DeepSeek V4, other rates",
         ),
         *(
             "Cohere (Command R)",
@@ -433,7 +491,17 @@ LONG_TAIL = frozenset(
 
 
 # The kinds that differ most, for what takes seconds of each and hardly depends on the family.
-FEW = frozenset({"LLaMA 2", "Gemma 3", "GPT-OSS", "GLM-5, layers that share a choice", "Qwen 3.5", "Mamba 2"})
+FEW = frozenset(
+    {
+        "LLaMA 2",
+        "Gemma 3",
+        "GPT-OSS",
+        "GLM-5, layers that share a choice",
+        "Qwen 3.5",
+        "Mamba 2",
+        "DeepSeek V4",
+    }
+)
 
 
 def few_of(families: Iterable[str]) -> list[Any]:

@@ -67,7 +67,7 @@ def publish_names(folder: Path, saved: str, published: str) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-def randomize(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: Any, seed: int) -> None:
     """Weights that make logits differ clearly, and nothing that is 0 or 1 by chance of how it was made."""
     generator = torch.Generator().manual_seed(seed)
     state = {
@@ -75,6 +75,10 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         **{n: b for n, b in model.named_buffers() if n.endswith(LEARNED)},
     }
     with torch.no_grad():
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):  # each token's experts, no two of them the same
+                shares = torch.rand(len(table), model.config.n_routed_experts, generator=generator)
+                table.copy_(shares.argsort(-1)[:, : table.shape[1]])
         for name in sorted(state):
             tensor = state[name]
             if not tensor.is_floating_point():

@@ -50,6 +50,15 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         lambda name: re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
         ("model.mtp_layers.0.enorm.weight",),
     ),
+    # As published, where transformers saves some other names, and layers that predict several tokens ahead.
+    "DeepSeek V4": (
+        lambda name: re.sub(
+            r"(?<=attn\.)norm(?=\.weight)|embed_tokens|hc_head\.hc",
+            lambda found: {"norm": "kv_norm", "embed_tokens": "embed"}.get(found[0], "hc_head"),
+            name.removeprefix("model."),
+        ),
+        ("mtp.0.attn.wkv.weight", "mtp.0.hc_head_fn"),
+    ),
     "XGLM": (lambda name: name.removeprefix("model."), ("embed_positions.weights",)),
     "ERNIE 4.5 MoE": (lambda name: name, ("model.mtp_block.0.mlp.up_proj.weight",)),
     "K-EXAONE": (lambda name: name, ("mtp.layers.0.mlp.up_proj.weight",)),

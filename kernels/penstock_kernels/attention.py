@@ -200,7 +200,8 @@ def _gather(
     return k_rows.view(-1, keys, size), v_rows.view(-1, keys, size)
 
 
-def _scored_in(q: Tensor) -> torch.dtype:
+def scored_in(q: Tensor) -> torch.dtype:
+    """In what these queries' scores are computed."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
@@ -209,7 +210,7 @@ def _decode(q_SHD: Tensor, cache_NJD: Tensor, group: DecodeGroup, scale: float, 
     sequences, heads, size = q_SHD.shape
     keys, kv_heads = group.keys, cache_NJD.shape[1] // 2
     shared = heads // kv_heads  # G: query heads that share a key head are as many queries of it
-    long = _scored_in(q_SHD)
+    long = scored_in(q_SHD)
     q_KSGD = (q_SHD.to(long) * scale).view(sequences, kv_heads, shared, size).transpose(0, 1)
     out_KSGD = out_SHD.view(sequences, kv_heads, shared, size).transpose(0, 1)
     parts = pieces(kv_heads, sequences, keys * size, gathered_at_once(q_SHD.device))
@@ -289,7 +290,7 @@ def _with_modifiers(
     """Any group with any modifiers, one product after another."""
     heads, size = q_THD.shape[1:]
     if taken is not None and isinstance(group, FewGroup):
-        group, taken = _taken(group, taken), None
+        group, taken = only_taken(group, taken), None
     keys = group.keys
     if isinstance(group, ChunkGroup):
         sequences, queries = group.sequences, group.queries
@@ -299,7 +300,7 @@ def _with_modifiers(
         sequences, queries = len(q_THD), 1
     kv_heads = cache_NJD.shape[1] if score_modifiers.latent else cache_NJD.shape[1] // 2
     shared = heads // kv_heads
-    long = _scored_in(q_THD)
+    long = scored_in(q_THD)
     q_SQHD = q_THD.reshape(sequences, queries, heads, size)
     a_SQHV = out_THV.new_empty(sequences, queries, heads, out_THV.shape[-1])
     for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
@@ -324,16 +325,16 @@ def _with_modifiers(
             hidden = hidden_keys(group, some, part)
             if taken is not None:
                 left_SQL = taken.view(sequences, queries, -1)[some, part]
-                left_SQL = _left(left_SQL, keys, long).unsqueeze(1)
+                left_SQL = left_out(left_SQL, keys, long).unsqueeze(1)
                 hidden = left_SQL if hidden is None else left_SQL + hidden
-            a_SQHV[some, part, asking] = _attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
+            a_SQHV[some, part, asking] = attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
         a_THV = a_THV.index_select(0, group.gather_T)
     out_THV.copy_(a_THV)
 
 
-def _taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
+def only_taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
     """The group with these of its keys alone."""
     sequences, count = taken_SA.shape
     slots_SA = group.slot_mapping_SL.view(sequences, -1).gather(1, taken_SA)
@@ -343,7 +344,7 @@ def _taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
     return replace(group, keys=count, slot_mapping_SL=slots_SA.view(-1), mask_S11L=mask_S11L)
 
 
-def _left(taken_SQA: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+def left_out(taken_SQA: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     """(S, Q, L): 0 of the keys that are taken, -inf of those that are left."""
     left_SQL = torch.full((*taken_SQA.shape[:2], keys), -torch.inf, dtype=dtype, device=taken_SQA.device)
     return left_SQL.scatter_(-1, taken_SQA, 0.0)
@@ -361,7 +362,7 @@ def hidden_keys(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) 
     return torch.zeros(later_QL.shape, device=device).masked_fill_(later_QL, -torch.inf)
 
 
-def _attend(
+def attend(
     q_SQHD: Tensor, keys_ZDL: Tensor, values_ZLV: Tensor, mask: Tensor | None, score_modifiers: ScoreModifiers
 ) -> Tensor:
     """(S, Q, H, V) of scaled queries, in the dtype of the scores, as the keys are; the mask (S or 1, 1, Q, L) or (Q, L)

@@ -6,6 +6,7 @@ Letters beside those of the package: A experts of one token, G rows of an expert
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock_kernels.matrix import linear
@@ -22,7 +23,7 @@ def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> t
     logits_TX = logits_TX.float()
     if routing.one_by_one:
         return _route_one_by_one(logits_TX, routing)
-    scores_TX = logits_TX.sigmoid() if routing.sigmoid else logits_TX.softmax(-1)
+    scores_TX = _scores(logits_TX, routing)
     choice_TX = scores_TX if correction_X is None else scores_TX + correction_X
     if routing.groups > 1:
         tokens, experts = choice_TX.shape
@@ -32,10 +33,29 @@ def route(logits_TX: Tensor, correction_X: Tensor | None, routing: Routing) -> t
         hidden = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, kept, False)
         choice_TX = grouped.masked_fill(hidden.unsqueeze(-1), -torch.inf).view(tokens, experts)
     experts_TA = choice_TX.topk(routing.per_token, dim=-1, sorted=False).indices
+    return _weights(scores_TX, experts_TA, routing), experts_TA
+
+
+def weigh(logits_TX: Tensor, experts_TA: Tensor, routing: Routing) -> Tensor:
+    """Weights (T, A) in fp32 as `route` gives them, of experts (T, A) that were chosen by something else.
+
+    Roller et al., "Hash Layers for Large Sparse Models", 2021.
+    """
+    return _weights(_scores(logits_TX.float(), routing), experts_TA, routing)
+
+
+def _scores(logits_TX: Tensor, routing: Routing) -> Tensor:
+    if routing.root_softplus:
+        # In float64, whose roundings do not show: libraries compute a few numbers otherwise than many.
+        return F.softplus(logits_TX.double()).sqrt().float()
+    return logits_TX.sigmoid() if routing.sigmoid else logits_TX.softmax(-1)
+
+
+def _weights(scores_TX: Tensor, experts_TA: Tensor, routing: Routing) -> Tensor:
     weights_TA = scores_TX.gather(1, experts_TA)
     if routing.normalize:
         weights_TA = weights_TA / (weights_TA.sum(-1, keepdim=True) + 1e-20)
-    return weights_TA * routing.scale, experts_TA
+    return weights_TA * routing.scale
 
 
 def _route_one_by_one(logits_TX: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:

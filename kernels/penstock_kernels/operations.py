@@ -14,6 +14,14 @@ from penstock_kernels.attention import (
 )
 from penstock_kernels.cache import write_kv
 from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
+from penstock_kernels.compressed_keys import (
+    CompressionMetadata,
+    WithPast,
+    compressed_attention,
+    finished_windows,
+    pool,
+    with_past,
+)
 from penstock_kernels.convolution import causal_conv
 from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, uniform
@@ -23,7 +31,7 @@ from penstock_kernels.encoder_decoder_attention import (
     rectangle_attention,
     score_mask,
 )
-from penstock_kernels.experts import mix_experts, route
+from penstock_kernels.experts import mix_experts, route, weigh
 from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
@@ -56,6 +64,7 @@ __all__ = [
     "AttentionMetadata",
     "ChosenKeys",
     "ChunkGroup",
+    "CompressionMetadata",
     "DecodeGroup",
     "Draws",
     "FewGroup",
@@ -65,6 +74,7 @@ __all__ = [
     "Run",
     "ScoreModifiers",
     "StateMetadata",
+    "WithPast",
     "accept_draft_trees",
     "accept_drafts",
     "add_bias",
@@ -75,9 +85,11 @@ __all__ = [
     "channel_delta_rule",
     "choose",
     "choose_keys",
+    "compressed_attention",
     "count_tokens",
     "decayed_attention",
     "embedding",
+    "finished_windows",
     "gated",
     "gated_clamped",
     "gated_delta_rule",
@@ -96,6 +108,7 @@ __all__ = [
     "mix_experts",
     "paged_attention",
     "penalize",
+    "pool",
     "rectangle_attention",
     "rms_norm",
     "rope",
@@ -106,6 +119,8 @@ __all__ = [
     "summarize",
     "uniform",
     "unit_norm",
+    "weigh",
+    "with_past",
     "workspace_bytes",
     "write_kv",
     "xielu",

@@ -9,6 +9,7 @@ class Routing:
 
     per_token: int  # A
     sigmoid: bool = False  # scores are sigmoids of the logits; else their softmax over all experts
+    root_softplus: bool = False  # scores are square roots of softplus(logit), one by one as sigmoids are
     normalize: bool = False  # weights of a token are made to add up to 1
     scale: float = 1.0
     groups: int = 1  # experts are chosen from the best `top_groups` of these groups

@@ -147,14 +147,26 @@ def test_layer_norm_has_mean_and_variance_and_a_long_weight_is_not_rounded() -> 
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("sigmoid", [False, True])
-def test_route_chooses_the_best_experts_of_the_best_groups(groups: int, sigmoid: bool) -> None:
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "root_softplus"])
+def test_route_chooses_the_best_experts_of_the_best_groups(groups: int, score: str) -> None:
     logits, correction = random(20, 16), random(16, seed=1)
-    routing = ops.Routing(3, sigmoid, normalize=True, scale=2.5, groups=groups, top_groups=2, group_best=2)
+    routing = ops.Routing(
+        3,
+        score == "sigmoid",
+        root_softplus=score == "root_softplus",
+        normalize=True,
+        scale=2.5,
+        groups=groups,
+        top_groups=2,
+        group_best=2,
+    )
     weights, experts = ops.route(logits, correction, routing)
     for token in range(20):
         scores = logits[token].double()
-        scores = scores.sigmoid() if sigmoid else scores.softmax(-1)
+        if score == "root_softplus":
+            scores = (1 + scores.exp()).log().sqrt()
+        else:
+            scores = scores.sigmoid() if score == "sigmoid" else scores.softmax(-1)
         choice = scores + correction.double()
         allowed = list(range(16))
         if groups > 1:
@@ -168,6 +180,7 @@ def test_route_chooses_the_best_experts_of_the_best_groups(groups: int, sigmoid:
         total = scores[chosen].sum()
         for weight, expert in zip(weights[token], experts[token], strict=True):
             assert_close(weight, 2.5 * scores[expert] / total)
+    assert torch.equal(ops.weigh(logits, experts, routing), weights), "whoever has chosen them"
 
 
 @pytest.mark.parametrize("first", [0, 2])

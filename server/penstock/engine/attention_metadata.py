@@ -5,7 +5,7 @@ Rows that attend alike are neighbours, so that attention works on rectangles wit
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -14,11 +14,14 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
+from penstock.engine.compression_metadata import EntryRows, make_compression_metadata
+from penstock.engine.host_columns import rounded, to_device
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, MASKED, PROMPT_LOGPROBS, SAMPLE, Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.state_metadata import make_state_metadata
 from penstock.models.config import Window
+from penstock.models.recurrent_config import Compression
 
 # A rectangle may hold this many times the score entries that its rows need, and this many more.
 WASTE_FACTOR = 1.5
@@ -44,6 +47,7 @@ class StepMetadata:
     attentions: list[list[ops.AttentionMetadata | None]]
     logits_indices: LogitsIndices
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
+    compressions: list[ops.CompressionMetadata] = field(default_factory=list)  # without rotary tables
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Geometry:
     views: tuple[tuple[int, int], ...]  # (window, table) of the model's layers, sorted
     tables: int
     has_state: bool  # some layers are recurrent
+    compressions: tuple[Compression | None, ...]  # of the model
     simple: bool  # DecoderConfig.simple_attention: decodes may be DecodeGroups
     exact: bool  # see `ops.paged_attention`
     head_dim: int
@@ -144,9 +149,26 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     is_split = pieces.counts[last_pieces] < plan.counts[sample_rows]
     sample_tokens = np.where(is_split, last[last_pieces - behind * is_split], last[last_pieces] - behind)
     states = None
+    compressions: list[ops.CompressionMetadata] = []
     if geometry.has_state:  # its rows have no drafts: each is a piece
         slots_of = slots.limits.max_slots
         states = make_state_metadata(plan, order, len(decodes), slots_of, geometry.exact, geometry.device)
+        if geometry.compressions:
+            entries = EntryRows(
+                slots.pages,
+                geometry.block_size,
+                geometry.zero_row,
+                geometry.exact,
+                geometry.dtype,
+                geometry.device,
+            )
+            single_slots = plan.slots[order[: len(decodes)]]
+            compressions = [
+                make_compression_metadata(
+                    one, [len(rows) for rows in singles], single_slots, states, positions_T, entries
+                )
+                for one in geometry.compressions
+            ]
     prompt_rows = np.flatnonzero(plan.flags & PROMPT_LOGPROBS)
     prompt_counts = plan.counts[prompt_rows]
     first = last[pieces.lasts[prompt_rows]] - prompt_counts + 1
@@ -165,6 +187,7 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
             prompt_tokens=np.repeat(first, prompt_counts) + prompt_offsets,
         ),
         states=states,
+        compressions=compressions,
     )
 
 
@@ -266,12 +289,6 @@ def _chunk_rectangles(rows: I64, counts: I64, contexts: I64) -> Iterator[I64]:
     yield rows[begin:]
 
 
-def _rounded(keys: int) -> int:
-    """Up to a multiple of 32, and at most an eighth more: a product of a new shape is set up anew in 0.3 ms."""
-    step = max(32, 1 << max(keys.bit_length() - 4, 0))
-    return -(-keys // step) * step
-
-
 class _Maker:
     """Makes the groups of one window and table after another, in the order of the tokens. Rows are pieces here."""
 
@@ -301,7 +318,7 @@ class _Maker:
     def keys(self, rows: I64) -> int:
         """Keys that decodes of these rows read, rounded up."""
         positions = self.pieces.positions[rows]
-        return _rounded(int((positions + 1 - self._first(positions)).max()))
+        return rounded(int((positions + 1 - self._first(positions)).max()))
 
     def decode_group(self, rows: I64, keys: int) -> ops.DecodeGroup:
         mask_SL, slot_mapping_SL = self._single(rows, keys)
@@ -443,9 +460,3 @@ def first_seen(window: Window | None, positions: I64) -> I64:
     if window.chunked:
         return positions // window.size * window.size
     return np.maximum(positions + 1 - window.size, 0)
-
-
-def to_device(column: I64 | Bools, device: torch.device) -> Tensor:
-    """The column on the device, without waiting for what that computes; on a CPU the same memory."""
-    tensor = torch.from_numpy(column)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -10,8 +10,8 @@ from penstock.engine.attention_metadata import (
     continued,
     is_steady,
     make_step_metadata,
-    to_device,
 )
+from penstock.engine.host_columns import to_device
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
@@ -55,6 +55,7 @@ class DecoderSteps:
             views=tuple(sorted({(window, tables.of[layer][0]) for window, layer in model.views()})),
             tables=tables.count,
             has_state=config.has_state,
+            compressions=config.compressions,
             simple=config.simple_attention,
             exact=exact,
             head_dim=size,
@@ -75,6 +76,8 @@ class DecoderSteps:
         given_T = to_device(plan.tokens.astype(np.int64), self.device)
         ids_T = torch.cat((given_T, last_sampled)).index_select(0, to_device(metadata.sources_T, self.device))
         positions_T = to_device(metadata.positions_T, self.device)
+        for compression in metadata.compressions:
+            compression.ropes = [rope.at(compression.positions_M) for rope in self.ropes]
         step = Step(
             ids_T,
             positions_T,
@@ -82,6 +85,7 @@ class DecoderSteps:
             [to_device(slot_mapping, self.device) for slot_mapping in metadata.slot_mappings],
             metadata.attentions,
             metadata.states,
+            compressions=metadata.compressions,
         )
         return metadata.logits_indices, step
 

@@ -258,6 +258,8 @@ def working_bytes(
     tokens = min(max_step_tokens, max_slots * longest)
     per_token = (
         3 * config.width
+        # Further residual streams, in part in fp32.
+        + 6 * (config.stage_width - config.width)
         + 3 * config.feed_forward
         + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
         # What recurrent layers make, some of it in fp32.
@@ -268,9 +270,11 @@ def working_bytes(
     logits = 4 * 4 * min(max_slots + max_step_drafts, tokens) * config.vocab_size
     # Of each key of each sequence: its row in the cache and whether it is seen, in every view, of this step and of the
     # last one; and what these are made of. Sequences may share their keys, but not this.
-    keys = min(max_slots + max_step_drafts, tokens) * (longest * 9 // 8 + 32)
+    gathered = config.gathered_keys(longest)
+    keys = min(max_slots + max_step_drafts, tokens) * (gathered * 9 // 8 + 32)
     # Windows and tables through which layers look at the cache; of an encoder-decoder, at either side's keys.
     views = 2 if config.has_encoder else len(config.windows) * divide(config.layer_windows, longest).count
+    views = max(views, len(config.compressions))
     numbers = keys * (2 * views * (8 + 4) + 4 * 8)
     if config.has_encoder:  # biases by distance, for every head
         numbers += keys * (8 + 8 * config.heads)
@@ -282,13 +286,15 @@ def working_bytes(
             config.heads,
             key_heads,
             key_size,
-            longest,
+            gathered,
             has_score_modifiers=not config.simple_attention,
         )
     # Of pairs of tokens, or of a token's parts in every number of a state: a few hundred tokens at once.
     pairs = config.mixer_width * 6 * ops.TOKENS_AT_ONCE * 4
     itemsize: int = dtype.itemsize
-    return tokens * (per_token * itemsize + attended) + logits + numbers + attention + pairs
+    # As it is in the state, behind one another, and once more where that is copied.
+    past = 3 * min(max_slots, tokens) * config.past_numbers * itemsize
+    return tokens * (per_token * itemsize + attended) + logits + numbers + attention + pairs + past
 
 
 def _free_bytes(engine: Engine) -> int:

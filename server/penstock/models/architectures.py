@@ -24,6 +24,7 @@ RECIPES = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV32ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "Dots1ForCausalLM": "dots1",
     "Emu3ForConditionalGeneration": "vision_language",
     "Ernie4_5ForCausalLM": "ernie4_5",

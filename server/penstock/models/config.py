@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from penstock.layers.rope import RopeConfig
-from penstock.models.recurrent_config import RecurrentConfig, StateShape
+from penstock.models.recurrent_config import CompressedConfig, Compression, RecurrentConfig, StateShape
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.routing import Routing
 
@@ -66,6 +66,7 @@ class ExpertsConfig:
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
     limit: float = 0.0  # of `ops.gated_limited`; 0: none
     weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
+    by_token: bool = False  # a table says of each token of the vocabulary which experts it goes to
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class HyperConfig:
     magnitude: float  # what a branch gives is added with up to so much of it
     eps: float  # added to shares
     norm_eps: float
+    mixing_rounds: int = 0  # of what makes mixtures of streams doubly stochastic; 0: streams are not mixed
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,31 @@ class DecoderConfig:
     max_side_positions: ClassVar[int] = 0
     default_start: ClassVar[int | None] = None
 
+    @cached_property
+    def compressed(self) -> tuple[CompressedConfig | None, ...]:
+        """Of each layer: how it attends to a window and to entries; None: it is of another kind."""
+        mixers = (layer.recurrent for layer in self.layers)
+        return tuple(mixer if isinstance(mixer, CompressedConfig) else None for mixer in mixers)
+
+    @cached_property
+    def compressions(self) -> tuple[Compression | None, ...]:
+        """Of all layers that attend to entries, or to a window beside them, each once."""
+        return tuple(dict.fromkeys(layer.compression for layer in self.compressed if layer is not None))
+
+    @property
+    def past_numbers(self) -> int:
+        """See `ModelConfig`."""
+        return max((layer.past for layer in self.compressed if layer is not None), default=0)
+
+    def gathered_keys(self, longest: int) -> int:
+        """See `ModelConfig`."""
+        mixers = [layer for layer in self.compressed if layer is not None]
+        if not mixers:
+            return longest
+        # A piece of a prompt reads as many near keys as it has tokens, and a window.
+        rates = [mixer.compression.rate for mixer in mixers if mixer.compression is not None]
+        return 2 * max(mixer.window for mixer in mixers) + (-(-longest // min(rates)) if rates else 0)
+
     def with_layers(
         self,
         *,
@@ -270,6 +297,11 @@ class DecoderConfig:
         return replace(self, layers=layers)
 
     @property
+    def stage_width(self) -> int:
+        """See `ModelConfig`."""
+        return self.width * (1 if self.hyper is None else self.hyper.count)
+
+    @property
     def num_layers(self) -> int:
         """Over all stages."""
         return len(self.layers)
@@ -289,7 +321,7 @@ class DecoderConfig:
         return [
             (self.windows.index(self.layers[layer].window), self.cache_of(layer))
             for layer in layers
-            if self.layers[layer].attends
+            if self.layers[layer].attends and self.compressed[layer] is None
         ]
 
     def heads_of(self, layer: int) -> int:
@@ -373,6 +405,8 @@ class DecoderConfig:
             return 1, self.latent.cached
         if not self.layer_windows:
             return 0, 0
+        if self.compressions:
+            return 1, max(layer.per_token for layer in self.compressed if layer is not None)
         if self.same_heads:
             return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
         # Room for any layer's, in rows of every layer's size.

@@ -17,8 +17,9 @@ import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
+from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig, OutputGate
-from penstock.models.hyper_connections import HyperConnection, HyperHead
+from penstock.models.hyper_connections import HyperConnection, HyperHead, MixingConnection
 from penstock.models.indexer import Indexer
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
@@ -264,15 +265,16 @@ class Experts(TiledModule):
         self.down_XEF, self.down_bias_XE = down_XEF, down_bias_XE
         self.activation = activation
         self.shared, self.shared_gate = shared, shared_gate
+        self.by_token_VA: Tensor | None = None  # int64: of each token of the vocabulary its experts
         self.latent_in: Linear | None = None  # to what experts read
         self.latent_out: Linear | None = None  # from what they give
         # For the CPU engine, rows of all experts below one another; `up_XGE` and `down_XEF` have no experts then.
         self.quantized_up: QuantizedMatrix | None = None
         self.quantized_down: QuantizedMatrix | None = None
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        """This rank's part of the output: (T, E)."""
-        mixed_TE = self.mix(x_TE, *self.route(x_TE))
+    def __call__(self, x_TE: Tensor, ids_T: Tensor | None = None) -> Tensor:
+        """This rank's part of the output: (T, E). `ids_T`: the tokens, where they say to which experts they go."""
+        mixed_TE = self.mix(x_TE, *self.route(x_TE, ids_T))
         if self.shared is None:
             return mixed_TE
         shared_TE = self.shared.out(self.shared(x_TE))
@@ -280,9 +282,13 @@ class Experts(TiledModule):
             shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
         return mixed_TE.add_(shared_TE)
 
-    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, x_TE: Tensor, ids_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights (T, A) in fp32 and numbers (T, A) of each token's experts."""
         logits_TX = self.router(x_TE.to(self.router.weight_OI.dtype))
+        if self.by_token_VA is not None:
+            assert ids_T is not None, "asked of layers that are told the tokens"
+            experts_TA = self.by_token_VA.index_select(0, ids_T)
+            return ops.weigh(logits_TX, experts_TA, self.routing), experts_TA
         return ops.route(logits_TX, self.correction_X, self.routing)
 
     def mix(self, x_TE: Tensor, weights_TA: Tensor, experts_TA: Tensor) -> Tensor:
@@ -329,7 +335,7 @@ class ExpertsBeside(Module):
         return self.dense_out_norm(dense_TE) + self.out_norm(mixed_TE)
 
 
-Mixer = Attention | LatentAttention | Recurrent | Beside
+Mixer = Attention | LatentAttention | CompressedAttention | Recurrent | Beside
 
 
 @dataclass(slots=True)
@@ -350,8 +356,8 @@ class Layer(Module):
     scale_1: Tensor | None = None  # of what the layer gives
     streams: AlternatingUpdates | None = None
     beside_attention: LowRankResidual | None = None
-    attention_hyper: HyperConnection | None = None
-    feed_forward_hyper: HyperConnection | None = None
+    attention_hyper: HyperConnection | MixingConnection | None = None
+    feed_forward_hyper: HyperConnection | MixingConnection | None = None
 
 
 @dataclass(slots=True)
@@ -423,7 +429,7 @@ class Decoder(Module):
 
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
-        caches. `given_TE` is what the stage before gave.
+        caches. `given_TE` is what the stage before gave. Between stages E are the numbers of all residual streams.
         """
         x_TE = self._embed(step) if given_TE is None else given_TE
         run = self._parallel if self.config.parallel else self._sequential
@@ -435,11 +441,13 @@ class Decoder(Module):
             for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
             return self.ends.streams.join(x_ATE)
-        if self.ends.hyper is not None and self.config.hyper is not None:
+        if self.config.hyper is not None:
             x_TAE = x_TE.unsqueeze(1).expand(-1, self.config.hyper.count, -1)
+            if given_TE is not None:
+                x_TAE = given_TE.view(len(given_TE), self.config.hyper.count, -1)
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_TAE = self._connected(layer, x_TAE, step, cache)
-            return self.ends.hyper(x_TAE)
+            return x_TAE.flatten(1) if self.ends.hyper is None else self.ends.hyper(x_TAE)
         for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
             if layer.per_layer is not None and given_TLY is not None:
@@ -540,14 +548,16 @@ class Decoder(Module):
         assert layer.attention_hyper is not None and layer.feed_forward_hyper is not None
         assert layer.attention_norm is not None and layer.feed_forward_norm is not None
         assert layer.attention is not None and layer.feed_forward is not None
-        read_TE, shares_TA = layer.attention_hyper.read(x_TAE)
+        read_TE, shares_TY = layer.attention_hyper.read(x_TAE)
         given_TE = layer.attention.out(layer.attention(layer.attention_norm(read_TE), step, cache))
-        x_TAE = layer.attention_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TA)
-        read_TE, shares_TA = layer.feed_forward_hyper.read(x_TAE)
-        given_TE = layer.feed_forward(layer.feed_forward_norm(read_TE))
+        x_TAE = layer.attention_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TY)
+        read_TE, shares_TY = layer.feed_forward_hyper.read(x_TAE)
+        read_TE = layer.feed_forward_norm(read_TE)
         if isinstance(layer.feed_forward, FeedForward):
-            given_TE = layer.feed_forward.out(given_TE)
-        return layer.feed_forward_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TA)
+            given_TE = layer.feed_forward.out(layer.feed_forward(read_TE))
+        else:
+            given_TE = layer.feed_forward(read_TE, step.ids_T)
+        return layer.feed_forward_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TY)
 
     def _add(
         self,

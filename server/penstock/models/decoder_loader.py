@@ -159,24 +159,29 @@ class Loader:
         def norm(name: str) -> Norm | None:
             return self.norm(at + name, config.width) if name else None
 
-        choice = config.layers[index]
-        mixers: list[Attention | LatentAttention | Recurrent] = []
-        if choice.attends:
-            mixers.append(self.attention(at, index))
-        if choice.recurrent is not None:
-            mixers.append(self.recurrent(at, index))
+        choice, mixer = config.layers[index], self.token_mixer(at, index)
         feed_forward: FeedForward | Experts | None = None
         if choice.feeds_forward:
             experts = choice.experts
             feed_forward = self.feed_forward(at) if experts is None else self.experts(at, experts)
         return Layer(
-            attention=joined(mixers),
+            attention=mixer,
             feed_forward=feed_forward,
-            attention_norm=norm(keys.attention_norm) if config.pre_norm and mixers else None,
+            attention_norm=norm(keys.attention_norm) if config.pre_norm and mixer else None,
             feed_forward_norm=norm(keys.feed_forward_norm) if config.pre_norm and feed_forward else None,
             attention_out_norm=norm(keys.attention_out_norm),
             feed_forward_out_norm=norm(keys.feed_forward_out_norm),
         )
+
+    def token_mixer(self, at: str, index: int) -> Mixer | None:
+        """What mixes a layer's tokens."""
+        choice = self.config.layers[index]
+        mixers: list[Attention | LatentAttention | Recurrent] = []
+        if choice.attends:
+            mixers.append(self.attention(at, index))
+        if choice.recurrent is not None:
+            mixers.append(self.recurrent(at, index))
+        return joined(mixers)
 
     def recurrent(self, at: str, index: int) -> Recurrent:
         """What mixes tokens through a state in a layer: a family that has such layers reads them."""

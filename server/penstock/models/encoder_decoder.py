@@ -79,6 +79,8 @@ class EncoderDecoderConfig:
 
     has_state: ClassVar[bool] = False
     mixer_width: ClassVar[int] = 0
+    compressions: ClassVar[tuple[()]] = ()
+    past_numbers: ClassVar[int] = 0
 
     @property
     def max_positions(self) -> int:
@@ -124,6 +126,15 @@ class EncoderDecoderConfig:
     def kv_heads(self) -> int:
         """Every head has keys of its own."""
         return self.heads
+
+    @property
+    def stage_width(self) -> int:
+        """E."""
+        return self.width
+
+    def gathered_keys(self, longest: int) -> int:
+        """All of them."""
+        return longest
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Each has a KV cache."""

@@ -69,6 +69,8 @@ class FallbackConfig:
     has_encoder: bool = False
     max_side_positions: int = 0
     default_start: int | None = None
+    compressions: tuple[()] = ()
+    past_numbers: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -94,6 +96,15 @@ class FallbackConfig:
     def usual_positions(self) -> int:
         """Of a sequence where nothing else is asked for."""
         return self.max_positions
+
+    @property
+    def stage_width(self) -> int:
+        """E."""
+        return self.width
+
+    def gathered_keys(self, longest: int) -> int:
+        """All of them."""
+        return longest
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Those that attend have a KV cache."""

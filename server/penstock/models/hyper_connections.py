@@ -1,8 +1,8 @@
 """Several residual streams that every branch reads a mixture of, and is added to, by weights that each token makes of all
-of them: hyper-connections, as Hunyuan 4 has them, where streams are not mixed with each other. Letters as in `decoder`, and A
-streams.
+of them: hyper-connections, as Hunyuan 4 has them, where streams are not mixed with each other, and DeepSeek V4, where they are.
+Letters as in `decoder`, and A streams.
 
-Zhu et al., "Hyper-Connections", 2024. Weights and sums are fp32.
+Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025. Weights and sums are fp32.
 """
 
 import torch
@@ -10,13 +10,30 @@ from torch import Tensor
 
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
+from penstock.loading.checkpoint import Checkpoint
 from penstock.models.config import HyperConfig
+
+
+def read_parts(
+    checkpoint: Checkpoint, names: tuple[str, str, str], rows: int, columns: int, scales: int
+) -> tuple[Linear, Tensor, Tensor]:
+    """Weights, bases and scales, in fp32, of the tensors with these names."""
+    weights, base, scale = (
+        checkpoint.tensor(name, shape, dtype=torch.float32)
+        for name, shape in zip(names, ((rows, columns), (rows,), (scales,)), strict=True)
+    )
+    return Linear(weights), base, scale
 
 
 def _mixing(x_TAE: Tensor, weights: Linear, eps: float) -> Tensor:
     """(T, ...) fp32: what the weights make of all streams, over their root mean square."""
     flat_TX = x_TAE.flatten(1).float()
     return weights(flat_TX) * torch.rsqrt(flat_TX.square().mean(-1, keepdim=True) + eps)
+
+
+def _opened(x: Tensor) -> Tensor:
+    """Sigmoids, in float64, whose roundings do not show: libraries compute a few numbers otherwise than many."""
+    return x.double().sigmoid().float()
 
 
 def _mixed(x_TAE: Tensor, shares_TA: Tensor) -> Tensor:
@@ -36,14 +53,52 @@ class HyperConnection(Module):
         config = self.config
         reads_TA, gives_TA = _mixing(x_TAE, self.weights_YX, config.norm_eps).chunk(2, -1)
         read_base_A, give_base_A = self.base_Y.chunk(2)
-        reads_TA = torch.sigmoid(reads_TA * self.scale_2[0] + read_base_A) + config.eps
-        gives_TA = config.magnitude * torch.sigmoid(gives_TA * self.scale_2[1] + give_base_A) + config.eps
+        reads_TA = _opened(reads_TA * self.scale_2[0] + read_base_A) + config.eps
+        gives_TA = config.magnitude * _opened(gives_TA * self.scale_2[1] + give_base_A) + config.eps
         return _mixed(x_TAE, reads_TA), gives_TA
 
     @staticmethod
     def add(x_TAE: Tensor, given_TE: Tensor, shares_TA: Tensor) -> Tensor:
         """(T, A, E): every stream and its share of what the branch gives."""
         return (shares_TA.unsqueeze(-1) * given_TE.float().unsqueeze(1) + x_TAE.float()).to(x_TAE.dtype)
+
+
+class MixingConnection(Module):
+    """The same where streams are mixed, too. The rows of `weights` are the streams' shares in what the branch reads, its own in
+    each stream, and, of each stream, its shares in all.
+    """
+
+    def __init__(self, config: HyperConfig, weights: Linear, base_Y: Tensor, scale_3: Tensor) -> None:
+        self.config, self.weights_YX = config, weights
+        self.base_Y, self.scale_3 = base_Y, scale_3  # Y = 2 A + A A, fp32
+
+    def read(self, x_TAE: Tensor) -> tuple[Tensor, Tensor]:
+        """What the branch reads, (T, E), and the shares of what it gives, and of streams: (T, A + A A) fp32."""
+        config = self.config
+        streams, eps = config.count, config.eps
+        sizes = [streams, streams, streams * streams]
+        made = torch.split(_mixing(x_TAE, self.weights_YX, config.norm_eps), sizes, -1)
+        bases = torch.split(self.base_Y, sizes)
+        reads_TA, gives_TA, mixes_TY = (
+            one * scale + base for one, scale, base in zip(made, self.scale_3, bases, strict=True)
+        )
+        # Sinkhorn and Knopp: rows and columns in turn, until both add up to 1.
+        mixes_TAA = mixes_TY.double().view(-1, streams, streams).softmax(-1) + eps
+        mixes_TAA = mixes_TAA / (mixes_TAA.sum(-2, keepdim=True) + eps)
+        for _ in range(config.mixing_rounds - 1):
+            mixes_TAA = mixes_TAA / (mixes_TAA.sum(-1, keepdim=True) + eps)
+            mixes_TAA = mixes_TAA / (mixes_TAA.sum(-2, keepdim=True) + eps)
+        gives_TA = config.magnitude * _opened(gives_TA)
+        return _mixed(x_TAE, _opened(reads_TA) + eps), torch.cat((gives_TA, mixes_TAA.flatten(1).float()), -1)
+
+    def add(self, x_TAE: Tensor, given_TE: Tensor, shares_TY: Tensor) -> Tensor:
+        """(T, A, E): every stream as a mixture of all, and its share of what the branch gives."""
+        streams = self.config.count
+        sum_TAE = shares_TY[:, :streams, None] * given_TE.float().unsqueeze(1)
+        mixes_TAA = shares_TY[:, streams:].reshape(-1, streams, streams)
+        for stream, x_TE in enumerate(x_TAE.unbind(1)):
+            sum_TAE += mixes_TAA[:, stream].unsqueeze(-1) * x_TE.float().unsqueeze(1)
+        return sum_TAE.to(x_TAE.dtype)
 
 
 class HyperHead(Module):
@@ -56,4 +111,4 @@ class HyperHead(Module):
     def __call__(self, x_TAE: Tensor) -> Tensor:
         """(T, A, E) to (T, E)."""
         mixing_TA = _mixing(x_TAE, self.weights_AX, self.config.norm_eps)
-        return _mixed(x_TAE, torch.sigmoid(mixing_TA * self.scale_1 + self.base_A) + self.config.eps)
+        return _mixed(x_TAE, _opened(mixing_TA * self.scale_1 + self.base_A) + self.config.eps)

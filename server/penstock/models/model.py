@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import Window
 from penstock.models.layer_cache import LayerCache
-from penstock.models.recurrent_config import StateShape
+from penstock.models.recurrent_config import Compression, StateShape
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.program import Array
 
@@ -22,6 +22,10 @@ class ModelConfig(Protocol):
     @property
     def width(self) -> int:
         """E."""
+
+    @property
+    def stage_width(self) -> int:
+        """Numbers of a token that a stage of a pipeline gives the next one: E of each residual stream."""
 
     @property
     def feed_forward(self) -> int:
@@ -96,6 +100,17 @@ class ModelConfig(Protocol):
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
         """How far back each layer's KV cache is read, of those that have one; None: to the beginning."""
+
+    def gathered_keys(self, longest: int) -> int:
+        """Keys that attention gathers of a sequence of so many tokens, in a layer, at most."""
+
+    @property
+    def past_numbers(self) -> int:
+        """What a layer puts before a token of a sequence out of its state, numbers at most; most kinds of layers do no such thing."""
+
+    @property
+    def compressions(self) -> tuple[Compression | None, ...]:
+        """Of the layers that attend to entries of several tokens each; None: to a window beside others that do."""
 
     @property
     def simple_attention(self) -> bool:

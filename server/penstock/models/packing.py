@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import META, Checkpoint
+from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import (
     Attention,
@@ -103,6 +104,7 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
     elif isinstance(mixer, ShortConv):
         yield mixer.gates
     else:
+        assert not isinstance(mixer, CompressedAttention), "the engine does not know it"
         yield mixer.parts
     yield mixer.out
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
+from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import (
     Attention,
@@ -71,6 +72,8 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             "norms over all queries behind the rotation",
         ),
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
+        (any(one.by_token for one in experts), "experts by token"),
+        (any(one.routing.root_softplus for one in experts), "scores that are roots"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
         (config.streams is not None or config.hyper is not None, "several residual streams"),
         (any(one.limit > 0 for one in experts), "limited gates"),
@@ -249,6 +252,7 @@ class _Recorder:
             attended = record_latent_attention(writer, index, mixer, window)
             self._open(mixer, mixer.heads, mixer.sizes.value_dim, reads_short, attended, None)
             return writer.readable(attended)
+        assert not isinstance(mixer, CompressedAttention), "unknown_choice names it"
         return writer.readable(record_mixer(writer, index, mixer))
 
     def _attention(self, index: int, attention: Attention, reads_short: int, attended: int) -> None:

@@ -35,6 +35,80 @@ class RecurrentConfig(Protocol):
 
 
 @dataclass(frozen=True)
+class Compression:
+    """One entry of the cache stands for `rate` tokens. Where entries overlap, one is made of the tokens before it, too, of
+    which every token then has numbers of its own.
+    """
+
+    rate: int
+    overlaps: bool
+
+    @property
+    def reads(self) -> int:
+        """V: tokens that an entry is made of."""
+        return self.rate * (1 + self.overlaps)
+
+    @property
+    def row(self) -> int:
+        """Rows of tokens in the cache that are a row of entries: an entry is in that of its last token, which it has for
+        itself. It divides a block, whose size is a multiple of 16.
+        """
+        return math.gcd(self.rate, 16)
+
+
+@dataclass(frozen=True)
+class CompressedConfig:
+    """Attention to the last tokens and to entries that stand for several each (DeepSeek V4): what a sequence keeps of the
+    window, and of the tokens of entries that are not finished, is a state; all ranks have the whole. An indexer chooses entries.
+    """
+
+    head_dim: int
+    window: int  # tokens, a query's own among them
+    query_rank: int
+    out_groups: int  # of heads, each with a matrix of its own to `out_rank` numbers
+    out_rank: int
+    compression: Compression | None = None  # None: it attends to the window alone
+    index_heads: int = 0  # 0: it attends to all entries
+    index_dim: int = 0
+    most: int = 0  # entries that a query attends to
+
+    @property
+    def entry(self) -> int:
+        """Numbers of an entry, its index key among them."""
+        return self.head_dim + self.index_dim
+
+    @property
+    def pending(self) -> int:
+        """Numbers that an entry is made of, of each token: values and gates."""
+        if self.compression is None:
+            return 0
+        return 2 * (1 + self.compression.overlaps) * self.entry
+
+    @property
+    def past(self) -> int:
+        """Numbers of a token and all before it that are read again."""
+        reads = 0 if self.compression is None else self.compression.reads
+        return self.window * self.head_dim + reads * self.pending
+
+    @property
+    def per_token(self) -> int:
+        """Numbers of a token's row in the cache."""
+        return 0 if self.compression is None else -(-self.entry // self.compression.row)
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 2 * (self.head_dim + self.pending)
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        near = StateShape((self.window - 1, self.head_dim), False)
+        if self.compression is None:
+            return (near,)
+        return near, StateShape((self.compression.reads - 1, self.pending), False)
+
+
+@dataclass(frozen=True)
 class ShortConvConfig:
     """A causal convolution between two gates (LFM2)."""
 

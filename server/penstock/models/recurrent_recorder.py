@@ -21,6 +21,7 @@ from penstock.models.recurrent import (
 )
 from penstock.models.recurrent_config import (
     ChannelDeltaConfig,
+    CompressedConfig,
     DeltaConfig,
     GriffinConfig,
     LightningConfig,
@@ -38,6 +39,8 @@ LONGEST_KERNEL, LARGEST_KEY = 8, 384
 
 def unknown_mixer(mixer: RecurrentConfig) -> str | None:
     """What the engine does not know of a recurrent layer, in words."""
+    if isinstance(mixer, CompressedConfig):
+        return "compressed keys"
     if isinstance(mixer, ShortConvConfig):
         kernel, key = mixer.kernel, 0
     elif isinstance(mixer, DeltaConfig):

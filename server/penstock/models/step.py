@@ -3,6 +3,7 @@
 Letters as in `decoder` and, for encoder-decoders, `encoder_decoder`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,6 +22,7 @@ class Step:
     slot_mappings: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
     attentions: list[list[ops.AttentionMetadata | None]]  # by the model's window, and table
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
+    compressions: Sequence[ops.CompressionMetadata] = ()  # of each of the model's compressions
     # What the last layer with an indexer has chosen, for those that follow it: written on the way through the layers.
     chosen: ops.ChosenKeys | None = None
 

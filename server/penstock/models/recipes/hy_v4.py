@@ -4,18 +4,18 @@ output gates, limited gates of experts, and hyper-connections in place of one re
 Source: transformers 5.23 (hy_v4), whose defaults are those of tencent/Hy4-preview, and the names of tensors that it converts.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, HyperConfig, OutputGate
 from penstock.models.decoder import Ends, Layer
-from penstock.models.hyper_connections import HyperConnection, HyperHead
+from penstock.models.hyper_connections import HyperConnection, HyperHead, read_parts
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek
 from penstock.models.recipes.fields import Fields
@@ -92,6 +92,7 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
             shared = replace(keys.experts, shared_gate_proj="mlp.shared_experts.linear_gate")
             self.keys = replace(keys, gate="mlp.linear_gate", experts=shared)
         self.below_hyper = "hc_pre." if checkpoint.has(f"{self.base}hc_pre.hc_head.hc_head_fn") else ""
+        self.hyper_head = f"{self.base}{self.below_hyper}hc_head.hc_head_"
 
     def layer(self, index: int) -> Layer:
         """One layer."""
@@ -103,10 +104,13 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""
         made, config = super().ends(), self.hyper
-        made.hyper = HyperHead(
-            config, *self.parts(f"{self.base}{self.below_hyper}hc_head.hc_head_", config.count, 1)
-        )
+        if self.group.is_last_stage:
+            made.hyper = HyperHead(config, *self.parts(self.hyper_head, config.count, 1))
         return made
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """Patterns of what other stages of the pipeline read."""
+        return [*super().of_other_stages(mine), re.escape(self.hyper_head) + ".*"]
 
     @property
     def hyper(self) -> HyperConfig:
@@ -120,20 +124,8 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
 
     def parts(self, at: str, rows: int, scales: int) -> tuple[Linear, torch.Tensor, torch.Tensor]:
         """Weights, bases and scales, in fp32."""
-        columns = self.hyper.count * self.config.width
-        weights, base, scale = (
-            self.checkpoint.tensor(at + name, shape, dtype=torch.float32)
-            for name, shape in (("fn", (rows, columns)), ("base", (rows,)), ("scale", (scales,)))
-        )
-        return Linear(weights), base, scale
-
-    def check_stages(self) -> None:
-        """Raises UnusableModel where layers need what only another stage has."""
-        pipeline = self.group.pipeline
-        if pipeline is not None:
-            raise UnusableModel(
-                f"--pipeline-parallel {pipeline.stages}: the model's layers keep several residual streams (hc_mult); use 1"
-            )
+        names = (f"{at}fn", f"{at}base", f"{at}scale")
+        return read_parts(self.checkpoint, names, rows, self.hyper.count * self.config.width, scales)
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, HunyuanLoader)
