@@ -13,8 +13,9 @@ from penstock_kernels.attention import (
     workspace_bytes,
 )
 from penstock_kernels.cache import write_kv
+from penstock_kernels.chosen_blocks import choose_blocks, write_block_keys
 from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
-from penstock_kernels.convolution import causal_conv
+from penstock_kernels.convolution import causal_conv, previous_ids
 from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, uniform
 from penstock_kernels.encoder_decoder_attention import (
@@ -74,6 +75,7 @@ __all__ = [
     "causal_conv",
     "channel_delta_rule",
     "choose",
+    "choose_blocks",
     "choose_keys",
     "count_tokens",
     "decayed_attention",
@@ -96,6 +98,7 @@ __all__ = [
     "mix_experts",
     "paged_attention",
     "penalize",
+    "previous_ids",
     "rectangle_attention",
     "rms_norm",
     "rope",
@@ -107,6 +110,7 @@ __all__ = [
     "uniform",
     "unit_norm",
     "workspace_bytes",
+    "write_block_keys",
     "write_kv",
     "xielu",
 ]
