@@ -82,6 +82,7 @@ class DecoderSteps:
             [to_device(slot_mapping, self.device) for slot_mapping in metadata.slot_mappings],
             metadata.attentions,
             metadata.states,
+            self.ropes,
         )
         return metadata.logits_indices, step
 

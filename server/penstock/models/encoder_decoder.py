@@ -81,6 +81,11 @@ class EncoderDecoderConfig:
     mixer_width: ClassVar[int] = 0
 
     @property
+    def residual_width(self) -> int:
+        """See ModelConfig."""
+        return self.width
+
+    @property
     def max_positions(self) -> int:
         """The most tokens of both sides together."""
         return 2 * self.max_side_positions or UNBOUNDED

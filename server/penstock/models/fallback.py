@@ -81,6 +81,11 @@ class FallbackConfig:
         return bool(self.states)
 
     @property
+    def residual_width(self) -> int:
+        """See ModelConfig."""
+        return self.width
+
+    @property
     def mixer_width(self) -> int:
         """Numbers that a recurrent layer makes of a token, about."""
         return 6 * self.width if self.states else 0

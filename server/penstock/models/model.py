@@ -24,6 +24,10 @@ class ModelConfig(Protocol):
         """E."""
 
     @property
+    def residual_width(self) -> int:
+        """Numbers of a token that go from one layer to the next, and from one stage to the next: E, or several times as many."""
+
+    @property
     def feed_forward(self) -> int:
         """F."""
 

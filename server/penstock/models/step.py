@@ -3,11 +3,13 @@
 Letters as in `decoder` and, for encoder-decoders, `encoder_decoder`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.layers.rope_table import RopeTable
 from penstock.models.layer_cache import LayerCache
 
 
@@ -21,6 +23,9 @@ class Step:
     slot_mappings: list[Tensor]  # by table, int64: the cache row (T,) that each token's keys and values go to
     attentions: list[list[ops.AttentionMetadata | None]]  # by the model's window, and table
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
+    rope_tables: Sequence[
+        RopeTable
+    ] = ()  # of every position; where a block of keys begins, a key is rotated by its place
     # What the last layer with an indexer has chosen, for those that follow it: written on the way through the layers.
     chosen: ops.ChosenKeys | None = None
 
