@@ -576,7 +576,7 @@ NEWER: dict[str, dict[str, Any]] = {
         **INDEX,
         num_hidden_layers=4,
         mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
-        indexer_types=["full", "full", "shared", "shared"],
+        indexer_types=["full", "shared", "full", "shared"],
         hc_mult=4,
         hc_magnitude=2.0,
         hc_eps=1e-6,

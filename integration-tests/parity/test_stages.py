@@ -19,10 +19,7 @@ from torch import Tensor
 # Over two shards in each stage, too.
 DIVIDED_TWICE = ("Gemma 3", "GPT-OSS")
 # Of which every stage would need what only the first one has.
-UNDIVIDED = {
-    **dict.fromkeys(("Gemma 3n", "Gemma 4 E2B, E4B"), "read embeddings of their own"),
-    "Hunyuan 4": "keep several residual streams",
-}
+UNDIVIDED = dict.fromkeys(("Gemma 3n", "Gemma 4 E2B, E4B"), "read embeddings of their own")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ output gates, limited gates of experts, and hyper-connections in place of one re
 Source: transformers 5.23 (hy_v4), whose defaults are those of tencent/Hy4-preview, and the names of tensors that it converts.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
@@ -103,10 +103,18 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
     def ends(self) -> Ends:
         """Embeddings, last norm and head."""
         made, config = super().ends(), self.hyper
-        made.hyper = HyperHead(
-            config, *self.parts(f"{self.base}{self.below_hyper}hc_head.hc_head_", config.count, 1)
-        )
+        if self.group.is_last_stage:
+            made.hyper = HyperHead(config, *self.parts(f"{self.hyper_head}hc_head_", config.count, 1))
         return made
+
+    @property
+    def hyper_head(self) -> str:
+        """What the names of its tensors begin with."""
+        return f"{self.base}{self.below_hyper}hc_head."
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """Patterns of what other stages of the pipeline read."""
+        return [*super().of_other_stages(mine), re.escape(self.hyper_head) + ".*"]
 
     @property
     def hyper(self) -> HyperConfig:
@@ -126,14 +134,6 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
             for name, shape in (("fn", (rows, columns)), ("base", (rows,)), ("scale", (scales,)))
         )
         return Linear(weights), base, scale
-
-    def check_stages(self) -> None:
-        """Raises UnusableModel where layers need what only another stage has."""
-        pipeline = self.group.pipeline
-        if pipeline is not None:
-            raise UnusableModel(
-                f"--pipeline-parallel {pipeline.stages}: the model's layers keep several residual streams (hc_mult); use 1"
-            )
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, HunyuanLoader)
