@@ -93,7 +93,7 @@ def _choose(q_TIC: Tensor, cache_NJD: Tensor, group: FewGroup | ChunkGroup, bloc
         count = some.stop - some.start
         keys_SYC = index_keys_NC.index_select(0, lasts_SY[some].flatten()).view(count, blocks, size)
         keys_SCY = keys_SYC.to(q_TIC.dtype).transpose(1, 2)
-        at_once = max(SCORES_AT_ONCE // (count * max(heads * blocks, keys)), 1)
+        at_once = max(SCORES_AT_ONCE // (count * max(heads * blocks, keys, 2 * chosen_SQA.shape[-1])), 1)
         for first in range(0, queries, at_once):
             part = slice(first, min(first + at_once, queries))
             scores_SXY = torch.bmm(q_SQIC[some, part].reshape(count, -1, size), keys_SCY).relu_()
