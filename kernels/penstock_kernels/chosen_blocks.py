@@ -115,7 +115,7 @@ def _seen(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) -> Ten
     """How many keys each query sees, the first of its sequence: (s, q, 1), or (q, 1), or (1,)."""
     hidden = hidden_keys(group, sequences, queries)
     if hidden is None:
-        return torch.tensor([group.keys], device=group.slot_mapping_SL.device)
+        return torch.full((1,), group.keys, device=group.slot_mapping_SL.device)
     hidden = hidden if hidden.dim() == 2 else hidden.squeeze(1)
     return (hidden == 0).sum(-1, keepdim=True)
 

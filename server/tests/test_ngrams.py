@@ -140,6 +140,7 @@ def test_a_layer_keeps_what_its_convolution_read_and_the_last_ids() -> None:
         ({"ple_layer_ids": [4]}, "ple_layer_ids has layer 4, which is no linear_attention"),
         ({"ple_embed_dim": 50}, "ple_embed_dim 50 is not divided by 4 heads of n-grams"),
         ({"ngram_size": 1}, "ple_embed_dim 48 is not divided by 0 heads"),
+        ({"ple_embed_dim": 4096, "heads_per_ngram": 2048}, "4096 heads of n-grams, 1 to 4096 of which are"),
         ({"ngram_vocab_size_base": 1 << 30}, "4 heads of ngram_vocab_size_base 1073741824 are more than"),
         ({"vocab_size": 1 << 25}, "vocab_size is 33554432, and n-grams are of up to 16777216 tokens"),
         ({"eos_token_id": None}, "eos_token_id is no token, and n-grams begin behind one"),

@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "moe_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-MOST_HEADS = 1024  # of n-grams in one layer; published are 16
+MOST_HEADS = 4096  # of n-grams in all layers: a prime number is looked for for each; published are 16
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -120,10 +120,10 @@ def ngrams(fields: Fields, read: DecoderConfig, streams: int) -> list[NgramConfi
     size = fields.count("ngram_size", default=3)
     width = fields.count("ple_embed_dim", default=read.width)
     heads = (size - 1) * fields.count("heads_per_ngram", default=8)
-    if not 0 < heads <= MOST_HEADS or width % heads:
+    if not 0 < len(layers) * heads <= MOST_HEADS or width % heads:
         raise UnusableModel(
             f"config.json: ple_embed_dim {width} is not divided by {heads} heads of n-grams, 1 to {MOST_HEADS} of which "
-            "are supported (ngram_size, heads_per_ngram)"
+            "are supported in all layers (ngram_size, heads_per_ngram, ple_layer_ids)"
         )
     least = fields.count("ngram_vocab_size_base", default=20_000_000)
     if least * heads > MOST:
