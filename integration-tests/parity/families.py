@@ -409,6 +409,9 @@ FAMILIES |= (
             FAMILIES["Qwen 3.5 (experts)"],
             QWEN_3_5_IMAGES,
         ),
+        "Qwen 4 with images": with_images(
+            "Qwen4ExpForConditionalGeneration", "qwen4_exp", FAMILIES["Qwen 4"], QWEN_3_5_IMAGES
+        ),
     }
     | VISION_LANGUAGE
     | NEWER
@@ -465,6 +468,7 @@ LONG_TAIL = frozenset(
         ),
         *(
             "Qwen 3.5 (experts) with images",
+            "Qwen 4 with images",
             "OLMo Hybrid",
             "Falcon Mamba",
             "Qwen 2, sliding window",

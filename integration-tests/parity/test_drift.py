@@ -26,6 +26,7 @@ OF_EACH_OPERATION: dict[str, dict[str, Any]] = {
     "Mamba": {},
     "RecurrentGemma": {},
     "LFM2": {"max_position_embeddings": 4096},
+    "Qwen 4": {"max_position_embeddings": 4096},
 }
 
 

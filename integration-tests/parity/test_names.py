@@ -98,6 +98,15 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         lambda name: name.replace("model.", "model.language_model."),
         ("model.visual.patch_embed.proj.weight", "mtp.norm.weight"),
     ),
+    # As published, with a tower for images and a layer that predicts a further token.
+    "Qwen 4": (
+        lambda name: name.replace("model.", "model.language_model."),
+        (
+            "model.visual.patch_embed.proj.weight",
+            "mtp.norm.weight",
+            "mtp.layers.0.self_attn.indexer.q_layernorm.weight",
+        ),
+    ),
     # What is published, where transformers saves other names.
     "Kimi Linear": (lambda name: name.replace("layers.0.block_sparse_moe.", "layers.0.mlp."), ()),
     "OLMo Hybrid": (
@@ -297,6 +306,29 @@ def test_experts_of_qwen_3_5_may_be_stacked(tmp_path: Path) -> None:
 
         tensors[f"{at}.experts.gate_up_proj"] = torch.cat((stacked("gate_proj"), stacked("up_proj")), 1)
         tensors[f"{at}.experts.down_proj"] = stacked("down_proj")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(), before)
+
+
+def test_a_table_of_ngrams_may_be_one_tensor(tmp_path: Path) -> None:
+    """As transformers' module has it; published and saved it is in parts."""
+    from safetensors.torch import load_file, save_file
+
+    from client import row
+    from driver import Driver
+
+    folder = make(tmp_path, FAMILIES["Qwen 4"])
+
+    def logits() -> torch.Tensor:
+        driver = Driver(folder, torch.float32)
+        driver.step([row(0, list(range(3, 20)), 0, [0, 1], start={})])
+        return driver.last_logits()
+
+    before = logits()
+    tensors = load_file(folder / "model.safetensors")
+    for at in {name.partition("shard_")[0] for name in tensors if "ngram_embedding.shard_" in name}:
+        tensors[f"{at}weight"] = torch.cat([tensors.pop(f"{at}shard_{shard}.weight") for shard in range(5)])
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert torch.equal(logits(), before)
 

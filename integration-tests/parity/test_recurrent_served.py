@@ -23,7 +23,10 @@ STORY = " ".join(
 )
 
 
-@pytest.fixture(scope="module", params=["Qwen 3.5", "Mamba 2", "DeepSeek V4"])
+@pytest.fixture(
+    scope="module",
+    params=["Qwen 3.5", "Mamba 2", "DeepSeek V4", pytest.param("Qwen 4", marks=pytest.mark.tail)],
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     path = tmp_path_factory.mktemp("recurrent")
     config = with_text(FAMILIES[request.param], vocab_size=4096, max_position_embeddings=4096)

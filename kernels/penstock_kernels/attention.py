@@ -117,8 +117,8 @@ def paged_attention(
 
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
     already, the first J of as many rows or more that each token has in memory; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
-    key/value head h / (H / K). Of latents the cache may hold more than D numbers, the first D being the key. `chosen`: of latents,
-    the keys that are attended to (`choose_keys`); None: all. Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
+    key/value head h / (H / K). Of latents the cache may hold more than D numbers, the first D being the key. `chosen`:
+    the keys that are attended to (`choose_keys`, `choose_blocks`); None: all. Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
@@ -128,19 +128,15 @@ def paged_attention(
     for decodes in metadata.decodes:
         here = slice(decodes.begin, decodes.end)
         _decode(q_THD[here], cache_NJD, decodes, scale, out_THD[here])
-    if score_modifiers is not PLAIN:
-        groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
-        for group, taken in zip(groups, chosen or [None] * len(groups), strict=True):
-            here = slice(group.begin, group.end)
+    groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
+    for group, taken in zip(groups, chosen or [None] * len(groups), strict=True):
+        here = slice(group.begin, group.end)
+        if score_modifiers is not PLAIN or taken is not None:
             _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], score_modifiers, taken)
-        return
-    assert chosen is None, "keys are chosen of latents alone"
-    for few in metadata.few:
-        here = slice(few.begin, few.end)
-        _few(q_THD[here], cache_NJD, few, scale, out_THD[here])
-    for chunks in metadata.chunks:
-        here = slice(chunks.begin, chunks.end)
-        _chunk(q_THD[here], cache_NJD, chunks, scale, out_THD[here])
+        elif isinstance(group, FewGroup):
+            _few(q_THD[here], cache_NJD, group, scale, out_THD[here])
+        else:
+            _chunk(q_THD[here], cache_NJD, group, scale, out_THD[here])
 
 
 def gathered_at_once(device: torch.device) -> int:
@@ -335,19 +331,26 @@ def _with_modifiers(
 
 
 def only_taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
-    """The group with these of its keys alone."""
+    """The group with these of its keys alone; -1 is none."""
     sequences, count = taken_SA.shape
-    slots_SA = group.slot_mapping_SL.view(sequences, -1).gather(1, taken_SA)
-    mask_S11L = group.mask_S11L
-    if mask_S11L is not None:
-        mask_S11L = mask_S11L.view(sequences, -1).gather(1, taken_SA).view(sequences, 1, 1, count)
-    return replace(group, keys=count, slot_mapping_SL=slots_SA.view(-1), mask_S11L=mask_S11L)
+    places_SA = taken_SA.clamp_min(0)
+    slots_SA = group.slot_mapping_SL.view(sequences, -1).gather(1, places_SA)
+    mask_SA = torch.zeros(taken_SA.shape, device=taken_SA.device)
+    if group.mask_S11L is not None:
+        mask_SA = group.mask_S11L.view(sequences, -1).gather(1, places_SA)
+    mask_SA = mask_SA.masked_fill(taken_SA < 0, -torch.inf)
+    return replace(
+        group,
+        keys=count,
+        slot_mapping_SL=slots_SA.view(-1),
+        mask_S11L=mask_SA.view(sequences, 1, 1, count),
+    )
 
 
 def left_out(taken_SQA: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """(S, Q, L): 0 of the keys that are taken, -inf of those that are left."""
-    left_SQL = torch.full((*taken_SQA.shape[:2], keys), -torch.inf, dtype=dtype, device=taken_SQA.device)
-    return left_SQL.scatter_(-1, taken_SQA, 0.0)
+    """(S, Q, L): 0 of the keys that are taken, -inf of those that are left. What -1 writes lies behind the last key."""
+    left_SQL = torch.full((*taken_SQA.shape[:2], keys + 1), -torch.inf, dtype=dtype, device=taken_SQA.device)
+    return left_SQL.scatter_(-1, taken_SQA.where(taken_SQA >= 0, keys), 0.0)[..., :keys]
 
 
 def hidden_keys(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) -> Tensor | None:

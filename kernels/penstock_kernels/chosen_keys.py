@@ -21,7 +21,7 @@ from penstock_kernels.attention import (
 )
 
 # Of each group of a step, few before chunks: the places of the keys of each of its queries among the group's L, ascending, as
-# (S * Q, A) int64; None: a query attends to all that it sees.
+# (S * Q, A) int64, -1 being none; None: a query attends to all that it sees.
 ChosenKeys = list[Tensor | None]
 
 

@@ -1,5 +1,5 @@
-"""The short convolution in front of many recurrent layers. Letters beside those of the package: C channels, W width of the
-kernel, P places of states, S rows of a token each.
+"""The short convolution in front of many recurrent layers, and the tokens before each. Letters beside those of the package: C
+channels, W width of the kernel, P places of states, U of what came before that a state holds, S rows of a token each.
 """
 
 import torch
@@ -9,21 +9,28 @@ from penstock_kernels.recurrence import StateMetadata, advance
 
 
 def causal_conv(
-    x_TC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, state_PUC: Tensor, states: StateMetadata
+    x_TC: Tensor,
+    weight_WC: Tensor,
+    bias_C: Tensor | None,
+    state_PUC: Tensor,
+    states: StateMetadata,
+    dilation: int = 1,
 ) -> Tensor:
     """Each channel's last W numbers times its weights, the newest with the last one: (T, C) to (T, C) in fp32.
 
-    weight (W, C) and bias (C,) in fp32. The state (P, W - 1, C) holds what came before, in any floating dtype. Products
-    are added in one order, so that a result does not depend on where a sequence is cut. Used by S4 and Mamba (Gu and Dao,
-    "Mamba", 2023), and by itself with gates around it in LFM2 (Liquid AI, 2025).
+    weight (W, C) and bias (C,) in fp32; of `dilation` numbers one has a weight. The state (P, dilation (W - 1), C) holds what
+    came before, in any floating dtype. Products are added in one order, so that a result does not depend on where a sequence
+    is cut. Used by S4 and Mamba (Gu and Dao, "Mamba", 2023), and by itself with gates around it in LFM2 (Liquid AI, 2025).
     """
     width = len(weight_WC)
+    before = dilation * (width - 1)
 
     def summed(window_SUC: Tensor, size: int) -> Tensor:
         out = window_SUC[..., :size, :] * weight_WC[0]
         for place in range(1, width):
             # A product and a sum apart: fused, their rounding would depend on the shape.
-            out += window_SUC[..., place : place + size, :] * weight_WC[place]
+            first = dilation * place
+            out += window_SUC[..., first : first + size, :] * weight_WC[place]
         return out if bias_C is None else out.add_(bias_C)
 
     def step_form(tokens: slice, state_SUC: Tensor) -> Tensor:
@@ -33,8 +40,29 @@ def causal_conv(
 
     def run_form(tokens: slice, state_UC: Tensor) -> Tensor:
         window_UC = torch.cat((state_UC, x_TC[tokens].to(state_UC.dtype)))
-        state_UC.copy_(window_UC[len(window_UC) - width + 1 :])
+        state_UC.copy_(window_UC[len(window_UC) - before :])
         return summed(window_UC.float(), tokens.stop - tokens.start)
 
     out_TC = torch.empty(x_TC.shape, dtype=torch.float32, device=x_TC.device)
     return advance(states, state_PUC, out_TC, step_form, run_form)
+
+
+def previous_ids(ids_T: Tensor, state_PU: Tensor, states: StateMetadata) -> Tensor:
+    """Ids of the U tokens before each token, the nearest first: (T,) int64 to (T, U) int64; 0 where there is none.
+
+    The state (P, U) in fp32, which holds ids below 2^24 as they are, has a sequence's last ids, the newest last.
+    """
+    count = state_PU.shape[1]
+
+    def step_form(tokens: slice, state_SU: Tensor) -> Tensor:
+        found_SU = state_SU.flip(1)
+        state_SU.copy_(torch.cat((state_SU[:, 1:], ids_T[tokens].unsqueeze(1).to(state_SU.dtype)), 1))
+        return found_SU
+
+    def run_form(tokens: slice, state_U: Tensor) -> Tensor:
+        window_U = torch.cat((state_U, ids_T[tokens].to(state_U.dtype)))
+        state_U.copy_(window_U[len(window_U) - count :])
+        return window_U[:-1].unfold(0, count, 1).flip(1)
+
+    found_TU = torch.empty((len(ids_T), count), dtype=state_PU.dtype, device=ids_T.device)
+    return advance(states, state_PU, found_TU, step_form, run_form).long()

@@ -13,6 +13,7 @@ from penstock_kernels.attention import (
     workspace_bytes,
 )
 from penstock_kernels.cache import write_kv
+from penstock_kernels.chosen_blocks import choose_blocks, write_block_keys
 from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
 from penstock_kernels.compressed_keys import (
     CompressionMetadata,
@@ -22,7 +23,7 @@ from penstock_kernels.compressed_keys import (
     pool,
     with_past,
 )
-from penstock_kernels.convolution import causal_conv
+from penstock_kernels.convolution import causal_conv, previous_ids
 from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, uniform
 from penstock_kernels.encoder_decoder_attention import (
@@ -84,6 +85,7 @@ __all__ = [
     "causal_conv",
     "channel_delta_rule",
     "choose",
+    "choose_blocks",
     "choose_keys",
     "compressed_attention",
     "count_tokens",
@@ -109,6 +111,7 @@ __all__ = [
     "paged_attention",
     "penalize",
     "pool",
+    "previous_ids",
     "rectangle_attention",
     "rms_norm",
     "rope",
@@ -122,6 +125,7 @@ __all__ = [
     "weigh",
     "with_past",
     "workspace_bytes",
+    "write_block_keys",
     "write_kv",
     "xielu",
 ]

@@ -201,3 +201,37 @@ def test_steep_decays_are_as_exact_as_gentle_ones() -> None:
     state_P = torch.zeros((1, 1, 8, 4))
     given = operation.apply(whole, state_P, runs((0, tokens, 0, None)))
     torch.testing.assert_close(given.double(), wanted, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_dilated_convolution_is_one_with_zeros_between_its_weights(cuts: tuple[int, ...]) -> None:
+    torch.manual_seed(4)
+    spread = torch.zeros(10, 6)
+    spread[::3] = WEIGHTS
+    x, begin, at = torch.randn(LENGTH, 6), torch.randn(9, 6), 0
+    dilated_P, plain_P = begin.expand(2, 9, 6).clone(), begin.expand(2, 9, 6).clone()
+    for count in cuts:
+        some, step = x[at : at + count], runs((0, count, 1, None))
+        found = ops.causal_conv(some, WEIGHTS, WEIGHTS[0], dilated_P, step, dilation=3)
+        assert torch.equal(found, ops.causal_conv(some, spread, WEIGHTS[0], plain_P, step))
+        at += count
+    assert torch.equal(dilated_P, plain_P) and torch.equal(dilated_P[0], begin)
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_the_ids_before_a_token_are_found_wherever_a_prompt_is_cut(cuts: tuple[int, ...]) -> None:
+    ids = torch.arange((1 << 24) - LENGTH, 1 << 24)
+    state_P, found, at = torch.zeros(4, 3), [], 0
+    for count in cuts:
+        step = runs((0, count, 2, 3))
+        found.append(ops.previous_ids(ids[at : at + count], state_P, step))
+        at += count
+    wanted = [[int(ids[at - place]) if at >= place else 0 for place in (1, 2, 3)] for at in range(LENGTH)]
+    assert torch.cat(found).tolist() == wanted
+    assert torch.equal(state_P[2], ids[-3:].float()) and torch.equal(state_P[3], state_P[2])
+    # Single tokens of two sequences, one of which is copied behind it.
+    places = torch.tensor([3, 1])
+    step = ops.StateMetadata(places, [], saved_C=torch.tensor([1]), saves_C=torch.tensor([0]))
+    last = ids[-3:].flip(0).tolist()
+    assert ops.previous_ids(torch.tensor([8, 9]), state_P, step).tolist() == [last, [0, 0, 0]]
+    assert state_P[1].tolist() == state_P[0].tolist() == [0, 0, 9]

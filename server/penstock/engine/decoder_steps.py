@@ -86,6 +86,7 @@ class DecoderSteps:
             metadata.attentions,
             metadata.states,
             compressions=metadata.compressions,
+            rope_tables=self.ropes,
         )
         return metadata.logits_indices, step
 

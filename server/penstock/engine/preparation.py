@@ -258,8 +258,8 @@ def working_bytes(
     tokens = min(max_step_tokens, max_slots * longest)
     per_token = (
         3 * config.width
-        # Further residual streams, in part in fp32.
-        + 6 * (config.stage_width - config.width)
+        # What is made of several residual streams, some of it in fp32.
+        + 12 * (config.residual_width - config.width)
         + 3 * config.feed_forward
         + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
         # What recurrent layers make, some of it in fp32.

@@ -137,6 +137,8 @@ RECIPES = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "Qwen4ExpForCausalLM": "qwen4_exp",
+    "Qwen4ExpForConditionalGeneration": "qwen4_exp",
     "RecurrentGemmaForCausalLM": "recurrent_gemma",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from penstock.layers.rope import RopeConfig
+from penstock.models.ngram_config import NgramConfig
 from penstock.models.recurrent_config import CompressedConfig, Compression, RecurrentConfig, StateShape
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.routing import Routing
@@ -83,6 +84,17 @@ class IndexConfig:
 
 
 @dataclass(frozen=True)
+class BlockIndexConfig:
+    """What chooses the blocks of keys that attention attends to (see `indexer`)."""
+
+    heads: int
+    head_dim: int  # numbers of an index key
+    block: int  # tokens of a block
+    most: int  # complete blocks that a query attends to
+    norm: NormConfig  # of queries, and of blocks' keys
+
+
+@dataclass(frozen=True)
 class LatentConfig:
     """Attention whose cache holds one latent for all heads (DeepSeek-V2's MLA)."""
 
@@ -140,6 +152,15 @@ class HyperConfig:
 
 
 @dataclass(frozen=True)
+class LowRankHyperConfig:
+    """Residual streams whose mixtures, number by number, a layer of few numbers makes (see `hyper_connections`)."""
+
+    count: int
+    rank: int
+    norm: NormConfig  # of each stream
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """What a layer may have otherwise than its neighbours."""
 
@@ -148,6 +169,7 @@ class LayerConfig:
     experts: ExpertsConfig | None = None  # None: its feed-forward layer is dense
     attends: bool = True  # it has attention, and a place in the KV cache
     recurrent: RecurrentConfig | None = None  # a mixer with a state, in place of attention or beside it
+    ngrams: NgramConfig | None = None  # it adds embeddings of its tokens' n-grams to what it reads
     feeds_forward: bool = True  # it has a feed-forward layer, or experts
     temperature: Temperature | None = None
     qk_normed: bool = True  # where the family normalises queries and keys
@@ -164,6 +186,11 @@ class LayerConfig:
     def has_cache(self) -> bool:
         """Whether it has keys and values of its own."""
         return self.attends and self.keys_of is None
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """What a rank keeps of a sequence for it beside its KV cache. Raises UnusableModel."""
+        kept = [part.states(group) for part in (self.recurrent, self.ngrams) if part is not None]
+        return tuple(itertools.chain.from_iterable(kept))
 
 
 @dataclass(frozen=True)
@@ -203,6 +230,7 @@ class DecoderConfig:
     norm_gate_rank: int = 0  # norms are followed by a gate of that rank; 0: they are not
     clip_qkv: float = 0.0
     latent: LatentConfig | None = None
+    index: BlockIndexConfig | None = None  # queries attend to chosen blocks of keys alone
 
     # Feed-forward.
     gated: bool = True
@@ -228,7 +256,7 @@ class DecoderConfig:
     further_embeddings: int = 0  # rows of the table in the checkpoint that no text has
     per_layer: PerLayerConfig | None = None
     streams: StreamsConfig | None = None
-    hyper: HyperConfig | None = None
+    hyper: HyperConfig | LowRankHyperConfig | None = None
     learned_positions: int = 0  # rows of a table of positions
     position_offset: int = 0  # its row for position 0
     final_norm: bool = True
@@ -275,6 +303,7 @@ class DecoderConfig:
         experts: Sequence[ExpertsConfig | None] | None = None,
         attends: Sequence[bool] | None = None,
         recurrent: Sequence[RecurrentConfig | None] | None = None,
+        ngrams: Sequence[NgramConfig | None] | None = None,
         feeds_forward: Sequence[bool] | None = None,
         choice_of_last: Sequence[bool] | None = None,
     ) -> "DecoderConfig":
@@ -285,6 +314,7 @@ class DecoderConfig:
             "experts": experts,
             "attends": attends,
             "recurrent": recurrent,
+            "ngrams": ngrams,
             "feeds_forward": feeds_forward,
             "choice_of_last": choice_of_last,
         }
@@ -295,11 +325,6 @@ class DecoderConfig:
                     replace(layer, **{name: one}) for layer, one in zip(layers, choices, strict=True)
                 )
         return replace(self, layers=layers)
-
-    @property
-    def stage_width(self) -> int:
-        """See `ModelConfig`."""
-        return self.width * (1 if self.hyper is None else self.hyper.count)
 
     @property
     def num_layers(self) -> int:
@@ -359,18 +384,23 @@ class DecoderConfig:
 
     @property
     def has_state(self) -> bool:
-        """Whether a layer is recurrent."""
-        return any(layer.recurrent is not None for layer in self.layers)
+        """Whether a layer keeps one of a sequence: it is recurrent, or reads n-grams."""
+        return any(layer.recurrent is not None or layer.ngrams is not None for layer in self.layers)
 
     @property
     def mixer_width(self) -> int:
-        """Numbers that a recurrent layer makes of a token, at most."""
-        return max((layer.recurrent.width for layer in self.layers if layer.recurrent is not None), default=0)
+        """Numbers that a layer with a state makes of a token, at most."""
+        parts = [part for layer in self.layers for part in (layer.recurrent, layer.ngrams)]
+        return max((part.width for part in parts if part is not None), default=0)
+
+    @property
+    def residual_width(self) -> int:
+        """Numbers of a token that go from one layer to the next: of all residual streams."""
+        return self.width if self.hyper is None else self.hyper.count * self.width
 
     def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
         """What each of a rank's layers keeps of a sequence beside its KV cache. Raises UnusableModel."""
-        mixers = [self.layers[index].recurrent for index in group.layers(self.num_layers)]
-        return [() if mixer is None else mixer.states(group) for mixer in mixers]
+        return [self.layers[index].states(group) for index in group.layers(self.num_layers)]
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Of each of a rank's layers its number among all that have a KV cache of their own; None: it has none."""
@@ -393,11 +423,14 @@ class DecoderConfig:
         return not ends and (bool(self.slopes) or not self.layer_windows)
 
     @property
-    def simple_attention(self) -> bool:
-        """Whether attention is products and a softmax over all earlier keys, the same heads of each layer, and nothing
-        else.
-        """
+    def plain_scores(self) -> bool:
+        """Whether attention is products and a softmax over keys, the same heads of each layer, and nothing else."""
         return self.same_heads and not (self.softcap or self.slopes or self.sinks or self.latent)
+
+    @property
+    def simple_attention(self) -> bool:
+        """Whether that is so, and all earlier keys are attended to."""
+        return self.plain_scores and self.index is None
 
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
@@ -408,7 +441,9 @@ class DecoderConfig:
         if self.compressions:
             return 1, max(layer.per_token for layer in self.compressed if layer is not None)
         if self.same_heads:
-            return 2 * len(group.key_heads(self.kv_heads)), self.head_dim
+            # Behind keys and values as many rows as an index key needs, which is at their end.
+            more = 0 if self.index is None else -(-self.index.head_dim // self.head_dim)
+            return 2 * len(group.key_heads(self.kv_heads)) + more, self.head_dim
         # Room for any layer's, in rows of every layer's size.
         layers = [at for at, layer in enumerate(self.layers) if layer.attends]
         sizes = {self.head_dim_of(at) for at in layers}

@@ -19,10 +19,17 @@ from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig, OutputGate
-from penstock.models.hyper_connections import HyperConnection, HyperHead, MixingConnection
-from penstock.models.indexer import Indexer
+from penstock.models.hyper_connections import (
+    HyperConnection,
+    HyperHead,
+    LowRankConnection,
+    LowRankHead,
+    MixingConnection,
+)
+from penstock.models.indexer import BlockIndexer, Indexer
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
+from penstock.models.ngram_embeddings import NgramInjection
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.recurrent import Recurrent
 from penstock.models.step import Step
@@ -60,7 +67,9 @@ class Attention(Module):
         self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
         self.value_scale = config.value_scale
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
-        self.own_cache = config.same_heads  # its rows are as this layer has them
+        self.indexer: BlockIndexer | None = None  # where queries attend to chosen blocks of keys alone
+        # Its rows are as this layer has them, and nothing is behind them.
+        self.own_cache = config.same_heads and config.index is None
         self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None
         self.value_norm = None if config.value_norm is None else RmsNorm(None, config.value_norm.eps)
         self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
@@ -111,8 +120,13 @@ class Attention(Module):
             if self.value_scale != 1.0:
                 v_TKD.mul_(self.value_scale)
             ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
+        chosen = None
+        if self.indexer is not None and self.rope is not None:
+            chosen = self.indexer.choose(x_TE, step, self.rope, cache.rows_NJD, slot_mapping_T, attention)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
-        ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers)
+        ops.paged_attention(
+            q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers, chosen
+        )
         if self.output_gate is not None:
             gates = heads_TD[:, heads + 2 * kv_heads :] if self.gate is None else self.gate(x_TE)
             attended_THD *= opened(self.output_gate, gates).view(tokens, heads, -1)
@@ -356,8 +370,9 @@ class Layer(Module):
     scale_1: Tensor | None = None  # of what the layer gives
     streams: AlternatingUpdates | None = None
     beside_attention: LowRankResidual | None = None
-    attention_hyper: HyperConnection | MixingConnection | None = None
-    feed_forward_hyper: HyperConnection | MixingConnection | None = None
+    attention_hyper: HyperConnection | MixingConnection | LowRankConnection | None = None
+    feed_forward_hyper: HyperConnection | MixingConnection | LowRankConnection | None = None
+    ngrams: NgramInjection | None = None
 
 
 @dataclass(slots=True)
@@ -376,7 +391,7 @@ class Ends(Module):
     project_out: Linear | None = None
     per_layer: PerLayerEmbedding | None = None
     streams: StreamEnds | None = None
-    hyper: HyperHead | None = None
+    hyper: HyperHead | LowRankHead | None = None
 
 
 def linear_biases(config: DecoderConfig, heads: range, longest: int) -> Tensor:
@@ -442,9 +457,11 @@ class Decoder(Module):
                 x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
             return self.ends.streams.join(x_ATE)
         if self.config.hyper is not None:
-            x_TAE = x_TE.unsqueeze(1).expand(-1, self.config.hyper.count, -1)
-            if given_TE is not None:
-                x_TAE = given_TE.view(len(given_TE), self.config.hyper.count, -1)
+            streams = self.config.hyper.count
+            if given_TE is None:
+                x_TAE = x_TE.unsqueeze(1).expand(-1, streams, -1)
+            else:
+                x_TAE = torch.unflatten(given_TE, -1, (streams, -1))
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_TAE = self._connected(layer, x_TAE, step, cache)
             return x_TAE.flatten(1) if self.ends.hyper is None else self.ends.hyper(x_TAE)
@@ -546,13 +563,17 @@ class Decoder(Module):
     def _connected(self, layer: Layer, x_TAE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """(T, A, E): each branch reads a mixture of the residual streams, and is added to all of them."""
         assert layer.attention_hyper is not None and layer.feed_forward_hyper is not None
-        assert layer.attention_norm is not None and layer.feed_forward_norm is not None
         assert layer.attention is not None and layer.feed_forward is not None
+        if layer.ngrams is not None:
+            x_TAE = layer.ngrams(x_TAE, step, cache)
         read_TE, shares_TY = layer.attention_hyper.read(x_TAE)
-        given_TE = layer.attention.out(layer.attention(layer.attention_norm(read_TE), step, cache))
+        if layer.attention_norm is not None:
+            read_TE = layer.attention_norm(read_TE)
+        given_TE = layer.attention.out(layer.attention(read_TE, step, cache))
         x_TAE = layer.attention_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TY)
         read_TE, shares_TY = layer.feed_forward_hyper.read(x_TAE)
-        read_TE = layer.feed_forward_norm(read_TE)
+        if layer.feed_forward_norm is not None:
+            read_TE = layer.feed_forward_norm(read_TE)
         if isinstance(layer.feed_forward, FeedForward):
             given_TE = layer.feed_forward.out(layer.feed_forward(read_TE))
         else:

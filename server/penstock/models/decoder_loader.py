@@ -334,7 +334,7 @@ class Loader:
     def score_modifiers(self, at: str) -> ops.ScoreModifiers:
         """What the family adds to attention."""
         config = self.config
-        if config.simple_attention:
+        if config.plain_scores:
             return ops.PLAIN
         sinks = None
         if config.sinks:

@@ -83,6 +83,11 @@ class EncoderDecoderConfig:
     past_numbers: ClassVar[int] = 0
 
     @property
+    def residual_width(self) -> int:
+        """See ModelConfig."""
+        return self.width
+
+    @property
     def max_positions(self) -> int:
         """The most tokens of both sides together."""
         return 2 * self.max_side_positions or UNBOUNDED
@@ -126,11 +131,6 @@ class EncoderDecoderConfig:
     def kv_heads(self) -> int:
         """Every head has keys of its own."""
         return self.heads
-
-    @property
-    def stage_width(self) -> int:
-        """E."""
-        return self.width
 
     def gathered_keys(self, longest: int) -> int:
         """All of them."""

@@ -83,6 +83,11 @@ class FallbackConfig:
         return bool(self.states)
 
     @property
+    def residual_width(self) -> int:
+        """See ModelConfig."""
+        return self.width
+
+    @property
     def mixer_width(self) -> int:
         """Numbers that a recurrent layer makes of a token, about."""
         return 6 * self.width if self.states else 0
@@ -96,11 +101,6 @@ class FallbackConfig:
     def usual_positions(self) -> int:
         """Of a sequence where nothing else is asked for."""
         return self.max_positions
-
-    @property
-    def stage_width(self) -> int:
-        """E."""
-        return self.width
 
     def gathered_keys(self, longest: int) -> int:
         """All of them."""

@@ -1,17 +1,20 @@
 """Several residual streams that every branch reads a mixture of, and is added to, by weights that each token makes of all
-of them: hyper-connections, as Hunyuan 4 has them, where streams are not mixed with each other, and DeepSeek V4, where they are.
-Letters as in `decoder`, and A streams.
+of them: hyper-connections, as Hunyuan 4 and Qwen 4 have them, where streams are not mixed with each other, and DeepSeek V4, where
+they are. Letters as in `decoder`, and A streams.
 
-Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025. Weights and sums are fp32.
+Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025. Sums are fp32, and so are the
+weights but Qwen 4's, which normalises each stream and has a share for each of its numbers, made by a layer of R numbers.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.loading.checkpoint import Checkpoint
-from penstock.models.config import HyperConfig
+from penstock.models.config import HyperConfig, LowRankHyperConfig
 
 
 def read_parts(
@@ -41,6 +44,11 @@ def _mixed(x_TAE: Tensor, shares_TA: Tensor) -> Tensor:
     return (shares_TA.unsqueeze(-1) * x_TAE).sum(1).to(x_TAE.dtype)
 
 
+def with_shares(x_TAE: Tensor, given_TE: Tensor, shares_TA: Tensor) -> Tensor:
+    """(T, A, E): every stream and its share of what a branch gives."""
+    return (shares_TA.unsqueeze(-1) * given_TE.float().unsqueeze(1) + x_TAE.float()).to(x_TAE.dtype)
+
+
 class HyperConnection(Module):
     """Of one branch. The rows of `weights` are the streams' shares in what it reads, then its own in each stream."""
 
@@ -60,7 +68,7 @@ class HyperConnection(Module):
     @staticmethod
     def add(x_TAE: Tensor, given_TE: Tensor, shares_TA: Tensor) -> Tensor:
         """(T, A, E): every stream and its share of what the branch gives."""
-        return (shares_TA.unsqueeze(-1) * given_TE.float().unsqueeze(1) + x_TAE.float()).to(x_TAE.dtype)
+        return with_shares(x_TAE, given_TE, shares_TA)
 
 
 class MixingConnection(Module):
@@ -112,3 +120,47 @@ class HyperHead(Module):
         """(T, A, E) to (T, E)."""
         mixing_TA = _mixing(x_TAE, self.weights_AX, self.config.norm_eps)
         return _mixed(x_TAE, _opened(mixing_TA * self.scale_1 + self.base_A) + self.config.eps)
+
+
+class StreamNorm(Module):
+    """Root mean square normalisation of each stream by itself, with a weight for each number of each."""
+
+    def __init__(self, weight_AE: Tensor, eps: float) -> None:
+        self.weight_AE, self.eps = weight_AE, eps  # fp32
+
+    def __call__(self, x_TAE: Tensor) -> Tensor:
+        """(T, A, E) to (T, A, E)."""
+        return (ops.rms_norm(x_TAE.float(), None, self.eps) * self.weight_AE).to(x_TAE.dtype)
+
+
+class LowRankConnection(Module):
+    """Of one branch. The rows of `parts` are the R numbers that make its mixture, and then its share in each stream."""
+
+    def __init__(self, config: LowRankHyperConfig, norm: StreamNorm, parts: Linear, up: Linear) -> None:
+        self.config, self.norm, self.parts, self.up = config, norm, parts, up
+
+    def read(self, x_TAE: Tensor) -> tuple[Tensor, Tensor]:
+        """What the branch reads, (T, E), and the shares of what it gives, (T, A) fp32."""
+        config, dtype = self.config, x_TAE.dtype
+        normed_TAE = self.norm(x_TAE)
+        made_TO = self.parts(normed_TAE.flatten(1)).float() / config.count
+        low_TR, gives_TA = made_TO[:, : config.rank], made_TO[:, config.rank :]
+        shares_TAE = self.up(F.silu(low_TR).to(dtype)).view_as(normed_TAE).float().sigmoid()
+        mixed_TE = (shares_TAE * normed_TAE.float()).sum(1) / config.count
+        return mixed_TE.to(dtype), 2 * torch.sigmoid(gives_TA)
+
+    @staticmethod
+    def add(x_TAE: Tensor, given_TE: Tensor, shares_TA: Tensor) -> Tensor:
+        """(T, A, E): every stream and its share of what the branch gives."""
+        return with_shares(x_TAE, given_TE, shares_TA)
+
+
+class LowRankHead(Module):
+    """Behind the last layer: one stream of all, mixed as a branch would read them."""
+
+    def __init__(self, mixing: LowRankConnection) -> None:
+        self.mixing = mixing
+
+    def __call__(self, x_TAE: Tensor) -> Tensor:
+        """(T, A, E) to (T, E)."""
+        return self.mixing.read(x_TAE)[0]

@@ -1,5 +1,6 @@
-"""What chooses the keys that latent attention attends to: an index key of each token, beside its latent in the cache, and a
-query of several heads that scores them. See `ops.choose_keys`. Letters as there and in `decoder`.
+"""What chooses the keys that attention attends to: an index key of each token, beside its latent or its keys and values in the
+cache, and a query of several heads that scores them. See `ops.choose_keys` and, where blocks of keys are chosen, `ops.choose_blocks`.
+Letters as there and in `decoder`.
 """
 
 import torch
@@ -9,7 +10,8 @@ import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
-from penstock.models.config import IndexConfig
+from penstock.models.config import BlockIndexConfig, IndexConfig
+from penstock.models.step import Step
 
 
 class Indexer(Module):
@@ -43,3 +45,43 @@ class Indexer(Module):
         ops.rope(queries_TIC[..., : self.rope_dim], *rope)
         weights_TI = self.weigh(x_TE.to(self.weigh.weight_OI.dtype)).to(torch.float32) * self.scale
         return ops.choose_keys(queries_TIC, weights_TI, cache_N1W, attention, self.sizes.most)
+
+
+class BlockIndexer(Module):
+    """Of one layer, and whole on every rank. The rows of `parts` are queries, then the key; the first numbers of both are rotated,
+    by the table of attention's.
+    """
+
+    def __init__(
+        self, sizes: BlockIndexConfig, parts: Linear, query_norm: Norm, key_weight_C: Tensor
+    ) -> None:
+        self.sizes, self.parts, self.query_norm = sizes, parts, query_norm
+        self.key_weight_C = key_weight_C
+
+    def choose(
+        self,
+        x_TE: Tensor,
+        step: Step,
+        rope: int,
+        cache_NJD: Tensor,
+        slot_mapping_T: Tensor,
+        attention: ops.AttentionMetadata,
+    ) -> ops.ChosenKeys:
+        """For the tokens that attention reads; writes their index keys into the cache."""
+        sizes = self.sizes
+        parts_TIC = torch.unflatten(self.parts(x_TE), -1, (sizes.heads + 1, sizes.head_dim))
+        queries_TIC = self.query_norm(parts_TIC[:, :-1])
+        cos_T1R, sin_T1R = step.ropes[rope]
+        ops.rope(queries_TIC[..., : cos_T1R.shape[-1]], cos_T1R, sin_T1R)
+        begins_T = (step.positions_T - (sizes.block - 1)).clamp_min(0)
+        ops.write_block_keys(
+            parts_TIC[:, -1],
+            cache_NJD,
+            slot_mapping_T,
+            step.positions_T,
+            attention,
+            sizes.block,
+            (self.key_weight_C, sizes.norm.eps),
+            step.rope_tables[rope].at(begins_T),
+        )
+        return ops.choose_blocks(queries_TIC, cache_NJD, attention, sizes.block, sizes.most)

@@ -24,8 +24,8 @@ class ModelConfig(Protocol):
         """E."""
 
     @property
-    def stage_width(self) -> int:
-        """Numbers of a token that a stage of a pipeline gives the next one: E of each residual stream."""
+    def residual_width(self) -> int:
+        """Numbers of a token that go from one layer to the next, and from one stage to the next: E, or several times as many."""
 
     @property
     def feed_forward(self) -> int:

@@ -61,7 +61,7 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     attending = [at for at, layer in enumerate(config.layers) if layer.attends and config.latent is None]
     sizes = sorted({config.head_dim_of(at) for at in attending})
     checks = (
-        *((what is not None, str(what)) for what in mixers),
+        (config.index is not None, "chosen keys"),
         (config.latent is not None and config.latent.index is not None, "chosen keys"),
         (
             config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
@@ -80,6 +80,7 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
+        *((what is not None, str(what)) for what in mixers),
     )
     return [what for is_there, what in checks if is_there]
 

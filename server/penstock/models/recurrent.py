@@ -6,6 +6,8 @@ of `decoder`: C channels of a convolution, W its width, I channels of a state sp
 V size of a value (not the vocabulary). Of a model that is divided over ranks all are this rank's.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +27,9 @@ from penstock.models.recurrent_config import (
 )
 from penstock.models.step import Step
 from penstock.parallel.group import TensorGroup
+
+# What opens gates behind the norm of a delta rule.
+OPENED: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class Convolution(Module):
@@ -69,6 +74,7 @@ class GatedDeltaNet(Module):
         self.config, self.key_heads = config, key_heads
         self.parts, self.convolution, self.out = parts, convolution, out
         self.log_decay_H, self.rate_bias_H, self.norm_V = log_decay_H, rate_bias_H, norm_V  # fp32
+        self.opened = OPENED[config.gate]
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H V)."""
@@ -99,7 +105,7 @@ class GatedDeltaNet(Module):
             cache.states[1],
             step.states,
         )
-        opened_THV = torch.unflatten(F.silu(z_TC.float()), -1, (heads, config.value_dim))
+        opened_THV = torch.unflatten(self.opened(z_TC.float()), -1, (heads, config.value_dim))
         normed_THV = ops.gated_rms_norm(mixed_THV, opened_THV, self.norm_V, config.eps, gate_first=False)
         return normed_THV.to(x_TE.dtype).view(tokens, values)
 

@@ -6,7 +6,7 @@ whole layer, over all ranks; states are divided by heads or channels.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from penstock.parallel.group import TensorGroup
 
@@ -138,6 +138,7 @@ class DeltaConfig:
     kernel: int
     eps: float  # of the norm behind it
     beta_scale: float = 1.0  # over 1, a state may turn around what it held
+    gate: Literal["silu", "sigmoid"] = "silu"  # what opens gates behind the norm
 
     @property
     def width(self) -> int:

@@ -44,6 +44,8 @@ def unknown_mixer(mixer: RecurrentConfig) -> str | None:
     if isinstance(mixer, ShortConvConfig):
         kernel, key = mixer.kernel, 0
     elif isinstance(mixer, DeltaConfig):
+        if mixer.gate != "silu":
+            return f"gates of a delta rule opened by {mixer.gate}"
         kernel, key = mixer.kernel, mixer.key_dim
     elif isinstance(mixer, Mamba2Config):
         if mixer.activation not in ACTIVATIONS:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.layers.rope_table import RopeTable
 from penstock.models.layer_cache import LayerCache
 
 
@@ -23,6 +24,8 @@ class Step:
     attentions: list[list[ops.AttentionMetadata | None]]  # by the model's window, and table
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
     compressions: Sequence[ops.CompressionMetadata] = ()  # of each of the model's compressions
+    # Of every position; where a block of keys begins, a key is rotated by its place.
+    rope_tables: Sequence[RopeTable] = ()
     # What the last layer with an indexer has chosen, for those that follow it: written on the way through the layers.
     chosen: ops.ChosenKeys | None = None
 

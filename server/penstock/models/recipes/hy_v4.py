@@ -115,7 +115,7 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
     @property
     def hyper(self) -> HyperConfig:
         """The family's."""
-        assert self.config.hyper is not None
+        assert isinstance(self.config.hyper, HyperConfig)
         return self.config.hyper
 
     def connection(self, at: str) -> HyperConnection:
