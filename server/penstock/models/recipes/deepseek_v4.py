@@ -263,7 +263,7 @@ class DeepseekV4Loader(Loader):
     @property
     def hyper(self) -> HyperConfig:
         """The family's."""
-        assert self.config.hyper is not None
+        assert isinstance(self.config.hyper, HyperConfig)
         return self.config.hyper
 
     def connection(self, at: str) -> MixingConnection:
