@@ -200,7 +200,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
         for (int i = 0; i < count; i++)
             for (int k = 0; k < some; k++) {
                 const uint8_t *tile = columns[i] + (int64_t)(first + k) * PENSTOCK_INT4_BYTES;
-                fetch_near(ahead_of(columns[i], first + k, tiles, PENSTOCK_INT4_BYTES, step), PENSTOCK_INT4_BYTES);
+                fetch_ahead(ahead_of(columns[i], first + k, tiles, PENSTOCK_INT4_BYTES, step), PENSTOCK_INT4_BYTES);
                 unpack_int4(tile, unpacked + (i * kInt4Near + k) * 2 * kTileBytes);
             }
         byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,

@@ -69,6 +69,14 @@ template <int>
 constexpr int kRowsAtOnce = 2;
 #endif
 
+INLINE void fetch_ahead(const uint8_t *from, int64_t bytes) {
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+    fetch_far(from, bytes);
+#else
+    fetch_near(from, bytes);
+#endif
+}
+
 #if defined(PENSTOCK_AMX)
 
 struct alignas(64) TileConfiguration {
@@ -137,7 +145,7 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            for (int i = 0; i < count; i++) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_PRODUCT(0, 4, 6);
@@ -189,7 +197,7 @@ INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const
     for (int k = 0; k < k_tiles; k++) {
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
-            for (int i = 0; i < count; i++) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            for (int i = 0; i < count; i++) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_PRODUCT(0, 4, 6);
@@ -228,7 +236,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
             for (int i = 0; i < count; i++) {
                 const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
                 factor[i] = (__m512bh)_mm512_loadu_si512(tile + p * 64);
-                if (ahead) __builtin_prefetch(next[i] + p * 64, 0, 2);
+                if (ahead) fetch_ahead(next[i] + p * 64, 64);
             }
             for (int r = 0; r < rows; r++) {
                 const int32_t *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
@@ -251,7 +259,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
-            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < pairs; p++) {
                 __m256 even[2], odd[2];
                 for (int half = 0; half < 2; half++) {
@@ -286,7 +294,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         F16 sum[rows] = {};
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
-            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < pairs; p++) {
                 const U16 both = *reinterpret_cast<const U16 *>(tile + p * 64);
                 const F16 even = (F16)(both << 16), odd = (F16)(both & 0xffff0000u);
@@ -322,7 +330,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
             __m512i factor[count];
             for (int i = 0; i < count; i++) {
                 factor[i] = _mm512_loadu_si512(b[i] + (long)k * kTileBytes + p * 64);
-                if (ahead) __builtin_prefetch(next[i] + p * 64, 0, 2);
+                if (ahead) fetch_ahead(next[i] + p * 64, 64);
             }
             for (int r = 0; r < rows; r++) {
                 const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
@@ -348,7 +356,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                 sum[r][half] = goes_on ? _mm256_loadu_si256(so_far) : _mm256_setzero_si256();
             }
         for (int k = 0; k < k_tiles; k++) {
-            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < 16; p++) {
                 const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
                 const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
@@ -375,7 +383,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
         I16 sum[rows];
         for (int r = 0; r < rows; r++) sum[r] = goes_on ? (I16)load(c + i * kBlockFloats + r * 16) : I16{};
         for (int k = 0; k < k_tiles; k++) {
-            if (ahead) fetch_near(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
             for (int p = 0; p < 16; p++) {
                 const I16 quads = *reinterpret_cast<const I16 *>(b[i] + (long)k * kTileBytes + p * 64);
                 for (int at = 0; at < 4; at++) {
@@ -577,7 +585,7 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *const *colu
             __m512i low_factor[count], high_factor[count], low_eight[count], high_eight[count];
             for (int i = 0; i < count; i++) {
                 const uint8_t *tile = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
-                fetch_near(ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step) + half * 544, 544);
+                fetch_ahead(ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step) + half * 544, 544);
                 const auto *factors = reinterpret_cast<const __m128i *>(tile);
                 const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + half));
                 const __m512i high = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + 2 + half));
