@@ -28,6 +28,11 @@ of everything that is no table of models here.
 
 SECTIONS = {
     "http": ("Through the HTTP server", "Whole requests by HTTP, streams at once in the columns."),
+    "peers": (
+        "Beside the peers, on AMD",
+        "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
+        "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 50 GB/s.",
+    ),
     "engine": (
         "The engine alone: formats of weights",
         "Steps without router and HTTP, rows in a step in the columns.",

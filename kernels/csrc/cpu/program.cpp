@@ -11,6 +11,8 @@ namespace penstock {
 
 namespace {
 
+static_assert(kShareStep * sizeof(uint32_t) == Team::kShareBytes);
+
 constexpr int kReadAtOnce = 8;
 constexpr int64_t kLine = 64, kPage = 4096;
 std::invalid_argument wrong(const std::string &what) {

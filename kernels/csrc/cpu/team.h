@@ -31,10 +31,11 @@ public:
     uint32_t *next() { return &next_; }
 
     // The same of each member's own part of it, in a cache line each.
+    static constexpr int kShareBytes = 64;
     uint32_t *shares() { return &shares_.front().next; }
 
 private:
-    struct alignas(64) Share {
+    struct alignas(kShareBytes) Share {
         uint32_t next = 0;
     };
 
