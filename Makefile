@@ -100,7 +100,7 @@ rust-and-lint:
 .PHONY: lint
 lint: $(VENV)/.requirements ## formatters, linters and type checkers
 	cargo fmt --all --check
-	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	MAKEFLAGS= cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -112,7 +112,7 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 
 .PHONY: test-rust
 test-rust: ## tests of router and launcher
-	cargo test --locked --workspace $(AS_IN_TESTS)
+	MAKEFLAGS= cargo test --locked --workspace $(AS_IN_TESTS)
 
 # What measures time runs after the rest, which has two processes. Only its files are collected.
 PYTEST := $(BIN)/python -m pytest

@@ -31,7 +31,7 @@ SECTIONS = {
     "peers": (
         "Beside the peers, on AMD",
         "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
-        "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 50 GB/s.",
+        "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 58 GB/s.",
     ),
     "engine": (
         "The engine alone: formats of weights",
