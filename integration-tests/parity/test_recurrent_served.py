@@ -25,7 +25,11 @@ STORY = " ".join(
 
 @pytest.fixture(
     scope="module",
-    params=["Qwen 3.5", "Mamba 2", "DeepSeek V4", pytest.param("Qwen 4", marks=pytest.mark.tail)],
+    params=[
+        "Qwen 3.5",
+        "Mamba 2",
+        *(pytest.param(name, marks=pytest.mark.tail) for name in ("DeepSeek V4", "Qwen 4")),
+    ],
 )
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     path = tmp_path_factory.mktemp("recurrent")
