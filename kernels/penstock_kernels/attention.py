@@ -56,6 +56,10 @@ class FewGroup:
     slot_mapping_SL: Tensor  # (S * L,) int64: the cache row of each key
     mask_S11L: Tensor | None
 
+    def by_sequence(self, x_TH: Tensor) -> Tensor:
+        """Of the group's tokens (end - begin, ...): (S, 1, ...)."""
+        return x_TH.unsqueeze(1)
+
 
 @dataclass(slots=True)
 class ChunkGroup:
@@ -74,6 +78,12 @@ class ChunkGroup:
     # In place of a large mask: these queries of these sequences, (s, 1, q, L).
     make_mask: Callable[[slice, slice], Tensor] | None = None
 
+    def by_sequence(self, x_TH: Tensor) -> Tensor:
+        """Of the group's tokens (end - begin, ...): (S, Q, ...)."""
+        if self.spread_SQ is not None:
+            x_TH = x_TH.index_select(0, self.spread_SQ)
+        return x_TH.reshape(self.sequences, self.queries, *x_TH.shape[1:])
+
     def mask(self, sequences: slice, queries: slice) -> Tensor | None:
         """(s, 1, q, L) of the mask; None: `causal` says all."""
         if self.make_mask is not None:
@@ -89,6 +99,10 @@ class AttentionMetadata:
     decodes: list[DecodeGroup] = field(default_factory=list)
     few: list[FewGroup] = field(default_factory=list)
     chunks: list[ChunkGroup] = field(default_factory=list)
+
+    def is_exact(self, q_THD: Tensor) -> bool:
+        """Whether sums over these queries are in fp64."""
+        return self.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
 
 
 @dataclass(frozen=True)
@@ -122,9 +136,7 @@ def paged_attention(
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
-    exact = metadata.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
-    dtype = torch.float64 if exact else q_THD.dtype
-    q_THD = q_THD.to(dtype)
+    q_THD = q_THD.to(torch.float64 if metadata.is_exact(q_THD) else q_THD.dtype)
     for decodes in metadata.decodes:
         here = slice(decodes.begin, decodes.end)
         _decode(q_THD[here], cache_NJD, decodes, scale, out_THD[here])
@@ -244,9 +256,7 @@ def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, ou
     sequences, queries, keys = group.sequences, group.queries, group.keys
     kv_heads = cache_NJD.shape[1] // 2
     shared = heads // kv_heads
-    if group.spread_SQ is not None:
-        q_THD = q_THD.index_select(0, group.spread_SQ)
-    q_SHQD = q_THD.reshape(sequences, queries, heads, size).transpose(1, 2)
+    q_SHQD = group.by_sequence(q_THD).transpose(1, 2)
     a_SQHD = out_THD.new_empty(sequences, queries, heads, size)
     for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
         k_SKLD, v_SKLD = (
@@ -288,16 +298,11 @@ def _with_modifiers(
     if taken is not None and isinstance(group, FewGroup):
         group, taken = only_taken(group, taken), None
     keys = group.keys
-    if isinstance(group, ChunkGroup):
-        sequences, queries = group.sequences, group.queries
-        if group.spread_SQ is not None:
-            q_THD = q_THD.index_select(0, group.spread_SQ)
-    else:
-        sequences, queries = len(q_THD), 1
+    q_SQHD = group.by_sequence(q_THD)
+    sequences, queries = q_SQHD.shape[:2]
     kv_heads = cache_NJD.shape[1] if score_modifiers.latent else cache_NJD.shape[1] // 2
     shared = heads // kv_heads
     long = scored_in(q_THD)
-    q_SQHD = q_THD.reshape(sequences, queries, heads, size)
     a_SQHV = out_THV.new_empty(sequences, queries, heads, out_THV.shape[-1])
     for some_heads, some in pieces(kv_heads, sequences, keys * size, gathered_at_once(q_THD.device)):
         if score_modifiers.latent:

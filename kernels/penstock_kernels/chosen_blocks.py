@@ -64,8 +64,7 @@ def choose_blocks(
     q (T, I, C); the cache holds this step's keys already (`write_block_keys`).
     """
     assert not metadata.decodes, "its layouts have no DecodeGroup"
-    exact = metadata.exact or (q_TIC.dtype == torch.float32 and q_TIC.device.type == "cpu")
-    long = torch.float64 if exact else torch.float32
+    long = torch.float64 if metadata.is_exact(q_TIC) else torch.float32
     groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
     return [
         None
@@ -78,12 +77,8 @@ def choose_blocks(
 def _choose(q_TIC: Tensor, cache_NJD: Tensor, group: FewGroup | ChunkGroup, block: int, most: int) -> Tensor:
     heads, size = q_TIC.shape[1:]
     keys, blocks = group.keys, group.keys // block
-    sequences, queries = len(q_TIC), 1
-    if isinstance(group, ChunkGroup):
-        sequences, queries = group.sequences, group.queries
-        if group.spread_SQ is not None:
-            q_TIC = q_TIC.index_select(0, group.spread_SQ)
-    q_SQIC = q_TIC.reshape(sequences, queries, heads, size)
+    q_SQIC = group.by_sequence(q_TIC)
+    sequences, queries = q_SQIC.shape[:2]
     index_keys_NC = cache_NJD.view(len(cache_NJD), -1)[:, -size:]
     lasts_SY = group.slot_mapping_SL.view(sequences, keys)[:, block - 1 :: block]
     device = q_TIC.device

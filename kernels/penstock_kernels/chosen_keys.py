@@ -34,8 +34,7 @@ def choose_keys(
     paged cache holds of its token, this step's among them. Where fewer are seen, the others chosen are hidden ones.
     """
     assert not metadata.decodes, "its layouts have no DecodeGroup"
-    exact = metadata.exact or (q_TIC.dtype == torch.float32 and q_TIC.device.type == "cpu")
-    long = torch.float64 if exact else torch.float32
+    long = torch.float64 if metadata.is_exact(q_TIC) else torch.float32
     groups: list[FewGroup | ChunkGroup] = [*metadata.few, *metadata.chunks]
     return [
         None
@@ -56,14 +55,8 @@ def _choose(
 ) -> Tensor:
     heads, size = q_TIC.shape[1:]
     keys, width = group.keys, cache_N1W.shape[2]
-    sequences, queries = len(q_TIC), 1
-    if isinstance(group, ChunkGroup):
-        sequences, queries = group.sequences, group.queries
-        if group.spread_SQ is not None:
-            q_TIC = q_TIC.index_select(0, group.spread_SQ)
-            weights_TI = weights_TI.index_select(0, group.spread_SQ)
-    q_SQIC = q_TIC.reshape(sequences, queries, heads, size)
-    weights_SQ1I = weights_TI.reshape(sequences, queries, 1, heads)
+    q_SQIC, weights_SQ1I = group.by_sequence(q_TIC), group.by_sequence(weights_TI).unsqueeze(2)
+    sequences, queries = q_SQIC.shape[:2]
     index_keys_NC = cache_N1W.view(-1, width)[:, width - size :]
     chosen_SQA = torch.empty(sequences, queries, most, dtype=torch.int64, device=q_TIC.device)
     for _, some in pieces(1, sequences, keys * size, gathered_at_once(q_TIC.device)):

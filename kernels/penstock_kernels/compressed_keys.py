@@ -119,8 +119,7 @@ def compressed_attention(
     numbers, the first D of which are an entry, this step's among them; positions (T,) int64; sinks (H,) fp32. `chosen`: the
     entries that are attended to (`choose_keys`); None: all. Exact where `paged_attention` is.
     """
-    exact = metadata.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
-    q_THD = q_THD.to(torch.float64 if exact else q_THD.dtype)
+    q_THD = q_THD.to(torch.float64 if metadata.is_exact(q_THD) else q_THD.dtype)
     modifiers = ScoreModifiers(sinks_H=sinks_H)
     few = len(metadata.few)
     taken = chosen or [None] * (few + len(metadata.chunks))

@@ -207,11 +207,6 @@ def test_linear_is_a_product_and_a_bias() -> None:
     assert_close(ops.embedding(torch.tensor([2, 0, 2]), x), x[[2, 0, 2]])
 
 
-@pytest.mark.xfail(
-    matrix.ROWS == 8,
-    strict=False,
-    reason="MKL has no strict mode here; that eight rows are enough is not measured at all sizes",
-)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 256), (256, 199), (768, 688), (2048, 2048)])
 def test_in_float32_a_row_does_not_depend_on_how_many_there_are(

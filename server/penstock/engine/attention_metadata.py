@@ -15,7 +15,7 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
 from penstock.engine.compression_metadata import EntryRows, make_compression_metadata
-from penstock.engine.host_columns import rounded, to_device
+from penstock.engine.device_copies import rounded, to_device
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, MASKED, PROMPT_LOGPROBS, SAMPLE, Plan
 from penstock.engine.slots import SlotTable

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.columns import I64
-from penstock.engine.host_columns import rounded, to_device
+from penstock.engine.device_copies import rounded, to_device
 from penstock.models.recurrent_config import Compression
 
 

@@ -11,7 +11,7 @@ from penstock.engine.attention_metadata import (
     is_steady,
     make_step_metadata,
 )
-from penstock.engine.host_columns import to_device
+from penstock.engine.device_copies import to_device
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable

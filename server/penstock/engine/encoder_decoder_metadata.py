@@ -16,7 +16,7 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
-from penstock.engine.host_columns import to_device
+from penstock.engine.device_copies import to_device
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import CONTINUE, SAMPLE, Plan
 from penstock.engine.slots import SlotTable

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.arrays import Event, fresh_memory
-from penstock.engine.host_columns import to_device
+from penstock.engine.device_copies import to_device
 
 
 class TorchArrays:
