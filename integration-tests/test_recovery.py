@@ -26,7 +26,7 @@ from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
 
 # How often the worker is killed, and how often frozen.
-FAULTS = ((3, 1), pytest.param((20, 5), marks=pytest.mark.tail))
+FAULTS = ((1, 1), pytest.param((20, 5), marks=pytest.mark.tail))
 CLIENTS = 12
 # Tokens of the longest request: short enough that many requests begin and end between two faults.
 LONGEST = 96

@@ -135,7 +135,7 @@ def vanish(far: Far) -> Callable[[], object]:
 
 @pytest.mark.parametrize(
     "fault",
-    [vanish, *(pytest.param(other, marks=pytest.mark.tail) for other in (kill, freeze))],
+    [kill, *(pytest.param(other, marks=pytest.mark.tail) for other in (freeze, vanish))],
     ids=lambda fault: str(fault.__name__),
 )
 def test_a_worker_that_is_lost_and_comes_back_loses_no_token(

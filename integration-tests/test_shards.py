@@ -57,10 +57,15 @@ def disturb(launched: Launched, fault: signal.Signals, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "division", [TWO, pytest.param(STAGES, marks=pytest.mark.tail)], ids=["shards", "stages"]
+    ("division", "faults"),
+    [
+        pytest.param(TWO, FAULTS[:2], id="shards"),
+        pytest.param(TWO, FAULTS, marks=pytest.mark.tail, id="shards, each lost in each way"),
+        pytest.param(STAGES, FAULTS, marks=pytest.mark.tail, id="stages, each lost in each way"),
+    ],
 )
 def test_two_parts_give_the_text_of_one_and_survive_the_loss_of_either(
-    launch: Launch, exact: wire.Address, division: tuple[str, ...]
+    launch: Launch, exact: wire.Address, division: tuple[str, ...], faults: list[tuple[signal.Signals, int]]
 ) -> None:
     launched = launch(*division, *QUICK_TO_NOTICE, "--json-output").wait_ready()
     assert sorted(worker.rank for worker in launched.workers()) == [0, 1]
@@ -83,7 +88,7 @@ def test_two_parts_give_the_text_of_one_and_survive_the_loss_of_either(
     assert all(answer.error is None for answer in undisturbed)
     chance = random.Random(5)
     with Crowd(launched.address, requests) as crowd:
-        for fault, rank in FAULTS:
+        for fault, rank in faults:
             crowd.wait_for_tokens(chance.randrange(1, 600), past_last_fault=True)
             disturb(launched, fault, rank)
             crowd.fault_is_over()
@@ -95,22 +100,22 @@ def test_two_parts_give_the_text_of_one_and_survive_the_loss_of_either(
     ]
     assert not wrong, f"{len(wrong)} of {len(crowd.answers)} answers differ; the first:\n{wrong[0]}"
     assert crowd.faults_survived >= CLIENTS // 2, "hardly any of the answers had a fault in it"
-    assert launched.metrics().value(RESTARTS) == len(FAULTS)
+    assert launched.metrics().value(RESTARTS) == len(faults)
 
     lines = [json.loads(line) for line in launched.stdout().splitlines() if line.strip()]
     told = [line["message"] for line in lines if line["level"] == "WARN"]
-    for fault, rank in set(FAULTS):
+    for fault, rank in set(faults):
         fate = "was killed by SIGKILL" if fault == signal.SIGKILL else "was stopped by a signal"
         blamed = [line for line in told if f"worker {rank} {fate}" in line]
-        assert len(blamed) == FAULTS.count((fault, rank)), f"worker {rank} {fate}: {told}"
+        assert len(blamed) == faults.count((fault, rank)), f"worker {rank} {fate}: {told}"
     assert_no_stack_trace(launched.log())
 
 
-def test_an_idle_group_notices_the_loss_of_its_second_rank(launch: Launch) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.tail)])
+def test_an_idle_group_notices_the_loss_of_its_second_rank(launch: Launch, fault: signal.Signals) -> None:
     launched = launch(*TWO, *QUICK_TO_NOTICE).wait_ready()
     before = ask(launched.address, complete("Once upon a time", 12))
-    disturb(launched, signal.SIGKILL, 1)
-    disturb(launched, signal.SIGSTOP, 1)
+    disturb(launched, fault, 1)
     assert ask(launched.address, complete("Once upon a time", 12)) == before
 
 

@@ -122,6 +122,7 @@ def test_a_worker_on_another_host_drafts_too(launch: Launch, exact: wire.Address
         launched.stop()
 
 
+@pytest.mark.tail
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     launch: Launch, exact: wire.Address, tmp_path: Path
 ) -> None:

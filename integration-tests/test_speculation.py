@@ -181,11 +181,8 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, e
     assert launched.metrics().value("penstock_accepted_drafts") > 50
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [("--num-shard", "2"), pytest.param(("--pipeline-parallel", "2"), marks=pytest.mark.tail)],
-    ids=" ".join,
-)
+@pytest.mark.tail
+@pytest.mark.parametrize("flags", [("--num-shard", "2"), ("--pipeline-parallel", "2")], ids=" ".join)
 def test_ranks_agree_on_what_was_accepted(
     flags: tuple[str, ...], launch: Launch, exact: wire.Address
 ) -> None:

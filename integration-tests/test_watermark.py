@@ -94,6 +94,7 @@ def test_each_token_is_as_likely_as_without_the_watermark(marking: Launched) -> 
     assert [token["logprob"] for token in details["tokens"]] == pytest.approx(own, abs=1e-3)
 
 
+@pytest.mark.tail
 def test_a_killed_worker_changes_neither_watermark_nor_minimum(launch: Launch, marking: Launched) -> None:
     chat = {"messages": user(ADD), "max_tokens": 120, "min_tokens": 100, "stream": True, "temperature": 0}
     free = wire.post(

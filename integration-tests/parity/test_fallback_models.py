@@ -238,7 +238,8 @@ def test_a_model_without_a_recipe_is_served(tmp_path: Path) -> None:
 
 
 # The other has windows, chunks and experts.
-@pytest.mark.parametrize("model_type", [pytest.param("bitnet", marks=pytest.mark.tail), "llama4_text"])
+@pytest.mark.tail
+@pytest.mark.parametrize("model_type", ["bitnet", "llama4_text"])
 def test_streams_go_on_in_a_small_cache_and_when_the_worker_is_killed(
     model_type: str, tmp_path: Path
 ) -> None:

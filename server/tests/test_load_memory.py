@@ -92,7 +92,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FIXED = 32e6
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.tail)])
 def test_memory_never_holds_more_than_the_weights_and_a_tenth(large: Path, dtype: str) -> None:
     peak, weights, lines = measured(large, dtype)
     assert weights > 190e6

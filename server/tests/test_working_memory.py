@@ -89,7 +89,7 @@ def measured(folder: Path, dtype: str, kind: str, slots: int, longest: int) -> t
     ("dtype", "kind"),
     [
         ("bfloat16", "plain"),
-        ("bfloat16", "deterministic"),
+        pytest.param("bfloat16", "deterministic", marks=pytest.mark.tail),
         ("float32", "score modifiers"),
     ],
 )
@@ -184,7 +184,7 @@ def compressed_tensors() -> dict[str, Tensor]:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="measures the process")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.tail)])
 def test_windows_and_entries_take_no_more_than_is_kept_free(dtype: str, tmp_path: Path) -> None:
     """The states of 512 sequences, beside a step's tokens, and keys that are a state in one part and gathered in another."""
     folder = checkpoints.write(tmp_path, COMPRESSED, compressed_tensors())

@@ -441,7 +441,7 @@ class Engine:
         sampled, indices = launched.sampled, launched.indices
         if sampled is not None and indices is not None:
             # What was sampled behind a draft that was not accepted is nobody's.
-            valid: Bools = np.ones(len(indices.sample_rows), np.bool_)
+            valid: Bools | slice = slice(None)
             if sampled.verified is not None and launched.accepted_R is not None:
                 accepted_R, verified = np.asarray(launched.accepted_R), sampled.verified
                 if launched.kept_S is not None:
@@ -452,19 +452,19 @@ class Engine:
             result.sampled = np.asarray(sampled.tokens_S)[valid].astype("<u4").tobytes()
             result.logprobs = np.asarray(sampled.logprobs_S)[valid].astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
-                wanted = sampled.top_counts > 0
-                counts = np.where(valid, sampled.top_counts, 0)[wanted]
+                counts = np.zeros_like(sampled.top_counts)
+                counts[valid] = sampled.top_counts[valid]
+                counts = counts[sampled.top_counts > 0]
                 result.top_tokens = first_of_each(sampled.top_tokens_SN, counts, "<u4")
                 result.top_logprobs = first_of_each(sampled.top_logprobs_SN, counts, "<f4")
-            rows = indices.sample_rows[valid]
             for good_S, message in ((sampled.sound_S, NOT_NUMBERS), (sampled.possible_S, NOTHING_LEFT)):
-                good = np.ones(len(rows), np.bool_) if good_S is None else np.asarray(good_S)[valid]
-                if not good.all():
-                    failed = {error.row for error in result.errors}
-                    for row in rows[~good].tolist():
-                        if row not in failed:
-                            failed.add(row)
-                            result.errors.add(row=row, message=message)
+                if good_S is None or (good := np.asarray(good_S)[valid]).all():
+                    continue
+                failed = {error.row for error in result.errors}
+                for row in indices.sample_rows[valid][~good].tolist():
+                    if row not in failed:
+                        failed.add(row)
+                        result.errors.add(row=row, message=message)
         prompt = launched.prompt
         if prompt is not None:
             logprobs = np.asarray(prompt.logprobs_P).copy()
@@ -478,6 +478,8 @@ class Engine:
         return result
 
     def _sampled_to_host(self, sampled: Sampled) -> Sampled:
+        if self.native is not None:
+            return sampled
         to_host = self.arrays.to_host
         return replace(
             sampled,

@@ -2,6 +2,8 @@
 torch.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from penstock.engine.columns import I64
@@ -18,12 +20,26 @@ class NativeSteps:
 
     def __init__(self, slots: SlotTable) -> None:
         self.slots = slots
+        self._last: tuple[LogitsIndices, NativeStep] | None = None
 
     def clear(self) -> None:
-        """Nothing is kept between steps."""
+        """Forgets the last step."""
+        self._last = None
 
     def make(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep]:
         """`last_sampled` has the last token of every slot."""
+        self._last = made = self._further(plan, last_sampled) or self._anew(plan, last_sampled)
+        return made
+
+    def _further(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep] | None:
+        """From the last step, where the plan goes on from its plan."""
+        if not plan.goes_on or self._last is None:
+            return None
+        indices, step = self._last
+        indices = replace(indices, sample_positions=plan.positions + 1)
+        return indices, replace(step, ids_T=last_sampled[plan.slots], first_R=plan.positions)
+
+    def _anew(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep]:
         counts, flags = plan.counts, plan.flags
         continuing = (flags & CONTINUE) != 0
         ends = np.cumsum(counts)

@@ -116,4 +116,13 @@ class Plan:
     draft_parents: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # empty: all drafts are chains
     # (source, target) of each page that is copied: (copies, 2).
     copies: I64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    trees: DraftTrees | None = None  # once the slots have accepted it; None: all drafts are chains
+    # Once the slots have accepted it:
+    trees: DraftTrees | None = None  # None: all drafts are chains
+    goes_on: bool = False  # the rows of the plan before, each of one token, a token further; and nothing else
+
+    @property
+    def has_rows_alone(self) -> bool:
+        """Whether it says nothing but of each row its slot, flags, position, count and how many blocks it gets."""
+        columns = (self.released, self.tokens, self.new_pages, self.prompt_targets)
+        more = (self.drafts, self.saves, self.draft_parents, self.copies)
+        return self.starts is None and not any(map(len, columns)) and not any(map(len, more))

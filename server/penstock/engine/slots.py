@@ -31,6 +31,12 @@ from penstock.errors import BadPlan
 
 MAX_TOP_TOKENS = 32
 
+# A row that feeds the token that its slot sampled last. It may be masked.
+DECODE = CONTINUE | SAMPLE
+
+# Room of slots without blocks.
+ENDLESS = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -52,6 +58,15 @@ class Limits:
     tables: Tables = ONE_TABLE
 
 
+@dataclass(slots=True)
+class _Decodes:
+    """A plan that fed the last token of each row and nothing else, and how far those that went on from it are."""
+
+    plan: Plan
+    ends: I64  # to which the rows' slots are filled
+    rooms: I64  # and may be, with the blocks that they have
+
+
 class SlotTable:
     """State of every slot, as columns indexed by slot."""
 
@@ -69,16 +84,21 @@ class SlotTable:
         # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
         shape = (limits.tables.count, limits.max_slots, self.width)
         self.pages: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
+        self._last: _Decodes | None = None
 
     def clear(self) -> None:
         """Forgets all slots."""
         self.alive[:] = False
+        self._last = None
 
     def apply(self, plan: Plan) -> None:
         """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan.
 
         Positions of the plan that are bounds become what they are; `settle` is told of the step before.
         """
+        if self._last is not None and self._go_on(plan, self._last):
+            return
+        self._last = None
         limits = self.limits
         slots, flags, counts, positions = plan.slots, plan.flags, plan.counts, plan.positions
         rows = len(slots)
@@ -191,6 +211,31 @@ class SlotTable:
         self._check_whole(plan, ends)
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
+        if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone and not limits.has_encoder:
+            rooms = self.block_counts[slots] * limits.block_size
+            self._last = _Decodes(plan, ends, rooms if limits.tables.count else np.full(rows, ENDLESS))
+
+    def _go_on(self, plan: Plan, last: "_Decodes") -> bool:
+        """Whether the rows are those of the last plan, each a token further, for which there is room; then it is taken over. Most
+        plans are such, and nothing else of them has to be looked at. `PlanReader` makes arrays anew only where they differ.
+        """
+        before = last.plan
+        if not (
+            plan.slots is before.slots
+            and plan.flags is before.flags
+            and plan.counts is before.counts
+            and plan.new_block_counts is before.new_block_counts
+            and plan.has_rows_alone
+            and len(plan.positions) == len(last.ends)
+            and (plan.positions == last.ends).all()
+        ):
+            return False
+        ends = last.ends + 1
+        if (ends > last.rooms).any():
+            return False
+        last.ends = self.filled[plan.slots] = self.planned[plan.slots] = ends
+        plan.goes_on = True
+        return True
 
     def settle(self, slots: I64, rejected: I64) -> None:
         """Of the last step: so many drafts of these slots' rows were not accepted."""

@@ -10,18 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.columns import U32
+from penstock.engine.columns import I64, U8, U32
 from penstock.engine.plan import START_COLUMNS, Plan, Starts
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 
 
 class PlanReader:
-    """Reads the plans of one Run: knows the number and the digest that are due."""
+    """Reads the plans of one Run: knows the number and the digest that are due.
+
+    A plan whose slots, flags, counts and new block counts are those of the plan before gets the same arrays, by which
+    `SlotTable` knows it.
+    """
 
     def __init__(self) -> None:
         self._number = 0
         self._digest = 0
+        # Of the last plan what most plans have in common with the one before: bytes, and the arrays made of them.
+        self._columns: tuple[bytes, ...] = ()
+        self._arrays = _arrays_of((b"", b"", b"", b""))
 
     def read(self, message: pb.StepPlan) -> Plan:
         """The plan's columns. Raises OutOfStep, or BadPlan for a column that is no whole number of elements."""
@@ -59,15 +66,20 @@ class PlanReader:
             raise BadPlan(f"copies: {len(message.copies)} bytes are no whole number of 8-byte elements")
         if len(message.traces) % 24:
             raise BadPlan(f"traces: {len(message.traces)} bytes are no whole number of 24-byte elements")
+        columns = (message.slots, message.flags, message.counts, message.new_block_counts)
+        if columns != self._columns:
+            self._arrays = _arrays_of(columns)
+            self._columns = columns
+        slots, flags, counts, new_block_counts = self._arrays
         return Plan(
             number=message.number,
             released=_u32("released", message.released),
-            slots=_u32("slots", message.slots).astype(np.int64),
-            flags=np.frombuffer(message.flags, np.uint8),
+            slots=slots,
+            flags=flags,
             positions=_u32("positions", message.positions).astype(np.int64),
-            counts=_u32("counts", message.counts).astype(np.int64),
+            counts=counts,
             tokens=_u32("tokens", message.tokens),
-            new_block_counts=_u32("new_block_counts", message.new_block_counts).astype(np.int64),
+            new_block_counts=new_block_counts,
             new_pages=_u32("new_pages", message.new_pages),
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
@@ -77,6 +89,17 @@ class PlanReader:
             draft_parents=_u32("draft_parents", message.draft_parents).astype(np.int64),
             copies=_u32("copies", message.copies).astype(np.int64).reshape(-1, 2),
         )
+
+
+def _arrays_of(columns: tuple[bytes, bytes, bytes, bytes]) -> tuple[I64, U8, I64, I64]:
+    """Slots, flags, counts and new block counts."""
+    slots, flags, counts, new_block_counts = columns
+    return (
+        _u32("slots", slots).astype(np.int64),
+        np.frombuffer(flags, np.uint8),
+        _u32("counts", counts).astype(np.int64),
+        _u32("new_block_counts", new_block_counts).astype(np.int64),
+    )
 
 
 def mask_words(message: pb.Masks) -> U32:
