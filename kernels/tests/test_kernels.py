@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock_kernels import attention, matrix
+from penstock_kernels import attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

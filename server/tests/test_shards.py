@@ -86,7 +86,9 @@ def whole(
     return description, results
 
 
-@pytest.mark.parametrize(("shards", "stages"), [(2, 2), *(pytest.param(*other, marks=pytest.mark.tail) for other in ((2, 1), (1, 2), (1, 3)))]
+@pytest.mark.parametrize(
+    ("shards", "stages"),
+    [(2, 2), *(pytest.param(*other, marks=pytest.mark.tail) for other in ((2, 1), (1, 2), (1, 3)))],
 )
 def test_several_ranks_give_what_one_gives_and_only_one_answers(
     model: Path,

@@ -44,7 +44,21 @@ def column(values: list[int]) -> bytes:
 
 # What a step of a schedule does differently from the one before, most often nothing.
 CHANGES = st.sampled_from(
-    ["", "", "", "", "", "a page", "masks", "other rows", "a release", "too far", "too near", "a token", "order"]
+    [
+        "",
+        "",
+        "",
+        "",
+        "",
+        "a page",
+        "masks",
+        "other rows",
+        "a release",
+        "too far",
+        "too near",
+        "a token",
+        "order",
+    ]
 )
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from penstock.engine.arrays import HostArrays
 from penstock.engine.columns import I64, Bools
 from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.device_copies import to_device
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import TILE
-from penstock.engine.device_copies import to_device
 from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import CONTINUE, OWN_DRAFTS, SAMPLE, START, Plan
