@@ -5,6 +5,7 @@ and a stream that runs beside them is complete and goes on at its pace.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -25,6 +26,7 @@ HEADER_TIMEOUT, IDLE_TIMEOUT, BODY_TIMEOUT = 2, 3, 2
 # A stream beside an attack may pause so long; the machine may be busy with other things.
 PAUSE = 30.0
 BESIDE = complete("What is the capital of France?", 150)
+KEY = "key-of-this-file"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,12 @@ def beside(streams: Beside) -> Iterator[None]:
     streams.longest = 0.0
     yield
     streams.assert_goes_on()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    with Launched(tmp_path_factory.mktemp("guarded"), "--api-key", KEY, null_worker=True) as launched:
+        yield launched.wait_ready()
 
 
 def until_closed(connection: socket.socket, seconds: float) -> bytes:
@@ -231,6 +239,31 @@ def test_a_body_that_drips_is_a_408(strict: Launched) -> None:
 
 
 @pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize(
+    ("path", "key", "status"), [("/nowhere", KEY, 404), ("/metrics", KEY, 405), ("/generate", "", 401)]
+)
+def test_a_body_that_comes_behind_its_refusal_closes_nothing(
+    guarded: Launched, path: str, key: str, status: int
+) -> None:
+    """As most clients send it: the head first. Nothing may be lost on a connection that goes on."""
+    connection = http.client.HTTPConnection(guarded.address.host, guarded.address.port, timeout=20)
+    connection.connect()
+    connection.auto_open = 0
+    body = b'{"inputs": "x"}'
+    for _ in range(3):
+        connection.putrequest("POST", path)
+        for name, value in (("content-type", "application/json"), ("content-length", str(len(body)))):
+            connection.putheader(name, value)
+        connection.putheader("authorization", f"Bearer {key}")
+        connection.endheaders()
+        time.sleep(0.1)
+        connection.send(body)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == status
+    connection.close()
+
+
 def test_half_closed_connections_end(strict: Launched) -> None:
     """A client that has closed its half counts as gone, as one that is killed looks the same."""
     body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}

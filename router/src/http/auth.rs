@@ -13,7 +13,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::{body, routes};
+use crate::http::routes;
 use crate::limits::{FlagError, PRIORITIES};
 
 /// The API keys of this server, and what is open without one.
@@ -205,8 +205,6 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
             } else {
                 "an API key is required: send it as `Authorization: Bearer KEY`"
             };
-            let (head, body) = request.into_parts();
-            body::discard(&head.headers, body).await;
             return ApiError::new(Cause::Unauthorized, said).response(family);
         }
     }

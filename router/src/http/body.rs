@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, Request, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use penstock_core::blocking::SHORT;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterArgs;
@@ -19,10 +19,6 @@ use crate::http::state::Server;
 
 /// The longest pause within a body.
 const IDLE: Duration = Duration::from_secs(30);
-/// How much of a refused body is read and thrown away, and for how long: a client that is still sending
-/// when the connection closes would see a reset instead of the answer.
-const DISCARDED_BYTES: u64 = 64 << 20;
-const DISCARDED_TIME: Duration = Duration::from_secs(2);
 
 /// What a body may take.
 #[derive(Clone, Copy, Debug)]
@@ -40,13 +36,9 @@ impl BodyLimits {
 pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, ApiError> {
     let BodyLimits { bytes: limit, time } = limits;
     let (head, mut body) = request.into_parts();
-    if let Err(error) = check_type(&head.headers) {
-        discard(&head.headers, body).await;
-        return Err(error);
-    }
+    check_type(&head.headers)?;
     let announced = announced(&head.headers);
     if announced.is_some_and(|length| length > limit as u64) {
-        discard(&head.headers, body).await;
         return Err(too_large(limit));
     }
     let deadline = Instant::now() + time;
@@ -70,7 +62,6 @@ pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, A
         };
         let held = first.as_ref().map_or(rest.len(), Bytes::len);
         if held + data.len() > limit {
-            discard(&head.headers, body).await;
             return Err(too_large(limit));
         }
         // Most bodies are one frame, which is passed on as it is.
@@ -160,25 +151,6 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     } else {
         Err(ApiError::new(Cause::NotJson, "`content-type` must be application/json"))
     }
-}
-
-/// Reads on for a while, before a request is refused unread.
-pub async fn discard(headers: &HeaderMap, mut body: Body) {
-    // A client that waits for leave to send has sent nothing.
-    if headers.contains_key(header::EXPECT) {
-        return;
-    }
-    let read = async {
-        let mut left = DISCARDED_BYTES;
-        while let Some(Ok(frame)) = body.frame().await {
-            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len) as u64);
-            if left == 0 {
-                break;
-            }
-        }
-    };
-    // Whether it was in time does not matter: the answer follows either way.
-    let _ = timeout(DISCARDED_TIME, read).await;
 }
 
 #[cfg(test)]

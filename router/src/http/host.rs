@@ -13,8 +13,8 @@ use axum::middleware::Next;
 
 use crate::allowed_host::AllowedHost;
 use crate::http::error::{ApiError, Cause, Family};
+use crate::http::routes;
 use crate::http::shortened::shortened;
-use crate::http::{body, routes};
 
 /// The layer that refuses what `check` does.
 pub async fn require_allowed(
@@ -24,8 +24,7 @@ pub async fn require_allowed(
 ) -> Response<Body> {
     let Err(error) = check(&request, &allowed) else { return next.run(request).await };
     let (family, closes) = (Family::of(request.uri().path()), request.version() <= Version::HTTP_11);
-    let (head, body) = request.into_parts();
-    body::discard(&head.headers, body).await;
+    drop(request);
     let mut response = error.response(family);
     if closes {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

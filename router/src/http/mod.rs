@@ -34,6 +34,7 @@ pub mod state;
 mod text_request;
 mod tgi;
 mod tokenize;
+mod unread_body;
 mod warnings;
 
 use std::any::Any;
@@ -72,6 +73,7 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
         .layer(middleware::from_fn(frame))
         .layer(middleware::from_fn_with_state(auth, auth::require_key))
         .layer(middleware::from_fn_with_state(hosts, host::require_allowed))
+        .layer(middleware::from_fn(unread_body::read_to_its_end))
         .layer(middleware::from_fn(access_log::observe))
         .layer(PropagateRequestIdLayer::x_request_id())
         .layer(SetRequestIdLayer::x_request_id(RandomIds))

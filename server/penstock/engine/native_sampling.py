@@ -28,19 +28,6 @@ class Chooser(Protocol):
         """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
 
 
-def _likeliest(summary: LogitsSummary, top_counts: I64) -> Sampled:
-    """The likeliest token of each row, and nothing else."""
-    return Sampled(
-        tokens_S=summary.tokens_S,
-        logprobs_S=summary.logprobs(summary.largest_S[:, None])[:, 0],
-        sound_S=summary.sound_S,
-        possible_S=None,
-        top_counts=top_counts,
-        top_tokens_SN=None,
-        top_logprobs_SN=None,
-    )
-
-
 class NativeSampler(SlotSampling):
     """Sampling parameters of all slots, and token counts in the host's memory."""
 
@@ -62,13 +49,13 @@ class NativeSampler(SlotSampling):
         """See SlotSampling."""
         # Of every step, whatever its rows want: a row's log probability must not depend on the others.
         summary = self._chooser.summarize(logits_SV, masks)
-        if masks is None and drafts is None and self.are_plain[slots].all():
-            return _likeliest(summary, self.top_counts[slots])
-        tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
-        if drafts is not None and len(drafts.forced):
-            tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
-        verified = None if drafts is None else verify(tokens_S, drafts)
-        self._count(slots, tokens_S, masks, verified)
+        tokens_S, possible_S, verified = summary.tokens_S, None, None
+        if drafts is not None or not self.are_plain[slots].all():
+            tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
+            if drafts is not None and len(drafts.forced):
+                tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
+            verified = None if drafts is None else verify(tokens_S, drafts)
+            self._count(slots, tokens_S, masks, verified)
         chosen_S1 = logits_SV[np.arange(len(slots)), tokens_S][:, None]
         sampled = Sampled(
             tokens_S=tokens_S,
