@@ -24,7 +24,6 @@ pub async fn require_allowed(
 ) -> Response<Body> {
     let Err(error) = check(&request, &allowed) else { return next.run(request).await };
     let (family, closes) = (Family::of(request.uri().path()), request.version() <= Version::HTTP_11);
-    drop(request);
     let mut response = error.response(family);
     if closes {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -215,7 +215,7 @@ class SlotTable:
             rooms = self.block_counts[slots] * limits.block_size
             self._last = _Decodes(plan, ends, rooms if limits.tables.count else np.full(rows, ENDLESS))
 
-    def _go_on(self, plan: Plan, last: "_Decodes") -> bool:
+    def _go_on(self, plan: Plan, last: _Decodes) -> bool:
         """Whether the rows are those of the last plan, each a token further, for which there is room; then it is taken over. Most
         plans are such, and nothing else of them has to be looked at. `PlanReader` makes arrays anew only where they differ.
         """
