@@ -13,8 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -158,6 +159,30 @@ class Launched:
             yield
         finally:
             next_one.signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def slow_worker(self) -> Iterator[Callable[[], None]]:
+        """The worker runs 5 of every 40 ms, so that no answer is over before its first tokens were seen. Gives what kills it."""
+        descriptor, ended = os.pidfd_open(self.worker().pid), threading.Event()
+
+        def send(number: signal.Signals) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+
+        def hold() -> None:
+            while not ended.wait(0.005):
+                send(signal.SIGSTOP)
+                ended.wait(0.035)
+                send(signal.SIGCONT)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            yield lambda: send(signal.SIGKILL)
+        finally:
+            ended.set()
+            thread.join()
+            os.close(descriptor)
 
     def went_on(self) -> list[int]:
         """For each recovery so far: the sequences that were unfinished and went on behind it."""

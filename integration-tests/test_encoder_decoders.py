@@ -6,7 +6,6 @@ each is tried always, the rest of their families with the long tail.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +216,8 @@ def test_streams_go_on_when_the_worker_is_killed(served: Served) -> None:
     assert all(len(answer.pieces) > 40 for answer in undisturbed)
     worker = served.launched.worker()
     # The first token of all is the worker's last.
-    answers = ask_all(served.address, requests, once(lambda: worker.signal(signal.SIGKILL)))
+    with served.launched.slow_worker() as kill:
+        answers = ask_all(served.address, requests, once(kill))
     for one, other in zip(undisturbed, answers, strict=True):
         assert other.error is None and one.same_as(other)
     assert served.launched.wait_ready().worker().pid != worker.pid

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -203,10 +202,11 @@ def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> Non
     body = {"inputs": "Words:", "parameters": {**parameters, "temperature": 1.1, "seed": 5}}
     alone = wire.post(server.address, "/generate", body).json()["generated_text"]
     got = []
-    for count, event in enumerate(streamed(server.address, "/generate_stream", body)):
-        got.append(event)
-        if count == 10:
-            server.worker().signal(signal.SIGKILL)
+    with server.slow_worker() as kill:
+        for count, event in enumerate(streamed(server.address, "/generate_stream", body)):
+            got.append(event)
+            if count == 10:
+                kill()
     assert "".join(event["token"]["text"] for event in got) == alone
     assert re.fullmatch("([a-z]{3,9} ){60}", alone)
     assert server.went_on() == [1], "the text was over before the worker was killed"
@@ -225,10 +225,11 @@ def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch
     assert forced > 100 and steps < len(tokens) - 50, (forced, steps, len(tokens))
     # Across a lost worker as well.
     got = []
-    for count, event in enumerate(streamed(server.address, "/generate_stream", body)):
-        got.append((event["token"]["id"], event["token"]["text"], event["token"]["logprob"]))
-        if count == 30:
-            server.worker().signal(signal.SIGKILL)
+    with server.slow_worker() as kill:
+        for count, event in enumerate(streamed(server.address, "/generate_stream", body)):
+            got.append((event["token"]["id"], event["token"]["text"], event["token"]["logprob"]))
+            if count == 30:
+                kill()
     assert [token[:2] for token in got] == [token[:2] for token in tokens]
     assert [token[2] for token in got] == pytest.approx([token[2] for token in tokens], abs=1e-3)
     assert server.went_on() == [1], "the text was over before the worker was killed"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -349,10 +348,11 @@ def test_a_killed_worker_costs_a_call_nothing(launch: Launch) -> None:
     forced: dict[str, Any] = {"tool_choice": "required", "temperature": 1.2, "seed": 8, "max_tokens": 300}
     alone = ask(server.address, ASKS_WEATHER, **forced)
     chunks = []
-    for count, chunk in enumerate(chunks_of(server.address, body(ASKS_WEATHER, **forced))):
-        chunks.append(chunk)
-        if count == 5:
-            server.worker().signal(signal.SIGKILL)
+    with server.slow_worker() as kill:
+        for count, chunk in enumerate(chunks_of(server.address, body(ASKS_WEATHER, **forced))):
+            chunks.append(chunk)
+            if count == 5:
+                kill()
     calls = [(call["name"], json.loads(call["arguments"])) for call in put_together(chunks)["tool_calls"]]
     assert calls == called(alone)
     assert server.went_on() == [1], "the call was over before the worker was killed"
