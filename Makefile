@@ -114,18 +114,18 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 test-rust: ## tests of router and launcher
 	MAKEFLAGS= cargo test --locked --workspace $(AS_IN_TESTS)
 
-# What measures time runs after the rest, which has two processes. Only its files are collected.
+# What measures time runs after the rest. Only its files are collected. Tests with servers wait for them a third of the time.
 PYTEST := $(BIN)/python -m pytest
-BESIDE := -m 'not tail and not alone' --numprocesses 2
+BESIDE := -m 'not tail and not alone' --numprocesses
 ALONE := -m 'alone and not tail'
 MEASURED = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark[.]alone' $(1))
 NO_CLIENTS := --ignore integration-tests/test_clients.py
 
 .PHONY: test-beside
 test-beside: install
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile kernels/tests
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) --dist loadfile server/tests
-	$(PYTEST) $(BESIDE) --dist loadfile integration-tests $(NO_CLIENTS)
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile kernels/tests
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile server/tests
+	$(PYTEST) $(BESIDE) 3 --dist loadfile integration-tests $(NO_CLIENTS)
 
 .PHONY: test-alone
 test-alone: install
@@ -166,10 +166,11 @@ test-clients: install client-environments ## tests of client libraries, and the 
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 .PHONY: test-all
-test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers
+test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, torch where the engine has computed
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	$(PYTEST) server/tests -m tail
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
+	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)
 	$(PYTEST) integration-tests/parity -m ''
 
 # libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.

@@ -19,7 +19,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import wire
-from launched import BINARY, PACKED_CACHE_DIR, Launched
+from launched import BINARY, EXACT, PACKED_CACHE_DIR, Launched
 
 Launch = Callable[..., Launched]
 
@@ -56,8 +56,8 @@ def address(server: Launched) -> wire.Address:
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """In float32, where equal means equal: in bf16 another batch shape, or a prefix hit, may tip a near-tie."""
-    with Launched(tmp_path_factory.mktemp("float32"), "--dtype", "float32") as launched:
+    """Where equal means equal (`launched.EXACT`)."""
+    with Launched(tmp_path_factory.mktemp("exact"), *EXACT) as launched:
         yield launched.wait_ready()
 
 

@@ -22,7 +22,7 @@ from exposition import (
     WASTED,
     Exposition,
 )
-from launched import Launched
+from launched import EXACT, Launched
 from load import ask, ask_all, complete, generate
 from processes import wait_for
 from prompts import user
@@ -30,7 +30,7 @@ from prompts import user
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    with Launched(tmp_path_factory.mktemp("counted"), "--dtype", "float32") as launched:
+    with Launched(tmp_path_factory.mktemp("counted"), *EXACT) as launched:
         yield launched.wait_ready()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 import wire
+from conftest import Launch
+from launched import ON_TORCH
 
 MODEL = Path(__file__).parent.parent / "server" / "penstock" / "tiny" / "model"
 TEXT = (
@@ -17,11 +19,12 @@ TEXT = (
 )
 
 
-def test_perplexity_equals_that_of_transformers_to_four_digits(exact: wire.Address) -> None:
+def test_perplexity_equals_that_of_transformers_to_four_digits(launch: Launch) -> None:
     from transformers import AutoModelForCausalLM
 
     parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
-    answer = wire.post(exact, "/generate", {"inputs": TEXT, "parameters": parameters}).json()
+    address = launch(*ON_TORCH).wait_ready().address
+    answer = wire.post(address, "/generate", {"inputs": TEXT, "parameters": parameters}).json()
     prefill = answer["details"]["prefill"]
     logprobs = [token["logprob"] for token in prefill if token["logprob"] is not None]
     assert len(logprobs) == len(prefill) - 1 > 80

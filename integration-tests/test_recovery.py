@@ -20,7 +20,7 @@ import wire
 from checkpoints import random_llama
 from conftest import Launch
 from exposition import RESTARTS
-from launched import Launched
+from launched import EXACT, Launched
 from load import Answer, Ask, Refused, ask, ask_all, complete, generate
 from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
@@ -175,7 +175,7 @@ def not_ready(launched: Launched) -> wire.Reply | None:
 @pytest.mark.parametrize("planned", FAULTS, ids=str)
 def test_kills_and_freezes_under_load_lose_no_token(launch: Launch, planned: tuple[int, int]) -> None:
     kills, freezes = planned
-    launched = launch("--dtype", "float32", *QUICK_TO_NOTICE).wait_ready()
+    launched = launch(*EXACT, *QUICK_TO_NOTICE).wait_ready()
     requests = mixed_requests()
     undisturbed = [
         answer
@@ -213,7 +213,7 @@ def test_kills_and_freezes_under_load_lose_no_token(launch: Launch, planned: tup
 
 
 def test_a_worker_killed_while_it_loads_is_started_once_more(launch: Launch) -> None:
-    launched = launch("--dtype", "float32").wait_ready()
+    launched = launch(*EXACT).wait_ready()
     request = complete("Once upon a time", 200)
     undisturbed = ask(launched.address, request)
     killed: list[int] = []
@@ -300,46 +300,8 @@ def test_a_request_that_crashes_its_worker_three_times_fails_alone(launch: Launc
     assert ask(launched.address, other).same_as(undisturbed), "and the server goes on"
 
 
-@pytest.mark.tail
-def test_how_often_bf16_takes_another_turn_after_a_crash(
-    launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Reported, not asserted: in bf16 a near-tie may fall the other way when a sequence is refilled as one
-    prompt instead of token by token. What is asserted is that each stream is complete."""
-    launched = launch(*QUICK_TO_NOTICE).wait_ready()
-    requests = mixed_requests()[:24]
-    undisturbed = ask_all(launched.address, requests[:12]) + ask_all(launched.address, requests[12:])
-    again = ask_all(launched.address, requests[:12]) + ask_all(launched.address, requests[12:])
-    tipped_by_batching = sum(not one.same_as(two) for one, two in zip(undisturbed, again, strict=True))
-    with Crowd(launched.address, requests) as crowd:
-        for _ in range(4):
-            crowd.wait_for_tokens(1000, past_last_fault=True)
-            worker = launched.worker()
-            worker.signal(signal.SIGKILL)
-            wait_recovered(launched, worker)
-            crowd.fault_is_over()
-    crowd.raise_failures()
-    tipped = {"greedy": 0, "sampled": 0}
-    asked = {"greedy": 0, "sampled": 0}
-    for number, answer in crowd.answers:
-        assert answer.error is None
-        request = requests[number]
-        if request.path == "/v1/completions":
-            assert answer.pieces == undisturbed[number].pieces, "as many tokens as were asked for"
-        sampled = request.body.get("temperature") or request.body.get("parameters", {}).get("do_sample")
-        kind = "sampled" if sampled else "greedy"
-        asked[kind] += 1
-        tipped[kind] += not answer.same_as(undisturbed[number])
-    counts = ", ".join(f"{tipped[kind]} of {asked[kind]} {kind}" for kind in asked)
-    with capsys.disabled():
-        print(
-            f"\nbf16: {counts} answers around 4 crashes took another turn at a near-tie; "
-            f"{tipped_by_batching} of {len(requests)} did so by batching alone"
-        )
-
-
 def test_an_idle_server_recovers_too(launch: Launch) -> None:
-    launched = launch("--dtype", "float32").wait_ready()
+    launched = launch(*EXACT).wait_ready()
     before = ask(launched.address, complete("Once upon a time", 20))
     worker = launched.worker()
     worker.signal(signal.SIGKILL)

@@ -19,7 +19,7 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import Launched, free_port
+from launched import EXACT, ON_TORCH, Launched, free_port
 from load import Ask, ask, ask_all, complete, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
@@ -27,7 +27,6 @@ from processes import wait_for
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
 PORT = 9000
-EXACT = ("--dtype", "float32")
 STORY = complete("Once upon a time", 40)
 
 
@@ -104,10 +103,11 @@ def far(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Itera
 
 
 def requests() -> list[Ask]:
+    """So long that none is over before a fault at its beginning."""
     asks = [
-        generate(f"story {number}: once upon a time", 60, do_sample=True, seed=number) for number in range(2)
+        generate(f"story {number}: once upon a time", 600, do_sample=True, seed=number) for number in range(2)
     ]
-    return asks + [complete(f"and then {number} of them", 60 + number) for number in range(2)]
+    return asks + [complete(f"and then {number} of them", 600 + number) for number in range(2)]
 
 
 def test_a_worker_on_another_host_answers_as_a_local_one(far: Far, exact: wire.Address) -> None:
@@ -294,7 +294,7 @@ def test_two_ranks_meet_anew_when_one_is_lost(launch: Launch, tmp_path: Path) ->
     ranks = [
         start(
             tmp_path / f"rank-{rank}",
-            *EXACT,
+            *ON_TORCH,
             *common,
             "--rank",
             str(rank),

@@ -5,7 +5,6 @@ worker that executes them gives the same results.
 from __future__ import annotations
 
 import io
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from grpc_tools import protoc
 
 import wire
 from conftest import Launch
-from launched import BINARY
+from launched import BINARY, EXACT
 from load import Ask, ask_all, chat, complete, generate, once
 from other_host import RemoteWorker
 from processes import wait_for
@@ -94,20 +93,21 @@ def ask_whole(address: wire.Address, answered_bodies: list[str]) -> list[threadi
 
 def record(launch: Launch, file: Path, *flags: str) -> None:
     """All of that at once, and the worker killed in the middle."""
-    launched = launch("--dtype", "float32", "--max-best-of", "4", "--record", str(file), *flags).wait_ready()
-    worker, lock, events = launched.worker(), threading.Lock(), 0
-    kill: Callable[[], None] = once(lambda: worker.signal(signal.SIGKILL))
-
-    def seen() -> None:
-        nonlocal events
-        with lock:
-            events += 1
-        if events >= 150:
-            kill()
-
+    launched = launch(*EXACT, "--max-best-of", "4", "--record", str(file), *flags).wait_ready()
+    lock, events = threading.Lock(), 0
     answered: list[str] = []
-    threads = ask_whole(launched.address, answered)
-    answers = ask_all(launched.address, STREAMED, seen)
+    with launched.slow_worker() as kill_worker:
+        kill: Callable[[], None] = once(kill_worker)
+
+        def seen() -> None:
+            nonlocal events
+            with lock:
+                events += 1
+            if events >= 150:
+                kill()
+
+        threads = ask_whole(launched.address, answered)
+        answers = ask_all(launched.address, STREAMED, seen)
     for thread in threads:
         thread.join(wire.TIMEOUT)
     assert sorted(answered) == sorted(path for path, _ in WHOLE)
@@ -170,7 +170,7 @@ def test_a_record_of_everything_is_executed_again(drafts: str, launch: Launch, t
 
     # On a worker that holds the model, one after the other through both runs, every result is compared.
     address = f"unix:{tmp_path / 'socket'}"
-    with RemoteWorker(tmp_path / "worker", "--dtype", "float32", *draft, "--listen", address) as worker:
+    with RemoteWorker(tmp_path / "worker", *EXACT, *draft, "--listen", address) as worker:
         worker.wait_listening()
         uneven = tmp_path / "uneven"
         with_fewer_pages_at_last(file, uneven)

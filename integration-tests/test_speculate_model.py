@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import wire
 from checkpoints import SHIPPED, random_llama
 from conftest import Launch
-from launched import Launched
+from launched import EXACT, Launched
 from load import ask_all, chat, generate, once
 from other_host import RemoteWorker
 from prompts import QUESTIONS, user
@@ -45,10 +45,10 @@ def first_layers(folder: Path, layers: int) -> Path:
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """In float32, where the same means the same to the last bit. The draft model has random weights: it is never right."""
+    """Where the same means the same to the last bit. The draft model has random weights: it is never right."""
     folder: Path = tmp_path_factory.mktemp("drafting")
     draft = random_llama(folder / "draft", positions=2048)
-    flags = ("--dtype", "float32", "--speculate", str(DRAFTS), "--speculate-model", str(draft))
+    flags = (*EXACT, "--speculate", str(DRAFTS), "--speculate-model", str(draft))
     with Launched(folder / "run", *flags) as launched:
         yield launched.wait_ready()
 
@@ -57,7 +57,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 def itself(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """The shipped model drafts for itself."""
     folder: Path = tmp_path_factory.mktemp("itself")
-    with Launched(folder, "--dtype", "float32", "--speculate-model", str(SHIPPED)) as launched:
+    with Launched(folder, *EXACT, "--speculate-model", str(SHIPPED)) as launched:
         yield launched.wait_ready()
 
 
@@ -110,7 +110,7 @@ def test_the_server_says_what_drafts(itself: Launched, drafting: Launched, exact
 def test_a_worker_on_another_host_drafts_too(launch: Launch, exact: wire.Address, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
     draft = first_layers(tmp_path / "draft", 1)
-    arguments = ("--dtype", "float32", "--speculate-model", str(draft), "--listen", address)
+    arguments = (*EXACT, "--speculate-model", str(draft), "--listen", address)
     with RemoteWorker(tmp_path / "worker", *arguments) as worker:
         worker.wait_listening()
         launched = launch("--worker-address", address).wait_ready()
@@ -130,7 +130,7 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     expected = ask_all(exact, requests())
     draft = first_layers(tmp_path / "draft", 4)
     launched = launch(
-        *("--dtype", "float32", "--speculate", str(DRAFTS), "--speculate-model", str(draft)),
+        *(*EXACT, "--speculate", str(DRAFTS), "--speculate-model", str(draft)),
         *("--max-batch-total-tokens", "2048"),
     ).wait_ready()
     worker, events = launched.worker(), 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import Launched
+from launched import EXACT, ON_TORCH, Launched
 from load import Ask, ask_all, chat, complete, generate, once
 from prompts import QUESTIONS, REPEAT, as_text, user
 
@@ -26,9 +25,9 @@ FEW: dict[str, Any] = {"logit_bias": {str(token): 100 for token in range(400, 41
 
 @pytest.fixture(scope="module")
 def speculating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """In float32, where the same means the same to the last bit."""
+    """Where the same means the same to the last bit."""
     folder: Path = tmp_path_factory.mktemp("speculating")
-    with Launched(folder, "--dtype", "float32", "--speculate", str(DRAFTS)) as launched:
+    with Launched(folder, *EXACT, "--speculate", str(DRAFTS)) as launched:
         yield launched.wait_ready()
 
 
@@ -162,19 +161,19 @@ def requests() -> list[Ask]:
 
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, exact: wire.Address) -> None:
     expected = ask_all(exact, requests())
-    launched = launch("--dtype", "float32", "--speculate", str(DRAFTS)).wait_ready()
-    worker = launched.worker()
+    launched = launch(*EXACT, "--speculate", str(DRAFTS)).wait_ready()
     events = 0
 
-    kill = once(lambda: worker.signal(signal.SIGKILL))
+    with launched.slow_worker() as kill_worker:
+        kill = once(kill_worker)
 
-    def seen() -> None:
-        nonlocal events
-        events += 1
-        if events >= 400:
-            kill()
+        def seen() -> None:
+            nonlocal events
+            events += 1
+            if events >= 400:
+                kill()
 
-    found = ask_all(launched.address, requests(), seen)
+        found = ask_all(launched.address, requests(), seen)
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_worker_restarts") == 1
@@ -186,8 +185,8 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, e
 def test_ranks_agree_on_what_was_accepted(
     flags: tuple[str, ...], launch: Launch, exact: wire.Address
 ) -> None:
-    launched = launch("--dtype", "float32", "--speculate", str(DRAFTS), *flags).wait_ready()
-    plain = launch("--dtype", "float32", *flags).wait_ready()
+    launched = launch(*ON_TORCH, "--speculate", str(DRAFTS), *flags).wait_ready()
+    plain = launch(*ON_TORCH, *flags).wait_ready()
     for body in (BODIES["greedy"], BODIES["sampled"]):
         assert answer(launched.address, "/generate", body) == answer(plain.address, "/generate", body)
     assert launched.metrics().value("penstock_accepted_drafts") > 20

@@ -1,6 +1,6 @@
 """The text itself: the same alone and in a crowd, in a stream and whole, and sane from the shipped model.
 
-On a server with `--dtype float32`, where equal means equal: in bf16 another batch shape may tip a near-tie.
+On a server where equal means equal (`launched.EXACT`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 
 import wire
 from conftest import Launch
-from launched import Launched
+from launched import EXACT, Launched
 from load import Answer, Ask, ask, ask_all, complete, generate
 from penstock_kernels import green_tokens
 from processes import wait_for
@@ -30,7 +30,7 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
 @pytest.fixture(scope="module")
 def marking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     flags = ("--watermark-gamma", str(GAMMA), "--watermark-delta", str(DELTA), "--step-timeout", "5")
-    with Launched(tmp_path_factory.mktemp("marking"), *flags, "--dtype", "float32") as launched:
+    with Launched(tmp_path_factory.mktemp("marking"), *flags, *EXACT) as launched:
         yield launched.wait_ready()
 
 
