@@ -24,7 +24,7 @@ sys.path.append(str(BENCHMARKS))
 import fuzz  # noqa: E402
 
 SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
-REQUESTS = (200, pytest.param(2000, marks=pytest.mark.tail))
+REQUESTS = (100, pytest.param(2000, marks=pytest.mark.tail))
 # Of each route.
 EXAMPLES = (4, pytest.param(8, marks=pytest.mark.tail))
 

@@ -33,7 +33,7 @@ OF_EACH_OPERATION: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "family",
     [
-        family if family in ("Mamba", "Qwen 4") else pytest.param(family, marks=pytest.mark.tail)
+        family if family == "Mamba" else pytest.param(family, marks=pytest.mark.tail)
         for family in OF_EACH_OPERATION
     ],
 )

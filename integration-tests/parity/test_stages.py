@@ -97,14 +97,11 @@ def test_the_page_names_the_families_that_were_divided_twice() -> None:
 @pytest.mark.parametrize(
     ("family", "two_stages"),
     [
-        pytest.param(family, 1, marks=() if family in ("LLaMA 2", "Qwen 3.5") else pytest.mark.tail)
+        pytest.param(family, 1, marks=() if family == "LLaMA 2" else pytest.mark.tail)
         for family in FAMILIES
         if family not in UNDIVIDED
     ]
-    + [
-        pytest.param(family, 2, marks=() if family == "GPT-OSS" else pytest.mark.tail)
-        for family in DIVIDED_TWICE
-    ],
+    + [pytest.param(family, 2, marks=pytest.mark.tail) for family in DIVIDED_TWICE],
     indirect=["two_stages"],
     scope="module",
 )

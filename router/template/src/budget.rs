@@ -16,11 +16,9 @@ pub const MAX_ITEMS: usize = 1_000_000;
 /// Containers within containers. JSON from clients has 128 levels at most. Values are dropped, compared and
 /// printed by recursion, so that this bounds the stack too.
 pub const MAX_NESTING: u32 = 200;
-/// How long one rendering may last. Steps end one much earlier; this holds for those that were counted too low.
-pub const MAX_TIME: Duration = Duration::from_secs(10);
+/// Seconds at most, and thousands of messages. The time is for what was counted too low.
+pub const LIMITS: Limits = Limits { steps: 20_000_000, time: Duration::from_secs(10) };
 
-/// Steps of one rendering: seconds at most, and thousands of messages.
-const MAX_STEPS: u64 = 20_000_000;
 /// Bytes of all values that one rendering makes, with those that it lets go.
 const MAX_MADE: usize = 512 << 20;
 /// Values that calls and loops hold at once, which are copies beside those that are made.
@@ -34,7 +32,15 @@ const TEXT_STEP: usize = 64;
 /// Steps between two looks at the clock and the client: a fraction of a millisecond.
 const LOOK: u64 = 4096;
 
+/// How long one rendering may last.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub steps: u64,
+    pub time: Duration,
+}
+
 pub struct Budget {
+    max_steps: u64,
     steps: Cell<u64>,
     /// The steps at which the clock and the client are looked at next.
     look: Cell<u64>,
@@ -48,14 +54,15 @@ pub struct Budget {
 }
 
 impl Budget {
-    pub fn new(time: Duration, client: &CancellationToken) -> Self {
+    pub fn new(limits: Limits, client: &CancellationToken) -> Self {
         Self {
+            max_steps: limits.steps,
             steps: Cell::new(0),
             look: Cell::new(0),
             made: Cell::new(0),
             held: Cell::new(0),
             calls: Cell::new(0),
-            deadline: Instant::now() + time,
+            deadline: Instant::now() + limits.time,
             client: client.clone(),
         }
     }
@@ -68,7 +75,7 @@ impl Budget {
 
     #[cold]
     fn look(&self, total: u64) -> Result<(), Error> {
-        if total > MAX_STEPS {
+        if total > self.max_steps {
             return Err(Error::new(ErrorKind::Fuel, "too many steps"));
         }
         if self.client.is_cancelled() {
@@ -77,7 +84,7 @@ impl Budget {
         if Instant::now() > self.deadline {
             return Err(Error::new(ErrorKind::Time, "it lasts too long"));
         }
-        self.look.set((total + LOOK).min(MAX_STEPS + 1));
+        self.look.set((total + LOOK).min(self.max_steps + 1));
         Ok(())
     }
 

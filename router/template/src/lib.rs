@@ -30,12 +30,11 @@ mod text;
 mod value;
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 use tokio_util::sync::CancellationToken;
 
-use budget::{Budget, MAX_TIME};
+use budget::{Budget, LIMITS, Limits};
 pub use chat::{Chat, ChatError, ChatTemplates, InvalidChat};
 use eval::Renderer;
 pub use lexer::SyntaxError;
@@ -106,17 +105,17 @@ impl Template {
     /// On a thread with room for calls within calls, whatever the caller's has. Ends soon after `client` is
     /// cancelled.
     pub fn render(&self, variables: &Map<String, Json>, client: &CancellationToken) -> Result<String, Error> {
-        self.render_within(MAX_TIME, variables, client)
+        self.render_within(LIMITS, variables, client)
     }
 
     fn render_within(
         &self,
-        time: Duration,
+        limits: Limits,
         variables: &Map<String, Json>,
         client: &CancellationToken,
     ) -> Result<String, Error> {
         let rendering = || {
-            let budget = Budget::new(time, client);
+            let budget = Budget::new(limits, client);
             let value =
                 |(name, json): (&String, &Json)| Ok((name.as_str().into(), Value::from_json(json, &budget)?));
             let variables = variables.iter().map(value).collect::<Result<HashMap<_, _>, Error>>()?;
@@ -136,7 +135,7 @@ impl Template {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use serde_json::json;
@@ -150,7 +149,12 @@ mod tests {
     }
 
     fn failure(source: &str) -> Error {
-        let rendered = Template::compile(source).unwrap().render(&Map::new(), &CancellationToken::new());
+        failure_within(LIMITS, source)
+    }
+
+    fn failure_within(limits: Limits, source: &str) -> Error {
+        let template = Template::compile(source).unwrap();
+        let rendered = template.render_within(limits, &Map::new(), &CancellationToken::new());
         let error = rendered.err().unwrap_or_else(|| panic!("{source}: it must fail"));
         assert_ne!(error.message, NOT_RUN, "{source}");
         error
@@ -158,6 +162,11 @@ mod tests {
 
     fn kind(source: &str) -> ErrorKind {
         failure(source).kind
+    }
+
+    /// With a tenth of the steps, so that what spends them all is soon over.
+    fn kind_of_spender(source: &str) -> ErrorKind {
+        failure_within(Limits { steps: LIMITS.steps / 10, ..LIMITS }, source).kind
     }
 
     #[test]
@@ -288,7 +297,7 @@ mod tests {
             "{% for i in [1, 2] %}{{ loop.changed(a.x if loop.first else b.x) }}{% endfor %}",
             "{{ [a.x] | select('eq', b.x) | list }}",
         ] {
-            let kind = kind(&(two.clone() + use_of_it));
+            let kind = kind_of_spender(&(two.clone() + use_of_it));
             assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Time), "{use_of_it}: {kind:?}");
         }
         for use_of_it in [
@@ -307,7 +316,7 @@ mod tests {
             "{{ [1][a.x] }}",
             "{{ raise_exception(a.x) }}",
         ] {
-            let kind = kind(&(two.clone() + use_of_it));
+            let kind = kind_of_spender(&(two.clone() + use_of_it));
             assert!(
                 matches!(kind, ErrorKind::Fuel | ErrorKind::Size | ErrorKind::Time | ErrorKind::Type),
                 "{use_of_it}: {kind:?}"
@@ -348,7 +357,7 @@ mod tests {
             "{% set y = l | sum %}",
             "{% set y = l | sort(reverse=true) | list %}",
         ] {
-            let kind = kind(&format!("{long}{body}{{% endfor %}}"));
+            let kind = kind_of_spender(&format!("{long}{body}{{% endfor %}}"));
             assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Size | ErrorKind::Time), "{body}: {kind:?}");
         }
     }
@@ -500,9 +509,9 @@ mod tests {
             format!("{{% set {} = range(5000) %}}{}", names(5000), "{{ nobody }}".repeat(300_000)),
         ] {
             let began = Instant::now();
-            let kind = kind(&source);
+            let kind = kind_of_spender(&source);
             assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Time), "{}: {kind:?}", &source[..40]);
-            assert!(began.elapsed() < MAX_TIME * 2, "{}: {:?}", &source[..40], began.elapsed());
+            assert!(began.elapsed() < LIMITS.time * 2, "{}: {:?}", &source[..40], began.elapsed());
         }
     }
 
@@ -512,7 +521,7 @@ mod tests {
             let source = format!(
                 "{{% set t = 'ab' * 16000000 %}}{{% for i in range(100000) %}}{{{{ {use_of_it} }}}}{{% endfor %}}"
             );
-            let kind = kind(&source);
+            let kind = kind_of_spender(&source);
             assert!(matches!(kind, ErrorKind::Fuel | ErrorKind::Time), "{use_of_it}: {kind:?}");
         }
     }
@@ -520,8 +529,9 @@ mod tests {
     #[test]
     fn a_clock_stops_what_steps_do_not() {
         let template = Template::compile(ENDLESS).unwrap();
-        let error =
-            template.render_within(Duration::ZERO, &Map::new(), &CancellationToken::new()).unwrap_err();
+        let error = template
+            .render_within(Limits { time: Duration::ZERO, ..LIMITS }, &Map::new(), &CancellationToken::new())
+            .unwrap_err();
         assert_eq!(error.kind, ErrorKind::Time);
     }
 
@@ -669,8 +679,11 @@ mod tests {
         let variables =
             json!({"messages": [{"role": "user", "content": "é <x>\n"}], "text": "a b", "list": [1, [2]]});
         let variables = variables.as_object().unwrap();
-        let rendered =
-            template.render_within(Duration::from_millis(200), variables, &CancellationToken::new());
+        let rendered = template.render_within(
+            Limits { time: Duration::from_millis(200), ..LIMITS },
+            variables,
+            &CancellationToken::new(),
+        );
         match rendered {
             Ok(text) => assert!(text.len() <= budget::MAX_TEXT),
             Err(error) => assert_ne!(error.message, NOT_RUN, "{source}"),
