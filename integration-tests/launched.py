@@ -169,7 +169,7 @@ class Launched:
 
     @contextlib.contextmanager
     def slow_worker(self) -> Iterator[Callable[[], None]]:
-        """The worker runs 5 of every 40 ms, so that no answer is over before its first tokens were seen. Gives what kills it."""
+        """The worker runs 2 of every 50 ms, so that no answer is over before its first tokens were seen. Gives what kills it."""
         descriptor, ended = os.pidfd_open(self.worker().pid), threading.Event()
 
         def send(number: signal.Signals) -> None:
@@ -177,9 +177,9 @@ class Launched:
                 signal.pidfd_send_signal(descriptor, number)
 
         def hold() -> None:
-            while not ended.wait(0.005):
+            while not ended.wait(0.002):
                 send(signal.SIGSTOP)
-                ended.wait(0.035)
+                ended.wait(0.048)
                 send(signal.SIGCONT)
 
         thread = threading.Thread(target=hold)

@@ -104,7 +104,7 @@ def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(
     narrow = launch(*flags, *EXACT).wait_ready()
 
     # So long that the two reads of the metrics around a request are few steps beside it.
-    length = 6 * LENGTH
+    length = 20 * LENGTH
 
     def ask(number: int, key: str, **more: Any) -> wire.Reply:
         # Of its own salt, so that no cached prefix makes one shorter.

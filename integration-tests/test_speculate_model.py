@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import wire
 from checkpoints import SHIPPED, random_llama
 from conftest import Launch
-from launched import EXACT, Launched
+from launched import ON_TORCH, Launched
 from load import ask_all, chat, generate, once
 from other_host import RemoteWorker
 from prompts import QUESTIONS, user
@@ -43,12 +43,21 @@ def first_layers(folder: Path, layers: int) -> Path:
     return folder
 
 
+# In float32 and on torch, whose steps cost so much more than a draft that drafts are worth it.
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
+    with Launched(tmp_path_factory.mktemp("plain"), *ON_TORCH) as launched:
+        yield launched.wait_ready().address
+
+
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """Where the same means the same to the last bit. The draft model has random weights: it is never right."""
     folder: Path = tmp_path_factory.mktemp("drafting")
     draft = random_llama(folder / "draft", positions=2048)
-    flags = (*EXACT, "--speculate", str(DRAFTS), "--speculate-model", str(draft))
+    flags = (*ON_TORCH, "--speculate", str(DRAFTS), "--speculate-model", str(draft))
     with Launched(folder / "run", *flags) as launched:
         yield launched.wait_ready()
 
@@ -57,15 +66,15 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 def itself(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """The shipped model drafts for itself."""
     folder: Path = tmp_path_factory.mktemp("itself")
-    with Launched(folder, *EXACT, "--speculate-model", str(SHIPPED)) as launched:
+    with Launched(folder, *ON_TORCH, "--speculate-model", str(SHIPPED)) as launched:
         yield launched.wait_ready()
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_is_the_same_with_the_drafts_of_a_model_and_without(
-    name: str, drafting: Launched, itself: Launched, exact: wire.Address
+    name: str, drafting: Launched, itself: Launched, plain: wire.Address
 ) -> None:
-    expected = answer(exact, "/generate", BODIES[name])
+    expected = answer(plain, "/generate", BODIES[name])
     assert answer(drafting.address, "/generate", BODIES[name]) == expected
     assert answer(itself.address, "/generate", BODIES[name]) == expected
 
@@ -78,16 +87,17 @@ def counted(launched: Launched) -> tuple[float, float, float]:
 
 def test_a_model_that_drafts_for_itself_is_right(itself: Launched) -> None:
     """What is not accepted comes behind the end of a text."""
-    before = counted(itself)
     asks = [chat(user(question), 80) for question in QUESTIONS]
     asks += [
         generate(f"{number} items", 80, do_sample=True, temperature=0.9, seed=number) for number in range(4)
     ]
     for ask in asks:
+        before = counted(itself)
         ask_all(itself.address, [ask])
-    drafts, accepted, _ = (now - then for now, then in zip(counted(itself), before, strict=True))
-    # Where drafts cost as much as the model's own steps few are made, or none.
-    assert accepted >= drafts - 5 * len(asks), f"{accepted} of {drafts} drafts in {len(asks)} answers"
+        drafts, accepted, _ = (now - then for now, then in zip(counted(itself), before, strict=True))
+        # Those of the step in which the text ends and of the one that is in flight behind it. On a busy machine, where drafts
+        # seem to cost as much as the model's own steps, few are made, or none.
+        assert accepted >= drafts - 2 * 5, f"{accepted} of {drafts} drafts: {ask}"
 
 
 def test_a_model_that_is_never_right_is_hardly_asked(drafting: Launched) -> None:
@@ -100,37 +110,37 @@ def test_a_model_that_is_never_right_is_hardly_asked(drafting: Launched) -> None
     assert drafts < steps, f"{drafts} drafts in {steps} steps"
 
 
-def test_the_server_says_what_drafts(itself: Launched, drafting: Launched, exact: wire.Address) -> None:
+def test_the_server_says_what_drafts(itself: Launched, drafting: Launched, plain: wire.Address) -> None:
     told = wire.get(itself.address, "/info").json()
     assert told["speculate"] == 5 and told["speculate_model"] == str(SHIPPED)
     assert wire.get(drafting.address, "/info").json()["speculate"] == DRAFTS
-    assert "speculate_model" not in wire.get(exact, "/info").json()
+    assert "speculate_model" not in wire.get(plain, "/info").json()
 
 
-def test_a_worker_on_another_host_drafts_too(launch: Launch, exact: wire.Address, tmp_path: Path) -> None:
+def test_a_worker_on_another_host_drafts_too(launch: Launch, plain: wire.Address, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
     draft = first_layers(tmp_path / "draft", 1)
-    arguments = (*EXACT, "--speculate-model", str(draft), "--listen", address)
+    arguments = (*ON_TORCH, "--speculate-model", str(draft), "--listen", address)
     with RemoteWorker(tmp_path / "worker", *arguments) as worker:
         worker.wait_listening()
         launched = launch("--worker-address", address).wait_ready()
         told = wire.get(launched.address, "/info").json()
         assert told["speculate"] == 5 and told["speculate_model"] == "llama"
         request = chat(user(QUESTIONS[0]), 120)
-        (here,), (there,) = ask_all(exact, [request]), ask_all(launched.address, [request])
+        (here,), (there,) = ask_all(plain, [request]), ask_all(launched.address, [request])
         assert there.same_as(here)
         launched.stop()
 
 
 @pytest.mark.tail
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(
-    launch: Launch, exact: wire.Address, tmp_path: Path
+    launch: Launch, plain: wire.Address, tmp_path: Path
 ) -> None:
     """A draft model that is sometimes right, in a cache so small that sequences are preempted."""
-    expected = ask_all(exact, requests())
+    expected = ask_all(plain, requests())
     draft = first_layers(tmp_path / "draft", 4)
     launched = launch(
-        *(*EXACT, "--speculate", str(DRAFTS), "--speculate-model", str(draft)),
+        *(*ON_TORCH, "--speculate", str(DRAFTS), "--speculate-model", str(draft)),
         *("--max-batch-total-tokens", "2048"),
     ).wait_ready()
     worker, events = launched.worker(), 0
