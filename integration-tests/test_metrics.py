@@ -207,7 +207,7 @@ def test_a_conversation_that_goes_on_reuses_the_answer_too(counted: Launched) ->
 
 def test_a_prefix_is_shared_while_its_first_request_still_runs(counted: Launched) -> None:
     prompt = "shared " + " ".join(f"s{number}" for number in range(120))
-    with wire.Events(counted.address, "/v1/completions", complete(prompt, 400).body) as running:
+    with wire.Events(counted.address, "/v1/completions", complete(prompt, 1500).body) as running:
         next(iter(running))
         growth_before = counted.metrics().value(PREFIX_HITS)
         usage = wire.post(

@@ -102,7 +102,7 @@ class Generator:
 
     def open(self, number: int) -> tuple[Ask, wire.Events]:
         team = ("team-a", "team-b")[number % 2]
-        request = complete(f"{number} boats went out and", 400)
+        request = complete(f"{number} boats went out and", 1200)
         request = Ask(request.path, request.body, of(team))
         self.books.started += 1
         self.books.by_key[team] += 1
@@ -140,7 +140,7 @@ class Generator:
             thread.join(wire.TIMEOUT)
         for answer in answers:
             assert answer is not None and answer.error is None, answer
-            assert answer.pieces[-1] == 400
+            assert answer.pieces[-1] == 1200
             self.books.success(answer.prompt_tokens, answer.pieces[-1])
 
     def ask_until_it_is_back(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import EXACT, Launched
+from launched import ON_TORCH, Launched
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PERSON = {
@@ -197,7 +197,7 @@ def test_constrained_and_free_requests_run_beside_each_other(exact: wire.Address
 
 
 def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> None:
-    server: Launched = launch(*EXACT).wait_ready()
+    server: Launched = launch(*ON_TORCH).wait_ready()
     parameters = {"grammar": {"type": "regex", "value": "([a-z]{3,9} ){60}"}, "max_new_tokens": 400}
     body = {"inputs": "Words:", "parameters": {**parameters, "temperature": 1.1, "seed": 5}}
     alone = wire.post(server.address, "/generate", body).json()["generated_text"]
@@ -213,7 +213,7 @@ def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> Non
 
 
 def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch: Launch) -> None:
-    server: Launched = launch(*EXACT).wait_ready()
+    server: Launched = launch(*ON_TORCH).wait_ready()
     line = "(The name of the city is [A-Z][a-z]{2,6}, and its number of inhabitants is [1-9]{2}; ){8}"
     parameters = {"grammar": {"type": "regex", "value": line}, "max_new_tokens": 600, "details": True}
     body = {"inputs": "Cities:", "parameters": {**parameters, "temperature": 1.1, "seed": 5}}

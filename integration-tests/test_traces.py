@@ -117,7 +117,7 @@ def test_a_request_is_one_trace_under_its_callers_span(traced: Launched, collect
 
 def test_a_step_of_several_requests_links_to_each(traced: Launched, collector: Collector) -> None:
     before = {span["trace"] for span in collector.spans()}
-    answers = ask_all(traced.address, [complete(f"{number} hats", 60) for number in range(3)])
+    answers = ask_all(traced.address, [complete(f"{number} hats", 400) for number in range(3)])
     assert all(answer.error is None for answer in answers)
 
     def joint() -> dict[str, Any] | None:
