@@ -114,7 +114,7 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 test-rust: ## tests of router and launcher
 	MAKEFLAGS= cargo test --locked --workspace $(AS_IN_TESTS)
 
-# What measures time runs after the rest. Only its files are collected. Tests with servers wait for them a third of the time.
+# What measures time runs after the rest. Only its files are collected. Tests with servers wait for them a fifth of the time.
 PYTEST := $(BIN)/python -m pytest
 BESIDE := -m 'not tail and not alone' --numprocesses
 ALONE := -m 'alone and not tail'
@@ -166,7 +166,7 @@ test-clients: install client-environments ## tests of client libraries, and the 
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 .PHONY: test-all
-test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, torch where the engine has computed
+test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, on torch what the CPU engine has computed
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	$(PYTEST) server/tests -m tail
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail

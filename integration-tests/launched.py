@@ -22,17 +22,17 @@ from typing import Self
 
 import wire
 from exposition import Exposition, parse
+from penstock_kernels.cpu_engine import LIBRARY
 from processes import MARK, Process, marked, wait_for
 
 # Beside the interpreter that runs the tests: what `make install` put into the same environment.
 BINARY = Path(sys.executable).parent / "penstock"
 
-# With these flags equal means equal, whatever else is in the batch. The CPU engine computes each row alone, in bf16 too; torch
-# takes another order of sums for another shape, and only in float32 is that too small to turn a near-tie. The engine is
-# asked first because it starts in a fifth of the time; PENSTOCK_TEST_ON_TORCH=1 runs the same tests on torch.
-ENGINE = Path(__file__).parent.parent / "kernels/penstock_kernels/libpenstock_cpu.so"
+# With these flags equal means equal, whatever else is in the batch. The CPU engine, which computes bf16 alone, is batch-invariant
+# and starts in a fraction of torch's time. torch takes another order of sums for another batch shape, and only in float32
+# does that not tip a near-tie. PENSTOCK_TEST_ON_TORCH=1 runs the same tests on torch.
 ON_TORCH = ("--dtype", "float32")
-EXACT = ON_TORCH if os.environ.get("PENSTOCK_TEST_ON_TORCH") == "1" or not ENGINE.exists() else ()
+EXACT = ON_TORCH if os.environ.get("PENSTOCK_TEST_ON_TORCH") == "1" or not LIBRARY.exists() else ()
 
 # Where the session's servers keep what they have packed: the flag's variable, which `conftest` sets.
 PACKED_CACHE_DIR = "PACKED_CACHE_DIR"

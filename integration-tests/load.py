@@ -131,15 +131,19 @@ READERS: dict[str, Callable[[Answer, dict[str, Any]], None]] = {
 }
 
 
-def once(action: Callable[[], None]) -> Callable[[], None]:
-    """Does it when it is called first, by whichever thread."""
-    lock = threading.Lock()
+def once(action: Callable[[], None], at: int = 1) -> Callable[[], None]:
+    """Does it when it is called for the `at`-th time, by whichever thread."""
+    lock, calls = threading.Lock(), 0
 
-    def first() -> None:
-        if lock.acquire(blocking=False):
+    def call() -> None:
+        nonlocal calls
+        with lock:
+            calls += 1
+            now = calls == at
+        if now:
             action()
 
-    return first
+    return call
 
 
 def ask_all(

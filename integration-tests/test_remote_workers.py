@@ -143,7 +143,6 @@ def test_a_worker_that_is_lost_and_comes_back_loses_no_token(
 ) -> None:
     expected = ask_all(exact, requests())
     before = far.server.metrics().value("penstock_worker_restarts")
-    events = 0
 
     def strike_and_mend() -> None:
         mend = fault(far)
@@ -151,15 +150,7 @@ def test_a_worker_that_is_lost_and_comes_back_loses_no_token(
         assert "worker 0" in lost, lost
         mend()
 
-    strike = once(strike_and_mend)
-
-    def seen() -> None:
-        nonlocal events
-        events += 1
-        if events >= 80:
-            strike()
-
-    found = ask_all(far.server.address, requests(), seen)
+    found = ask_all(far.server.address, requests(), once(strike_and_mend, at=80))
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert far.server.metrics().value("penstock_worker_restarts") > before

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,20 +94,10 @@ def ask_whole(address: wire.Address, answered_bodies: list[str]) -> list[threadi
 def record(launch: Launch, file: Path, *flags: str) -> None:
     """All of that at once, and the worker killed in the middle."""
     launched = launch(*EXACT, "--max-best-of", "4", "--record", str(file), *flags).wait_ready()
-    lock, events = threading.Lock(), 0
     answered: list[str] = []
-    with launched.slow_worker() as kill_worker:
-        kill: Callable[[], None] = once(kill_worker)
-
-        def seen() -> None:
-            nonlocal events
-            with lock:
-                events += 1
-            if events >= 150:
-                kill()
-
+    with launched.slow_worker() as kill:
         threads = ask_whole(launched.address, answered)
-        answers = ask_all(launched.address, STREAMED, seen)
+        answers = ask_all(launched.address, STREAMED, once(kill, at=150))
     for thread in threads:
         thread.join(wire.TIMEOUT)
     assert sorted(answered) == sorted(path for path, _ in WHOLE)

@@ -143,16 +143,9 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
         *(*ON_TORCH, "--speculate", str(DRAFTS), "--speculate-model", str(draft)),
         *("--max-batch-total-tokens", "2048"),
     ).wait_ready()
-    worker, events = launched.worker(), 0
-    kill = once(lambda: worker.signal(signal.SIGKILL))
-
-    def seen() -> None:
-        nonlocal events
-        events += 1
-        if events >= 400:
-            kill()
-
-    found = ask_all(launched.address, requests(), seen)
+    worker = launched.worker()
+    kill = once(lambda: worker.signal(signal.SIGKILL), at=400)
+    found = ask_all(launched.address, requests(), kill)
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_worker_restarts") == 1

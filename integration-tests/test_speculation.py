@@ -162,18 +162,8 @@ def requests() -> list[Ask]:
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, exact: wire.Address) -> None:
     expected = ask_all(exact, requests())
     launched = launch(*EXACT, "--speculate", str(DRAFTS)).wait_ready()
-    events = 0
-
-    with launched.slow_worker() as kill_worker:
-        kill = once(kill_worker)
-
-        def seen() -> None:
-            nonlocal events
-            events += 1
-            if events >= 400:
-                kill()
-
-        found = ask_all(launched.address, requests(), seen)
+    with launched.slow_worker() as kill:
+        found = ask_all(launched.address, requests(), once(kill, at=400))
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_worker_restarts") == 1

@@ -16,7 +16,8 @@ pub const MAX_ITEMS: usize = 1_000_000;
 /// Containers within containers. JSON from clients has 128 levels at most. Values are dropped, compared and
 /// printed by recursion, so that this bounds the stack too.
 pub const MAX_NESTING: u32 = 200;
-/// Seconds at most, and thousands of messages. The time is for what was counted too low.
+/// Steps for seconds at most, and thousands of messages. They end a rendering much earlier than the time, which is for
+/// what was counted too low.
 pub const LIMITS: Limits = Limits { steps: 20_000_000, time: Duration::from_secs(10) };
 
 /// Bytes of all values that one rendering makes, with those that it lets go.
