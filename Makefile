@@ -1,14 +1,15 @@
 # Every way to build, test and run Penstock. `make help` lists the targets.
 #
 # Needs Rust, Python 3.11 or newer, and make; the rest is installed into .venv and .cache. Stamp files in
-# .venv say what is installed, so that nothing is done twice. Bytecode is compiled when something is installed:
-# where Python may not write it (PYTHONDONTWRITEBYTECODE, another user's folder), importing torch takes twice
-# as long, at every start.
+# .venv say what is installed, so that nothing is done twice.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+
+# What is run here keeps its bytecode: without it, importing torch takes twice as long, at every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 PORT ?= 3000
@@ -38,7 +39,7 @@ help: ## list these targets
 $(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
 	$(UV) venv --quiet --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements-dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python -r requirements-dev.txt
 	@touch $@
 
 # The CPU engine, which Python finds beside the kernels' modules. Without a C++ compiler there is none, and torch computes.
@@ -55,7 +56,6 @@ $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
 
 .PHONY: install
 install: $(ENGINE) $(VENV)/.installed ## build, and install into .venv
-	@$(BIN)/python -m compileall -q server/penstock kernels/penstock_kernels
 
 # --- Running ------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ AS_IN_TESTS := --features penstock/as-in-tests
 
 .PHONY: build-rust-tests
 build-rust-tests: # with as many jobs as cargo thinks right
-	MAKEFLAGS= cargo test --quiet --locked --workspace $(AS_IN_TESTS) --no-run
+	MAKEFLAGS= cargo test --quiet --locked --workspace --all-targets $(AS_IN_TESTS) --no-run
 
 .PHONY: environments
 environments: $(VENV)/.requirements $(ENGINE) client-environments
@@ -100,7 +100,7 @@ rust-and-lint:
 .PHONY: lint
 lint: $(VENV)/.requirements ## formatters, linters and type checkers
 	cargo fmt --all --check
-	MAKEFLAGS= cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	$(if $(filter clippy-driver,$(RUSTC_WORKSPACE_WRAPPER)),,MAKEFLAGS= cargo clippy --quiet --locked --workspace --all-targets -- -D warnings)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

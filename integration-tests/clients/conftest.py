@@ -61,7 +61,14 @@ def busy(guarded: Guarded) -> Iterator[Guarded]:
     """The same, while somebody else's request occupies it: the next one is a 429."""
     address = address_of(guarded.url)
     headers = {"Authorization": f"Bearer {guarded.key}", "Content-Type": "application/json"}
-    body = {"prompt": "For ever", "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
+    # Larger than what lies between the two: it keeps its place until it is read.
+    body = {
+        "prompt": "For ever",
+        "max_tokens": ENDLESS_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 5,
+    }
 
     def occupied() -> http.client.HTTPConnection | None:
         """Whoever had the one place before has left it only once the server has noticed."""

@@ -157,6 +157,27 @@ def test_a_place_is_held_until_the_answer_is_taken(launch_null: Launch) -> None:
         )
 
 
+def test_a_place_is_held_over_http_1_until_little_of_the_answer_is_left(launch_null: Launch) -> None:
+    """What was handed to the kernel counts as taken, and the kernel would take megabytes."""
+    launched = launch_null("--max-concurrent-requests", "1").wait_ready()
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((launched.address.host, launched.address.port))
+    body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 5}
+    deaf.sendall(wire.raw_post("/v1/completions", body))
+    with deaf:
+        computed = "penstock_computed_decode_tokens"
+        wait_for(lambda: launched.metrics().value(computed) >= 990, "it to be generated", 60)
+        # Longer than the kernel takes to have all that it takes.
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            refused = wire.post(launched.address, "/v1/completions", SMALL)
+            assert refused.status == 429, refused
+        taken = deaf.makefile("rb").read()
+        assert len(taken) > 300_000
+    wait_for(lambda: wire.post(launched.address, "/v1/completions", SMALL).status == 200, "a place again", 60)
+
+
 def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch_null: Launch) -> None:
     launched = launch_null("--max-best-of", "16", "--shutdown-timeout", "100").wait_ready()
     deaf = socket.socket()

@@ -85,6 +85,9 @@ pub fn bind(args: &RouterArgs) -> Result<TcpSocket, FlagError> {
     socket
         .and_then(|socket| {
             socket.set_reuseaddr(true)?;
+            // Every connection has it from here. What a client does not take waits where its request is counted, and not
+            // in megabytes of the kernel's; what is on its way to a client far away is not limited.
+            socket2::SockRef::from(&socket).set_tcp_notsent_lowat(http::MAX_UNSENT)?;
             socket.bind(address)?;
             Ok(socket)
         })

@@ -54,7 +54,7 @@ export async function noticed(leave) {
 /** Runs `body` while somebody else's request occupies the one place of the guarded server. */
 export async function busy(body) {
   const occupied = new AbortController();
-  const request = { prompt: "For ever", max_tokens: 1500, ignore_eos: true, stream: true };
+  const request = { prompt: "For ever", max_tokens: 1500, ignore_eos: true, stream: true, logprobs: 5 };
   await until(async () => {
     const answer = await fetch(`${guarded}/v1/completions`, {
       method: "POST",

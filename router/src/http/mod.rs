@@ -54,7 +54,7 @@ use crate::config::RouterArgs;
 use crate::limits::FlagError;
 use access_log::{REQUEST_ID, RandomIds};
 use auth::Auth;
-pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, RESERVE, serve, tls};
+pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, MAX_UNSENT, RESERVE, serve, tls};
 use error::{ApiError, Cause, Family};
 use request_context::TRACE_RESPONSE;
 use state::Server;

@@ -284,7 +284,7 @@ mod tests {
     use crate::generation::event::TextToken;
     use crate::generation::request::StopText;
     use crate::prompt::samples;
-    use crate::scheduler::mailbox::{EventSender, Wakeups, mailbox};
+    use crate::scheduler::mailbox::{Dispatcher, EventSender, mailbox};
     use crate::scheduler::{Finish, Release, SampledToken, SequenceFailure, Ticket, Unavailable};
     use penstock_proto::ids::SequenceId;
     use std::time::Duration;
@@ -326,7 +326,7 @@ mod tests {
             progress,
             counted: Tokens::default(),
         };
-        let (sender, events) = mailbox(&Wakeups::new(None));
+        let (sender, events) = mailbox(&Dispatcher::new(None));
         let (release, released) = oneshot::channel();
         let id = SequenceId(1);
         let ticket = Ticket::new(id, move |_, why| {

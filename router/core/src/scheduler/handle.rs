@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::block_events::{self, BlockEvent};
 use super::concurrency::ConcurrencyLimiter;
-use super::mailbox::{EventSender, SequenceEvents, Wakeups, mailbox};
+use super::mailbox::{Dispatcher, EventSender, SequenceEvents, mailbox};
 use super::submission::{Refused, Release, SequenceSpec, Tenant, Ticket, Unavailable};
 use crate::clock;
 use crate::worker::recording::Recorder;
@@ -91,7 +91,7 @@ impl Handle {
     /// As `submit`, with a permit that was reserved for the same tenant.
     pub fn submit_with(&self, permit: Arc<Permit>, spec: SequenceSpec) -> Result<Submitted, Refused> {
         let id = SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
-        let (sender, events) = mailbox(&self.shared.wakeups);
+        let (sender, events) = mailbox(&self.shared.dispatcher);
         let inbox = self.inbox.clone();
         let ticket = Ticket::new(id, move |id, why| {
             // Fails only when the scheduler has ended, and every sequence with it.
@@ -180,8 +180,8 @@ pub(super) struct Shared {
     pub retry_after_ms: AtomicU64,
     /// Written once per step by the task; never held across anything but a copy.
     pub stats: std::sync::Mutex<Stats>,
-    /// Who waits for the scheduler's events.
-    pub wakeups: Arc<Wakeups>,
+    /// The way of the scheduler's events to who waits for them.
+    pub dispatcher: Arc<Dispatcher>,
 }
 
 /// One of `max_live`; given back when the sequence has ended and whoever submitted it has let go, which is
@@ -215,7 +215,7 @@ impl Permit {
             max_request_tokens: AtomicU32::default(),
             retry_after_ms: AtomicU64::default(),
             stats: std::sync::Mutex::default(),
-            wakeups: Wakeups::new(None),
+            dispatcher: Dispatcher::new(None),
         });
         Arc::new(Self::acquire(&shared, Tenant::Anonymous).expect("the only one"))
     }

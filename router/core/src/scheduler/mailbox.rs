@@ -1,16 +1,18 @@
 //! What the scheduler tells of a sequence, on its way to the one who reads it: a mailbox for each sequence, which takes in
 //! everything at once and never waits. Made by `handle`, filled through `Sequence::tell`, read by `generation`.
 //!
-//! Who waits at a mailbox is a task of another runtime, and to wake one from here costs several times what handing it a
-//! token does. So while a step's result is applied, wakers are only collected; `Wakeups::flush` hands them over in one
-//! vector, to a task of the readers' runtime that wakes them there.
+//! Who waits at a mailbox is a task of another runtime: the mailbox is in the caches of another processor, and to wake its
+//! reader from here costs several times what handing it a token does. So while a step's result is applied, events are only
+//! collected; `Dispatcher::flush` hands them over in one vector, to a task of the readers' runtime that delivers them there.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use futures::future::poll_fn;
+use slab::Slab;
 use tokio::sync::mpsc;
 
 use super::submission::SequenceEvent;
@@ -18,69 +20,136 @@ use crate::clock;
 
 const NO_PANIC: &str = "nothing panics while it holds this lock";
 
-/// So few readers are woken from here: a message would cost as much, and its receiver would have to be woken too.
+/// So few events are delivered from here: a message would cost as much, and its receiver would have to be woken too.
 const FEW: usize = 2;
 
 /// A reader is behind when so many events are unread.
 const BEHIND: usize = 2;
 
-/// Those who are to be woken, of all sequences of one scheduler.
-pub(crate) struct Wakeups {
+/// The way of events to their readers, of all sequences of one scheduler.
+pub(crate) struct Dispatcher {
     collected: Mutex<Collected>,
+    mailboxes: Arc<Mailboxes>,
     /// To the readers' runtime.
-    over: Option<mpsc::UnboundedSender<Vec<Waker>>>,
+    over: Option<mpsc::UnboundedSender<Batch>>,
 }
 
 #[derive(Default)]
 struct Collected {
-    wakers: Vec<Waker>,
+    letters: Vec<Letter>,
     /// The time of the step whose events come; `None`: nothing is collected.
     step: Option<Instant>,
 }
 
-impl Wakeups {
+/// To one mailbox. No event: nothing more will come.
+struct Letter {
+    to: usize,
+    event: Option<SequenceEvent>,
+}
+
+/// What happened at the same time, in order.
+struct Batch {
+    at: Instant,
+    letters: Vec<Letter>,
+}
+
+#[derive(Default)]
+struct Mailboxes {
+    open: Mutex<Slab<Arc<Mailbox>>>,
+    /// Batches that were handed over and are not delivered yet: what comes after them must not overtake them.
+    in_transit: AtomicUsize,
+    /// Empty, for the next batch.
+    spare: Mutex<Vec<Letter>>,
+}
+
+impl Dispatcher {
     /// `readers` is the runtime of most of them.
     pub fn new(readers: Option<&tokio::runtime::Handle>) -> Arc<Self> {
+        let mailboxes = Arc::<Mailboxes>::default();
         let over = readers.map(|runtime| {
-            let (over, mut handed) = mpsc::unbounded_channel::<Vec<Waker>>();
+            let (over, mut handed) = mpsc::unbounded_channel();
+            let mailboxes = mailboxes.clone();
             runtime.spawn(async move {
-                while let Some(wakers) = handed.recv().await {
-                    wakers.into_iter().for_each(Waker::wake);
+                while let Some(batch) = handed.recv().await {
+                    mailboxes.deliver(batch);
+                    mailboxes.in_transit.fetch_sub(1, Ordering::Release);
                 }
             });
             over
         });
-        Arc::new(Self { collected: Mutex::default(), over })
+        Arc::new(Self { collected: Mutex::default(), mailboxes, over })
     }
 
-    /// Until `flush` nobody is woken, and all events are of this time.
+    /// Until `flush` nothing is delivered, and all events are of this time.
     pub fn collect(&self, now: Instant) {
-        self.lock().step = Some(now);
+        lock(&self.collected).step = Some(now);
     }
 
     pub fn flush(&self) {
-        let wakers = {
-            let mut collected = self.lock();
-            collected.step = None;
-            let expected = collected.wakers.len();
-            std::mem::replace(&mut collected.wakers, Vec::with_capacity(expected))
+        let batch = {
+            let mut collected = lock(&self.collected);
+            let Some(at) = collected.step.take() else { return };
+            let spare = std::mem::take(&mut *lock(&self.mailboxes.spare));
+            Batch { at, letters: std::mem::replace(&mut collected.letters, spare) }
         };
-        let left = match &self.over {
-            Some(over) if wakers.len() > FEW => over.send(wakers).err().map(|unsent| unsent.0),
-            _ => Some(wakers),
-        };
-        left.into_iter().flatten().for_each(Waker::wake);
+        self.dispatch(batch);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.collected.lock().expect(NO_PANIC)
+    /// At the next `flush`, or now if nothing is collected.
+    fn post(&self, letter: Letter) {
+        let mut collected = lock(&self.collected);
+        match collected.step {
+            Some(_) => collected.letters.push(letter),
+            None => {
+                drop(collected);
+                self.dispatch(Batch { at: clock::now(), letters: vec![letter] });
+            }
+        }
+    }
+
+    fn dispatch(&self, batch: Batch) {
+        let in_transit = &self.mailboxes.in_transit;
+        let left = match &self.over {
+            Some(over) if batch.letters.len() > FEW || in_transit.load(Ordering::Acquire) > 0 => {
+                in_transit.fetch_add(1, Ordering::Relaxed);
+                over.send(batch).err().map(|unsent| unsent.0)
+            }
+            _ => Some(batch),
+        };
+        if let Some(batch) = left {
+            self.mailboxes.deliver(batch);
+        }
     }
 }
 
+impl Mailboxes {
+    fn deliver(&self, Batch { at, mut letters }: Batch) {
+        for Letter { to, event } in letters.drain(..) {
+            let waiting = {
+                let mut open = lock(&self.open);
+                match event {
+                    Some(event) => open[to].take_in(Told { at, event }),
+                    None => open.remove(to).close(),
+                }
+            };
+            waiting.into_iter().flatten().for_each(Waker::wake);
+        }
+        let mut spare = lock(&self.spare);
+        if spare.capacity() < letters.capacity() {
+            *spare = letters;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect(NO_PANIC)
+}
+
 /// Both ends of a new mailbox.
-pub(crate) fn mailbox(wakeups: &Arc<Wakeups>) -> (EventSender, SequenceEvents) {
+pub(crate) fn mailbox(dispatcher: &Arc<Dispatcher>) -> (EventSender, SequenceEvents) {
     let mailbox = Arc::<Mailbox>::default();
-    (EventSender { mailbox: mailbox.clone(), wakeups: wakeups.clone() }, SequenceEvents { mailbox })
+    let number = lock(&dispatcher.mailboxes.open).insert(mailbox.clone());
+    (EventSender { number, dispatcher: dispatcher.clone() }, SequenceEvents { mailbox })
 }
 
 #[derive(Default)]
@@ -131,47 +200,44 @@ pub struct Told {
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect(NO_PANIC)
+        lock(&self.0)
+    }
+
+    /// Returns who is to be woken.
+    fn take_in(&self, told: Told) -> [Option<Waker>; 2] {
+        let mut state = self.lock();
+        if state.reader_is_gone {
+            return [None, None];
+        }
+        state.unread.push(told);
+        let attendant = if state.unread.len() >= BEHIND { state.attendant.take() } else { None };
+        [state.reader.take(), attendant]
+    }
+
+    /// Whoever still waits was told no end.
+    fn close(&self) -> [Option<Waker>; 2] {
+        let mut state = self.lock();
+        state.sender_is_gone = true;
+        [state.reader.take(), state.attendant.take()]
     }
 }
 
 /// The scheduler's end.
 pub(crate) struct EventSender {
-    mailbox: Arc<Mailbox>,
-    wakeups: Arc<Wakeups>,
+    number: usize,
+    dispatcher: Arc<Dispatcher>,
 }
 
 impl EventSender {
     /// The reader may be gone, which its ticket tells; nothing is lost then.
     pub fn send(&self, event: SequenceEvent) {
-        let mut collected = self.wakeups.lock();
-        let step = collected.step;
-        let mut state = self.mailbox.lock();
-        if state.reader_is_gone {
-            return;
-        }
-        state.unread.push(Told { at: step.unwrap_or_else(clock::now), event });
-        let reader = state.reader.take();
-        let attendant = if state.unread.len() >= BEHIND { state.attendant.take() } else { None };
-        drop(state);
-        let wakers = reader.into_iter().chain(attendant);
-        if step.is_some() {
-            collected.wakers.extend(wakers);
-            return;
-        }
-        drop(collected);
-        wakers.for_each(Waker::wake);
+        self.dispatcher.post(Letter { to: self.number, event: Some(event) });
     }
 }
 
 impl Drop for EventSender {
-    /// Whoever still waits was told no end.
     fn drop(&mut self) {
-        let mut state = self.mailbox.lock();
-        state.sender_is_gone = true;
-        let waiting = [state.reader.take(), state.attendant.take()];
-        drop(state);
-        waiting.into_iter().flatten().for_each(Waker::wake);
+        self.dispatcher.post(Letter { to: self.number, event: None });
     }
 }
 
@@ -267,20 +333,20 @@ mod tests {
     }
 
     #[test]
-    fn while_a_step_is_applied_nobody_is_woken_and_then_each_once() {
-        let wakeups = Wakeups::new(None);
-        let mut boxes: Vec<_> = (0..5).map(|_| (mailbox(&wakeups), Arc::new(Woken::default()))).collect();
+    fn while_a_step_is_applied_nothing_is_delivered_and_then_each_reader_is_woken_once() {
+        let dispatcher = Dispatcher::new(None);
+        let mut boxes: Vec<_> = (0..5).map(|_| (mailbox(&dispatcher), Arc::new(Woken::default()))).collect();
         for ((_, events), woken) in &mut boxes {
             assert!(waits(events, woken));
         }
         let now = clock::now();
-        wakeups.collect(now);
+        dispatcher.collect(now);
         for ((sender, _), woken) in &boxes {
             sender.send(event(1));
             sender.send(event(2));
             assert_eq!(woken.times(), 0);
         }
-        wakeups.flush();
+        dispatcher.flush();
         for ((_, events), woken) in &mut boxes {
             assert_eq!(woken.times(), 1);
             let told = events.try_next().expect("the first event");
@@ -295,14 +361,14 @@ mod tests {
 
     #[tokio::test]
     async fn many_readers_are_woken_by_a_task_of_their_own_runtime() {
-        let wakeups = Wakeups::new(Some(&tokio::runtime::Handle::current()));
-        let (senders, readers): (Vec<_>, Vec<_>) = (0..100).map(|_| mailbox(&wakeups)).unzip();
+        let dispatcher = Dispatcher::new(Some(&tokio::runtime::Handle::current()));
+        let (senders, readers): (Vec<_>, Vec<_>) = (0..100).map(|_| mailbox(&dispatcher)).unzip();
         let readers: Vec<_> =
             readers.into_iter().map(|mut events| tokio::spawn(async move { events.recv().await })).collect();
         tokio::task::yield_now().await;
-        wakeups.collect(clock::now());
+        dispatcher.collect(clock::now());
         senders.iter().for_each(|sender| sender.send(event(7)));
-        wakeups.flush();
+        dispatcher.flush();
         for reader in readers {
             let event = reader.await.expect("no panic");
             assert!(matches!(event, Some(SequenceEvent::Admitted { cached_tokens: 7 })), "{event:?}");
@@ -311,8 +377,8 @@ mod tests {
 
     #[test]
     fn an_attendant_is_woken_only_when_the_reader_is_behind() {
-        let wakeups = Wakeups::new(None);
-        let (sender, mut events) = mailbox(&wakeups);
+        let dispatcher = Dispatcher::new(None);
+        let (sender, mut events) = mailbox(&dispatcher);
         let attendant = Arc::new(Woken::default());
         let waker = waker(attendant.clone());
         let behind =
@@ -331,23 +397,73 @@ mod tests {
 
     #[test]
     fn who_waits_is_told_that_nothing_more_will_come() {
-        let wakeups = Wakeups::new(None);
-        let (sender, mut events) = mailbox(&wakeups);
+        let dispatcher = Dispatcher::new(None);
+        let (sender, mut events) = mailbox(&dispatcher);
         let woken = Arc::new(Woken::default());
         assert!(waits(&mut events, &woken));
-        wakeups.collect(clock::now());
+        dispatcher.collect(clock::now());
+        sender.send(event(1));
         drop(sender);
+        assert_eq!(woken.times(), 0);
+        dispatcher.flush();
         assert_eq!(woken.times(), 1);
+        assert!(events.try_recv().is_some());
         assert!(!waits(&mut events, &woken) && events.try_recv().is_none());
     }
 
     #[test]
     fn what_nobody_reads_any_more_is_not_kept() {
-        let wakeups = Wakeups::new(None);
-        let (sender, events) = mailbox(&wakeups);
+        let dispatcher = Dispatcher::new(None);
+        let (sender, events) = mailbox(&dispatcher);
         sender.send(event(1));
+        let mailbox = events.mailbox.clone();
         drop(events);
         sender.send(event(2));
-        assert_eq!(sender.mailbox.lock().unread.len(), 0);
+        assert_eq!(mailbox.lock().unread.len(), 0);
+        drop(sender);
+        assert!(lock(&dispatcher.mailboxes.open).is_empty());
+    }
+
+    /// Few events are delivered by who sends them, many by a task: they must not overtake each other.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn events_come_in_order_however_many_come_at_once() {
+        const ROUNDS: u32 = 2_000;
+        let dispatcher = Dispatcher::new(Some(&tokio::runtime::Handle::current()));
+        let (mut senders, readers): (Vec<_>, Vec<_>) = (0..10).map(|_| mailbox(&dispatcher)).unzip();
+        let readers: Vec<_> = readers
+            .into_iter()
+            .map(|mut events| {
+                tokio::spawn(async move {
+                    let mut read = Vec::new();
+                    while let Some(event) = events.recv().await {
+                        let SequenceEvent::Admitted { cached_tokens } = event else { panic!("{event:?}") };
+                        read.push(cached_tokens);
+                    }
+                    read
+                })
+            })
+            .collect();
+        let sending = std::thread::spawn(move || {
+            for round in 0..ROUNDS {
+                // All in one step, the first alone in one, and the first outside of any.
+                for count in [senders.len(), 1] {
+                    dispatcher.collect(clock::now());
+                    senders[..count]
+                        .iter()
+                        .for_each(|sender| sender.send(event(3 * round + u32::from(count == 1))));
+                    dispatcher.flush();
+                }
+                senders[0].send(event(3 * round + 2));
+            }
+            dispatcher.collect(clock::now());
+            senders.clear();
+            dispatcher.flush();
+        });
+        for (at, reader) in readers.into_iter().enumerate() {
+            let read = reader.await.expect("no panic");
+            let expected: Vec<_> = (0..3 * ROUNDS).filter(|number| at == 0 || number % 3 == 0).collect();
+            assert!(read == expected, "reader {at} read {} events", read.len());
+        }
+        sending.join().expect("no panic");
     }
 }

@@ -79,7 +79,7 @@ pub async fn spawn(
 ) -> Handle {
     let (handle, mut task) = assemble(&group, source, settings, health.clone());
     let (opened, open) = oneshot::channel();
-    let wakeups = handle.shared.wakeups.clone();
+    let dispatcher = handle.shared.dispatcher.clone();
     // So that whoever looks before the first step sees the empty cache.
     task.publish();
     std::thread::Builder::new()
@@ -94,7 +94,7 @@ pub async fn spawn(
             };
             // Nobody joins this thread. What it owned is gone with it, and every sequence has ended.
             let ended = catch_unwind(AssertUnwindSafe(running));
-            wakeups.flush();
+            dispatcher.flush();
             if let Err(panic) = ended {
                 let why = format!("the scheduler panicked: {}", message_of(&*panic));
                 tracing::error!("{why}");
@@ -123,7 +123,7 @@ fn assemble(
         max_request_tokens: AtomicU32::new(group.max_request_tokens()),
         retry_after_ms: AtomicU64::new(1000),
         stats: Mutex::new(Stats::default()),
-        wakeups: mailbox::Wakeups::new(Some(&outside)),
+        dispatcher: mailbox::Dispatcher::new(Some(&outside)),
     });
     let task = task::Task::new(group, inbox, shared.clone(), settings, health, source, outside);
     (Handle { inbox: sender, shared }, task)

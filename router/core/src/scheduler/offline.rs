@@ -10,7 +10,7 @@ use penstock_proto::{ModelDescription, Prepared, StepPlan, StepResult};
 
 use super::core::{Capacity, Core, Rules};
 use super::handle::{Arrival, Settings, Stats};
-use super::mailbox::{SequenceEvents, Wakeups, mailbox};
+use super::mailbox::{Dispatcher, SequenceEvents, mailbox};
 use super::policy::Drafting;
 use super::policy::SNAPSHOT_DISTANCES;
 use super::submission::SequenceSpec;
@@ -18,7 +18,7 @@ use crate::worker::{Loss, PrepareLimits};
 
 pub struct Offline {
     core: Core,
-    wakeups: Arc<Wakeups>,
+    dispatcher: Arc<Dispatcher>,
     next_id: u64,
 }
 
@@ -53,12 +53,12 @@ impl Offline {
             draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
         };
-        let wakeups = Wakeups::new(tokio::runtime::Handle::try_current().ok().as_ref());
-        Self { core: Core::new(rules, capacity), wakeups, next_id: 1 }
+        let dispatcher = Dispatcher::new(tokio::runtime::Handle::try_current().ok().as_ref());
+        Self { core: Core::new(rules, capacity), dispatcher, next_id: 1 }
     }
 
     pub fn submit(&mut self, spec: SequenceSpec) -> SequenceEvents {
-        let (sender, events) = mailbox(&self.wakeups);
+        let (sender, events) = mailbox(&self.dispatcher);
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.core.submit(Arrival { id, spec, events: sender, permit: None }, Instant::now());
@@ -70,9 +70,9 @@ impl Offline {
     }
 
     pub fn apply(&mut self, result: StepResult, now: Instant) -> Result<(), Loss> {
-        self.wakeups.collect(now);
+        self.dispatcher.collect(now);
         let applied = self.core.apply(result, now).map(drop);
-        self.wakeups.flush();
+        self.dispatcher.flush();
         applied
     }
 

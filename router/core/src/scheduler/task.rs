@@ -263,7 +263,7 @@ impl Task {
         let now = clock::now();
         self.last_sign = now;
         // Until the next plan is on its way.
-        self.shared.wakeups.collect(now);
+        self.shared.dispatcher.collect(now);
         let step = self.core.apply(result, now)?;
         self.metrics.stepped(&step, clock::since(now));
         if step.delivered > 0 {
@@ -349,7 +349,7 @@ impl Task {
         self.shared.retry_after_ms.store(retry_after.as_millis() as u64, Ordering::Relaxed);
         *self.shared.stats.lock().expect("nothing panics while it holds this lock") = stats;
         // Whoever is woken may look at all that.
-        self.shared.wakeups.flush();
+        self.shared.dispatcher.flush();
     }
 
     /// The workers will not come back. Whoever lives fails, and so does whoever still comes.

@@ -46,8 +46,8 @@ const STREAMS: u32 = 256;
 /// Streams that a client of HTTP/2 began and took back before they were looked at, and streams that were
 /// reset for its errors: more end the connection (CVE-2023-44487, CVE-2025-8671).
 const RESETS: usize = 32;
-/// What one stream of HTTP/2 may have waiting to be sent.
-const UNSENT: usize = 64 << 10;
+/// What one stream of HTTP/2 may have waiting to be sent, and one connection in the kernel.
+pub const MAX_UNSENT: u32 = 64 << 10;
 
 /// How long a connection of the probes' reserve may last.
 const PROBE: Duration = Duration::from_secs(5);
@@ -109,7 +109,7 @@ impl ConnectionLimits {
             .max_concurrent_streams(STREAMS)
             .max_pending_accept_reset_streams(RESETS)
             .max_local_error_reset_streams(RESETS)
-            .max_send_buf_size(UNSENT);
+            .max_send_buf_size(MAX_UNSENT as usize);
         builder
     }
 }

@@ -10,5 +10,5 @@ pub mod wake_gate;
 mod write_timeout;
 
 pub use limiter::{ConnectionLimiter, RESERVE};
-pub use listener::{ClientAddress, ConnectionLimits, serve};
+pub use listener::{ClientAddress, ConnectionLimits, MAX_UNSENT, serve};
 pub use tls::acceptor as tls;

@@ -15,7 +15,7 @@ use crate::scheduler::block_events::BlockChange;
 use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Capacity, Core, Rules};
 use crate::scheduler::handle::Arrival;
-use crate::scheduler::mailbox::{Wakeups, mailbox};
+use crate::scheduler::mailbox::{Dispatcher, mailbox};
 use crate::scheduler::mask_job::MaskJob;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::results::Stepped;
@@ -246,7 +246,7 @@ impl Harness {
     pub fn submit(&mut self, spec: SequenceSpec) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let (sender, events) = mailbox(&Wakeups::new(None));
+        let (sender, events) = mailbox(&Dispatcher::new(None));
         self.core.submit(Arrival { id, spec: spec.clone(), events: sender, permit: None }, self.now);
         let client = Client::new(id, spec, events);
         self.clients.insert(id, client);

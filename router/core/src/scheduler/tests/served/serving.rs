@@ -90,7 +90,7 @@ async fn told_at_a_stop() -> usize {
     assert!(served.handle.inbox.send(Message::Stop(done)).is_ok());
     let mut told = 0;
     for number in 1000.. {
-        let (events, mut received) = mailbox(&served.handle.shared.wakeups);
+        let (events, mut received) = mailbox(&served.handle.shared.dispatcher);
         let arrival = Arrival { id: SequenceId(number), spec: spec.clone(), events, permit: None };
         if served.handle.inbox.send(Message::Submit(Box::new(arrival))).is_err() {
             break;
