@@ -166,3 +166,7 @@ impl Budget {
 pub fn too_long() -> Error {
     Error::new(ErrorKind::Size, "a value is too long")
 }
+
+pub fn too_large() -> Error {
+    Error::new(ErrorKind::Other, "a number is too large")
+}

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::budget::Budget;
-use super::methods::Given;
-use super::operators::{get, item, too_large};
+use super::arguments::Given;
+use super::budget::{Budget, too_large};
+use super::subscripts::{get, item};
 use super::value::{Value, float, lookup};
 use super::{Error, ErrorKind};
 

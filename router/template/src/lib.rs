@@ -12,9 +12,10 @@
 //! `{%`, and the scopes of macros and ifs.
 //!
 //! `chat` is how transformers calls a model's templates. `lexer` and `parser` make the tree of `ast`; `eval` walks it;
-//! `value`, `operators`, `format` and `methods` are Python's objects, `filters` and `predicates` Jinja's; `budget` bounds
+//! `value`, `operators`, `subscripts`, `format` and `methods` are Python's objects, `filters` Jinja's; `budget` bounds
 //! what all of them may take. integration-tests/test_chat_templates.py holds all of it to transformers, and `fuzz/` searches for templates that break it.
 
+mod arguments;
 mod ast;
 mod budget;
 mod chat;
@@ -25,7 +26,7 @@ mod lexer;
 mod methods;
 mod operators;
 mod parser;
-mod predicates;
+mod subscripts;
 mod text;
 mod value;
 

@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
-use super::scope::looked_at;
-use super::{Loop, Renderer, Scope, gone};
+use super::{Renderer, gone};
+use crate::arguments::Given;
 use crate::ast::Macro;
 use crate::format::now;
-use crate::methods::{self, Given};
-use crate::value::{Callable, Dict, Global, Key, Range, Value, equal, is_undefined, key};
+use crate::methods;
+use crate::value::{
+    Callable, Dict, Global, Key, Loop, Range, Scope, Value, equal, is_undefined, key, looked_at,
+};
 use crate::{Error, ErrorKind};
 
 /// Python's limit for `range` in a sandbox.

@@ -5,23 +5,20 @@
 //! what loops remember. So what a template builds goes when its rendering does, even if it refers to itself.
 
 mod calls;
-mod scope;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use crate::arguments::Given;
 use crate::ast::{Arguments, Call, Comparison, Expr, For, Statement, StatementKind, Target, Unary};
-use crate::budget::{Budget, VALUE};
-use crate::filters::{self, attribute, subscript};
-use crate::methods::Given;
-use crate::operators::{binary, comparison, join, slice, too_large};
-use crate::predicates;
-use crate::value::{Callable, Dict, Global, Key, Value, is_undefined, key};
+use crate::budget::{Budget, VALUE, too_large};
+use crate::filters::{self, attribute, predicates, subscript};
+use crate::operators::{binary, comparison, join};
+use crate::subscripts::slice;
+use crate::value::{Callable, Dict, Global, Key, Loop, Scope, Value, is_undefined, key};
 use crate::{Error, ErrorKind};
-
-pub use scope::{Loop, Scope};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Error;
 use crate::budget::Budget;
 use crate::methods::method_of;
-use crate::operators::item;
+use crate::subscripts::item;
 use crate::value::{Text, Value, is_undefined};
 
 /// `value.name`, as `eval` looks it up, for the filters that take the name of an attribute.

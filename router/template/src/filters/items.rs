@@ -3,10 +3,9 @@
 use std::rc::Rc;
 
 use super::attributes::path;
-use super::{apply, folded, integer, is_set, sorted_by_keys, type_error};
+use super::{apply, folded, integer, is_set, predicates, sorted_by_keys, type_error};
+use crate::arguments::Given;
 use crate::budget::{Budget, MAX_ITEMS, too_long};
-use crate::methods::Given;
-use crate::predicates;
 use crate::value::{Items, Tuple, Value, equal};
 use crate::{Error, ErrorKind};
 

@@ -1,17 +1,19 @@
-//! Jinja2's filters, and the `tojson` of transformers. Those that print something random, an address or a
+//! Jinja2's filters and tests (`predicates`), and the `tojson` of transformers. Those that print something random, an address or a
 //! web page's markup are not known: no chat template can want them.
 
 mod attributes;
 mod items;
+pub mod predicates;
 mod texts;
 
 use std::cmp::Ordering;
 
+use crate::arguments::Given;
 use crate::ast::Binary;
-use crate::budget::Budget;
+use crate::budget::{Budget, too_large};
 use crate::format::percent;
-use crate::methods::{Given, call as call_method, pairs, replace, strip};
-use crate::operators::{binary, escaped, join, too_large};
+use crate::methods::{call as call_method, pairs, replace, strip};
+use crate::operators::{binary, escaped, join};
 use crate::text::capitalize;
 use crate::value::{Dict, Text, Value, compare, is_undefined, key, sorted};
 use crate::{Error, ErrorKind};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{count_of, integer, is_set, type_error};
-use crate::budget::Budget;
-use crate::methods::{Given, pairs};
-use crate::operators::too_large;
+use crate::arguments::Given;
+use crate::budget::{Budget, too_large};
+use crate::methods::pairs;
 use crate::text::{self, split_lines};
 use crate::value::{JsonStyle, Value, is_undefined};
 use crate::{Error, ErrorKind};

@@ -10,6 +10,7 @@ mod compare;
 mod json;
 mod key;
 mod print;
+mod scope;
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -20,13 +21,13 @@ use indexmap::IndexMap;
 
 use crate::ast::Macro;
 use crate::budget::{Budget, MAX_ITEMS, too_long};
-use crate::eval::{Loop, Scope};
 use crate::{Error, ErrorKind};
 
 pub use compare::{compare, equal, holds, sorted};
 pub use json::JsonStyle;
 pub use key::{Key, key, lookup};
 pub use print::float;
+pub use scope::{Loop, Scope, looked_at};
 
 #[derive(Clone)]
 pub enum Value {

@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use super::Value;
 use crate::Error;
 use crate::ast::For;
 use crate::budget::Budget;
-use crate::value::Value;
 
 /// Names of one block, and what is around it.
 pub struct Scope {
@@ -15,19 +15,19 @@ pub struct Scope {
     names: RefCell<Vec<(Arc<str>, Value)>>,
     parent: Option<Rc<Scope>>,
     /// Whether the rendering keeps it.
-    pub(super) kept: Cell<bool>,
+    pub kept: Cell<bool>,
 }
 
 impl Scope {
-    pub(super) fn new(parent: Option<Rc<Self>>) -> Rc<Self> {
+    pub fn new(parent: Option<Rc<Self>>) -> Rc<Self> {
         Rc::new(Self { names: RefCell::default(), parent, kept: Cell::new(false) })
     }
 
-    pub(super) fn inside(parent: &Rc<Self>) -> Rc<Self> {
+    pub fn inside(parent: &Rc<Self>) -> Rc<Self> {
         Self::new(Some(parent.clone()))
     }
 
-    pub(super) fn set(&self, name: &Arc<str>, value: Value, budget: &Budget) -> Result<(), Error> {
+    pub fn set(&self, name: &Arc<str>, value: Value, budget: &Budget) -> Result<(), Error> {
         let mut names = self.names.borrow_mut();
         budget.step(looked_at(names.len(), name))?;
         match names.iter_mut().find(|(known, _)| *known == *name) {
@@ -37,7 +37,7 @@ impl Scope {
         Ok(())
     }
 
-    pub(super) fn get(&self, name: &str, budget: &Budget) -> Result<Option<Value>, Error> {
+    pub fn get(&self, name: &str, budget: &Budget) -> Result<Option<Value>, Error> {
         let mut scope = self;
         loop {
             let names = scope.names.borrow();
@@ -55,20 +55,20 @@ impl Scope {
 }
 
 /// Steps of comparing a name with so many: none where there are as few as in a template that is meant well.
-pub(super) fn looked_at(names: usize, name: &str) -> usize {
+pub fn looked_at(names: usize, name: &str) -> usize {
     names * (1 + name.len() / 64) / 64
 }
 
 /// The variable `loop`.
 pub struct Loop {
     /// All of them, or those that came so far where the loop does not look ahead.
-    pub(super) items: RefCell<Vec<Value>>,
-    pub(super) at: Cell<usize>,
-    pub(super) depth: usize,
+    pub items: RefCell<Vec<Value>>,
+    pub at: Cell<usize>,
+    pub depth: usize,
     /// Where the rendering has what `loop.changed` saw last.
-    pub(super) changed: Cell<Option<usize>>,
+    pub changed: Cell<Option<usize>>,
     /// For `loop(...)` in a recursive loop.
-    pub(super) recursive: Option<(Arc<For>, Weak<Scope>)>,
+    pub recursive: Option<(Arc<For>, Weak<Scope>)>,
     pub nesting: u32,
 }
 

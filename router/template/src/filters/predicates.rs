@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use super::ast::{Binary, Comparison};
-use super::budget::Budget;
-use super::filters;
-use super::methods::{Given, is_cased};
-use super::operators::{binary, comparison, contains};
-use super::value::{Text, Value, equal};
-use super::{Error, ErrorKind};
+use crate::arguments::Given;
+use crate::ast::{Binary, Comparison};
+use crate::budget::Budget;
+use crate::methods::is_cased;
+use crate::operators::{binary, comparison, contains};
+use crate::value::{Text, Value, equal};
+use crate::{Error, ErrorKind};
 
 pub fn test(name: &str, value: &Value, given: &Given, budget: &Budget) -> Result<bool, Error> {
     let other = || -> Result<Value, Error> {
@@ -55,7 +55,7 @@ pub fn test(name: &str, value: &Value, given: &Given, budget: &Budget) -> Result
         "escaped" => matches!(value, Value::Str(Text { safe: true, .. })),
         "lower" => is_cased(&read(value, budget)?, char::is_lowercase, char::is_uppercase),
         "upper" => is_cased(&read(value, budget)?, char::is_uppercase, char::is_lowercase),
-        "filter" => value.as_str().is_some_and(|name| filters::is_known(name, budget)),
+        "filter" => value.as_str().is_some_and(|name| super::is_known(name, budget)),
         "test" => value.as_str().is_some_and(|name| is_known(name, budget)),
         _ => return Err(Error::new(ErrorKind::Unknown, format!("the test `{name}`"))),
     };
