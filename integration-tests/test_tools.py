@@ -345,16 +345,25 @@ def test_a_schema_that_cannot_be_compiled_binds_only_where_it_must(address: wire
 
 def test_a_killed_worker_costs_a_call_nothing(launch: Launch) -> None:
     server = launch(*ON_TORCH).wait_ready()
-    forced: dict[str, Any] = {"tool_choice": "required", "temperature": 1.2, "seed": 8, "max_tokens": 300}
+    words = {"type": "string", "pattern": "^([a-z]{3,9} ){60}$"}
+    parameters = {"type": "object", "properties": {"words": words}, "required": ["words"]}
+    note = {"name": "take_note", "description": "Writes words down", "parameters": parameters}
+    forced: dict[str, Any] = {
+        "tools": [{"type": "function", "function": note}],
+        "tool_choice": "required",
+        "temperature": 1.2,
+        "seed": 8,
+        "max_tokens": 600,
+    }
     alone = ask(server.address, ASKS_WEATHER, **forced)
     chunks = []
     with server.slow_worker() as kill:
         for count, chunk in enumerate(chunks_of(server.address, body(ASKS_WEATHER, **forced))):
             chunks.append(chunk)
-            if count == 0:
+            if count == 10:
                 kill()
     calls = [(call["name"], json.loads(call["arguments"])) for call in put_together(chunks)["tool_calls"]]
-    assert calls == called(alone)
+    assert calls == called(alone) and len(calls[0][1]["words"].split()) == 60
     assert server.went_on() == [1], "the call was over before the worker was killed"
 
 
