@@ -16,6 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -191,7 +192,25 @@ class Launched:
             thread.join()
             os.close(descriptor)
 
-    def went_on(self) -> list[int]:
+    def interruptions(self) -> Iterator[Callable[[], None]]:
+        """Gives what kills the slow worker; again, up to five times, until a kill has interrupted something: on a busy machine a text
+        may be over before its first tokens were seen.
+        """
+
+        for _ in range(5):
+            recoveries, lost = len(self._went_on()), self.worker().pid
+            with self.slow_worker() as kill:
+                yield kill
+            wait_for(partial(self._is_replaced, lost), "a new worker", 60)
+            self.wait_ready()
+            if any(self._went_on()[recoveries:]):
+                return
+        raise AssertionError("five times the texts were over before the worker was killed")
+
+    def _is_replaced(self, worker: int) -> bool:
+        return self.worker().pid != worker
+
+    def _went_on(self) -> list[int]:
         """For each recovery so far: the sequences that were unfinished and went on behind it."""
         told = re.findall(r"streams go on.*?\bsequences=(\d+)", self.log())
         return [int(count) for count in told]

@@ -175,23 +175,18 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 // Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
 constexpr int kInt4Near = 4;
 
-// Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`, or of one or two rows in
-// registers.
+// Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`, or of one or two rows as
+// they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
-                         const int *outputs, int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
+                         int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
     const int tiles = (k_tiles + 1) / 2;
 #if defined(PENSTOCK_AVX512)
-    while (rows <= 2 && count >= 2) {
-        const int32_t *const weight_sums[] = {args.sums + outputs[0] * 16, args.sums + outputs[1] * 16};
-        if (rows == 1)
-            int4_rows<1, 2>(a, args.source_bytes, columns, weight_sums, tiles, step, sums);
-        else
-            int4_rows<2, 2>(a, args.source_bytes, columns, weight_sums, tiles, step, sums);
-        columns += 2, outputs += 2, count -= 2, sums += 2 * kBlockFloats;
+    while (rows <= 2 && count > 0) {
+        const int some = rows == 1 ? some_int4_rows<1>(a, args.source_bytes, columns, count, tiles, step, sums)
+                                   : some_int4_rows<2>(a, args.source_bytes, columns, count, tiles, step, sums);
+        columns += some, count -= some, sums += some * kBlockFloats;
     }
     if (count == 0) return;
-#else
-    (void)outputs;
 #endif
     const uint8_t *from[kMostTiles];
     for (int i = 0; i < count; i++) from[i] = unpacked + i * kInt4Near * 2 * kTileBytes;
@@ -251,7 +246,7 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         if (is_bf16)
             product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, sums);
         else if (is_int4)
-            int4_product(args, a, rows, columns, tiles, count, k_tiles, step, unpacked, sums);
+            int4_product(args, a, rows, columns, count, k_tiles, step, unpacked, sums);
         else
             byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, false, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
