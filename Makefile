@@ -168,6 +168,7 @@ test-clients: install client-environments ## tests of client libraries, and the 
 .PHONY: test-all
 test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, on torch what the CPU engine has computed
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
+	PROPTEST_CASES=2000 cargo test --locked --package penstock-core --lib tests::random
 	$(PYTEST) server/tests -m tail
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
 	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)

@@ -500,7 +500,6 @@ FEW = frozenset(
         "LLaMA 2",
         "Gemma 3",
         "GPT-OSS",
-        "GLM-5, layers that share a choice",
         "Qwen 3.5",
         "Mamba 2",
         "DeepSeek V4",

@@ -209,8 +209,13 @@ fn step_and_watch_the_first(harness: &mut Harness) -> bool {
     stepped
 }
 
+/// `make test-all` asks for more.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(700)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn every_client_gets_what_it_would_have_got_alone(
