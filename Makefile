@@ -81,7 +81,7 @@ test: ## lint and run every test
 	$(MAKE) --jobs 2 build-rust-tests environments
 	$(MAKE) install
 	$(MAKE) --jobs 2 rust-and-lint test-beside
-	$(MAKE) test-alone test-clients
+	$(MAKE) test-alone
 
 # The binary that the tests start is the one that `make install` makes, and is compiled once.
 AS_IN_TESTS := --features penstock/as-in-tests
@@ -122,10 +122,10 @@ MEASURED = $(shell grep --recursive --files-with-matches --include='test_*.py' '
 NO_CLIENTS := --ignore integration-tests/test_clients.py
 
 .PHONY: test-beside
-test-beside: install
+test-beside: install client-environments
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile kernels/tests
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile server/tests
-	$(PYTEST) $(BESIDE) 3 --dist loadfile integration-tests $(NO_CLIENTS)
+	$(PYTEST) $(BESIDE) 3 --dist loadfile integration-tests
 
 .PHONY: test-alone
 test-alone: install

@@ -205,7 +205,6 @@ def test_a_collector_that_is_down_costs_one_warning_each(launch: Launch) -> None
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.alone
 def test_a_slow_collector_delays_no_answer(launch: Launch, tmp_path: Any) -> None:
     with Collector(tmp_path, seconds=600) as slow:
         launched = launch("--otlp-endpoint", slow.endpoint).wait_ready()
