@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time by itself")
     parser.add_argument("--quantize", default="", help="int8 or int4, of the peer penstock")
     parser.add_argument("--quantize-head", action="store_true")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of the peer penstock")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", default="penstock,transformers")
     parser.add_argument(
@@ -189,7 +190,11 @@ def main() -> None:
         torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     longest = max(arguments.prompt + arguments.tokens, arguments.prefill)
-    options = {"quantize": arguments.quantize, "quantize_head": arguments.quantize_head}
+    options = {
+        "quantize": arguments.quantize,
+        "quantize_head": arguments.quantize_head,
+        "cache_dtype": arguments.kv_cache_dtype,
+    }
     peers = {
         name: peer(name, arguments.model, dtype, longest, **options) for name in arguments.peers.split(",")
     }

@@ -1,6 +1,6 @@
-"""What `--quantize` does to a model's predictions, beside the same model in bf16 in the same run.
+"""What `--quantize` and `--kv-cache-dtype` do to a model's predictions, beside the same model in bf16 in the same run.
 
-    python benchmarks/quantization.py [MODEL] [--quantize int8,int4] [--head] [--sequences 64]
+    python benchmarks/quantization.py [MODEL] [--quantize int8,int4] [--head] [--kv-cache-dtype int8] [--sequences 64]
 
 Without MODEL, the model that ships, on the answers of its held-out questions (`penstock.tiny`): perplexity, the share of answers
 that are right to the last token, and how often the likeliest token is that of bf16. With MODEL, how often that is on made-up
@@ -54,13 +54,19 @@ def made_up(vocabulary: int, sequences: int) -> Texts:
 
 
 def predictions(
-    folder: Path, texts: Texts, quantize: str, head: bool
+    folder: Path, texts: Texts, quantize: str, head: bool, cache: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], list[bool], int]:
     """Of every token of the answers its log probability and the likeliest token there; of every answer, whether they are
     all the same; and the bytes of the weights."""
     config = json.loads((folder / "config.json").read_text())
     engine = Engine(
-        config, folder, torch.bfloat16, torch.device("cpu"), quantize=quantize, quantize_head=head
+        config,
+        folder,
+        torch.bfloat16,
+        torch.device("cpu"),
+        quantize=quantize,
+        quantize_head=head,
+        cache_dtype=cache,
     )
     assert engine.native is not None, "the CPU engine runs it"
     prepare(
@@ -105,6 +111,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--quantize", default="int8,int4")
     parser.add_argument("--head", action="store_true", help="of the head as well")
+    parser.add_argument("--kv-cache-dtype", default="", help="such as int8,fp8_e4m3fn: each beside bf16")
     parser.add_argument("--sequences", type=int, default=64, help="made up; of questions, a task's")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
@@ -114,15 +121,15 @@ def main() -> None:
     else:
         texts = made_up(json.loads((folder / "config.json").read_text())["vocab_size"], arguments.sequences)
     of_bf16: npt.NDArray[np.int64] | None = None
-    for quantize in ("", *arguments.quantize.split(",")):
+    formats = [(quantize, "auto") for quantize in ("", *filter(None, arguments.quantize.split(",")))]
+    formats += [("", cache) for cache in filter(None, arguments.kv_cache_dtype.split(","))]
+    for quantize, cache in formats:
         logprobs, likeliest, right, held = predictions(
-            folder, texts, quantize, arguments.head and bool(quantize)
+            folder, texts, quantize, arguments.head and bool(quantize), cache
         )
         of_bf16 = likeliest if of_bf16 is None else of_bf16
         agree = float((likeliest == of_bf16).mean())
-        said = (
-            f"{quantize or 'bf16':5} {held / 1e6:8.1f} MB  top-1 as in bf16 {agree:8.3%} of {len(likeliest)}"
-        )
+        said = f"{quantize or 'bf16':5} {'' if cache == 'auto' else f'cache {cache} '}{held / 1e6:8.1f} MB  top-1 as in bf16 {agree:8.3%} of {len(likeliest)}"
         if arguments.model is None:
             said += f"  perplexity {np.exp(-logprobs.mean()):.4f}  right answers {np.mean(right):.2%} of {len(right)}"
         print(said, flush=True)

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
-from penstock_kernels.program import PAGE_TOKENS, Array, HostArray, Layout, Operation, Program
+from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 8
+ABI = 9
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -170,7 +170,7 @@ def library() -> ctypes.CDLL:
         ("destroy", None, [c_void_p]),
         ("workspace", c_int64, [c_void_p, c_int64, c_int64, c_int64]),
         ("reserve", c_int, [c_void_p, c_int64, c_int64, c_int64]),
-        ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int64, c_int32]),
+        ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32]),
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
@@ -247,13 +247,14 @@ class CpuProgram:
         if not self._library.penstock_cpu_reserve(self._handle, tokens, rows, longest):
             raise MemoryError(_reason())
 
-    def set_cache(self, layer: int, rows: Array, table: int) -> None:
-        """Where a layer's pages are, and which table of a step names them. `rows`: bf16, (tokens, ...), a page's tokens below one
-        another; a layer with fewer numbers than they have room for leaves the end of each page as it is.
+    def set_cache(self, layer: int, rows: Array, table: int, format: CacheFormat = CacheFormat.BF16) -> None:
+        """Where a layer's pages are, which table of a step names them, and how they hold numbers: all layers in one format.
+        `rows`: (tokens, ...) of 16 bits, a page's tokens below one another; a layer with fewer numbers than they have room for leaves
+        the end of each page as it is.
         """
         page_bytes = rows[:1].nbytes * PAGE_TOKENS
         at = address(rows)
-        succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, at, page_bytes, table))
+        succeeded(self._library.penstock_cpu_set_cache(self._handle, layer, at, page_bytes, table, format))
 
     def set_state(self, layer: int, state: int, places: Array) -> None:
         """Where a layer's states are: (places, kernel - 1, channels) in bf16 of its convolution, state 0, and (places, heads, ...)

@@ -86,6 +86,15 @@ class Format(IntEnum):
     ROWS = 3
 
 
+class CacheFormat(IntEnum):
+    """Of keys and values in the pages of the cache: numbers of 8 bits but for BF16; those of INT8 have a factor for each token and head."""
+
+    BF16 = 0
+    FP8_E4M3 = 1
+    FP8_E5M2 = 2
+    INT8 = 3
+
+
 class Activation(IntEnum):
     """Functions of `ACTIVATIONS`, of `gated_clamped`, of gates, and `xielu`."""
 

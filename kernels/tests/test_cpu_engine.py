@@ -22,6 +22,7 @@ from penstock_kernels.program import (
     TILE_INPUTS,
     TILE_OUTPUTS,
     Activation,
+    CacheFormat,
     Epilogue,
     Format,
     Kind,
@@ -74,6 +75,7 @@ class Bench:
         table = packed(table_TE)
         self.program.body.append(Operation(Kind.EMBED, -1, self.x, columns=table_TE.shape[1], weight=table))
         self.caches: dict[int, Tensor] = {}  # of layers
+        self.cache_format = CacheFormat.BF16
         self.states: dict[int, Tensor] = {}  # of layer 0
 
     def add(self, kind: Kind, source: int, target: int, **choices: Any) -> None:
@@ -100,7 +102,7 @@ class Bench:
             self.made = TorchProgram(self.program, self.instruction_set, self.threads)
             self.made.reserve(600, 8, LONGEST)
             for layer, rows_NJ in self.caches.items():
-                self.made.set_cache(layer, rows_NJ, 0)
+                self.made.set_cache(layer, rows_NJ, 0, self.cache_format)
             for state, places in self.states.items():
                 self.made.set_state(0, state, places)
         counts = counts or [len(ids)]

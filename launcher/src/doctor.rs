@@ -83,7 +83,7 @@ impl Doctor {
     fn arguments(&self) -> Vec<OsString> {
         let (model, worker) = (&self.model, &self.worker);
         let stages = Some(worker.pipeline_parallel).filter(|stages| *stages > 1);
-        let optional: [(&str, Option<OsString>); 13] = [
+        let optional: [(&str, Option<OsString>); 14] = [
             ("--model-id", model.model_id.as_ref().map(OsString::from)),
             ("--revision", model.revision.as_ref().map(OsString::from)),
             ("--speculate-model", model.speculate_model.as_ref().map(OsString::from)),
@@ -92,6 +92,10 @@ impl Doctor {
             ("--folder", model.weights_cache_override.as_ref().map(OsString::from)),
             ("--dtype", worker.dtype.map(|dtype| dtype.name().into())),
             ("--quantize", worker.quantize.as_deref().and_then(flags::quantization_name).map(OsString::from)),
+            (
+                "--kv-cache-dtype",
+                worker.kv_cache_dtype.as_deref().and_then(flags::cache_dtype_name).map(OsString::from),
+            ),
             ("--device", worker.device.as_ref().map(OsString::from)),
             ("--num-shard", worker.num_shard.map(|shards| shards.to_string().into())),
             ("--pipeline-parallel", stages.map(|stages| stages.to_string().into())),
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(
             arguments(
                 "doctor --model-id a/b --num-shard 2 --pipeline-parallel 3 --model-impl penstock --dtype bfloat16 \
-                 --quantize eetq --quantize-head --trust-remote-code --json"
+                 --quantize eetq --kv-cache-dtype fp8 --quantize-head --trust-remote-code --json"
             ),
             [
                 "--model-id",
@@ -132,6 +136,8 @@ mod tests {
                 "bfloat16",
                 "--quantize",
                 "int8",
+                "--kv-cache-dtype",
+                "fp8_e4m3fn",
                 "--num-shard",
                 "2",
                 "--pipeline-parallel",

@@ -98,6 +98,9 @@ pub struct WorkerArgs {
     /// With --quantize, the matrix that makes logits as well
     #[arg(long, env, value_parser = BoolishValueParser::new())]
     pub quantize_head: bool,
+    /// How the KV cache holds its numbers, on a CPU: int8, fp8_e4m3fn or fp8_e5m2 take half the memory of bf16 (auto)
+    #[arg(long, env)]
+    pub kv_cache_dtype: Option<String>,
     /// Keep what the CPU engine has packed for the next start, which maps it: quantized weights and small
     /// checkpoints (auto), all (on) or none (off) [default: auto]
     #[arg(long, env)]
@@ -199,6 +202,22 @@ const QUANTIZATIONS: [(&str, &str); 3] = [("int8", "int8"), ("eetq", "int8"), ("
 /// What the worker calls a value of --quantize. None: an empty one, which asks for nothing, or an unknown one.
 pub fn quantization_name(given: &str) -> Option<&'static str> {
     QUANTIZATIONS.iter().find(|(name, _)| *name == given).map(|(_, name)| *name)
+}
+
+/// Values of --kv-cache-dtype, and what the worker calls them.
+const CACHE_DTYPES: [(&str, &str); 7] = [
+    ("auto", "auto"),
+    ("bfloat16", "auto"),
+    ("int8", "int8"),
+    ("fp8", "fp8_e4m3fn"),
+    ("fp8_e4m3", "fp8_e4m3fn"),
+    ("fp8_e4m3fn", "fp8_e4m3fn"),
+    ("fp8_e5m2", "fp8_e5m2"),
+];
+
+/// What the worker calls a value of --kv-cache-dtype. None: what it does by itself, or an unknown one.
+pub fn cache_dtype_name(given: &str) -> Option<&'static str> {
+    CACHE_DTYPES.iter().find(|(name, _)| *name == given).map(|(_, name)| *name).filter(|name| *name != "auto")
 }
 
 /// What stops the launcher before it starts.
@@ -306,6 +325,7 @@ fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), 
     let of_the_worker = [
         ("--dtype", worker.dtype.is_some()),
         ("--quantize", worker.quantize.as_deref().is_some_and(|name| !name.is_empty())),
+        ("--kv-cache-dtype", worker.kv_cache_dtype.as_deref().is_some_and(|name| !name.is_empty())),
         ("--packed-cache", worker.packed_cache.is_some()),
         ("--packed-cache-dir", worker.packed_cache_dir.is_some()),
         ("--model-impl", worker.model_impl.is_some()),
@@ -337,6 +357,7 @@ fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), 
 pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
     let mut warnings = check_model(model)?;
     check_quantization(worker)?;
+    check_cache_dtype(worker)?;
     check_python(worker)?;
     let shards = worker.num_shard.unwrap_or(1);
     match worker.sharded {
@@ -375,6 +396,15 @@ pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
             Err("--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into())
         }
         None | Some("") if worker.quantize_head => Err("--quantize-head needs --quantize".into()),
+        _ => Ok(()),
+    }
+}
+
+pub fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
+    match worker.kv_cache_dtype.as_deref() {
+        Some(given) if !given.is_empty() && CACHE_DTYPES.iter().all(|(name, _)| *name != given) => {
+            Err("--kv-cache-dtype (KV_CACHE_DTYPE) is auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2".into())
+        }
         _ => Ok(()),
     }
 }
@@ -499,6 +529,8 @@ mod tests {
             ("--speculate-model a/b --worker-address tcp:localhost:9000", "--worker-address"),
             ("--quantize gptq", "--quantize"),
             ("--quantize-head", "--quantize-head"),
+            ("--kv-cache-dtype fp4", "--kv-cache-dtype"),
+            ("--worker-address tcp:localhost:9000 --kv-cache-dtype int8", "--kv-cache-dtype"),
             ("--speculate-corpus-tokens 1000", "--speculate"),
             ("--worker-address tcp:10.0.0.1:9000", "--allow-plain-tcp"),
             ("--worker-address tls:10.0.0.1:9000", "--worker-tls-cert"),
@@ -557,7 +589,7 @@ mod tests {
         let (cli, warnings) = accepted(
             "--model-id a/b --revision main --sharded false --num-shard 1 --dtype float16 --max-input-length 10 \
              --max-total-tokens 20 -p 80 -g 5 --cuda-memory-fraction 0.5 --json-output --max-client-batch-size 8 \
-             --quantize eetq",
+             --quantize eetq --kv-cache-dtype fp8_e4m3fn",
         );
         assert!(warnings.is_empty(), "{warnings:?}");
         assert_eq!(cli.router.max_input_tokens, Some(10));
@@ -565,6 +597,7 @@ mod tests {
         assert_eq!(cli.router.memory_fraction, 0.5);
         assert_eq!(cli.worker.dtype, Some(Dtype::Float16));
         assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), Some("int8"));
+        assert_eq!(cli.worker.kv_cache_dtype.as_deref().and_then(cache_dtype_name), Some("fp8_e4m3fn"));
         assert!(cli.log.json_output);
     }
 }

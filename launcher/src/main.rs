@@ -291,6 +291,10 @@ fn worker_arguments(
     let optional = [
         ("--dtype", worker.dtype.map(|dtype| dtype.name().to_owned())),
         ("--quantize", worker.quantize.as_deref().and_then(flags::quantization_name).map(str::to_owned)),
+        (
+            "--kv-cache-dtype",
+            worker.kv_cache_dtype.as_deref().and_then(flags::cache_dtype_name).map(str::to_owned),
+        ),
         ("--packed-cache", worker.packed_cache.map(|kept| kept.name().to_owned())),
         ("--model-impl", worker.model_impl.map(|wanted| wanted.name().to_owned())),
         ("--device", worker.device.clone()),

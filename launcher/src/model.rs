@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
-use crate::flags::{ModelArgs, WorkerArgs, quantization_name};
+use crate::flags::{ModelArgs, WorkerArgs, cache_dtype_name, quantization_name};
 use crate::json_subprocess::{self, Ended};
 use crate::{python, tokenizer};
 
@@ -253,6 +253,9 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
     }
     if worker.quantize_head {
         command.arg("--quantize-head");
+    }
+    if let Some(name) = worker.kv_cache_dtype.as_deref().and_then(cache_dtype_name) {
+        command.args(["--kv-cache-dtype", name]);
     }
     if let Some(device) = &worker.device {
         command.args(["--device", device]);

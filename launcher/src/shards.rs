@@ -70,6 +70,7 @@ mod tests {
             dtype: None,
             quantize: None,
             quantize_head: false,
+            kv_cache_dtype: None,
             packed_cache: None,
             packed_cache_dir: None,
             model_impl: None,

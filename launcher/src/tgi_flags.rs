@@ -33,7 +33,6 @@ const fn no_effect(name: &'static str, why: &'static str) -> Flag {
 }
 
 const FLAGS: &[Flag] = &[
-    not_yet("kv-cache-dtype", EMPTY),
     not_yet("lora-adapters", EMPTY),
     not_yet("rope-scaling", EMPTY),
     not_yet("rope-factor", EMPTY),
@@ -115,7 +114,7 @@ mod tests {
     fn what_would_hurt_if_ignored_stops_the_launcher_without_its_value() {
         let line = checked(&["--ngrok-authtoken", "sesame"]).unwrap_err();
         assert_eq!(line, "--ngrok-authtoken is not supported yet");
-        assert!(checked(&["--kv-cache-dtype=fp8"]).is_err());
+        assert!(checked(&["--lora-adapters=a/b"]).is_err());
         assert!(checked(&["--ngrok"]).is_err());
     }
 
@@ -142,7 +141,7 @@ mod tests {
     #[test]
     fn a_value_that_asks_for_nothing_passes_in_silence() {
         assert_eq!(
-            checked(&["--rope-factor", "", "--kv-cache-dtype", "", "--disable-custom-kernels", "False"]),
+            checked(&["--rope-factor", "", "--lora-adapters", "", "--disable-custom-kernels", "False"]),
             Ok(vec![])
         );
     }

@@ -88,6 +88,7 @@ impl WorkerHost {
     fn check(&self) -> Result<(), String> {
         flags::check_model(&self.model)?;
         flags::check_quantization(&self.worker)?;
+        flags::check_cache_dtype(&self.worker)?;
         flags::check_python(&self.worker)?;
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
         match files.iter().filter(|file| file.is_some()).count() {
@@ -279,6 +280,7 @@ mod tests {
             ("--listen tcp:localhost:9000 --num-shard 2", "--master-addr"),
             ("--listen tcp:localhost:9000 --revision main", "--revision"),
             ("--listen tcp:localhost:9000 --quantize gptq", "--quantize"),
+            ("--listen tcp:localhost:9000 --kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--listen tcp:localhost:9000 --num-shard 2 --speculate-model small", "--speculate-model"),
         ] {
             match parsed(line) {

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto", help="the dtype that will be served,")
     parser.add_argument("--quantize", default="", help="how weights are quantized while they are loaded,")
     parser.add_argument("--quantize-head", action="store_true", help="the head as well, and")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="how the KV cache holds numbers,")
     parser.add_argument("--device", default="auto", help="the device,")
     parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
     arguments = parser.parse_args()
@@ -76,6 +77,7 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         longest=arguments.max_total_tokens,
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
+        cache_dtype=arguments.kv_cache_dtype,
     )
     return examine(folder, question).problems
 

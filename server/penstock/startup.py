@@ -112,6 +112,7 @@ def _kept(
         deterministic=arguments.deterministic,
         packed_cache=packed_cache,
         found=found,
+        cache_dtype=arguments.kv_cache_dtype,
     )
 
 
@@ -143,6 +144,7 @@ def _loaded(
         quantize=arguments.quantize or "",
         quantize_head=arguments.quantize_head,
         packed_cache=packed_cache,
+        cache_dtype=arguments.kv_cache_dtype,
     )
     drafts_natively = True
     if arguments.draft_model_dir is not None:
@@ -156,6 +158,7 @@ def _loaded(
             quantize=arguments.quantize or "",
             quantize_head=arguments.quantize_head,
             packed_cache=packed_cache,
+            cache_dtype=arguments.kv_cache_dtype,
         )
         if arguments.deterministic:
             drafter.make_batch_invariant()

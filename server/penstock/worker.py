@@ -112,6 +112,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
     parser.add_argument(
+        "--kv-cache-dtype",
+        choices=["auto", "int8", "fp8_e4m3fn", "fp8_e5m2"],
+        default="auto",
+        help="how the KV cache of the CPU engine holds its numbers [default: as bf16]",
+    )
+    parser.add_argument(
         "--packed-cache",
         choices=["auto", "on", "off"],
         default="auto",

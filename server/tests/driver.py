@@ -48,6 +48,7 @@ class Driver:
         draft: Path | None = None,
         drafter: Drafter | None = None,
         packed_cache: PackedCache | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         """`draft`: the folder of a draft model; `drafter`: what else makes drafts."""
         config = json.loads((folder / "config.json").read_text())
@@ -62,6 +63,7 @@ class Driver:
             quantize=quantize,
             quantize_head=quantize_head,
             packed_cache=packed_cache,
+            cache_dtype=cache_dtype,
         )
         if draft is not None:
             drafter = draft_model.load(
@@ -72,6 +74,7 @@ class Driver:
                 torch.device(DEVICE),
                 quantize=quantize,
                 packed_cache=packed_cache,
+                cache_dtype=cache_dtype,
             )
             if deterministic:
                 drafter.make_batch_invariant()

@@ -86,6 +86,11 @@ def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> N
     says = "--quantize int4: only the CPU engine quantizes weights, and it does not serve"
     assert f"{says} float16 weights" in problem(folder, device="cpu", quantize="int4", dtype="float16")
     assert f"{says} several shards" in problem(folder, device="cpu", quantize="int4", shards=2)
+    bf16 = examine(folder, Question(device="cpu", dtype="bfloat16"))
+    halved = examine(folder, Question(device="cpu", dtype="bfloat16", cache_dtype="fp8_e5m2"))
+    assert halved.kv_bytes_per_token == [bf16.kv_bytes_per_token[0] // 2]
+    says = "--kv-cache-dtype int8: only the CPU engine has such a cache, and it does not serve"
+    assert f"{says} float16 weights" in problem(folder, device="cpu", cache_dtype="int8", dtype="float16")
 
 
 def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
 from penstock.engine.slot_sampling import Drafts
-from penstock.errors import BadPlan
+from penstock.errors import BadPlan, UnusableModel
 from penstock.models.config import Window
 from test_sampling import VOCABULARY, sampler
 from test_verify import (
@@ -210,13 +210,18 @@ def test_parents_without_drafts_and_trees_for_a_worker_that_knows_chains_are_ref
     driver.engine.slots.limits = limits
 
 
-@pytest.mark.parametrize("implementation", ["generic", ""])
+@pytest.mark.parametrize(
+    ("implementation", "cache"), [("generic", "auto"), ("", "auto"), ("", "int8"), ("", "fp8_e5m2")]
+)
 def test_the_cpu_engine_verifies_trees_as_it_decodes(
-    implementation: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if implementation:
         monkeypatch.setenv("PENSTOCK_CPU_ISA", implementation)
-    driver = Driver(tiny.MODEL, torch.bfloat16)
+    try:
+        driver = Driver(tiny.MODEL, torch.bfloat16, cache_dtype=cache)
+    except UnusableModel:
+        pytest.skip("there is no CPU engine here")
     if driver.engine.native is None:
         pytest.skip("there is no CPU engine here")
     for seed, name in enumerate(("greedy with alternatives", "temperature", "penalties")):

@@ -78,14 +78,21 @@ def test_every_variant_in_bf16_is_as_near_to_fp32_as_transformers(
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize("quantize", ["", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("quantize", "cache"), [("", "auto"), ("int8", "auto"), ("int4", "fp8_e4m3fn"), ("", "int8")]
+)
 def test_a_token_is_the_same_to_the_last_bit(
-    quantize: str, instruction_set: str, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+    quantize: str,
+    cache: str,
+    instruction_set: str,
+    tmp_path: Path,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside others, in pieces, from cached blocks, after a preemption, with one thread and with two."""
     monkeypatch.setenv(cpu_engine.VARIABLE, instruction_set)
     folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
-    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH, quantize=quantize)
+    driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH, quantize=quantize, cache_dtype=cache)
     native = driver.engine.native
     assert native is not None and native.threads == threads
     whole_TV = whole(driver)
@@ -109,6 +116,30 @@ def test_a_token_is_the_same_to_the_last_bit(
     )
     driver.step([row(1, PROMPT[80:], 80)])
     assert torch.equal(driver.last_logits()[0], whole_TV[-1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_cache_of_8_bits_changes_every_variants_logits_a_little_and_takes_half(
+    name: str, tmp_path: Path
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config(**VARIANTS[name]))
+    plain = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH)
+    exact, held = whole(plain), plain.engine.cache.bytes
+    # Two, three and seven bits behind the point.
+    for cache, bound, share in (("fp8_e5m2", 0.3, 0.5), ("fp8_e4m3fn", 0.15, 0.5), ("int8", 0.05, 0.7)):
+        driver = Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH, cache_dtype=cache)
+        error = relative_error(whole(driver), exact)
+        assert 0 < error < bound, (cache, error)
+        assert held / 2 <= driver.engine.cache.bytes <= held * share
+
+
+def test_a_cache_of_8_bits_needs_the_cpu_engine(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    says = (
+        "--kv-cache-dtype int8: only the CPU engine has such a cache, and it does not serve float32 weights"
+    )
+    with pytest.raises(UnusableModel, match=says):
+        Driver(folder, torch.float32, max_sequence_tokens=LENGTH, cache_dtype="int8")
 
 
 def relative_error(ours: Tensor, exact: Tensor) -> float:

@@ -70,13 +70,17 @@ def floats_of(result: Any) -> list[bytes]:
     return [result.logprobs, result.prompt_logprobs, result.top_logprobs]
 
 
-@pytest.mark.parametrize(("name", "quantize"), [("llama3", ""), ("dynamic", "int8")])
+@pytest.mark.parametrize(
+    ("name", "quantize", "cached"),
+    [("llama3", "", "auto"), ("dynamic", "int8", "auto"), ("llama3", "", "int8")],
+)
 def test_a_second_start_imports_no_torch_and_answers_the_same(
-    name: str, quantize: str, tmp_path: Path
+    name: str, quantize: str, cached: str, tmp_path: Path
 ) -> None:
     model = checkpoints.write(tmp_path / "model", checkpoints.config(**VARIANTS[name]))
     cache = tmp_path / "packed"
     options = ["--dtype", "bfloat16", "--packed-cache-dir", str(cache), "--threads", "2"]
+    options += ["--kv-cache-dtype", cached]
     if quantize:
         options += ["--quantize", quantize]
     with Worker(model, tmp_path / "first", *options) as first:

@@ -122,8 +122,9 @@ int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows
     return guarded([&] { program->program.reserve(tokens, rows, longest); });
 }
 
-int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes, int32_t table) {
-    return guarded([&] { program->program.set_cache(layer, pages, page_bytes, table); });
+int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes, int32_t table,
+                           int32_t format) {
+    return guarded([&] { program->program.set_cache(layer, pages, page_bytes, table, format); });
 }
 
 int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places, int64_t place_bytes) {

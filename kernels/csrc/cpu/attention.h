@@ -1,6 +1,7 @@
 // Queries, keys and values into their places, and attention over the pages of the cache. Included by kernels.cpp.
 #pragma once
 
+#include "cache_codes.h"
 #include "norms.h"
 
 namespace {
@@ -68,7 +69,8 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
     const Heads &heads = args.heads;
     const int size = heads.head_dim, all_queries = heads.group * heads.kv_heads;
     float *x = reinterpret_cast<float *>(work.scratch);
-    uint16_t *short_x = reinterpret_cast<uint16_t *>(x + heads.key_dim);
+    uint16_t *key = reinterpret_cast<uint16_t *>(x + heads.key_dim), *value = key + heads.key_dim;
+    uint8_t *codes = reinterpret_cast<uint8_t *>(value + heads.value_dim);
     const bool normed = args.norm != PENSTOCK_NORM_NONE, over_all = normed && args.norm_over == PENSTOCK_OVER_ALL;
     const bool over_heads = args.norm_over != PENSTOCK_OVER_HEAD;  // a weight for each head
     const bool writes = args.values != PENSTOCK_VALUES_NONE;
@@ -107,14 +109,9 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
             const float *weight = args.key_norm ? args.key_norm + (over_heads ? head * size : 0) : nullptr;
             const float *bias = args.key_bias ? args.key_bias + (over_heads ? head * size : 0) : nullptr;
             head_of(args, keys + head * size, normed, key_mean, key_factor, weight, bias, cos, sin, 1.0f, x,
-                    heads.key_dim, short_x);
-            for (int pair = 0; pair < heads.key_dim / 2; pair++)
-                *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
-                    short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
-            value_of(args, values + head * size, x, heads.value_dim, short_x);
-            uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
-            for (int i = 0; i < heads.value_dim; i++)
-                *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = short_x[i];
+                    heads.key_dim, key);
+            value_of(args, values + head * size, x, heads.value_dim, value);
+            put_token(heads, there, at, key, value, codes);
         }
     }
 }
@@ -141,7 +138,8 @@ void write_latent(const WriteLatentArgs &args, const Work &work) {
     const Heads &heads = args.heads;
     const int rank = heads.value_size, size = heads.head_dim, rope = args.rope_dim;
     float *x = reinterpret_cast<float *>(work.scratch);
-    uint16_t *short_x = reinterpret_cast<uint16_t *>(x + heads.key_dim + 16);
+    uint16_t *key = reinterpret_cast<uint16_t *>(x + heads.key_dim + 16), *value = key + heads.key_dim;
+    uint8_t *codes = reinterpret_cast<uint8_t *>(value + heads.value_dim);
     for (int64_t token; (token = take(work, 1)) < args.tokens;) {
         const int64_t position = args.token_positions[token];
         const float *cos = args.cos ? args.cos + position * (rope / 2) : nullptr;
@@ -160,17 +158,12 @@ void write_latent(const WriteLatentArgs &args, const Work &work) {
         const float *latent = reinterpret_cast<const float *>(args.latents + token * args.latents_bytes);
         for (int at = 0; at < size; at += 16) store_up_to(x + at, load_up_to(latent + at, size - at), size - at);
         if (cos) rotate(x + rank, rope, cos, sin);
-        shorten(x, size, heads.key_dim, 1.0f, short_x);
+        shorten(x, size, heads.key_dim, 1.0f, key);
+        for (int i = 0; i < heads.value_dim; i++) value[i] = i < rank ? key[i] : 0;
         const int64_t place = args.token_places[token];
         const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
-        const int at = static_cast<int>(place % PENSTOCK_PAGE_TOKENS);
-        uint8_t *there = args.cache + page * heads.page_bytes;
-        for (int pair = 0; pair < heads.key_dim / 2; pair++)
-            *reinterpret_cast<uint32_t *>(there + pair * 64 + at * 4) =
-                short_x[2 * pair] | (uint32_t)short_x[2 * pair + 1] << 16;
-        uint8_t *value = there + heads.value_offset + at / 2 * 64 + at % 2 * 2;
-        for (int i = 0; i < heads.value_dim; i++)
-            *reinterpret_cast<uint16_t *>(value + i / 16 * 512 + i % 16 * 4) = i < rank ? short_x[i] : 0;
+        put_token(heads, args.cache + page * heads.page_bytes, static_cast<int>(place % PENSTOCK_PAGE_TOKENS), key, value,
+                  codes);
     }
 }
 
@@ -208,6 +201,7 @@ struct AttentionScratch {
     float *values;     // (columns, queries, 16)
     float *sums;       // (queries, value_dim)
     uint8_t *page;     // values of the last page, where it is not full
+    uint8_t *decoded;  // keys of kMostTiles pages, or as many columns of values of a split's pages, where the cache has codes
     uint8_t *path;     // kPathPages pages of a key head
 };
 
@@ -219,6 +213,7 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
     s.values = reinterpret_cast<float *>(at), at += kMostTiles * kBlockFloats * 4;
     s.page = at, at += args.heads.value_dim * 32;
     s.sums = reinterpret_cast<float *>(at), at += kQueries * args.heads.value_dim * 4;
+    s.decoded = at, at += most(kMostTiles * args.heads.key_dim * 32, kPagesInSplit * kMostTiles * 512);
     s.path = at;
     return s;
 }
@@ -232,9 +227,10 @@ INLINE F16 slope_of(const AttentionArgs &args, int query_head, int64_t key) {
 }
 
 // Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score.
-SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, int pages,
-                     int64_t first_key, int64_t lowest, int64_t position, float *largest, float *total) {
+SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, const uint8_t *const *held,
+                     int pages, int64_t first_key, int64_t lowest, int64_t position, float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
+    const bool has_factors = args.heads.format == PENSTOCK_CACHE_INT8;
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
     while (begin < pages && first_key + begin * 16 + 15 < lowest) begin++;
@@ -246,6 +242,7 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
     for (int page = begin; page < end; page++) {
         float *at = scores + page * kBlockFloats;
         F16 x = load(at) * args.scale;
+        if (has_factors) x = x * load(factors_of(args.heads, held[page]));
         if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
         const int64_t key = first_key + page * 16;
         if (args.slopes) x = x + slope_of(args, query_head, key);
@@ -260,8 +257,11 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
     *largest = maximum_of(best);
     F16 sum = {};
     for (int page = begin; page < end; page++) {
-        const F16 x = exponential(load(scores + page * kBlockFloats) - *largest);
+        F16 x = exponential(load(scores + page * kBlockFloats) - *largest);
         sum += x;
+        // What is not seen keeps the weight 0, whatever its place has as a factor.
+        if (has_factors)
+            x = select(is_less(F16{}, x), x * load(factors_of(args.heads, held[page]) + PENSTOCK_PAGE_TOKENS), F16{});
         store_bf16(weights + page * 32, to_bf16(x));
     }
     *total = sum_of(sum);
@@ -288,9 +288,19 @@ SEPARATE void follow_path(const AttentionArgs &args, const Row &row, int head, i
     }
 }
 
+// Of values of a page, in bf16, those of its first `there` tokens; zeros beyond, since a key that is not there yet has the weight 0, and
+// what is in its place may be no number. `rows`: of two tokens, eight for each 16 columns.
+SEPARATE void copy_filled(const uint8_t *from, int rows, int64_t there, uint8_t *to) {
+    for (int at = 0; at < rows; at++) {
+        const int token = at % 8 * 2;
+        const U16 pair = *reinterpret_cast<const U16 *>(from + at * 64);
+        *reinterpret_cast<U16 *>(to + at * 64) = token + 1 < there ? pair : token < there ? pair & 0xffffu : U16{};
+    }
+}
+
 // Splits of an item of a key head, into largest, total and sums of up to kQueries queries.
-void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s, float *largest,
-            float *total, float *sums) {
+void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s,
+            const Decoded &codes, float *largest, float *total, float *sums) {
     const Heads &heads = args.heads;
     const Row &row = args.rows[item.row];
     const int queries = static_cast<int>(least(kQueries, row.count * heads.group - item.first_query));
@@ -300,13 +310,14 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
     const int64_t last_position = row.position + (item.first_query + queries - 1) / heads.group;
     const int64_t lowest = first_seen(args, first_position), filled = row.position + row.count;
     const int columns = heads.value_dim / 16;
+    const bool is_coded = heads.format != PENSTOCK_CACHE_BF16;
     for (int i = 0; i < queries; i++) largest[i] = 0.0f, total[i] = 0.0f;
     for (int split = item.split_begin; split < item.split_end; split++) {
         const int64_t first_page = most((int64_t)split * kPagesInSplit, lowest / PENSTOCK_PAGE_TOKENS);
         const int64_t end_page = least((int64_t)(split + 1) * kPagesInSplit, last_position / PENSTOCK_PAGE_TOKENS + 1);
         const int pages = static_cast<int>(end_page - first_page);
         if (pages <= 0) continue;
-        const uint8_t *page[kPagesInSplit];
+        const uint8_t *page[kPagesInSplit], *decoded[kPagesInSplit];
         for (int i = 0; i < pages; i++)
             page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
         if (row.moves) follow_path(args, row, head, first_page, pages, s.path, page);
@@ -315,34 +326,46 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             if (is_decode)
                 for (int next = i; next < least(i + kMostTiles, pages); next++) {
                     if (next + kMostTiles < pages) fetch_near(page[next + kMostTiles], heads.value_offset);
-                    fetch_far(page[next] + heads.value_offset, heads.value_dim * 32);
+                    fetch_far(page[next] + heads.value_offset, heads.factors_offset - heads.value_offset);
                 }
-            product(q, heads.key_dim * 2, queries, page + i, static_cast<int>(least(kMostTiles, pages - i)),
-                    heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, 0, s.scores + i * kBlockFloats);
+            const int some = static_cast<int>(least(kMostTiles, pages - i));
+            const uint8_t *const *keys = page + i;
+            if (is_coded) {
+                for (int at = 0; at < some; at++) {
+                    decoded[at] = s.decoded + at * heads.key_dim * 32;
+                    decode(codes, page[i + at], heads.key_dim * 16, s.decoded + at * heads.key_dim * 32);
+                }
+                keys = decoded;
+            }
+            product(q, heads.key_dim * 2, queries, keys, some, heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, 0,
+                    s.scores + i * kBlockFloats);
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;
-            soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16, s.weights + i * kWeightBytes, pages, first_page * PENSTOCK_PAGE_TOKENS,
+            soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16,
+                   s.weights + i * kWeightBytes, page, pages, first_page * PENSTOCK_PAGE_TOKENS,
                    first_seen(args, position), position, &split_largest[i], &split_total[i]);
         }
-        if (end_page * PENSTOCK_PAGE_TOKENS > filled) {
-            // A key that is not there yet has the weight 0, and what is in its place may be no number.
-            const uint8_t *from = page[pages - 1] + heads.value_offset;
-            const int64_t there = filled - (end_page - 1) * PENSTOCK_PAGE_TOKENS;
-            for (int at = 0; at < heads.value_dim / 2; at++) {  // a pair of tokens
-                const int token = at % 8 * 2;
-                const U16 pair = *reinterpret_cast<const U16 *>(from + at * 64);
-                *reinterpret_cast<U16 *>(s.page + at * 64) = token + 1 < there ? pair
-                                                             : token < there   ? pair & 0xffffu
-                                                                               : U16{};
-            }
+        const int64_t there = filled - (end_page - 1) * PENSTOCK_PAGE_TOKENS;  // tokens of the last page
+        if (there < PENSTOCK_PAGE_TOKENS && !is_coded) {
+            copy_filled(page[pages - 1] + heads.value_offset, heads.value_dim / 2, there, s.page);
             page[pages - 1] = s.page - heads.value_offset;
         }
         for (int column = 0; column < columns; column += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, columns - column));
-            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512,
-                                s.values);
+            const uint8_t *const *values = page;
+            int64_t offset = heads.value_offset + column * 512;
+            if (is_coded) {
+                for (int at = 0; at < pages; at++) {
+                    uint8_t *to = s.decoded + at * some * 512;
+                    decode(codes, page[at] + heads.value_offset + column * 256, some * 256, to);
+                    if (at == pages - 1 && there < PENSTOCK_PAGE_TOKENS) copy_filled(to, some * 8, there, to);
+                    decoded[at] = to;
+                }
+                values = decoded, offset = 0;
+            }
+            product_with_values(s.weights, kWeightBytes, queries, values, pages, some, offset, s.values);
             for (int i = 0; i < queries; i++) {
                 // Each group of columns is joined with the same numbers.
                 float so_far = largest[i], so_much = total[i];
@@ -379,6 +402,8 @@ SEPARATE void write_attended(const AttentionArgs &args, const AttentionItem &ite
 void attention(const AttentionArgs &args, const Work &work) {
     const Heads &heads = args.heads;
     const AttentionScratch s = scratch_of(args, work);
+    Decoded codes;
+    if (heads.format != PENSTOCK_CACHE_BF16) decode_all(heads.format, &codes);
     int configured = 0;
     for (int64_t number; (number = take(work, 1)) < args.item_count * heads.kv_heads;) {
         const AttentionItem &item = args.items[number / heads.kv_heads];
@@ -388,13 +413,13 @@ void attention(const AttentionArgs &args, const Work &work) {
         if (queries != configured) configure_attention(configured = queries);
         float largest[kQueries], total[kQueries];
         if (item.part < 0) {
-            attend(args, item, head, s, largest, total, s.sums);
+            attend(args, item, head, s, codes, largest, total, s.sums);
             for (int i = 0; i < queries; i++)
                 write_attended(args, item, head, i, largest[i], total[i], s.sums + i * heads.value_dim);
             continue;
         }
         float *part = args.parts + ((int64_t)item.part * heads.kv_heads + head) * args.part_floats;
-        attend(args, item, head, s, part, part + kQueries, part + 2 * kQueries);
+        attend(args, item, head, s, codes, part, part + kQueries, part + 2 * kQueries);
     }
 }
 

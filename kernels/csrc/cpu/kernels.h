@@ -195,21 +195,32 @@ struct Heads {
     int kv_heads, group, head_dim;  // group: queries of a key head
     int value_size;                 // numbers of a value
     int key_dim, value_dim;         // D rounded up to whole tiles
-    int64_t page_bytes, head_bytes, value_offset;
+    penstock_cache_format format;
+    int64_t page_bytes, head_bytes, value_offset, factors_offset;
 };
 
-// Copies what a page has of a token for a key head to a place of another page.
+// Copies what a page has of a token for a key head to a place of another page. `Number`: of the page.
+template <typename Number>
+[[maybe_unused]] static inline void copy_numbers(const Heads &heads, const uint8_t *from, int64_t from_at, uint8_t *to,
+                                                 int64_t to_at) {
+    constexpr int size = sizeof(Number), row = 2 * PENSTOCK_PAGE_TOKENS * size;  // bytes of two inputs of a page's keys
+    for (int pair = 0; pair < heads.key_dim / 2; pair++)
+        __builtin_memcpy(to + pair * row + to_at * 2 * size, from + pair * row + from_at * 2 * size, 2 * size);
+    from += heads.value_offset + from_at / 2 * row + from_at % 2 * size;
+    to += heads.value_offset + to_at / 2 * row + to_at % 2 * size;
+    for (int i = 0; i < heads.value_dim; i++) {
+        const int at = i / 16 * 8 * row + i % 16 * 2 * size;
+        __builtin_memcpy(to + at, from + at, size);
+    }
+}
+
 [[maybe_unused]] static inline void copy_token(const Heads &heads, const uint8_t *from, int64_t from_at, uint8_t *to,
                                                int64_t to_at) {
-    for (int pair = 0; pair < heads.key_dim / 2; pair++)
-        *reinterpret_cast<uint32_t *>(to + pair * 64 + to_at * 4) =
-            *reinterpret_cast<const uint32_t *>(from + pair * 64 + from_at * 4);
-    from += heads.value_offset + from_at / 2 * 64 + from_at % 2 * 2;
-    to += heads.value_offset + to_at / 2 * 64 + to_at % 2 * 2;
-    for (int i = 0; i < heads.value_dim; i++) {
-        const int at = i / 16 * 512 + i % 16 * 4;
-        *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
-    }
+    if (heads.format == PENSTOCK_CACHE_BF16) return copy_numbers<uint16_t>(heads, from, from_at, to, to_at);
+    copy_numbers<uint8_t>(heads, from, from_at, to, to_at);
+    if (heads.format != PENSTOCK_CACHE_INT8) return;
+    for (int64_t at = heads.factors_offset; at < heads.head_bytes; at += PENSTOCK_PAGE_TOKENS * 4)
+        __builtin_memcpy(to + at + to_at * 4, from + at + from_at * 4, 4);
 }
 
 struct HeadsArgs {
@@ -460,7 +471,9 @@ constexpr int kLongestPath = 64;
 constexpr int kPathPages = kLongestPath / PENSTOCK_PAGE_TOKENS + 1;
 
 [[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs) {
-    const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim) + kPathPages * 32 * (key_dim + value_dim);
+    // Scores, weights and values of a split, what is decoded of keys or of values at once, and pages of a path.
+    const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim) + 128 * key_dim +
+                              kPagesInSplit * 2048 + kPathPages * (32 * (key_dim + value_dim) + 128);
     const int64_t unpacking =
         kUnpackedOffset + 2 * PENSTOCK_TILE_OUTPUTS * round_up(int4_inputs, PENSTOCK_INT4_INPUTS);
     return attending > unpacking ? attending : unpacking;

@@ -16,7 +16,7 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 8 };
+enum { PENSTOCK_CPU_ABI = 9 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -85,6 +85,14 @@ enum penstock_values {
     PENSTOCK_VALUES_KEYS = 1,  // they are the keys as they are read: neither normed as those are, nor rotated
     PENSTOCK_VALUES_NONE = 2,  // there are queries alone: the layer attends to what another one has written
 };
+
+// How pages hold keys and values. Of PENSTOCK_CACHE_INT8 each has a factor, for each token and key head.
+typedef enum {
+    PENSTOCK_CACHE_BF16 = 0,
+    PENSTOCK_CACHE_FP8_E4M3 = 1,
+    PENSTOCK_CACHE_FP8_E5M2 = 2,
+    PENSTOCK_CACHE_INT8 = 3,
+} penstock_cache_format;
 
 enum penstock_epilogue {
     PENSTOCK_STORE = 0,  // y scale, soft capped where softcap is not 0
@@ -267,10 +275,11 @@ PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program,
 
 PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
 
-// Memory of a layer's pages, `page_bytes` from one to the next, and the table they are in. A layer uses kv_heads (D rounded up
-// to 32 + D rounded up to 16) 32 bytes of each of its pages.
+// Memory of a layer's pages, `page_bytes` from one to the next, the table they are in, and a penstock_cache_format, which all layers
+// share. A layer uses kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes of each of its pages; of formats of 8 bits half of
+// that, and of int8 kv_heads 128 more.
 PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes,
-                                            int32_t table);
+                                            int32_t table, int32_t format);
 
 // Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
 // (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1.

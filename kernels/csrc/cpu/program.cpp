@@ -132,7 +132,7 @@ bool Program::may_be_own(const penstock_operation &operation, const Buffer &targ
                                      operation.kind == PENSTOCK_QUANTIZE);
 }
 
-Heads Program::heads_of(const penstock_operation &operation) {
+Heads Program::heads_of(const penstock_operation &operation, penstock_cache_format format) {
     Heads heads;
     heads.kv_heads = operation.kv_heads;
     heads.group = operation.heads / operation.kv_heads;
@@ -140,15 +140,19 @@ Heads Program::heads_of(const penstock_operation &operation) {
     heads.key_dim = static_cast<int>(round_up(operation.head_dim, PENSTOCK_TILE_INPUTS));
     heads.value_size = operation.value_dim ? operation.value_dim : operation.head_dim;
     heads.value_dim = static_cast<int>(round_up(heads.value_size, 16));
-    heads.value_offset = heads.key_dim * 2 * PENSTOCK_PAGE_TOKENS;
-    heads.head_bytes = (heads.key_dim + heads.value_dim) * 2 * PENSTOCK_PAGE_TOKENS;
+    heads.format = format;
+    const int64_t size = format == PENSTOCK_CACHE_BF16 ? 2 : 1, factors = format == PENSTOCK_CACHE_INT8 ? 2 * 4 : 0;
+    heads.value_offset = heads.key_dim * size * PENSTOCK_PAGE_TOKENS;
+    heads.factors_offset = (heads.key_dim + heads.value_dim) * size * PENSTOCK_PAGE_TOKENS;
+    heads.head_bytes = heads.factors_offset + factors * PENSTOCK_PAGE_TOKENS;
     heads.page_bytes = heads.head_bytes * heads.kv_heads;
     return heads;
 }
 
 Heads Program::cached_heads(const penstock_operation &operation) const {
-    Heads heads = heads_of(operation);
-    heads.page_bytes = caches_[static_cast<size_t>(operation.layer)].page_bytes;
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    Heads heads = heads_of(operation, cache.format);
+    heads.page_bytes = cache.page_bytes;
     return heads;
 }
 
@@ -223,13 +227,16 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     }
 }
 
-void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table) {
+void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted) {
+    if (wanted < PENSTOCK_CACHE_BF16 || wanted > PENSTOCK_CACHE_INT8) throw wrong("a format of a cache that there is not");
+    const auto format = static_cast<penstock_cache_format>(wanted);
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
     for (const penstock_operation &operation : body_)
-        if (operation.kind == PENSTOCK_ATTENTION && operation.layer == layer && heads_of(operation).page_bytes > page_bytes)
+        if (operation.kind == PENSTOCK_ATTENTION && operation.layer == layer &&
+            heads_of(operation, format).page_bytes > page_bytes)
             throw wrong("pages that are too short for a layer's heads");
     LayerCache &cache = caches_[static_cast<size_t>(layer)];
-    cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table;
+    cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table, cache.format = format;
     tables_ = std::max(tables_, table + 1);
 }
 

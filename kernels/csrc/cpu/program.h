@@ -56,7 +56,7 @@ public:
 
     int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
     void reserve(int64_t tokens, int64_t rows, int64_t longest);
-    void set_cache(int layer, void *pages, int64_t page_bytes, int table);
+    void set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted);
     void set_state(int layer, int state, void *places, int64_t place_bytes);
     void set_threads(int threads);
 
@@ -97,6 +97,7 @@ private:
         uint8_t *pages = nullptr;
         int64_t page_bytes = 0;
         int table = 0;
+        penstock_cache_format format = PENSTOCK_CACHE_BF16;
         States states[2] = {};  // of a convolution, and of heads
     };
 
@@ -107,8 +108,8 @@ private:
         int32_t active_count = 0, most = 0;
     };
 
-    static Heads heads_of(const penstock_operation &operation);
-    // The same with the stride of the layer's pages.
+    static Heads heads_of(const penstock_operation &operation, penstock_cache_format format = PENSTOCK_CACHE_BF16);
+    // The same with the format and the stride of the layer's pages.
     Heads cached_heads(const penstock_operation &operation) const;
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
                     int64_t *scratch) const;

@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--memory-fraction", type=float, default=0.9)
     parser.add_argument("--quantize", default="")
     parser.add_argument("--quantize-head", action="store_true")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--launcher", type=Path, help="the program `penstock`, to read chat templates with")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -57,6 +58,7 @@ def main() -> int:
         launcher=arguments.launcher,
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
+        cache_dtype=arguments.kv_cache_dtype,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)

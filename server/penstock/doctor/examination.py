@@ -38,7 +38,7 @@ from penstock.loading.model_files import (
     read_json,
     weight_files,
 )
-from penstock.models import fallback, native_choice, recipes
+from penstock.models import cache_format, fallback, native_choice, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder_start import decoder_start_ids
@@ -67,6 +67,7 @@ class Question:
     launcher: Path | None = None
     quantize: str = ""
     quantize_head: bool = False
+    cache_dtype: str = "auto"
     draft: Path | None = None  # the folder of a model that makes drafts
 
     @property
@@ -132,6 +133,8 @@ def examine(folder: Path, question: Question) -> Report:
         sound = stored is not None and report.quantization is None
         quantizer: Quantizer | None = None
         if shape is not None and dtype is not None and sound:
+            if device is not None:
+                cached(shape, dtype, device, question, report)
             if question.quantize and device is not None:
                 quantizer = quantized_by(shape, dtype, device, question, report)
             if not report.fallback:
@@ -251,6 +254,17 @@ def quantized_by(
         return None
 
 
+def cached(
+    shape: ModelConfig, dtype: torch.dtype, device: torch.device, question: Question, report: Report
+) -> None:
+    """Whether the model has the cache that --kv-cache-dtype asks for."""
+    served = None if report.fallback else shape
+    try:
+        native_choice.refuse_cache(question.cache_dtype, served, dtype, device, question.group(0))
+    except UnusableModel as error:
+        report.problems.append(str(error))
+
+
 def shards(
     config: dict[str, Any],
     folder: Path,
@@ -271,7 +285,7 @@ def shards(
         except UnusableModel as error:
             report.problems.append(str(error))
             return
-        rows, size = part.cache_shape
+        rows, size = cache_format.held(cache_format.FORMATS[question.cache_dtype], part.cache_shape)
         layers = len(numbers_of(part.config.cached_layers(group)))
         report.kv_bytes_per_token.append(layers * rows * size * dtype.itemsize)
         if part.config.has_state:
@@ -322,7 +336,7 @@ def drafts(
     except UnusableModel as error:
         report.problems.append(f"{FLAG}: {error}")
         return None
-    rows, size = part.cache_shape
+    rows, size = cache_format.held(cache_format.FORMATS[question.cache_dtype], part.cache_shape)
     layers = len(numbers_of(part.config.cached_layers(question.group(0))))
     found = Drafting(shape, weight_bytes, layers, rows * size * dtype.itemsize)
     report.draft_weight_bytes, report.draft_kv_bytes_per_token = weight_bytes, layers * found.row_bytes

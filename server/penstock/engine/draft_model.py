@@ -33,6 +33,7 @@ from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
 from penstock.loading.vocabulary import refuse_other_vocabulary
 from penstock.models import building, recipes
+from penstock.models.cache_format import FORMATS
 from penstock.models.model import Model, ModelConfig
 from penstock.models.native import NativeDecoder
 from penstock.models.packed_cache import PackedCache
@@ -309,16 +310,29 @@ def load(
     quantize: str = "",
     quantize_head: bool = False,
     packed_cache: PackedCache | None = None,
+    cache_dtype: str = "auto",
 ) -> DraftModel:
     """The draft model in `folder` for a model that is served. Raises UnusableModel, which says of which flag it speaks."""
     try:
         config = check_folder(folder, trusted)
         refuse(config, served, served_folder, folder)
         _, model = building.load(
-            config, folder, dtype, device, ALONE, trusted, "penstock", quantize, quantize_head, packed_cache
+            config,
+            folder,
+            dtype,
+            device,
+            ALONE,
+            trusted,
+            "penstock",
+            quantize,
+            quantize_head,
+            packed_cache,
+            cache_dtype,
         )
     except UnusableModel as error:
         raise UnusableModel(f"{FLAG}: {error}") from error
+    if isinstance(model, NativeDecoder):
+        model.cache_format = FORMATS[cache_dtype]
     return DraftModel(config, model, dtype, device)
 
 

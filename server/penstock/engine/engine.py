@@ -28,9 +28,10 @@ from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import Threads
 from penstock.errors import BadPlan, UnusableModel
+from penstock.models.cache_format import FORMATS
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
-from penstock.models.native import NativeDecoder
+from penstock.models.native import NativeDecoder, tell
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -120,10 +121,11 @@ class Engine:
         quantize_head: bool = False,
         packed_cache: PackedCache | None = None,
         found: tuple[str, Model] | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
         "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
-        gave, with which nothing is loaded, and no torch is needed. `dtype` and `device` are torch's, or then those of `host`.
+        gave, with which nothing is loaded, and no torch is needed. `cache_dtype`: of `cache_format.FORMATS`. `dtype` and `device` are torch's, or then those of `host`.
         """
         self.dtype = dtype
         self.device = device
@@ -142,8 +144,14 @@ class Engine:
                 quantize,
                 quantize_head,
                 packed_cache,
+                cache_dtype,
             )
         self.recipe, self.model = found
+        self.cache_dtype = cache_dtype
+        if self.native is not None:
+            self.native.cache_format = FORMATS[cache_dtype]
+            if cache_dtype != "auto":
+                tell(f"keys and values are held as {cache_dtype}")
         self.arrays = self._make_arrays()
         self.packed_cache = packed_cache
         self.deterministic = deterministic

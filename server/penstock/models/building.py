@@ -24,6 +24,7 @@ def load(
     quantize: str = "",
     quantize_head: bool = False,
     packed_cache: PackedCache | None = None,
+    cache_dtype: str = "auto",
 ) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
@@ -31,6 +32,7 @@ def load(
     int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
     """
     shape = None if choice.uses_fallback(config, implementation) else recipes.read_config(config)
+    native_choice.refuse_cache(cache_dtype, shape, dtype, device, group)
     quantizer = None
     if quantize:
         quantizer = native_choice.quantizer(shape, dtype, device, group, quantize, quantize_head)

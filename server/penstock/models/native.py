@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from penstock.models import cache_format
 from penstock.models.config import DecoderConfig, Temperature
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
@@ -21,6 +22,7 @@ from penstock_kernels.program import (
     TILE_INPUTS,
     TILE_OUTPUTS,
     Array,
+    CacheFormat,
     HostArray,
     Kind,
     rounded_up,
@@ -52,6 +54,8 @@ class NativeDecoder:
     reference: Reference | None = None
     entry: "Entry | None" = None
     """Where the packed cache has it, or will have."""
+    cache_format = CacheFormat.BF16
+    """Of keys and values in its pages: set before anything asks how large they are."""
 
     def __init__(
         self,
@@ -86,15 +90,19 @@ class NativeDecoder:
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """(J, D) of as many numbers as the engine's pages hold for a token: heads in whole tiles."""
+        """(J, D) of as much as the engine's pages hold for a token, in 16 bits: heads in whole tiles."""
         latent = self.config.latent
         if latent is not None:  # latents are held as keys and as values
             key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
-            return 2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2
+            return cache_format.held(
+                self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2)
+            )
         # As many as the layer with the most has.
         config = self.config
         shapes = [
-            (2 * config.kv_heads_of(at), in_tiles(config.head_dim_of(at)))
+            cache_format.held(
+                self.cache_format, (2 * config.kv_heads_of(at), in_tiles(config.head_dim_of(at)))
+            )
             for at, layer in enumerate(config.layers)
             if layer.has_cache
         ]
@@ -178,7 +186,7 @@ class NativeDecoder:
                 of_layers = [caches[config.cache_of(at)] for at in range(config.num_layers)]
             for layer, (choice, cache) in enumerate(zip(config.layers, of_layers, strict=True)):
                 if choice.attends:
-                    self._runs.set_cache(layer, cache.rows_NJD, cache.table)
+                    self._runs.set_cache(layer, cache.rows_NJD, cache.table, self.cache_format)
                 for state_P in cache.states:
                     self._runs.set_state(layer, int(state_P.dtype == np.float32), state_P)
             self._bound = caches

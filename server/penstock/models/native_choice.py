@@ -6,6 +6,7 @@ import torch
 
 from penstock.errors import UnusableModel
 from penstock.models import native
+from penstock.models.cache_format import FLAG as CACHE_FLAG
 from penstock.models.config import DecoderConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packing import FORMATS, Quantizer
@@ -27,6 +28,37 @@ def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str |
     return unknown_choice(shape)
 
 
+def only_engine(
+    says: str,
+    shape: ModelConfig | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup,
+) -> str:
+    """The instruction set that the CPU engine runs a model of this shape with, where nothing else would do: `says` is why. Raises
+    UnusableModel where the engine would not run it. None as the shape: transformers run it.
+    """
+    if device.type != "cpu":
+        raise UnusableModel(f"{says}, and this worker runs on {device}")
+    why = "models through transformers" if shape is None else why_not(shape, dtype, group)
+    if why is not None:
+        raise UnusableModel(f"{says}, and it does not serve {why}")
+    try:
+        return cpu_engine.instruction_set()
+    except WrongInstructionSet as error:
+        raise UnusableModel(str(error)) from error
+    except NoCpuEngine as error:
+        raise UnusableModel(f"{says}: {error}") from error
+
+
+def refuse_cache(
+    name: str, shape: ModelConfig | None, dtype: torch.dtype, device: torch.device, group: TensorGroup
+) -> None:
+    """Raises UnusableModel where --kv-cache-dtype asks for what a model of this shape would not have."""
+    if name != "auto":
+        only_engine(f"{CACHE_FLAG} {name}: only the CPU engine has such a cache", shape, dtype, device, group)
+
+
 def quantizer(
     shape: ModelConfig | None,
     dtype: torch.dtype,
@@ -39,11 +71,7 @@ def quantizer(
     CPU engine would not run it: nothing else computes with quantized weights.
     """
     says = f"--quantize {quantize}: only the CPU engine quantizes weights"
-    if device.type != "cpu":
-        raise UnusableModel(f"{says}, and this worker runs on {device}")
-    why = "models through transformers" if shape is None else why_not(shape, dtype, group)
-    if why is not None:
-        raise UnusableModel(f"{says}, and it does not serve {why}")
+    runs = only_engine(says, shape, dtype, device, group)
     assert isinstance(shape, DecoderConfig), "it serves no other"
     widest = max(
         shape.width,
@@ -56,13 +84,7 @@ def quantizer(
         raise UnusableModel(
             f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
         )
-    try:
-        instruction_set = cpu_engine.instruction_set()
-    except WrongInstructionSet as error:
-        raise UnusableModel(str(error)) from error
-    except NoCpuEngine as error:
-        raise UnusableModel(f"{says}: {error}") from error
-    return Quantizer(FORMATS[quantize], head, instruction_set, torch.get_num_threads())
+    return Quantizer(FORMATS[quantize], head, runs, torch.get_num_threads())
 
 
 def instruction_set(
