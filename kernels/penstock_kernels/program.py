@@ -15,6 +15,7 @@ TILE_OUTPUTS, TILE_INPUTS = 16, 32
 BYTE_INPUTS, INT4_INPUTS, INT4_BYTES = 64, 128, 1088
 MOST_BYTE_INPUTS = 1 << 16  # of a quantized matrix: sums have 32 bits
 PAGE_TOKENS = 16
+MOST_STREAMS = 16
 
 # Numbers that lie somewhere: of numpy, where bf16 is uint16, or of torch on a CPU. The engine is told where.
 Array = Any
@@ -42,6 +43,10 @@ class Kind(IntEnum):
     WRITE_LATENT = 15
     SCAN = 16
     GATED_RECUR = 17
+    PREDICT = 18
+    CORRECT = 19
+    MATCH = 20
+    SPARSE_GATE = 21
 
 
 class Norm(IntEnum):

@@ -87,7 +87,7 @@ def test_layers_with_entries_turn_by_a_table_of_their_own_which_alone_is_stretch
 
 
 def test_the_cpu_engine_names_what_it_does_not_know() -> None:
-    assert {"compressed keys", "several residual streams", "experts by token"} <= set(unknown_choices(read()))
+    assert {"compressed keys", "hyper-connections", "experts by token"} <= set(unknown_choices(read()))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from penstock.models import building, recipes
 from penstock.models.config import (
     DecoderConfig,
     ExpertsConfig,
+    HyperConfig,
     NormConfig,
     StreamsConfig,
 )
@@ -272,7 +273,6 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"recurrent": ShortConvConfig(16, 12)}, "convolutions of 12 tokens"),
     ({"recurrent": DeltaConfig(2, 2, 512, 16, 4, 1e-5)}, "states of 512 rows"),
     ({"experts": ExpertsConfig(5000, 8, ops.Routing(2))}, "more than 4096 experts"),
-    ({"gate_sparsity": 0.95}, "sparse gates"),
     ({"head_dim": 1024}, "heads of 1024"),
     ({"head_dim": 15}, "heads of 15"),
 ]
@@ -281,7 +281,8 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
         {"qk_norm": NormConfig(1e-5), "qk_norm_rotated": True, "qk_norm_over": "all"},
         "norms over all queries behind the rotation",
     ),
-    ({"streams": StreamsConfig(4, 0, 8)}, "several residual streams"),
+    ({"streams": StreamsConfig(17, 0, 8)}, "more than 16 residual streams"),
+    ({"hyper": HyperConfig(4, 1.0, 1e-6, 1e-6)}, "hyper-connections"),
     ({"activation": "gelu_python_other"}, "the activation gelu_python_other"),
 ]
 

@@ -183,6 +183,29 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("states that this library does not know");
                 break;
             }
+            case PENSTOCK_PREDICT:
+            case PENSTOCK_CORRECT:
+                if (is_head || operation.heads < 1 || operation.heads > PENSTOCK_MOST_STREAMS || operation.columns < 1 ||
+                    operation.offset < 0 || operation.offset >= operation.heads || !operation.norm_weight ||
+                    !fits(operation.source, 0, operation.heads * operation.columns) ||
+                    !fits(operation.target, 0, operation.heads * operation.columns) ||
+                    !fits(operation.second, 0, operation.heads) ||
+                    (operation.kind == PENSTOCK_CORRECT && !fits(operation.third, 0, operation.columns)))
+                    throw wrong("residual streams that this library does not know");
+                break;
+            case PENSTOCK_MATCH:
+                if (is_head || operation.columns < 1 || operation.source_at < 0 || operation.inner_at < 0 ||
+                    operation.target_at < 0 || !fits(operation.source, operation.source_at, operation.columns) ||
+                    !fits(operation.second, operation.inner_at, operation.columns) ||
+                    !fits(operation.target, operation.target_at, operation.columns))
+                    throw wrong("numbers that are to be as large as what is not there");
+                break;
+            case PENSTOCK_SPARSE_GATE:
+                if (is_head || target.layout != PENSTOCK_BF16 || operation.columns < 1 || operation.columns > target.width ||
+                    operation.inner_at < operation.columns || !fits(operation.source, operation.inner_at, operation.columns) ||
+                    operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_RELU_SQUARED)
+                    throw wrong("sparse gates that this library does not know");
+                break;
             case PENSTOCK_WRITE_LATENT: {
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
                              &rotated = buffers_[static_cast<size_t>(operation.second)];

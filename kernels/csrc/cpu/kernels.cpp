@@ -11,6 +11,7 @@
 #include "norms.h"
 #include "quantize.h"
 #include "recurrence.h"
+#include "streams.h"
 
 #define PENSTOCK_JOIN_NAME(a, b) a##b
 #define PENSTOCK_NAME_OF(isa) PENSTOCK_JOIN_NAME(kernels_, isa)
@@ -53,6 +54,9 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .recur = recur,
         .scan = scan,
         .gated_recur = gated_recur,
+        .update_streams = update_streams,
+        .match = match,
+        .open_sparsely = open_sparsely,
         .quantize_weight = quantize_weight,
         .summarize = summarize,
         .join_summaries = join_summaries,

@@ -383,6 +383,39 @@ struct GatedRecurArgs {
     int64_t target_bytes;
 };
 
+// Of PREDICT, and with `computed` of CORRECT.
+struct StreamsArgs {
+    int64_t rows;
+    int streams, width, active;
+    const float *mix;
+    const uint8_t *source, *router, *computed;
+    int64_t source_bytes, router_bytes, computed_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct MatchArgs {
+    int64_t rows;
+    int width;
+    float smallest;
+    bool accumulate;
+    const uint8_t *source, *others;
+    int64_t source_bytes, others_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct SparseGateArgs {
+    int64_t rows;
+    int width, up_at, target_width;
+    float deviations;
+    penstock_activation activation;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 // Columns of a row of logits that are summed up together. Such parts are joined in their order, whoever made them.
 constexpr int64_t kSummarized = 4096;
 
@@ -452,6 +485,9 @@ struct Kernels {
     void (*recur)(const RecurArgs &, const Work &);
     void (*scan)(const ScanArgs &, const Work &);
     void (*gated_recur)(const GatedRecurArgs &, const Work &);
+    void (*update_streams)(const StreamsArgs &, const Work &);
+    void (*match)(const MatchArgs &, const Work &);
+    void (*open_sparsely)(const SparseGateArgs &, const Work &);
     void (*quantize_weight)(const QuantizeWeightArgs &);
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);

@@ -2,6 +2,7 @@
 // kernels.cpp.
 #pragma once
 
+#include "int4.h"
 #include "quantize.h"
 #include "work.h"
 

@@ -72,7 +72,19 @@ enum penstock_kind {
     PENSTOCK_GATED_RECUR = 17,  // target = states of `heads` times `head_dim` channels, of one number each, once they have kept
                                 // and learnt what gates say, which `second` has before their sigmoid and `bias`: of each head
                                 // those of what is read, then those of what is kept; that to the power norm_weight, as e^-x
+    // Residual streams, `heads` of `columns` numbers one behind the other, which a token weighs by tanh of as many numbers of `second`.
+    PENSTOCK_PREDICT = 18,  // target = each stream of the source, and what a mixture of all adds to it, by norm_weight
+                            // (heads, heads, heads)
+    PENSTOCK_CORRECT = 19,  // target = each stream of the source, and its share, 1 and what norm_weight (heads, heads) says, of what
+                            // `third` is more than stream `offset`
+    PENSTOCK_MATCH = 20,    // target (target_at) = source (source_at) times the root mean square of `second` (inner_at) over its own,
+                            // whose square is at least eps; added to the target where `accumulate` is set. `columns` numbers each
+    PENSTOCK_SPARSE_GATE = 21,  // target, of bf16, = activation(gate - shut) times the number at inner_at, of `columns` gates of the
+                                // source that are over `shut`, their mean and `alpha` deviations; 0 for others, and beyond
 };
+
+// Residual streams of a model.
+enum { PENSTOCK_MOST_STREAMS = 16 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
 

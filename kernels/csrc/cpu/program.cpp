@@ -621,6 +621,32 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_GATED_RECUR:
             recur(operation, work);
             return true;
+        case PENSTOCK_PREDICT:
+        case PENSTOCK_CORRECT: {
+            const bool corrects = operation.kind == PENSTOCK_CORRECT;
+            kernels_.update_streams({rows, operation.heads, operation.columns, operation.offset, operation.norm_weight, from,
+                                     at(operation.second, member, rows),
+                                     corrects ? at(operation.third, member, rows) : nullptr, from_bytes,
+                                     buffers_[static_cast<size_t>(operation.second)].row_bytes,
+                                     corrects ? buffers_[static_cast<size_t>(operation.third)].row_bytes : 0, to,
+                                     target.row_bytes},
+                                    work);
+            return true;
+        }
+        case PENSTOCK_MATCH:
+            kernels_.match({rows, operation.columns, operation.eps, operation.accumulate != 0,
+                            column(operation.source, operation.source_at, member, rows),
+                            column(operation.second, operation.inner_at, member, rows), from_bytes,
+                            buffers_[static_cast<size_t>(operation.second)].row_bytes, to + operation.target_at * 4,
+                            target.row_bytes},
+                           work);
+            return true;
+        case PENSTOCK_SPARSE_GATE:
+            kernels_.open_sparsely({rows, operation.columns, operation.inner_at, target.width, operation.alpha,
+                                    static_cast<penstock_activation>(operation.activation), from, from_bytes, to,
+                                    target.row_bytes},
+                                   work);
+            return true;
         case PENSTOCK_WRITE_LATENT:
             write_latent(operation, work);
             return true;

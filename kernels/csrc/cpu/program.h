@@ -39,13 +39,14 @@ inline bool is_product(const penstock_operation &operation) {
 
 inline bool reads_third(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
-           (operation.kind == PENSTOCK_RATES && operation.third >= 0);
+           operation.kind == PENSTOCK_CORRECT || (operation.kind == PENSTOCK_RATES && operation.third >= 0);
 }
 
 inline bool reads_second(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_GATED_NORM || operation.kind == PENSTOCK_RECUR ||
            operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
-           operation.kind == PENSTOCK_GATED_RECUR || (operation.kind == PENSTOCK_RATES && operation.heads > 0);
+           operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_PREDICT ||
+           operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_MATCH || (operation.kind == PENSTOCK_RATES && operation.heads > 0);
 }
 
 class Program {

@@ -21,6 +21,7 @@ from penstock.models.decoder import (
     Decoder,
     Experts,
     ExpertsBeside,
+    FeedForward,
     LatentAttention,
     Layer,
     Mixer,
@@ -38,7 +39,18 @@ from penstock.models.program_writer import (
 )
 from penstock.models.recording import Recording
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
-from penstock_kernels.program import TENSORS, Activation, Epilogue, HostArray, Kind, Layout, NormOver, Values
+from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
+from penstock_kernels.program import (
+    MOST_STREAMS,
+    TENSORS,
+    Activation,
+    Epilogue,
+    HostArray,
+    Kind,
+    Layout,
+    NormOver,
+    Values,
+)
 from penstock_kernels.program import Norm as NormKind
 
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
@@ -74,8 +86,11 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
         (any(one.by_token for one in experts), "experts by token"),
         (any(one.routing.root_softplus for one in experts), "scores that are roots"),
-        (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
-        (config.streams is not None or config.hyper is not None, "several residual streams"),
+        (config.hyper is not None, "hyper-connections"),
+        (
+            config.streams is not None and config.streams.count > MOST_STREAMS,
+            f"more than {MOST_STREAMS} residual streams",
+        ),
         (any(one.limit > 0 for one in experts), "limited gates"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
@@ -122,12 +137,21 @@ class _Recorder:
         self.writer = ProgramWriter(self.config.width, is_quantized)
         self.x, self.normed = self.writer.x, self.writer.normed
         self.for_layers = -1  # what layers get of each token, where they do
+        streams = self.config.streams
+        self.streams = None if streams is None else StreamsRecorder(self.writer, streams.count)
 
     def record(self) -> Recording:
         self._embed()
-        for index, layer in enumerate(self.decoder.layers):
-            self._layer(index, layer)
-            self._behind(index, layer)
+        ends = self.decoder.ends.streams
+        if self.streams is not None and ends is not None:
+            self.streams.split(ends)
+            for index, layer in enumerate(self.decoder.layers):
+                self._streamed(index, layer, self.streams)
+            self.streams.join(ends)
+        else:
+            for index, layer in enumerate(self.decoder.layers):
+                self._layer(index, layer)
+                self._behind(index, layer)
         self.writer.operations = self.writer.made.program.head
         self._head()
         return self.writer.made
@@ -189,8 +213,42 @@ class _Recorder:
         if isinstance(feed_forward, Experts):
             self._experts(index, feed_forward, reads, reads if short is None else short, norm)
         else:
-            hidden = hidden_of(self.writer, config, feed_forward, reads)
+            hidden = self._hidden(index, feed_forward, reads)
             self._add(self.writer.readable(hidden), feed_forward.out, norm, index, layer.beside)
+
+    def _streamed(self, index: int, layer: Layer, streams: StreamsRecorder) -> None:
+        """A layer that computes one of several residual streams."""
+        attention, feed_forward, updates = layer.attention, layer.feed_forward, layer.streams
+        assert updates is not None and layer.beside_attention is not None and layer.per_layer is not None
+        assert (
+            attention is not None
+            and layer.attention_norm is not None
+            and isinstance(feed_forward, FeedForward)
+        )
+        streams.predict(updates)
+        short = self._read(layer.attention_norm, True)
+        assert short is not None, "asked for"
+        beside = streams.low_rank(layer.beside_attention, layer.attention_norm, short)
+        mixed = self._mixer(index, attention, short)
+        self._add(mixed, attention.out, layer.attention_out_norm)
+        self.writer.norm(beside, self.x, None, accumulate=True)
+        self._scale(0.5**0.5)
+        self._read(layer.feed_forward_norm, False)
+        hidden = self._hidden(index, feed_forward, self.normed)
+        self._add(self.writer.readable(hidden), feed_forward.out, layer.feed_forward_out_norm)
+        streams.correct(updates)
+        activation, short = ACTIVATIONS[self.config.activation], streams.output(updates)
+        given = record_per_layer_input(
+            self.writer, index, layer.per_layer, activation, short, self.for_layers
+        )
+        streams.add_to_others(given, layer.per_layer.norm)
+
+    def _hidden(self, index: int, feed_forward: FeedForward, reads: int) -> int:
+        """What a dense layer's last matrix reads, in bf16."""
+        choice = self.config.layers[index]
+        if choice.gate_sparsity > 0:
+            return sparse_hidden(self.writer, self.config, choice, feed_forward, reads)
+        return hidden_of(self.writer, self.config, feed_forward, reads)
 
     def _behind(self, index: int, layer: Layer) -> None:
         """What follows both branches."""
