@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,6 +41,24 @@ PACKED_CACHE_DIR = "PACKED_CACHE_DIR"
 NULL_WORKER = Path(__file__).parent / "null_worker"
 # As long as a step of the shipped model takes.
 NULL_STEP_US = 2000
+
+# Stops the process of a descriptor, and lets it run for a moment again and again.
+HOLDS = """
+import signal, sys, time
+descriptor = int(sys.argv[1])
+def send(number):
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        sys.exit()
+send(signal.SIGSTOP)
+print(flush=True)
+while True:
+    time.sleep(0.048)
+    send(signal.SIGCONT)
+    time.sleep(0.002)
+    send(signal.SIGSTOP)
+"""
 
 # A cold start on a busy two-core machine takes a few seconds, most of it importing torch.
 START_DEADLINE = 120.0
@@ -171,25 +188,27 @@ class Launched:
     @contextlib.contextmanager
     def slow_worker(self) -> Iterator[Callable[[], None]]:
         """The worker runs 2 of every 50 ms, so that no answer is over before its first tokens were seen. Gives what kills it."""
-        descriptor, ended = os.pidfd_open(self.worker().pid), threading.Event()
+        descriptor = os.pidfd_open(self.worker().pid)
 
         def send(number: signal.Signals) -> None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
 
-        def hold() -> None:
-            while not ended.wait(0.002):
-                send(signal.SIGSTOP)
-                ended.wait(0.048)
-                send(signal.SIGCONT)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
+        # A process, since a thread of this one would wait for whatever the test does.
+        holder = subprocess.Popen(
+            [sys.executable, "-S", "-c", HOLDS, str(descriptor)],
+            pass_fds=[descriptor],
+            stdout=subprocess.PIPE,
+        )
+        assert holder.stdout is not None
         try:
+            holder.stdout.readline()
             yield lambda: send(signal.SIGKILL)
         finally:
-            ended.set()
-            thread.join()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+            send(signal.SIGCONT)
             os.close(descriptor)
 
     def interruptions(self) -> Iterator[Callable[[], None]]:
