@@ -33,6 +33,10 @@ SECTIONS = {
         "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
         "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 58 GB/s.",
     ),
+    "four": (
+        "Four bits beside llama.cpp, on Zen 5",
+        "Of one stream the decode alone; 8 and 32 are whole requests, as above.",
+    ),
     "engine": (
         "The engine alone: formats of weights",
         "Steps without router and HTTP, rows in a step in the columns.",
