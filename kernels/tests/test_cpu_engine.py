@@ -461,6 +461,19 @@ def empty_cache(kv_heads: int, size: int) -> Tensor:
     return torch.full((3 * rounded_up(LONGEST, PAGE_TOKENS), numbers), torch.nan, dtype=torch.bfloat16)
 
 
+def attends_in_pieces(bench: Bench, attended: int, ids: list[list[int]], exact: list[Tensor]) -> None:
+    """Two sequences, of 600 and 37 tokens, beside each other."""
+    done = [0, 0]
+    for counts in ((1, 3), (259, 16), (300, 1), (1, 1), (38, 15), (1, 1)):
+        fed = [ids[row][done[row] : done[row] + counts[row]] for row in range(2)]
+        made = bench.run(fed[0] + fed[1], list(counts), done)
+        got = torch.split(made.rows(attended, sum(counts)), list(counts))
+        for row in range(2):
+            close(got[row], exact[row][done[row] : done[row] + counts[row]], ulps=2.0)
+            done[row] += counts[row]
+    assert done == [len(row) for row in ids]
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), SHAPES)
 @pytest.mark.parametrize(
@@ -473,7 +486,7 @@ def test_attention(name: str, heads: int, kv_heads: int, size: int, choices: dic
     width = (heads + 2 * kv_heads) * size
     table = random(640, width, scale=1.5)
     bench, attended = attending(name, table, heads, kv_heads, size, **choices)
-    lengths, ids = (600, 37), [list(range(600)), [(11 * i + 5) % 640 for i in range(37)]]
+    ids = [list(range(600)), [(11 * i + 5) % 640 for i in range(37)]]
     exact = [
         attention_reference(
             table[row].bfloat16().float(),
@@ -487,15 +500,7 @@ def test_attention(name: str, heads: int, kv_heads: int, size: int, choices: dic
         )
         for row in ids
     ]
-    done = [0, 0]
-    for counts in ((1, 3), (259, 16), (300, 1), (1, 1), (38, 15), (1, 1)):
-        fed = [ids[row][done[row] : done[row] + counts[row]] for row in range(2)]
-        made = bench.run(fed[0] + fed[1], list(counts), done)
-        got = torch.split(made.rows(attended, sum(counts)), list(counts))
-        for row in range(2):
-            close(got[row], exact[row][done[row] : done[row] + counts[row]], ulps=2.0)
-            done[row] += counts[row]
-    assert done == list(lengths)
+    attends_in_pieces(bench, attended, ids, exact)
 
 
 @pytest.mark.parametrize("name", SETS)

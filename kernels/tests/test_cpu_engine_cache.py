@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from penstock_kernels.program import PAGE_TOKENS, TILE_INPUTS, TILE_OUTPUTS, CacheFormat, Values, rounded_up
-from test_cpu_engine import LONGEST, SETS, Bench, attending, attention_reference, close, random
+from test_cpu_engine import (
+    LONGEST,
+    SETS,
+    Bench,
+    attending,
+    attends_in_pieces,
+    attention_reference,
+    close,
+    random,
+)
 
 OF_8_BITS = [CacheFormat.FP8_E4M3, CacheFormat.FP8_E5M2, CacheFormat.INT8]
 FLOATS = {CacheFormat.FP8_E4M3: torch.float8_e4m3fn, CacheFormat.FP8_E5M2: torch.float8_e5m2}
@@ -60,15 +69,7 @@ def test_attention_is_that_of_what_the_cache_has(
         k, v = (coded(part.view(len(tokens), kv_heads, size), format).flatten(1) for part in (k, v))
         shape = (heads, kv_heads, size, size**-0.5, choices.get("softcap", 0.0), choices.get("window", 0))
         exact.append(attention_reference(torch.cat((q, k, v), 1), *shape, False))
-    done = [0, 0]
-    for counts in ((1, 3), (259, 16), (300, 1), (1, 1), (38, 15), (1, 1)):
-        fed = [ids[row][done[row] : done[row] + counts[row]] for row in range(2)]
-        made = bench.run(fed[0] + fed[1], list(counts), done)
-        got = torch.split(made.rows(attended, sum(counts)), list(counts))
-        for row in range(2):
-            close(got[row], exact[row][done[row] : done[row] + counts[row]], ulps=2.0)
-            done[row] += counts[row]
-    assert done == [600, 37]
+    attends_in_pieces(bench, attended, ids, exact)
 
 
 def read_back(name: str, format: CacheFormat, values_TD: Tensor) -> Tensor:

@@ -184,16 +184,15 @@ SEPARATE void gated_norm_group(const GatedNormArgs &args, const float *x, const 
 }
 
 void gated_norm(const GatedNormArgs &args, const Work &work) {
-    const int64_t at_once = share(args.rows, work);
-    for (int64_t row; (row = take(work, at_once)) < args.rows;)
-        for (int64_t r = row; r < least(row + at_once, args.rows); r++)
-            for (int group = 0; group < args.groups; group++) {
-                const int64_t at = (int64_t)group * args.width;
-                gated_norm_group(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes) + at,
-                                 reinterpret_cast<const float *>(args.gates + r * args.gates_bytes) + at,
-                                 args.weight ? args.weight + (int64_t)group * args.weight_step : nullptr,
-                                 args.target + r * args.target_bytes + at * 2);
-            }
+    each_row(args.rows, work, [&](int64_t r) {
+        for (int group = 0; group < args.groups; group++) {
+            const int64_t at = (int64_t)group * args.width;
+            gated_norm_group(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes) + at,
+                             reinterpret_cast<const float *>(args.gates + r * args.gates_bytes) + at,
+                             args.weight ? args.weight + (int64_t)group * args.weight_step : nullptr,
+                             args.target + r * args.target_bytes + at * 2);
+        }
+    });
 }
 
 SEPARATE void open_row(const OpenArgs &args, const float *gates, uint8_t *to) {
@@ -209,11 +208,10 @@ SEPARATE void open_row(const OpenArgs &args, const float *gates, uint8_t *to) {
 }
 
 void open_gates(const OpenArgs &args, const Work &work) {
-    const int64_t at_once = share(args.rows, work);
-    for (int64_t row; (row = take(work, at_once)) < args.rows;)
-        for (int64_t r = row; r < least(row + at_once, args.rows); r++)
-            open_row(args, reinterpret_cast<const float *>(args.gates + r * args.gates_bytes),
-                     args.target + r * args.target_bytes);
+    each_row(args.rows, work, [&](int64_t r) {
+        open_row(args, reinterpret_cast<const float *>(args.gates + r * args.gates_bytes),
+                 args.target + r * args.target_bytes);
+    });
 }
 
 }  // namespace

@@ -52,61 +52,55 @@ SEPARATE void correct_row(const StreamsArgs &args, const float *x, const float *
 }
 
 void update_streams(const StreamsArgs &args, const Work &work) {
-    const int64_t at_once = share(args.rows, work);
-    for (int64_t row; (row = take(work, at_once)) < args.rows;)
-        for (int64_t r = row; r < least(row + at_once, args.rows); r++) {
-            const auto *x = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
-            const auto *router = reinterpret_cast<const float *>(args.router + r * args.router_bytes);
-            float *to = reinterpret_cast<float *>(args.target + r * args.target_bytes);
-            if (args.computed)
-                correct_row(args, x, reinterpret_cast<const float *>(args.computed + r * args.computed_bytes), router, to);
-            else
-                predict_row(args, x, router, to);
-        }
+    each_row(args.rows, work, [&](int64_t r) {
+        const auto *x = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
+        const auto *router = reinterpret_cast<const float *>(args.router + r * args.router_bytes);
+        float *to = reinterpret_cast<float *>(args.target + r * args.target_bytes);
+        if (args.computed)
+            correct_row(args, x, reinterpret_cast<const float *>(args.computed + r * args.computed_bytes), router, to);
+        else
+            predict_row(args, x, router, to);
+    });
 }
 
 // Numbers as large as others are: times the ratio of their root mean squares.
 void match(const MatchArgs &args, const Work &work) {
-    const int64_t at_once = share(args.rows, work);
-    for (int64_t row; (row = take(work, at_once)) < args.rows;)
-        for (int64_t r = row; r < least(row + at_once, args.rows); r++) {
-            const auto *x = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
-            const auto *others = reinterpret_cast<const float *>(args.others + r * args.others_bytes);
-            float *to = reinterpret_cast<float *>(args.target + r * args.target_bytes);
-            const float width = static_cast<float>(args.width);
-            const float own = squares(x, args.width, 0.0f) / width, wanted = squares(others, args.width, 0.0f) / width;
-            const float factor = __builtin_sqrtf(wanted) / __builtin_sqrtf(own < args.smallest ? args.smallest : own);
-            for (int at = 0; at < args.width; at += 16) {
-                const int count = args.width - at;
-                const F16 y = load_up_to(x + at, count) * factor;
-                store_up_to(to + at, args.accumulate ? load_up_to(to + at, count) + y : y, count);
-            }
+    each_row(args.rows, work, [&](int64_t r) {
+        const auto *x = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
+        const auto *others = reinterpret_cast<const float *>(args.others + r * args.others_bytes);
+        float *to = reinterpret_cast<float *>(args.target + r * args.target_bytes);
+        const float width = static_cast<float>(args.width);
+        const float own = squares(x, args.width, 0.0f) / width, wanted = squares(others, args.width, 0.0f) / width;
+        const float factor = __builtin_sqrtf(wanted) / __builtin_sqrtf(own < args.smallest ? args.smallest : own);
+        for (int at = 0; at < args.width; at += 16) {
+            const int count = args.width - at;
+            const F16 y = load_up_to(x + at, count) * factor;
+            store_up_to(to + at, args.accumulate ? load_up_to(to + at, count) + y : y, count);
         }
+    });
 }
 
 // Gates that are so many deviations over the mean of a token's gates open, by what they are beyond that.
 void open_sparsely(const SparseGateArgs &args, const Work &work) {
-    const int64_t at_once = share(args.rows, work);
-    for (int64_t row; (row = take(work, at_once)) < args.rows;)
-        for (int64_t r = row; r < least(row + at_once, args.rows); r++) {
-            const auto *gates = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
-            const float *up = gates + args.up_at;
-            uint8_t *to = args.target + r * args.target_bytes;
-            const float width = static_cast<float>(args.width), mean = sum_over(gates, args.width) / width;
-            const float shut = mean + args.deviations * __builtin_sqrtf(squares(gates, args.width, mean) / width);
-            for (int at = 0; at < args.target_width; at += 16) {
-                const int count = args.width - at;
-                F16 y = {};
-                if (count > 0) {
-                    const F16 over = load_up_to(gates + at, count) - shut;
-                    // What is no number stays none.
-                    const F16 opened = select(is_less(over, F16{}), F16{}, over);
-                    y = activated(opened, args.activation) * load_up_to(up + at, count);
-                    if (count < 16) y = lanes() < count ? y : F16{};
-                }
-                store_bf16_up_to(to + at * 2, y, args.target_width - at);
+    each_row(args.rows, work, [&](int64_t r) {
+        const auto *gates = reinterpret_cast<const float *>(args.source + r * args.source_bytes);
+        const float *up = gates + args.up_at;
+        uint8_t *to = args.target + r * args.target_bytes;
+        const float width = static_cast<float>(args.width), mean = sum_over(gates, args.width) / width;
+        const float shut = mean + args.deviations * __builtin_sqrtf(squares(gates, args.width, mean) / width);
+        for (int at = 0; at < args.target_width; at += 16) {
+            const int count = args.width - at;
+            F16 y = {};
+            if (count > 0) {
+                const F16 over = load_up_to(gates + at, count) - shut;
+                // What is no number stays none.
+                const F16 opened = select(is_less(over, F16{}), F16{}, over);
+                y = activated(opened, args.activation) * load_up_to(up + at, count);
+                if (count < 16) y = lanes() < count ? y : F16{};
             }
+            store_bf16_up_to(to + at * 2, y, args.target_width - at);
         }
+    });
 }
 
 }  // namespace

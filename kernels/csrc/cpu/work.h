@@ -41,6 +41,14 @@ INLINE int64_t share(int64_t rows, const Work &work) {
     return even < 1 ? 1 : even > 16 ? 16 : even;
 }
 
+// Each of `rows` rows by whoever takes it.
+template <typename Row>
+INLINE void each_row(int64_t rows, const Work &work, Row row) {
+    const int64_t at_once = share(rows, work);
+    for (int64_t begin; (begin = take(work, at_once)) < rows;)
+        for (int64_t r = begin; r < least(begin + at_once, rows); r++) row(r);
+}
+
 // ln(1 + e^x), as the larger of x and 0, and ln(1 + y) with y = e^-|x|: of that the series in y / (2 + y), at most 1/3, up to
 // the 13th power.
 INLINE F16 softplus(F16 x) {

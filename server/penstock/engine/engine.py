@@ -147,7 +147,6 @@ class Engine:
                 cache_dtype,
             )
         self.recipe, self.model = found
-        self.cache_dtype = cache_dtype
         if self.native is not None:
             self.native.cache_format = FORMATS[cache_dtype]
             if cache_dtype != "auto":

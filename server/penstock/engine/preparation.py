@@ -164,7 +164,7 @@ def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
         "threads": engine.native.threads,
         "processor": engine.device_name,
         "processors": len(os.sched_getaffinity(0)),
-        "cache": engine.cache_dtype,
+        "cache": engine.native.cache_format.name,
     }
     choices = [] if engine.threads is None else engine.threads.choices
     known = entry.measured(of)

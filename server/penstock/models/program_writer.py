@@ -49,6 +49,7 @@ class ProgramWriter:
         self.made = Recording(Program())
         self.operations = self.made.program.body
         self.width, self.is_quantized = width, is_quantized
+        self._packed: dict[int, Linear] = {}  # by identity
         # What the layers' large products read.
         self.layout = Layout.BYTES if is_quantized else Layout.BF16
         self.x = self.buffer("x", Layout.F32, width)
@@ -78,7 +79,7 @@ class ProgramWriter:
         scale: float = 1.0,
         columns: int = 0,
         groups: int = 0,
-    ) -> None:
+    ) -> Operation:
         """Of `columns` numbers, or E, or of several such groups; None: a copy."""
         made = self.add(
             Kind.NORM,
@@ -93,6 +94,7 @@ class ProgramWriter:
             made.norm, made.eps = kind_of(norm), norm.eps
             made.norm_weight = optional_fp32(norm.weight_E)
             made.bias = optional_fp32(norm.bias_E) if isinstance(norm, LayerNorm) else None
+        return made
 
     def linear(
         self,
@@ -106,10 +108,11 @@ class ProgramWriter:
         softcap: float = 0.0,
         is_packed: bool = False,
     ) -> Operation:
-        """A product with a matrix, which is packed where it is no already (`is_packed`: a head's)."""
+        """A product with a matrix, which is packed where it is no already: by another product, or `is_packed`, a head's."""
         quantized = linear.quantized
-        if not is_packed and quantized is None:
+        if not is_packed and quantized is None and id(linear) not in self._packed:
             linear.weight_OI = packed(linear.weight_OI)
+            self._packed[id(linear)] = linear
         outputs = self.made.program.buffers[target].width * (2 if epilogue == Epilogue.GATE else 1)
         bias = None
         if linear.bias_O is not None:

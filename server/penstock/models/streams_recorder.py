@@ -11,7 +11,7 @@ from penstock.models.decoder import FeedForward
 from penstock.models.packing import align_halves
 from penstock.models.program_writer import ACTIVATIONS, ProgramWriter, fp32, optional_fp32
 from penstock.models.streams import SMALLEST, AlternatingUpdates, LowRankResidual, StreamEnds
-from penstock_kernels.program import TILE_OUTPUTS, Kind, Layout, rounded_up
+from penstock_kernels.program import TILE_OUTPUTS, Kind, Layout, Operation, rounded_up
 
 
 class StreamsRecorder:
@@ -42,28 +42,28 @@ class StreamsRecorder:
     def predict(self, updates: AlternatingUpdates) -> None:
         """What the layer is expected to make of the streams; the active one is the residual then."""
         at = updates.active * self.writer.width
-        self._route(self.streams, at, updates, is_packed=False)
+        self._route(self.streams, at, updates)
         self._update(Kind.PREDICT, updates, updates.prediction)
         self._copy(at, self.writer.x)
 
     def correct(self, updates: AlternatingUpdates) -> None:
         """The prediction, corrected by the residual."""
-        self._route(self.writer.x, 0, updates, is_packed=True)
+        self._route(self.writer.x, 0, updates)
         self._update(Kind.CORRECT, updates, updates.correction)
 
     def output(self, updates: AlternatingUpdates) -> int:
         """The buffer of the active stream in bf16, for what follows in the layer."""
         writer = self.writer
         short = writer.buffer("residual in bf16", Layout.BF16, writer.width)
-        self._copy(updates.active * writer.width, short)
-        writer.operations[-1].norm_weight = optional_fp32(updates.output_scale_E)
+        copied = self._copy(updates.active * writer.width, short)
+        copied.norm_weight = optional_fp32(updates.output_scale_E)
         return short
 
     def add_to_others(self, given: int, norm: Norm) -> None:
         """The norm of what this buffer has, to every stream but the first."""
         for stream in range(1, self.count):
-            self.writer.norm(given, self.streams, norm, accumulate=True)
-            self.writer.operations[-1].target_at = stream * self.writer.width
+            added = self.writer.norm(given, self.streams, norm, accumulate=True)
+            added.target_at = stream * self.writer.width
 
     def low_rank(self, beside: LowRankResidual, norm: Norm, reads_short: int) -> int:
         """The buffer of what a layer adds beside attention. `reads_short`: what the norm makes of the residual, in bf16."""
@@ -77,16 +77,15 @@ class StreamsRecorder:
         writer.norm(up, given, beside.norm, accumulate=True)
         return given
 
-    def _route(self, source: int, at: int, updates: AlternatingUpdates, *, is_packed: bool) -> None:
-        """How tokens weigh the streams. `is_packed`: the router is, by an operation before."""
+    def _route(self, source: int, at: int, updates: AlternatingUpdates) -> None:
+        """How tokens weigh the streams."""
         writer = self.writer
         read = writer.buffer("modes read", Layout.BF16, writer.width)
-        writer.norm(source, read, updates.router_norm)
-        made, weight_E = writer.operations[-1], updates.router_norm.weight_E
+        made, weight_E = writer.norm(source, read, updates.router_norm), updates.router_norm.weight_E
         made.source_at = at
         assert weight_E is not None, "it has a weight"
         made.norm_weight = fp32(weight_E) / writer.width
-        writer.linear(read, self.modes, updates.router, is_packed=is_packed)
+        writer.linear(read, self.modes, updates.router)
 
     def _update(self, kind: Kind, updates: AlternatingUpdates, mix: Linear) -> None:
         self.writer.add(
@@ -101,15 +100,15 @@ class StreamsRecorder:
             norm_weight=fp32(mix.weight_OI),
         )
 
-    def _copy(self, at: int, target: int) -> None:
-        self.writer.norm(self.streams, target, None)
-        self.writer.operations[-1].source_at = at
+    def _copy(self, at: int, target: int) -> Operation:
+        copied = self.writer.norm(self.streams, target, None)
+        copied.source_at = at
+        return copied
 
     def _projected(self, source: int, at: int, linear: Linear) -> int:
         writer = self.writer
         short = writer.buffer("residual in bf16", Layout.BF16, writer.width)
-        writer.norm(source, short, None)
-        writer.operations[-1].source_at = at
+        writer.norm(source, short, None).source_at = at
         made = writer.buffer("stream", Layout.F32, writer.width)
         writer.linear(short, made, linear)
         return made
