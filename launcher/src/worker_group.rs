@@ -172,7 +172,9 @@ impl Group {
                     rank.process.pid()
                 );
             }
-            let _ = std::fs::remove_file(&rank.socket);
+            for socket in [&rank.socket, &rank.socket.with_added_extension("run")] {
+                let _ = std::fs::remove_file(socket);
+            }
         }
         let _ = std::fs::remove_file(&self.meeting);
         end

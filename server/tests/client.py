@@ -1,8 +1,10 @@
 """A client of the worker contract for tests: starts a worker process, builds plans, keeps the digest."""
 
+import contextlib
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ import numpy as np
 from penstock.engine.plan import NO_PAGE, NO_SNAPSHOT, START_COLUMNS
 from penstock.engine.tables import BLOCK_SIZE, ONE_TABLE, Tables
 from penstock.proto import penstock_pb2 as pb
+from penstock.rpc.address import UnixSocket
+from penstock.rpc.frames import HEAD
 
 # `make test-gpu` sets it to "cuda".
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")
@@ -210,12 +214,24 @@ class Run:
 
     def send_raw(self, plan: pb.StepPlan) -> None:
         """Sends a plan as it is."""
-        self._messages.put(pb.ToWorker(plan=plan))
+        self.send_message(pb.ToWorker(plan=plan))
+
+    def send_message(self, message: pb.ToWorker) -> None:
+        """Sends it as it is."""
+        self._messages.put(message)
 
     def send_masks(self, words: bytes, number: int | None = None) -> None:
         """Sends the masks of a plan, of the last one if no number is given."""
         due = self.numbering.number if number is None else number
-        self._messages.put(pb.ToWorker(masks=pb.Masks(number=due, words=words)))
+        self.send_message(pb.ToWorker(masks=pb.Masks(number=due, words=words)))
+
+    def wait_begun(self) -> None:
+        """Until the worker says so."""
+        assert self.call.initial_metadata() is not None
+
+    def cancel(self) -> None:
+        """Goes away."""
+        self.call.cancel()
 
     def receive(self) -> pb.StepResult:
         """The next result. Raises grpc.RpcError."""
@@ -231,6 +247,72 @@ class Run:
         self._messages.put(None)
 
 
+class FrameError(grpc.RpcError):
+    """What a call in frames ended with, as gRPC tells it of a call of its own."""
+
+    def __init__(self, code: int, details: str) -> None:
+        super().__init__(details)
+        self._code = next(known for known in grpc.StatusCode if known.value[0] == code)
+
+    def code(self) -> grpc.StatusCode:
+        """As of a call."""
+        return self._code
+
+    def details(self) -> str:
+        """As of a call."""
+        return str(self)
+
+
+class FrameRun(Run):
+    """The same at the worker's socket for frames."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.numbering = Numbering()
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.settimeout(60)
+        self.connection.connect(str(socket_path))
+        self._incoming = self.connection.makefile("rb")
+        self._has_begun = False
+
+    def send_bytes(self, payload: bytes) -> None:
+        """Sends a frame of them."""
+        with contextlib.suppress(OSError):  # the worker has ended it; why is read
+            self.connection.sendall(HEAD.pack(len(payload), 0) + payload)
+
+    def send_message(self, message: pb.ToWorker) -> None:
+        """Sends it as it is."""
+        self.send_bytes(message.SerializeToString())
+
+    def wait_begun(self) -> None:
+        """Until the worker says so."""
+        if not self._has_begun:
+            self._has_begun = True
+            assert self._read() == b""
+
+    def receive(self) -> pb.StepResult:
+        """The next result. Raises FrameError, and StopIteration at the end."""
+        self.wait_begun()
+        return pb.StepResult.FromString(self._read())
+
+    def end(self) -> None:
+        """No more plans."""
+        self.connection.shutdown(socket.SHUT_WR)
+
+    def cancel(self) -> None:
+        """Goes away."""
+        self._incoming.close()
+        self.connection.close()
+
+    def _read(self) -> bytes:
+        if not (head := self._incoming.read(HEAD.size)):
+            raise StopIteration
+        length, code = HEAD.unpack(head)
+        payload = self._incoming.read(length)
+        if code:
+            raise FrameError(code, payload.decode())
+        return payload
+
+
 def sampled(result: pb.StepResult) -> list[int]:
     """The column as a list."""
     return [int(t) for t in np.frombuffer(result.sampled, "<u4")]
@@ -243,6 +325,9 @@ def floats(column: bytes) -> list[float]:
 
 class Worker:
     """A worker process that listens; `log` holds its lines so far."""
+
+    uses_frames = False
+    """How `run` calls it."""
 
     def __init__(
         self, model: Path, folder: Path, *arguments: str, program: tuple[str, ...] = ("-m", "penstock.worker")
@@ -320,7 +405,7 @@ class Worker:
 
     def run(self) -> Run:
         """Begins a Run."""
-        return Run(self.channel)
+        return FrameRun(UnixSocket(self.socket).for_frames) if self.uses_frames else Run(self.channel)
 
     def _unary(self, name: str, request: Any, reply: Any) -> Any:
         call = self.channel.unary_unary(

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import checkpoints
-from client import DEVICE, Worker, floats, make_plan, mask_of, row, sampled, u32
+from client import DEVICE, FrameError, FrameRun, Worker, floats, make_plan, mask_of, row, sampled, u32
 from penstock.proto import generate
 from penstock.proto import penstock_pb2 as pb
+from penstock.rpc.frames import HEAD
 from penstock.worker import Work
 
 
@@ -28,11 +29,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(folder, checkpoints.config(), shards=2, generation={"eos_token_id": [7, 2]})
 
 
+both_ways = pytest.mark.parametrize("uses_frames", [False, True], ids=["gRPC", "frames"])
+
+
 @pytest.fixture(scope="module")
-def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def listening(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     with Worker(model, tmp_path_factory.mktemp("socket") / "private") as worker:
         worker.prepare()
         yield worker
+
+
+@pytest.fixture(params=[False, True], ids=["gRPC", "frames"])
+def worker(request: pytest.FixtureRequest, listening: Worker) -> Worker:
+    """Called in both ways in turn."""
+    listening.uses_frames = request.param
+    return listening
 
 
 def failure(worker: Worker, plan: pb.StepPlan, stamp: bool = True) -> grpc.RpcError:
@@ -55,7 +66,7 @@ def test_describe_says_what_the_model_is(worker: Worker) -> None:
     assert found.parameters == sum(t.numel() for t in weights.values())
     assert found.weight_bytes == 4 * found.parameters
     assert found.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
-    assert (found.rank, found.world_size) == (0, 1)
+    assert (found.rank, found.world_size, found.frames) == (0, 1, True)
     assert found.device_name and found.max_top_tokens >= 20
 
 
@@ -78,9 +89,9 @@ def test_plans_in_flight_continue_what_was_sampled(worker: Worker) -> None:
         ahead.receive()
 
 
-def test_the_initial_metadata_comes_before_any_plan(worker: Worker) -> None:
+def test_that_a_run_has_begun_is_told_before_any_plan(worker: Worker) -> None:
     run = worker.run()
-    assert run.call.initial_metadata() is not None
+    run.wait_begun()
     run.end()
 
 
@@ -421,7 +432,7 @@ def test_a_new_run_ends_the_former_and_starts_without_slots(worker: Worker) -> N
 def test_a_client_that_goes_away_leaves_the_worker_usable(worker: Worker) -> None:
     gone = worker.run()
     gone.step([row(0, [1, 2, 3], 0, [0], start={})])
-    gone.call.cancel()
+    gone.cancel()
     run = worker.run()
     assert sampled(run.step([row(0, [1, 2, 3], 0, [0], start={})]))
     run.end()
@@ -478,9 +489,11 @@ main()
 """
 
 
-def test_a_failure_inside_a_step_ends_stream_and_process(tmp_path: Path) -> None:
+@both_ways
+def test_a_failure_inside_a_step_ends_stream_and_process(uses_frames: bool, tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "model", checkpoints.config())
     with Worker(folder, tmp_path / "socket", program=("-c", FAILS_AT_TOKEN_13)) as worker:
+        worker.uses_frames = uses_frames
         worker.prepare()
         run = worker.run()
         run.step([row(0, [1], 0, [0], start={})])
@@ -488,6 +501,7 @@ def test_a_failure_inside_a_step_ends_stream_and_process(tmp_path: Path) -> None
         with pytest.raises(grpc.RpcError) as caught:
             run.receive()
         assert caught.value.code() == grpc.StatusCode.INTERNAL, caught.value
+        assert str(caught.value.details()) == "RuntimeError: the device is gone"
         assert worker.exit_status() == 1
         assert worker.log[-1]["level"] == "ERROR" and worker.log[-1]["fatal"] is True
         assert "the device is gone" in worker.log[-1]["message"]
@@ -532,12 +546,64 @@ def test_a_router_that_comes_again_finds_the_worker_prepared_and_one_with_other_
 
 def test_run_before_prepare_is_refused(tmp_path: Path) -> None:
     with Worker(checkpoints.write(tmp_path / "model", checkpoints.config()), tmp_path / "socket") as worker:
-        run = worker.run()
-        with pytest.raises(grpc.RpcError) as caught:
-            run.receive()
-        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        for worker.uses_frames in (False, True):
+            run = worker.run()
+            with pytest.raises(grpc.RpcError) as caught:
+                run.receive()
+            assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         worker.process.send_signal(signal.SIGTERM)
         assert worker.exit_status() == 0
+
+
+def test_what_is_no_frame_costs_the_call_only(listening: Worker) -> None:
+    listening.uses_frames = True
+    for spoil, refused in (
+        (lambda run: run.send_bytes(b"\xff" * 9), "message: "),
+        (lambda run: run.send_message(pb.ToWorker()), "neither a plan nor masks"),
+        # A frame that is cut off is a router that went away.
+        (lambda run: (run.connection.sendall(HEAD.pack(100, 0) + b"123"), run.end()), None),
+    ):
+        run = listening.run()
+        assert isinstance(run, FrameRun)
+        run.wait_begun()
+        spoil(run)
+        with pytest.raises(grpc.RpcError if refused else StopIteration) as caught:
+            run.receive()
+        if refused:
+            assert isinstance(caught.value, FrameError)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert refused in caught.value.details()
+        run = listening.run()
+        assert sampled(run.step([row(0, [1, 2, 3], 0, [0], start={})]))
+        run.end()
+
+
+def test_a_router_that_takes_no_results_keeps_no_other_out(listening: Worker) -> None:
+    """It holds the thread that computes until its time is up."""
+    listening.uses_frames = True
+    deaf = listening.run()
+    deaf.wait_begun()
+    # Their results are more than the socket holds: log probabilities of every token of long prompts, with twenty alternatives.
+    for number in range(40):
+        tokens = [number % 190 + 1] * 250
+        start = {"top_tokens": 20}
+        deaf.send([row(0, tokens, 0, list(range(16)), start=start, targets=[5] * 250)], [0] if number else [])
+    listening.uses_frames = False
+    run = listening.run()
+    assert sampled(run.step([row(0, [1, 2, 3], 0, [0], start={})]))
+    run.end()
+
+
+def test_a_path_that_is_too_long_for_frames_has_its_plans_through_grpc(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    short = tmp_path_factory.mktemp("s")
+    folder = short / ("x" * (107 - len(str(short)) - len("//worker.sock")))
+    with Worker(model, folder) as worker:
+        assert len(str(worker.socket)) == 107 and not worker.describe().frames
+        worker.prepare()
+        assert sampled(worker.run().step([row(0, [1, 2, 3], 0, [0], start={})]))
+    assert any("plans come through gRPC" in line["message"] for line in worker.log)
 
 
 def test_a_worker_dies_with_its_parent_and_with_its_standard_input(model: Path, tmp_path: Path) -> None:

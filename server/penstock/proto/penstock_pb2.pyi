@@ -29,7 +29,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on", "state_bytes", "draft_model")
+    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on", "state_bytes", "draft_model", "frames")
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class ModelDescription(_message.Message):
     POSITIONS_GO_ON_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     recipe: str
     vocab_size: int
@@ -74,7 +75,8 @@ class ModelDescription(_message.Message):
     positions_go_on: bool
     state_bytes: int
     draft_model: DraftModel
-    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ..., state_bytes: _Optional[int] = ..., draft_model: _Optional[_Union[DraftModel, _Mapping]] = ...) -> None: ...
+    frames: bool
+    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ..., state_bytes: _Optional[int] = ..., draft_model: _Optional[_Union[DraftModel, _Mapping]] = ..., frames: _Optional[bool] = ...) -> None: ...
 
 class DraftModel(_message.Message):
     __slots__ = ("model_type", "parameters")

@@ -61,6 +61,11 @@ class UnixSocket:
         """As gRPC writes it."""
         return f"unix:{self.path}"
 
+    @property
+    def for_frames(self) -> Path:
+        """The path of the socket that takes plans without gRPC."""
+        return self.path.with_name(self.path.name + ".run")
+
     def check(self) -> None:
         """Raises OSError where others could come in."""
         folder = self.path.absolute().parent

@@ -1,11 +1,12 @@
-"""One Run call between gRPC and the engine's thread: queues of plans and masks in, a queue of results out.
+"""One Run call between whoever speaks to the router and the engine's thread: queues of plans and masks in, results out.
 
 Used by the servicer. Knows neither model nor device, and does not import torch.
 """
 
 import queue
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import grpc
@@ -54,17 +55,23 @@ class Steps(Protocol[L]):
 class Superseded(Exception):
     """A newer Run took the engine."""
 
+    def __str__(self) -> str:
+        return "a newer Run began"
+
 
 class RunCall:
-    """One Run call and its three threads: one reads plans, one executes them, one sends results.
+    """One Run call and its threads: one reads plans, one executes them, and where `deliver` is not given, one sends results.
 
     So the next step is computed while gRPC still sends the last one's result.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deliver: Callable[[pb.StepResult | Exception | None], None] | None = None) -> None:
+        """`deliver` is given each result on the thread that computes, and last what ended the call; None: `results` is asked for them."""
         self._plans: queue.SimpleQueue[Plan | Exception | None] = queue.SimpleQueue()
         self._masks: queue.SimpleQueue[pb.Masks | Exception | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[pb.StepResult | Exception | None] = queue.SimpleQueue()
+        self._deliver = deliver or self._results.put
+        self.over = threading.Event()  # it executes nothing any more
 
     def read(self, messages: Iterator[pb.ToWorker]) -> None:
         """Reads the stream to its end."""
@@ -76,20 +83,27 @@ class RunCall:
                 has_plan, has_masks = message.HasField("plan"), message.HasField("masks")
                 if not (has_plan or has_masks):
                     raise BadPlan("message: neither a plan nor masks")
+                # Those of an older plan are waited for more than the plan.
+                if has_masks and has_plan and message.masks.number < message.plan.number:
+                    self._read_masks(message.masks, owed)
+                    has_masks = False
                 if has_plan:
                     plan = reader.read(message.plan)
                     if (plan.flags & MASKED).any():
                         owed.append(plan.number)
                     self._plans.put(plan)
                 if has_masks:
-                    _check_due(message.masks.number, owed)
-                    self._masks.put(message.masks)
+                    self._read_masks(message.masks, owed)
         except grpc.RpcError:
             pass  # the client went away, which ends the stream as well
         except Exception as error:
             # grpcio raises a bare Exception when the call was cancelled; anything else must be seen.
             end = None if type(error) is Exception else error
         self._end(end)
+
+    def _read_masks(self, masks: pb.Masks, owed: deque[int]) -> None:
+        _check_due(masks.number, owed)
+        self._masks.put(masks)
 
     def supersede(self) -> None:
         """Ends the execution after the plans that were read."""
@@ -125,10 +139,11 @@ class RunCall:
                     plan = self._next_plan_within(GLANCE_SECONDS)
                     if plan is not None:
                         launched.append(engine.launch(plan))
-                self._results.put(engine.finish(launched.popleft()))
+                self._deliver(engine.finish(launched.popleft()))
         except Exception as error:
             end = error
-        self._results.put(end)
+        self._deliver(end)
+        self.over.set()
 
     def results(self) -> Iterator[pb.StepResult]:
         """Results as they come. Raises what ended the execution."""

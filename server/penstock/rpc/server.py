@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from penstock.errors import PEER_LOST, OtherLimits, PeerLost, RunEnded, one_line
-from penstock.rpc.address import Address, Port
+from penstock.rpc import frames
+from penstock.rpc.address import Address, Port, UnixSocket
 from penstock.rpc.handlers import handlers
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
@@ -28,7 +29,10 @@ KEEP_ALIVE = (
 
 
 def listen(servicer: WorkerServicer, address: Address) -> grpc.Server:
-    """A server that answers there, on threads of its own. Raises OSError."""
+    """A server that answers there, on threads of its own, and takes frames beside it where the contract has them. Raises OSError."""
+    description = servicer.description
+    if isinstance(address, UnixSocket) and description.world_size == 1:
+        description.frames = frames.listen(address.for_frames, servicer.run_frames)
     server = grpc.server(
         ThreadPoolExecutor(8, thread_name_prefix="grpc"),
         handlers=[handlers(servicer)],

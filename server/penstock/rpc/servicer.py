@@ -13,6 +13,7 @@ import grpc
 from penstock.engine.engine_thread import EngineThread
 from penstock.errors import BadPlan, OtherLimits, OutOfStep, PeerLost, RunEnded, TooLittleMemory, one_line
 from penstock.proto import penstock_pb2 as pb
+from penstock.rpc.frames import FrameCall
 from penstock.rpc.run_call import RunCall, Steps, Superseded
 from penstock.telemetry import log
 
@@ -50,7 +51,7 @@ class WorkerServicer:
         self._engine = engine
         self._prepare = prepare
         self._thread = thread
-        self._description = description
+        self.description = description
         self._on_failure = on_failure
         self._meets_again = meets_again
         self._run: RunCall | None = None
@@ -58,7 +59,7 @@ class WorkerServicer:
 
     def describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.ModelDescription:
         """What the loaded model is."""
-        return self._description
+        return self.description
 
     def prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.Prepared:
         """Allocates, warms up and measures, once. A router that connects again gets the same answer; for one that wants other limits
@@ -89,21 +90,47 @@ class WorkerServicer:
         if not self._engine.prepared:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
         run = RunCall()
+        self._execute(run)
+        threading.Thread(target=run.read, args=(messages,), name="plans", daemon=True).start()
+        try:
+            yield from run.results()
+        except Exception as error:
+            code = refusal(error)
+            if code is None:
+                self._fail(context, error)
+            _abort(context, code, str(error))
+
+    def run_frames(self, call: FrameCall) -> None:
+        """What `run` does, for a router that has connected to the socket for frames; returns when the call is over."""
+        if not self._engine.prepared:
+            call.fail(grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
+            return
+        call.begin()
+
+        def deliver(item: pb.StepResult | Exception | None) -> None:
+            if item is None:
+                call.close()
+            elif not isinstance(item, Exception):
+                call.answer(item)
+            elif (code := refusal(item)) is not None:
+                call.fail(code, str(item))
+            else:
+                answered = threading.Event()
+                self._on_failure(item, answered)
+                call.fail(*_failure(item))
+                answered.set()
+
+        run = RunCall(deliver)
+        self._execute(run)
+        run.read(call.messages())
+        run.over.wait()
+
+    def _execute(self, run: RunCall) -> None:
+        """On the engine's thread, behind a former call, which ends."""
         former, self._run = self._run, run
         if former is not None:
             former.supersede()
         self._thread.submit(lambda: run.execute(self._engine))
-        threading.Thread(target=run.read, args=(messages,), name="plans", daemon=True).start()
-        try:
-            yield from run.results()
-        except OutOfStep as error:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except BadPlan as error:
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Superseded:
-            _abort(context, grpc.StatusCode.CANCELLED, "a newer Run began")
-        except Exception as error:
-            self._fail(context, error)
 
     def check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         """Computes something on the device, beside a step that may be running."""
@@ -127,10 +154,25 @@ class WorkerServicer:
     def _fail(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         """Ends the call and the process: what the device holds is not to be trusted any more."""
         self._on_failure(error, _answered(context))
-        # The router blames the rank that was lost, not the one that says so.
-        codes = {PeerLost: grpc.StatusCode.ABORTED, OtherLimits: grpc.StatusCode.UNAVAILABLE}
-        code = codes.get(type(error), grpc.StatusCode.INTERNAL)
-        _abort(context, code, f"{type(error).__name__}: {one_line(error)}")
+        _abort(context, *_failure(error))
+
+
+def refusal(error: Exception) -> grpc.StatusCode | None:
+    """With what a call ends after which the worker goes on; None: what the device holds is not to be trusted any more."""
+    match error:
+        case OutOfStep():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case BadPlan():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Superseded():
+            return grpc.StatusCode.CANCELLED
+    return None
+
+
+def _failure(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """With what a call ends whose process does, too. The router blames the rank that was lost, not the one that says so."""
+    codes = {PeerLost: grpc.StatusCode.ABORTED, OtherLimits: grpc.StatusCode.UNAVAILABLE}
+    return codes.get(type(error), grpc.StatusCode.INTERNAL), f"{type(error).__name__}: {one_line(error)}"
 
 
 def _answered(context: grpc.ServicerContext) -> threading.Event:

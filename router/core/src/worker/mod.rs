@@ -2,6 +2,7 @@
 
 mod connection;
 pub mod endpoint;
+mod frames;
 pub mod group;
 pub mod mock;
 pub mod recording;

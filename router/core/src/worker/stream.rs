@@ -15,6 +15,8 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::connection::{BLAME, CONNECT_TIMEOUT, connect, loss};
+use super::endpoint::Endpoint;
+use super::frames::Frames;
 use super::group::Group;
 use super::recording::Recorder;
 use super::source::{Loss, LossKind};
@@ -25,10 +27,11 @@ pub const LIVELY: Duration = Duration::from_secs(2);
 /// An open `Run` on every rank.
 pub struct Run {
     ranks: Vec<WorkerClient<Channel>>,
+    /// Of ranks that are called through gRPC.
     plans: Vec<mpsc::UnboundedSender<ToWorker>>,
     /// Whose results count.
     output_rank: u32,
-    results: Streaming<StepResult>,
+    results: Results,
     /// The output rank's stream has ended.
     ended: bool,
     /// A rank that lost another one, and how long that one's own end is waited for.
@@ -38,10 +41,28 @@ pub struct Run {
     recorder: Option<Arc<Recorder>>,
 }
 
+/// The way to the output rank and back.
+enum Results {
+    Call(Box<Streaming<StepResult>>),
+    Frames(Frames),
+}
+
+impl Results {
+    async fn next(&mut self) -> Result<Option<StepResult>, Status> {
+        match self {
+            Self::Call(stream) => stream.message().await,
+            Self::Frames(frames) => frames.next().await.map(Some),
+        }
+    }
+}
+
 impl Run {
     /// Connects anew, so that the connections live on the runtime of whoever runs the group.
     pub async fn open(group: &Group) -> Result<Self, Loss> {
         let mut ranks = connect(group.endpoints()).await?;
+        if let Some(frames) = open_frames(group).await? {
+            return Ok(Self::with(ranks, Vec::new(), group, Results::Frames(frames), JoinSet::new()));
+        }
         let mut plans = Vec::new();
         let mut calls = Vec::new();
         for rank in &mut ranks {
@@ -61,13 +82,24 @@ impl Run {
         let mut results = None;
         for (rank, stream) in (0..).zip(streams) {
             if rank == output_rank {
-                results = Some(stream);
+                results = Some(Results::Call(Box::new(stream)));
             } else {
                 others.spawn(watch(rank, stream));
             }
         }
         let results = results.ok_or_else(|| Loss::unnamed(LossKind::Died, "there are no workers"))?;
-        Ok(Self { ranks, plans, output_rank, results, ended: false, peer_lost: None, others, recorder: None })
+        Ok(Self::with(ranks, plans, group, results, others))
+    }
+
+    fn with(
+        ranks: Vec<WorkerClient<Channel>>,
+        plans: Vec<mpsc::UnboundedSender<ToWorker>>,
+        group: &Group,
+        results: Results,
+        others: JoinSet<Loss>,
+    ) -> Self {
+        let output_rank = group.output_rank();
+        Self { ranks, plans, output_rank, results, ended: false, peer_lost: None, others, recorder: None }
     }
 
     /// From now on all that goes to the rank that answers, and comes from it, is recorded.
@@ -82,10 +114,13 @@ impl Run {
     }
 
     /// Never waits. A rank that is gone is noticed by `next`.
-    pub fn send(&self, plan: Option<StepPlan>, masks: Option<Masks>) {
+    pub fn send(&mut self, plan: Option<StepPlan>, masks: Option<Masks>) {
         if let Some(recorder) = &self.recorder {
             plan.iter().for_each(|plan| recorder.plan(plan));
             masks.iter().for_each(|masks| recorder.masks(masks));
+        }
+        if let Results::Frames(frames) = &mut self.results {
+            return frames.send(&ToWorker { plan, masks });
         }
         let output = self.output_rank as usize;
         for rank in self.plans.iter().enumerate().filter(|(rank, _)| *rank != output).map(|(_, rank)| rank) {
@@ -108,7 +143,7 @@ impl Run {
                 Some(ended) = self.others.join_next() => ended.unwrap_or_else(|panic| {
                     Loss::unnamed(LossKind::OutOfStep, format!("a reader of its results broke: {panic}"))
                 }),
-                result = self.results.message(), if !self.ended => match read(self.output_rank, result) {
+                result = self.results.next(), if !self.ended => match read(self.output_rank, result) {
                     Ok(result) => {
                         if let Some(recorder) = &self.recorder {
                             recorder.result(&result);
@@ -174,6 +209,26 @@ impl Run {
             .boxed()
         };
         (0..).zip(self.ranks.iter().cloned()).map(check).collect()
+    }
+}
+
+/// The call in frames, where the worker offers it and its socket can be reached; a worker in another container may have given away one
+/// socket only.
+async fn open_frames(group: &Group) -> Result<Option<Frames>, Loss> {
+    let [Endpoint::Unix(socket)] = group.endpoints() else { return Ok(None) };
+    if !group.description().frames {
+        return Ok(None);
+    }
+    let mut frames = match Frames::connect(socket).await {
+        Ok(frames) => frames,
+        Err(error) => {
+            tracing::debug!("plans go through gRPC: {error}");
+            return Ok(None);
+        }
+    };
+    match timeout(CONNECT_TIMEOUT, frames.begun()).await {
+        Ok(begun) => begun.map(|()| Some(frames)).map_err(|status| loss(0, &status)),
+        Err(_) => Err(Loss::of(0, LossKind::Hung, "Run was not opened in time")),
     }
 }
 

@@ -184,6 +184,7 @@ impl Worker for Calls {
             state_bytes: config.state_bytes,
             draft_model: (config.wrong_draft_one_in > 0)
                 .then(|| DraftModel { model_type: "mock".into(), parameters: 1 }),
+            frames: false,
         }))
     }
 
