@@ -4,8 +4,11 @@
 //! other bound has the same whole part: "3" of `3 < x <= 3.5`, "-0" of `-0.5 <= x < 0`. And of every exclusive bound nearer to
 //! zero it refuses fractions that end with a zero, "0.50" of `x > 0`. So such a bound becomes an inclusive one that lies
 //! inside by a hair. The exclusive bound farther from zero it keeps exactly, so it stays.
+//!
+//! Of the numbers whose digits begin those of the bound farther from zero it takes only texts with more zeros: "3.40" of `x <= 3.45`.
+//! So these numbers stand beside the bounds as constants.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{EXACT_INTEGERS, Place, Result, invalid};
 
@@ -56,6 +59,41 @@ pub(super) fn bound(
         own.insert(name.into(), value);
     }
     Ok(())
+}
+
+/// Moves the bounds of `own` into a schema that takes the beginnings of their digits too, if there are any.
+pub(super) fn with_beginnings(own: &mut Map<String, Value>) -> Option<Value> {
+    let types = own.get("type");
+    if types.is_some_and(|types| {
+        types != "number" && !types.as_array().is_some_and(|all| all.contains(&"number".into()))
+    }) {
+        return None;
+    }
+    let bound = |key: &str| own.get(key).and_then(Value::as_f64);
+    let within = |number: f64| {
+        bound("minimum").is_none_or(|least| number >= least)
+            && bound("exclusiveMinimum").is_none_or(|least| number > least)
+            && bound("maximum").is_none_or(|most| number <= most)
+            && bound("exclusiveMaximum").is_none_or(|most| number < most)
+    };
+    let mut numbers: Vec<f64> = Vec::new();
+    for key in KEYWORDS {
+        numbers.extend(bound(key).into_iter().flat_map(beginnings).filter(|number| within(*number)));
+    }
+    if numbers.is_empty() {
+        return None;
+    }
+    let bounds: Map<String, Value> = KEYWORDS.iter().filter_map(|key| own.remove_entry(*key)).collect();
+    Some(json!({"anyOf": [bounds, {"enum": numbers}]}))
+}
+
+/// The numbers that the digits of `bound` begin with, down to one decimal and without those that end with a zero: 3.4 and 3.45 of 3.456.
+fn beginnings(bound: f64) -> Vec<f64> {
+    let text = bound.to_string();
+    let Some((whole, fraction)) = text.split_once('.') else { return Vec::new() };
+    let texts = (1..fraction.len()).map(|length| format!("{whole}.{}", &fraction[..length]));
+    // What an f64 does not hold exactly as written would be written otherwise.
+    texts.filter_map(|text| text.parse().ok().filter(|number: &f64| number.to_string() == text)).collect()
 }
 
 /// The nearest inclusive bound for an exclusive one.

@@ -311,6 +311,7 @@ impl<'a> Translator<'a> {
                 _ => {}
             }
         }
+        parts.after.extend(bounds::with_beginnings(&mut parts.own));
         Ok(parts.join())
     }
 
