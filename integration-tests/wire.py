@@ -78,19 +78,20 @@ def post(address: Address, path: str, body: object, **options: Any) -> Reply:
 
 
 class Events:
-    """An open stream of server-sent events. Iterating gives the data of each event, `[DONE]` included."""
+    """An open stream of server-sent events, of a POST where there is a body. Iterating gives the data of each event, `[DONE]` included."""
 
     def __init__(
         self,
         address: Address,
         path: str,
-        body: object,
+        body: object = None,
         timeout: float = TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
-        sent = {"Content-Type": "application/json", **(headers or {})}
-        self._connection.request("POST", path, body=encode(body), headers=sent)
+        sent = {} if body is None else {"Content-Type": "application/json"}
+        method = "GET" if body is None else "POST"
+        self._connection.request(method, path, body=encode(body), headers={**sent, **(headers or {})})
         # Kept apart: http.client forgets the socket of an answer that ends with its connection.
         self._socket = self._connection.sock
         self._answer = self._connection.getresponse()
