@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use penstock_core::worker::endpoint::frames_socket;
 use tokio::net::UnixStream;
 use tracing::{info, warn};
 
@@ -172,7 +173,7 @@ impl Group {
                     rank.process.pid()
                 );
             }
-            for socket in [&rank.socket, &rank.socket.with_added_extension("run")] {
+            for socket in [&rank.socket, &frames_socket(&rank.socket)] {
                 let _ = std::fs::remove_file(socket);
             }
         }

@@ -179,6 +179,50 @@ def test_a_block_that_is_full_is_full_for_both_models(itself: Driver) -> None:
             position += 1
 
 
+def test_a_model_that_nobody_asks_takes_in_nothing_and_catches_up(
+    itself: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "PATIENCE", 5)
+    drafter = itself.engine.drafter
+    assert isinstance(drafter, draft_model.DraftModel)
+    fed: list[int] = []
+    feed = drafter._feed
+
+    def counted(slots: I64, positions: I64, counts: I64, *rest: Any) -> Any:
+        fed.append(int(counts.sum()))
+        return feed(slots, positions, counts, *rest)
+
+    monkeypatch.setattr(drafter, "_feed", counted)
+    itself.begin()
+    itself.step([row(0, PROMPT, 0, PAGES[:5], start={})])
+    assert fed == [len(PROMPT)]
+    at = len(PROMPT)
+    for _ in range(5):
+        itself.step([row(0, None, at)])
+        at += 1
+    followed = sum(fed)
+    for _ in range(30):
+        itself.step([row(0, None, at)])
+        at += 1
+    # One that begins meanwhile is not fed either.
+    itself.step([row(0, None, at), row(1, PROMPT, 0, PAGES[5:], start={})])
+    assert sum(fed) == followed
+    assert accepted(itself.step([row(0, None, at + 1, own=4), row(1, None, len(PROMPT))])) == [4]
+    # It has all of the first and four drafts, of which the last fills a block, and waits for the second to be asked.
+    assert sum(fed) == at + 2 + 4
+    assert accepted(itself.step([row(0, None, at + 6), row(1, None, len(PROMPT) + 1, own=6)])) == [6]
+
+
+def test_what_is_missed_is_fed_as_there_is_room() -> None:
+    for counts, room, fitting in (
+        ([3, 1, 5], 100, [3, 1, 5]),
+        ([30, 1, 50], 40, [30, 1, 9]),
+        ([30, 1, 50], 20, [18, 1, 1]),
+        ([4, 4], 2, [1, 1]),
+    ):
+        assert draft_model._in_room(np.array(counts), room).tolist() == fitting
+
+
 @exact_only
 def test_rows_of_all_kinds_beside_each_other(itself: Driver) -> None:
     """A prompt in chunks, one that is shared in the same step, decodes with and without drafts, one that starts anew."""
@@ -319,11 +363,11 @@ class Watching:
     def copy_pages(self, copies: I64) -> None:
         pass
 
-    def draft(self, plan: Plan, last_sampled: Any) -> Tensor:
+    def draft(self, plan: Plan, last_sampled: Any) -> I64:
         own = (plan.flags & pb.ROW_FLAG_OWN_DRAFTS) != 0
         count = int(plan.drafts[own].sum()) if own.any() else 0
         self.asked.append(plan.slots[own].tolist())
-        return torch.full((count,), 7, device=torch.as_tensor(last_sampled).device)
+        return np.full(count, 7)
 
     def saw(self, slots: I64, hidden_RE: Any) -> None:
         self.hidden.update(zip(slots.tolist(), torch.as_tensor(hidden_RE).clone(), strict=True))

@@ -102,8 +102,11 @@ fn source_of(
             (at, _) => Err(ApiError::invalid(at, "must be an object, the JSON schema")),
         };
     }
-    let value = format.get("value").filter(|value| !value.is_null());
-    source(&place.member("value"), kind, value)
+    let given = |name: &str| format.get(name).filter(|value| !value.is_null());
+    // Some clients write as for llama.cpp, such as LangChain's.
+    let is_beside = matches!(kind, "json" | "json_object") && given("value").is_none();
+    let name = if is_beside && given("schema").is_some() { "schema" } else { "value" };
+    source(&place.member(name), kind, given(name))
 }
 
 /// `place` is that of `value`.
@@ -174,6 +177,10 @@ mod tests {
                 format!(r#"{{"type": "json_object", "value": {schema}}}"#),
                 GrammarSource::JsonSchema(schema.clone()),
             ),
+            (
+                format!(r#"{{"type": "json_object", "value": null, "schema": {schema}}}"#),
+                GrammarSource::JsonSchema(schema.clone()),
+            ),
             (format!(r#"{{"type": "json", "value": {schema}}}"#), GrammarSource::JsonSchema(schema.clone())),
             (
                 r#"{"type": "json", "value": "{\"type\": \"string\"}"}"#.into(),
@@ -227,6 +234,10 @@ mod tests {
             (
                 r#"{"response_format": {"type": "json", "value": "{"}}"#,
                 "`response_format.value` must be a JSON",
+            ),
+            (
+                r#"{"response_format": {"type": "json_object", "schema": 5}}"#,
+                "`response_format.schema` must be a",
             ),
             (r#"{"response_format": {"type": "regex"}}"#, "`response_format.value` must be a string"),
             (r#"{"response_format": {"type": "json_schema"}}"#, "`response_format.json_schema.schema`"),

@@ -1,8 +1,12 @@
 """A smaller model that makes drafts (--speculate-model): see `Drafter`.
 
-Its keys and values are in tensors of its own, in rows that the pages of the served model name: so a block is one block for
+Its keys and values are in arrays of its own, in rows that the pages of the served model name: so a block is one block for
 both. Every prompt goes through both models. What a slot samples the draft model takes in later: when it is asked for drafts, and at
 the latest when a block is full, up to 16 tokens at once, which costs a fraction of feeding them one by one.
+
+Where nobody asks for drafts for a while, because they are not worth what they cost, it takes in nothing. When it is asked again it
+takes in what it has missed of the texts that are to go on; what it has missed of a prefix that others share makes its drafts worse, which
+is found out as any wrong draft is.
 
 It draws with the keys (seed, position) of the model that is served, from logits that are processed in the same way, so that the two
 choose the same token wherever their distributions agree.
@@ -13,12 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from penstock.engine.arrays import HostArrays
+from penstock.engine.arrays import Arrays, HostArrays
 from penstock.engine.columns import I64, Bools
 from penstock.engine.decoder_steps import DecoderSteps
-from penstock.engine.device_copies import to_device
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import TILE
 from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
@@ -40,11 +42,15 @@ from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE
 from penstock_kernels.program import Array
 
+NO_DRAFTS: I64 = np.zeros(0, np.int64)
+# Steps without a draft of its own after which it takes in nothing.
+PATIENCE = 64
+
 
 class DraftModel:
     """A loaded draft model. After `allocate` it has a cache, and keeps step with the slots.
 
-    Letters: R rows of OWN_DRAFTS, K the most drafts of one, P places of the ring of a slot's latest tokens.
+    Letters: R rows of OWN_DRAFTS, K the most drafts of one, N tokens of the texts of all slots.
     """
 
     reads_hidden = False
@@ -88,11 +94,12 @@ class DraftModel:
     def working_bytes(self, max_slots: int, max_step_tokens: int, longest: int) -> int:
         """See Drafter."""
         tokens, config = fed_at_once(max_slots, max_step_tokens), self.model.config
+        texts = 8 * max_slots * longest
         if not isinstance(self.model, NativeDecoder):
-            return working_bytes(config, self.dtype, self.device, max_slots, tokens, longest)
+            return texts + working_bytes(config, self.dtype, self.device, max_slots, tokens, longest)
         # Logits, and what sampling makes of them.
         logits = 4 * 4 * max_slots * config.vocab_size
-        return self.model.workspace_bytes(tokens, max_slots, longest) + logits
+        return texts + self.model.workspace_bytes(tokens, max_slots, longest) + logits
 
     def _tables(self, tables: Tables) -> Tables:
         """Where its layers are: they keep every token, so in the tables of the served model's layers that do."""
@@ -106,8 +113,8 @@ class DraftModel:
         self._slots, self._sampler = slots, sampler
         tables = self._tables(limits.tables)
         shape = self.model.cache_shape
-        arrays = HostArrays() if self.is_native else TorchArrays(self.dtype, self.device)
-        self.cache = KvCache(tables, self._layers, shape, arrays, limits.pages)
+        self._arrays: Arrays = HostArrays() if self.is_native else TorchArrays(self.dtype, self.device)
+        self.cache = KvCache(tables, self._layers, shape, self._arrays, limits.pages)
         self.model.serve_up_to(limits.max_sequence_tokens)
         self._steps: DecoderSteps | NativeSteps
         if isinstance(self.model, NativeDecoder):
@@ -118,14 +125,14 @@ class DraftModel:
             zero_row = self.cache.zero_row
             where = (self.model, slots, zero_row, self.dtype, self.device, self.is_exact)
             self._steps = DecoderSteps(*where, tables=tables)
-        self._logits_SV = torch.empty(
-            (limits.max_slots, limits.vocab_size), dtype=torch.float32, device=self.device
-        )
-        # Tokens of each slot that its cache has. What lies behind, up to the slot's own length, is in the ring.
+        self._logits_SV = self._arrays.empty(limits.max_slots, limits.vocab_size)
+        # Tokens of each slot that its cache has. What lies behind, up to the slot's own length, is in its text.
         self._fed: I64 = np.zeros(limits.max_slots, np.int64)
-        self._places = BLOCK_SIZE + limits.max_step_drafts + 1
-        self._text_N = torch.zeros(limits.max_slots * self._places, dtype=torch.int64, device=self.device)
-        self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._places = limits.max_sequence_tokens + limits.max_step_drafts + 1
+        self._text_N = self._arrays.zeros(limits.max_slots * self._places)
+        self._most_fed = fed_at_once(limits.max_slots, limits.max_step_tokens)
+        self._nothing: Any = self._arrays.zeros(0)
+        self._steps_unasked = 0
 
     def release(self) -> None:
         """See Drafter."""
@@ -134,6 +141,7 @@ class DraftModel:
     def clear(self) -> None:
         """See Drafter: a slot starts with its own position."""
         self._steps.clear()
+        self._steps_unasked = 0
 
     def copy_pages(self, copies: I64) -> None:
         """See Drafter."""
@@ -149,59 +157,58 @@ class DraftModel:
     def saw(self, slots: I64, hidden_RE: Array) -> None:
         """See Drafter: it reads nothing of the model that is served."""
 
-    def draft(self, plan: Plan, last_sampled: Array) -> Tensor:
+    def draft(self, plan: Plan, last_sampled: Array) -> I64:
         """See Drafter."""
-        return self._draft(plan, torch.as_tensor(last_sampled))
-
-    def _draft(self, plan: Plan, last_sampled: Tensor) -> Tensor:
         slots, positions, flags = plan.slots, plan.positions, plan.flags
         continuing, own = (flags & CONTINUE) != 0, (flags & OWN_DRAFTS) != 0
         starting = (flags & START) != 0
         self._fed[slots[starting]] = positions[starting]
         # Drafts that were rejected have left it behind the slot.
         self._fed[slots] = begins = np.minimum(self._fed[slots], positions)
-        ends = positions + plan.counts
         drafts = plan.drafts if len(plan.drafts) else np.zeros(len(slots), np.int64)
         given = plan.counts - continuing - np.where(own, drafts, 0)
-        firsts = np.cumsum(given) - given
-        tokens_N = to_device(plan.tokens.astype(np.int64), self.device)
-        self._remember(plan, continuing, given, firsts, tokens_N, last_sampled)
+        self._remember(plan, continuing, given, last_sampled)
+        self._steps_unasked = 0 if own.any() else self._steps_unasked + 1
+        if self._steps_unasked > PATIENCE:
+            return NO_DRAFTS
 
-        # Rows that go on without drafts of ours wait until they fill a block.
+        # Rows that go on without drafts of ours wait until they fill a block; and where it did not follow them it waits to be asked.
+        ends = positions + plan.counts
         fills = ends // BLOCK_SIZE > begins // BLOCK_SIZE
-        until = np.where(own, positions + 1, np.where(continuing & ~fills, begins, ends))
+        has_followed = positions - begins < BLOCK_SIZE
+        until = np.where(own, positions + 1, np.where(has_followed & (fills | ~continuing), ends, begins))
         rows = np.flatnonzero(until > begins)
         if len(rows) == 0:
-            return self._nothing
-        counts = (until - begins)[rows]
+            return NO_DRAFTS
+        counts = _in_room((until - begins)[rows], self._most_fed)
         rows_T = np.repeat(rows, counts)
         positions_T = begins[rows_T] + np.arange(len(rows_T)) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_given_T = ~continuing[rows_T] & (positions_T >= positions[rows_T])
-        sources_T = np.where(
-            is_given_T,
-            firsts[rows_T] + positions_T - positions[rows_T],
-            len(plan.tokens) + self._place(slots[rows_T], positions_T),
-        )
-        ids_T = torch.cat((tokens_N, self._text_N)).index_select(0, to_device(sources_T, self.device))
+        ids_T = self._text_N[self._arrays.of(self._place(slots[rows_T], positions_T))]
         chosen_R = self._feed(slots[rows], begins[rows], counts, ids_T, own[rows])
-        self._fed[slots[rows]] = until[rows]
-        if not own.any():
-            return self._nothing
-        return self._go_on(slots[own], positions[own], drafts[own], chosen_R, last_sampled)
+        drafted = NO_DRAFTS
+        if own.any():
+            drafted = self._go_on(slots[own], positions[own], drafts[own], chosen_R, last_sampled)
+        # What did not fit is fed when it is asked again; its drafts are any until then.
+        fed = begins[rows] + counts
+        cut = fed < until[rows]
+        self._fed[slots[rows]] = np.where(own[rows] & ~cut, self._fed[slots[rows]], fed)
+        return drafted
 
     def _go_on(
-        self, slots: I64, positions: I64, drafts: I64, hidden_RE: Tensor | None, last_sampled: Tensor
-    ) -> Tensor:
+        self, slots: I64, positions: I64, drafts: I64, hidden_RE: Array | None, last_sampled: Array
+    ) -> I64:
         """Draws each row's drafts one after the other, from what was computed of the token before the first."""
         assert hidden_RE is not None, "its rows sample"
+        of = self._arrays.of
         most = int(drafts.max())
-        drafted_KR = torch.zeros((most, len(slots)), dtype=torch.int64, device=self.device)
-        previous_R = last_sampled.index_select(0, to_device(slots, self.device))
-        supposed: list[tuple[I64, Tensor]] = []
+        drafted_KR = self._arrays.zeros(most, len(slots))
+        previous_R = self._here(last_sampled)[of(slots)]
+        supposed: list[tuple[I64, Array]] = []
         drawing = np.arange(len(slots))
+        self._fed[slots] = positions + 1
         for at in range(most):
             drawn_R = self._draw(hidden_RE, slots[drawing], positions[drawing] + 1 + at, previous_R)
-            drafted_KR[at].index_copy_(0, to_device(drawing, self.device), drawn_R)
+            drafted_KR[at, of(drawing)] = drawn_R
             if at + 1 < most:
                 supposed.append((slots[drawing], drawn_R))
                 self._sampler.suppose(*supposed[-1], 1)
@@ -211,7 +218,7 @@ class DraftModel:
             feeding = np.flatnonzero(wants | fills)
             if len(feeding) == 0:
                 break
-            fed_R = drawn_R.index_select(0, to_device(feeding, self.device))
+            fed_R = drawn_R[of(feeding)]
             rows = drawing[feeding]
             hidden = self._feed(
                 slots[rows], positions[rows] + 1 + at, np.ones(len(rows), np.int64), fed_R, wants[feeding]
@@ -221,46 +228,39 @@ class DraftModel:
             if hidden is None:
                 break
             hidden_RE = hidden
-            previous_R = fed_R.index_select(0, to_device(np.flatnonzero(wants[feeding]), self.device))
+            previous_R = fed_R[of(np.flatnonzero(wants[feeding]))]
         for some, tokens in supposed:
             self._sampler.suppose(some, tokens, -1)
         rows = np.repeat(np.arange(len(slots)), drafts)
         offsets = np.arange(len(rows)) - np.repeat(np.cumsum(drafts) - drafts, drafts)
-        drafted = drafted_KR.view(-1).index_select(0, to_device(offsets * len(slots) + rows, self.device))
-        places = self._place(slots[rows], positions[rows] + 1 + offsets)
-        self._text_N.index_copy_(0, to_device(places, self.device), drafted)
-        return drafted
+        drafted = drafted_KR.reshape(-1)[of(offsets * len(slots) + rows)]
+        self._text_N[of(self._place(slots[rows], positions[rows] + 1 + offsets))] = drafted
+        on_host: I64 = np.asarray(drafted if self.is_native else drafted.cpu())
+        return on_host
 
-    def _remember(
-        self,
-        plan: Plan,
-        continuing: Bools,
-        given: I64,
-        firsts: I64,
-        tokens_N: Tensor,
-        last_sampled: Tensor,
-    ) -> None:
-        """Notes what the rows that continue feed: the slot's last token and the drafts that the plan brings."""
+    def _remember(self, plan: Plan, continuing: Bools, given: I64, last_sampled: Array) -> None:
+        """Notes what the rows feed, but for drafts of our own."""
+        of = self._arrays.of
         rows = np.flatnonzero(continuing)
-        if len(rows) == 0:
-            return
-        slots, positions = plan.slots[rows], plan.positions[rows]
-        last = last_sampled.index_select(0, to_device(slots, self.device))
-        self._text_N.index_copy_(0, to_device(self._place(slots, positions), self.device), last)
-        brought = given[rows]
-        if not brought.any():
-            return
-        offsets = np.arange(int(brought.sum())) - np.repeat(np.cumsum(brought) - brought, brought)
-        places = self._place(np.repeat(slots, brought), np.repeat(positions, brought) + 1 + offsets)
-        sources = np.repeat(firsts[rows], brought) + offsets
-        values = tokens_N.index_select(0, to_device(sources, self.device))
-        self._text_N.index_copy_(0, to_device(places, self.device), values)
+        if len(rows):
+            slots = plan.slots[rows]
+            last = self._here(last_sampled)[of(slots)]
+            self._text_N[of(self._place(slots, plan.positions[rows]))] = last
+        if len(plan.tokens):
+            offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(given) - given, given)
+            positions = np.repeat(plan.positions + continuing, given) + offsets
+            places = self._place(np.repeat(plan.slots, given), positions)
+            self._text_N[of(places)] = of(plan.tokens.astype(np.int64))
+
+    def _here(self, array: Array) -> Array:
+        """As this model's arrays are: the model that is served may have others."""
+        return np.asarray(array) if self.is_native else torch.as_tensor(array)
 
     def _place(self, slots: I64, positions: I64) -> I64:
-        """Of a slot's token at a position, in the ring."""
-        return slots * self._places + positions % self._places
+        """Of a slot's token at a position, in the texts."""
+        return slots * self._places + positions
 
-    def _feed(self, slots: I64, positions: I64, counts: I64, ids_T: Tensor, samples: Bools) -> Tensor | None:
+    def _feed(self, slots: I64, positions: I64, counts: I64, ids_T: Array, samples: Bools) -> Array | None:
         """Runs the model over rows of tokens. Returns the hidden states behind those that sample; None: none does."""
         none = np.zeros(0, np.uint32)
         step_plan = Plan(
@@ -276,23 +276,27 @@ class DraftModel:
             prompt_targets=none,
             starts=None,
         )
-        step: Any
-        if isinstance(self._steps, NativeSteps):
-            indices, step = self._steps.make(step_plan, self._nothing.numpy())
-            step.ids_T = ids_T.numpy()[step.ids_T]
-        else:
-            indices, step = self._steps.make(step_plan, self._nothing)
-            step.ids_T = ids_T.index_select(0, step.ids_T)
-        hidden_TE = torch.as_tensor(self.model.forward(step, self.cache.layers))
+        # Its slots are not the served model's: nothing is read of what they have sampled.
+        indices, step = self._steps.make(step_plan, self._nothing)
+        step.ids_T = ids_T[step.ids_T]
+        hidden_TE = self.model.forward(step, self.cache.layers)
         if len(indices.sample_rows) == 0:
             return None
-        return hidden_TE.index_select(0, to_device(indices.sample_tokens, self.device))
+        return hidden_TE[self._arrays.of(indices.sample_tokens)]
 
-    def _draw(self, hidden_RE: Tensor, slots: I64, positions: I64, previous_R: Tensor) -> Tensor:
+    def _draw(self, hidden_RE: Array, slots: I64, positions: I64, previous_R: Array) -> Array:
         logits_RV = self.model.logits(hidden_RE, self._logits_SV[: len(slots)])
-        drawn_R = torch.as_tensor(self._sampler.guess(logits_RV, slots, positions, previous_R))
+        drawn_R = self._here(self._sampler.guess(logits_RV, slots, positions, previous_R))
         # Of logits that are not numbers any token may come, as long as it is one.
-        return drawn_R.clamp_(0, logits_RV.shape[1] - 1)
+        return drawn_R.clip(0, logits_RV.shape[1] - 1)
+
+
+def _in_room(counts: I64, room: int) -> I64:
+    """Of so many tokens of each row, those that are fed in this step: at least one of each, and of the first rows the most."""
+    spare = counts - 1
+    before = np.cumsum(spare) - spare
+    fitting: I64 = 1 + np.clip(room - len(counts) - before, 0, spare)
+    return fitting
 
 
 def fed_at_once(max_slots: int, max_step_tokens: int) -> int:

@@ -58,9 +58,9 @@ class Drafter(Protocol):
     def set_threads(self, threads: int) -> None:
         """Threads that compute on a CPU from now on."""
 
-    def draft(self, plan: Plan, last_sampled: Array) -> Array:
-        """Of a plan that the slots have accepted, before the model runs: drafts (D,) int64 on the device, in torch, for its OWN_DRAFTS rows, in
-        the order of the rows. `last_sampled` has the last token of every slot, as the engine has it.
+    def draft(self, plan: Plan, last_sampled: Array) -> I64:
+        """Of a plan that the slots have accepted, before the model runs: drafts (D,) on the host for its OWN_DRAFTS rows, in the order of the
+        rows. `last_sampled` has the last token of every slot, as the engine has it.
         """
 
     def saw(self, slots: I64, hidden_RE: Array) -> None:

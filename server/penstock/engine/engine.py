@@ -574,7 +574,7 @@ class Engine:
             # The first token of a row that continues is not in the plan.
             given = plan.counts - ((plan.flags & CONTINUE) != 0) - np.where(own, plan.drafts, 0)
             places = np.repeat((np.cumsum(given) - given)[own], plan.drafts[own])
-            plan.tokens = np.insert(plan.tokens, places, np.asarray(drafts_D.cpu()).astype(np.uint32))
+            plan.tokens = np.insert(plan.tokens, places, drafts_D.astype(np.uint32))
             plan.flags = plan.flags & ~np.uint8(OWN_DRAFTS)
         return time.perf_counter_ns() - began
 

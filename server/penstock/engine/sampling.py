@@ -14,6 +14,7 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.engine.columns import F32, I64
 from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
+from penstock_kernels.program import Array
 
 # What is read from a plan, for all rows at once.
 Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -91,14 +92,16 @@ class Sampler(SlotSampling):
         tokens_TN = most_likely(logits_TV, most)
         return logprobs_T, tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1
 
-    def guess(self, logits_SV: Tensor, slots: I64, positions: I64, previous_S: Tensor) -> Tensor:
-        """See SlotSampling."""
+    def guess(self, logits_SV: Array, slots: I64, positions: I64, previous_S: Array) -> Tensor:
+        """See SlotSampling; of numpy or torch, as the other model has it."""
+        logits_SV, previous_S = torch.as_tensor(logits_SV), torch.as_tensor(previous_S)
         return self._draw(logits_SV, slots, positions, previous_S, None, None)[0]
 
-    def suppose(self, slots: I64, tokens_S: Tensor, times: int) -> None:
+    def suppose(self, slots: I64, tokens_S: Array, times: int) -> None:
         """See SlotSampling."""
         counted = np.flatnonzero(self.count_rows[slots] >= 0)
         if len(counted):
+            tokens_S = torch.as_tensor(tokens_S)
             rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
             more = torch.full((len(counted),), times, dtype=torch.int32, device=self.device)
             self._output_RV.index_put_((rows, tokens_S.index_select(0, chosen)), more, accumulate=True)
@@ -262,6 +265,7 @@ class Sampler(SlotSampling):
             is_counted[masks.skipped] = False
         counted = np.flatnonzero(is_counted)
         if len(counted):
+            tokens_S = torch.as_tensor(tokens_S)
             rows, chosen = self._on_device(self.count_rows[slots[counted]]), self._on_device(counted)
             is_kept_S = None
             if verified is not None and verified.kept_S is not None:

@@ -124,6 +124,13 @@ impl HostPort {
     }
 }
 
+/// Beside the unix socket of a worker, where it takes `Run` in frames.
+pub fn frames_socket(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".run");
+    path.into()
+}
+
 impl Endpoint {
     /// `None`: it speaks TLS, and there are no certificates for it.
     pub fn of(address: Address, tls: Option<&MutualTls>) -> Option<Self> {

@@ -10,6 +10,8 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tonic::{Code, Status};
 
+use super::endpoint::frames_socket;
+
 /// Length of the message, and a status code of gRPC.
 const HEAD: usize = 8;
 
@@ -26,7 +28,7 @@ pub(super) struct Frames {
 
 impl Frames {
     pub async fn connect(socket: &Path) -> io::Result<Self> {
-        Ok(Self::over(UnixStream::connect(socket.with_added_extension("run")).await?))
+        Ok(Self::over(UnixStream::connect(frames_socket(socket)).await?))
     }
 
     fn over(stream: UnixStream) -> Self {
