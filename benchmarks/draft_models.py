@@ -1,10 +1,11 @@
 """What `--speculate-model` gains, and how often a coupled draft is right.
 
-    .venv/bin/python benchmarks/draft_models.py [--rounds 5] [--tokens 192] [--speculate 4] [--dtype bfloat16] [--coupling]
+    .venv/bin/python benchmarks/draft_models.py [--rounds 5] [--tokens 192] [--speculate 4] [--dtype bfloat16] [--added 54] [--coupling]
 
 Without --coupling: servers over HTTP, asked in turn, with and without a draft model. There is no second trained model with the shipped
 model's tokenizer, so its own first layers draft for it: all six (the most that drafts can be right; nothing is saved by them), and
-fewer. With it: no server. Along texts of the shipped model, how often a draft would be accepted whose model draws with the same
+fewer. With --added the model that is served has so many layers more, which compute and add nothing: its texts are the shipped model's, and it
+costs what a larger model does, so that what good drafts save is seen. With --coupling: no server. Along texts of the shipped model, how often a draft would be accepted whose model draws with the same
 uniform number as the model does (what Penstock does), with the same Gumbel noise, and by rejection sampling, which is the
 most that any lossless scheme can reach: the sum of min(p, q) over the vocabulary. Greedy texts need no coupling.
 """
@@ -44,6 +45,26 @@ def first_layers(shipped: Path, folder: Path, layers: int) -> Path:
     return folder
 
 
+def deeper(shipped: Path, folder: Path, added: int) -> Path:
+    """The model with so many layers more, whose outputs are zero."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(shipped, folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers + added}))
+    weights = load_file(shipped / "model.safetensors")
+    first = {name: tensor for name, tensor in weights.items() if name.startswith("model.layers.0.")}
+    for name, tensor in first.items():
+        ends = name.endswith(("o_proj.weight", "down_proj.weight"))
+        for layer in range(layers, layers + added):
+            copy = torch.zeros_like(tensor) if ends else tensor.clone()
+            weights[name.replace("layers.0.", f"layers.{layer}.")] = copy
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def noisy(shipped: Path, folder: Path, noise: float) -> Path:
     """The model with noise on every matrix, in parts of its own deviation."""
     import torch
@@ -66,8 +87,8 @@ def counted(server: Server) -> tuple[float, float]:
     return metrics.get("penstock_model_drafts", 0.0), metrics.get("penstock_accepted_model_drafts", 0.0)
 
 
-def serve(arguments: argparse.Namespace, drafts: dict[str, Path]) -> None:
-    flags = ("--dtype", arguments.dtype)
+def serve(arguments: argparse.Namespace, model: Path, drafts: dict[str, Path]) -> None:
+    flags = ("--dtype", arguments.dtype, "--model-id", str(model))
     for name, folder in drafts.items():
         on_flags = (*flags, "--speculate", str(arguments.speculate), "--speculate-model", str(folder))
         with penstock(*flags) as off, penstock(*on_flags) as on:
@@ -166,11 +187,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=["chat", "random"], choices=list(KINDS))
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 5])
+    parser.add_argument("--added", type=int, default=0)
     parser.add_argument("--coupling", action="store_true")
     parser.add_argument("--draws", type=int, default=200)
     arguments = parser.parse_args()
     print(
-        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each"
+        f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, {arguments.tokens} tokens each, {arguments.added} layers added"
     )
     from penstock.tiny import MODEL
 
@@ -184,7 +206,8 @@ def main() -> None:
                 drafts[f"noise of {noise}"] = noisy(MODEL, Path(into) / f"noise-{noise}", noise)
             couple(MODEL, drafts, arguments.tokens, arguments.draws)
         else:
-            serve(arguments, drafts)
+            served = deeper(MODEL, Path(into) / "deeper", arguments.added) if arguments.added else MODEL
+            serve(arguments, served, drafts)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SequenceId, TokenId};
 
@@ -12,6 +13,41 @@ use crate::constraint::{Grammar, Matcher};
 
 /// Tokens that a grammar forces and that are looked for at once: with more a row waits for its turn in vain.
 pub(super) const MOST_FORCED: usize = 64;
+
+/// A job that takes no longer is over before another thread has woken up for it.
+const QUICK: Duration = Duration::from_micros(50);
+
+/// So many quick jobs one after the other are a habit; four times as many after each time that it was broken.
+const HABIT: u32 = 16;
+const MOST_STRIKES: u32 = 8;
+
+/// How long a sequence's jobs take. A grammar that has been quick for long is expected to go on so, and one that is not keeps whoever
+/// trusted it waiting once in a thousand tokens, then in thousands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Habit {
+    quick: u32,
+    strikes: u32,
+    last: Duration,
+}
+
+impl Habit {
+    /// How long the next job is expected to take, if it is surely quick.
+    pub fn expected(self) -> Option<Duration> {
+        (self.quick >= HABIT << (2 * self.strikes)).then_some(self.last)
+    }
+
+    fn learn(&mut self, took: Duration) {
+        self.last = took;
+        if took <= QUICK {
+            self.quick = self.quick.saturating_add(1);
+            return;
+        }
+        if self.expected().is_some() {
+            self.strikes = (self.strikes + 1).min(MOST_STRIKES);
+        }
+        self.quick = 0;
+    }
+}
 
 /// A sequence's grammar, and what is known of its next token.
 pub(super) struct Constraint {
@@ -28,6 +64,7 @@ pub(super) struct Constraint {
     pub is_late: bool,
     /// Nothing was forbidden at the last token that was looked at.
     pub is_free: bool,
+    pub habit: Habit,
 }
 
 pub(super) struct HeldToken {
@@ -46,6 +83,7 @@ pub(super) struct MaskJob {
     pub may_force: bool,
     /// Length of a mask.
     pub words: usize,
+    pub habit: Habit,
 }
 
 /// What became of a job.
@@ -54,6 +92,7 @@ pub(super) struct MaskResult {
     /// `None` after a panic.
     pub matcher: Option<Box<dyn Matcher>>,
     pub outcome: Result<Next, String>,
+    pub habit: Habit,
 }
 
 /// What the grammar says of the tokens to come.
@@ -93,6 +132,7 @@ impl Constraint {
             held: VecDeque::new(),
             is_late: false,
             is_free: false,
+            habit: Habit::default(),
         }
     }
 
@@ -120,7 +160,8 @@ impl Constraint {
 
 impl MaskJob {
     pub fn run(self) -> MaskResult {
-        let Self { id, mut matcher, token, may_force, words } = self;
+        let Self { id, mut matcher, token, may_force, words, mut habit } = self;
+        let began = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let refused = match token {
                 Some((token, true)) => {
@@ -146,12 +187,43 @@ impl MaskJob {
             let is_free = matcher.is_free() && !refused;
             Ok(Next { refused, forced, then: NextToken::Masked(mask.into()), is_free })
         }));
+        habit.learn(began.elapsed());
         match outcome {
-            Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome },
+            Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome, habit },
             Err(_) => {
                 tracing::error!("a grammar's matcher panicked");
-                MaskResult { id, matcher: None, outcome: Err("the grammar cannot be followed".into()) }
+                MaskResult { id, matcher: None, outcome: Err("the grammar cannot be followed".into()), habit }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_slow_where_it_was_trusted_is_trusted_later() {
+        let mut habit = Habit::default();
+        let mut until_trusted = || {
+            let mut jobs = 0;
+            while habit.expected().is_none() {
+                habit.learn(QUICK / 5);
+                jobs += 1;
+            }
+            assert_eq!(habit.expected(), Some(QUICK / 5));
+            habit.learn(QUICK * 100);
+            assert_eq!(habit.expected(), None);
+            jobs
+        };
+        assert_eq!([until_trusted(), until_trusted(), until_trusted()], [16, 64, 256]);
+        // Slow before it was trusted costs nobody anything.
+        let mut habit = Habit::default();
+        for _ in 0..3 {
+            (0..15).for_each(|_| habit.learn(QUICK));
+            habit.learn(QUICK * 2);
+        }
+        (0..16).for_each(|_| habit.learn(QUICK));
+        assert!(habit.expected().is_some());
     }
 }

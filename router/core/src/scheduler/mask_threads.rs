@@ -13,6 +13,8 @@ use super::mask_job::{MaskJob, MaskResult};
 const MOST: usize = 4;
 /// The jobs of a step come together, and to wake a thread costs as much as some masks do: so many jobs are worth it.
 const WORTH_A_THREAD: usize = 4;
+/// What is over so soon is done by whoever submits it: to wake a thread, and to be woken by it, takes as long.
+const AT_ONCE: Duration = Duration::from_micros(60);
 /// How long a thread keeps results to hand them on with its next ones: the scheduler wakes for each message.
 const TOGETHER: Duration = Duration::from_micros(200);
 
@@ -43,7 +45,8 @@ impl MaskThreads {
         Self { delays: Some(delays), ..Self::new() }
     }
 
-    pub fn submit(&mut self, jobs: Vec<MaskJob>) {
+    /// Returns what came of the jobs, if all are surely over soon; else `next` does, in time.
+    pub fn submit(&mut self, jobs: Vec<MaskJob>) -> Vec<MaskResult> {
         #[cfg(test)]
         if let Some(delays) = &mut self.delays {
             for job in jobs {
@@ -53,15 +56,18 @@ impl MaskThreads {
                     let _ = sender.send(vec![job.run()]);
                 });
             }
-            return;
+            return Vec::new();
         }
-        if jobs.is_empty() {
-            return;
+        let expected: Option<Duration> = jobs.iter().map(|job| job.habit.expected()).sum();
+        // Of no jobs, too.
+        if expected.is_some_and(|expected| expected <= AT_ONCE) {
+            return jobs.into_iter().map(MaskJob::run).collect();
         }
         let Jobs(queue) = self.jobs.get_or_insert_with(|| start(&self.sender));
         let threads = jobs.len().div_ceil(WORTH_A_THREAD).min(queue.threads);
         queue.lock().jobs.extend(jobs);
         (0..threads).for_each(|_| queue.more.notify_one());
+        Vec::new()
     }
 
     /// The next results. Loses nothing when dropped half-way.

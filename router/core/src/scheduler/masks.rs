@@ -109,7 +109,8 @@ impl Core {
         let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
         let is_ahead = rows.any(|row| row.id == sequence.id && row.sample && !row.masked && !row.is_skipped);
         let may_force = !constraint.is_free && constraint.held.len() <= 1 && !is_ahead;
-        self.mask_jobs.push(MaskJob { id: sequence.id, matcher, token, may_force, words });
+        let habit = constraint.habit;
+        self.mask_jobs.push(MaskJob { id: sequence.id, matcher, token, may_force, words, habit });
     }
 
     fn mask_words(&self) -> usize {
@@ -120,7 +121,7 @@ impl Core {
     pub fn take_mask(&mut self, result: MaskResult, now: Instant) {
         let Some(&key) = self.by_id.get(&result.id) else { return };
         let Some(constraint) = &mut self.sequences[key].constraint else { return };
-        constraint.matcher = result.matcher;
+        (constraint.matcher, constraint.habit) = (result.matcher, result.habit);
         let next = match result.outcome {
             Ok(next) => next,
             Err(why) => {

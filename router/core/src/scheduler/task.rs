@@ -165,7 +165,13 @@ impl Task {
             }
             self.core.expire(clock::now());
             self.core.skip_late_rows(clock::now());
-            self.mask_threads.submit(self.core.take_mask_jobs());
+            loop {
+                let done = self.mask_threads.submit(self.core.take_mask_jobs());
+                if done.is_empty() {
+                    break;
+                }
+                self.take_masks(done);
+            }
             while let Some(plan) = self.core.plan(clock::now()) {
                 if let Some(built) = self.core.last_plan() {
                     self.metrics.planned(built);

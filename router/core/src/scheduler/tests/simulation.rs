@@ -41,7 +41,7 @@ use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
 use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
 
 /// In `make test`; takes some seconds.
-const SCHEDULES: u64 = 300;
+const SCHEDULES: u64 = 2000;
 
 /// Of virtual time; no schedule has work for a minute.
 const LONGEST: Duration = Duration::from_secs(3600);
