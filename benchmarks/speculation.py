@@ -1,8 +1,9 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
     .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
+        [--model-id FOLDER]
 
-Two servers of the shipped model, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
+Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case), what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
 """
 
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--model-id")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
     )
@@ -150,7 +152,7 @@ def main() -> None:
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
         f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
     )
-    flags = ("--dtype", arguments.dtype)
+    flags = ("--dtype", arguments.dtype, *(("--model-id", arguments.model_id) if arguments.model_id else ()))
     drafting = (
         "--speculate",
         str(arguments.speculate),
