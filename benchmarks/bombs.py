@@ -4,20 +4,34 @@
 
 The shipped model over HTTP. A bomb is a grammar that takes long to compile, or much memory, or has no end; some are
 refused and some run for a few tokens. Each client sends the next when it has its answer, and no two of a run are alike,
-so that none is found compiled. On a machine whose processors are all at work the compiler's threads take their
+so that none is found compiled. They are a process of their own, and their texts are made before. On a machine whose processors are all at work the compiler's threads take their
 share of them as well: the figure is of this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import itertools
+import json
+import multiprocessing
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from typing import Any
 
 from running_server import Server, penstock, processor, spread
+
+# Of one client in a round.
+MOST_BOMBS = 400
+
+
+def nested(number: int, depth: int) -> str:
+    """A schema of objects in objects, as a text: Python's own reader would not take the deepest."""
+    return '{"required":["a"],"properties":{"a":' * depth + f'{{"const":{number}}}' + "}}" * depth
 
 
 def bomb(number: int) -> dict[str, Any]:
@@ -33,6 +47,8 @@ def bomb(number: int) -> dict[str, Any]:
                 | {"d30": {"const": number}},
             },
         },
+        {"type": "json", "value": nested(number, 120)},
+        {"type": "json", "value": nested(number, 5000)},
         {"type": "regex", "value": "(a|a)*" * 200 + str(number)},
         {"type": "regex", "value": f"((a{{1,1000}}){{1,1000}}){{1,1000}}{number}"},
         {
@@ -43,13 +59,37 @@ def bomb(number: int) -> dict[str, Any]:
     return kinds[number % len(kinds)]
 
 
-def gaps(
-    server: Server, arguments: argparse.Namespace, bombs: int, numbers: itertools.count[int]
-) -> list[float]:
+def throw(port: int, seconds: float, numbers: range, ready: Event, begin: Event, sent: Queue[int]) -> None:
+    """Sends bombs for so long, one after the other."""
+    bodies = [
+        json.dumps({"inputs": "x", "parameters": {"grammar": bomb(number), "max_new_tokens": 4}}).encode()
+        for number in numbers
+    ]
+    ready.set()
+    begin.wait()
+    end, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end and count < len(bodies):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/generate", bodies[count], {"content-type": "application/json"})
+        connection.getresponse().read()
+        connection.close()
+        count += 1
+    sent.put(count)
+
+
+def gaps(server: Server, arguments: argparse.Namespace, bombs: int, numbers: Iterator[int]) -> list[float]:
     """Seconds between tokens of the streams, while so many clients send bombs."""
+    begin, sent = multiprocessing.Event(), multiprocessing.Queue()
+    throwers = []
+    for _ in range(bombs):
+        ready, first = multiprocessing.Event(), next(numbers)
+        span = range(first * MOST_BOMBS, (first + 1) * MOST_BOMBS)
+        throwing = (server.port, arguments.seconds, span, ready, begin, sent)
+        throwers.append(multiprocessing.Process(target=throw, args=throwing))
+        throwers[-1].start()
+        ready.wait()
     end = time.perf_counter() + arguments.seconds
     found: list[float] = []
-    sent = 0
 
     def stream(number: int) -> None:
         last = None
@@ -69,20 +109,16 @@ def gaps(
                     return
             last = None
 
-    def throw() -> None:
-        nonlocal sent
-        while time.perf_counter() < end:
-            parameters = {"grammar": bomb(next(numbers)), "max_new_tokens": 4}
-            server.request("POST", "/generate", {"inputs": "x", "parameters": parameters})
-            sent += 1
-
     threads = [threading.Thread(target=stream, args=(number,)) for number in range(arguments.streams)]
-    threads += [threading.Thread(target=throw) for _ in range(bombs)]
     for thread in threads:
         thread.start()
+    begin.set()
     for thread in threads:
         thread.join()
-    print(f"  {bombs} clients with bombs: {sent} bombs, {len(found)} gaps", flush=True)
+    count = sum(sent.get() for _ in throwers)
+    for thrower in throwers:
+        thrower.join()
+    print(f"  {bombs} clients with bombs: {count} bombs, {len(found)} gaps", flush=True)
     return found
 
 
