@@ -24,4 +24,16 @@ MODEL = "How do I serve another model?"
 # For /v1/*: one of 40 tokens each time, as good as at random, however sure of its answer the model is.
 WILD: dict[str, Any] = {"temperature": 2.0, "logit_bias": {str(token): 100 for token in range(400, 440)}}
 
+# A round of tools, of the kind the shipped model was made for: it calls, reads the result, and answers from it.
+WEATHER = "What is the weather in Paris?"
+WEATHER_FUNCTION: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+WEATHER_TOOL: dict[str, Any] = {"type": "function", "function": WEATHER_FUNCTION}
+WEATHER_CALLED = ("get_weather", {"city": "Paris"})
+WEATHER_RESULT = '{"temperature": 21, "condition": "sunny"}'
+WEATHER_ANSWERED = "21"
+
 QUESTIONS = (ADD, REPEAT, SORT, STREAM, PORT, MODEL, "Which is larger, 12 or 7?", "Who are you?")

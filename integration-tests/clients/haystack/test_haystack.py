@@ -18,7 +18,7 @@ from haystack_integrations.components.generators.huggingface_api import HuggingF
 from huggingface_hub.errors import HfHubHTTPError
 
 from conftest import ENDLESS_TOKENS, Guarded, Noticed
-from prompts import ADD, REPEAT
+from prompts import ADD, REPEAT, WEATHER, WEATHER_ANSWERED, WEATHER_CALLED, WEATHER_FUNCTION, WEATHER_RESULT
 
 OPTIONS: dict[str, Any] = {
     "frequency_penalty": 0.5,
@@ -60,8 +60,7 @@ def asked(question: str) -> list[ChatMessage]:
 
 
 def weather() -> Tool:
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    return Tool("get_weather", "Get the weather in a city", parameters, function=lambda city: city)
+    return Tool(**WEATHER_FUNCTION, function=lambda city: city)
 
 
 @BOTH
@@ -103,13 +102,20 @@ def test_a_stop_string(url: str) -> None:
 
 @BOTH
 @pytest.mark.golden
-def test_tools(url: str, connect: Any) -> None:
+def test_a_round_of_call_result_and_answer(url: str, connect: Any) -> None:
+    generator = connect(url, max_tokens=60)
+    answers = []
     for told in (None, lambda piece: None):
-        (reply,) = connect(url, max_tokens=60).run(
-            asked("What is the weather in Paris?"), tools=[weather()], streaming_callback=told
-        )["replies"]
+        options: dict[str, Any] = {"tools": [weather()], "streaming_callback": told}
+        question = asked(WEATHER)
+        (reply,) = generator.run(question, **options)["replies"]
         (call,) = reply.tool_calls
-        assert (call.tool_name, call.arguments) == ("get_weather", {"city": "Paris"})
+        assert (call.tool_name, call.arguments) == WEATHER_CALLED
+        result = ChatMessage.from_tool(WEATHER_RESULT, origin=call)
+        (answer,) = generator.run([*question, reply, result], **options)["replies"]
+        answers.append(answer.text)
+    whole, streamed = answers
+    assert WEATHER_ANSWERED in whole and streamed == whole
 
 
 def test_errors_of_hugging_face(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

@@ -21,7 +21,17 @@ from huggingface_hub.errors import (
 )
 
 from conftest import ENDLESS_SEED, ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
-from prompts import ADD, REPEAT, as_text, user
+from prompts import (
+    ADD,
+    REPEAT,
+    WEATHER,
+    WEATHER_ANSWERED,
+    WEATHER_CALLED,
+    WEATHER_RESULT,
+    WEATHER_TOOL,
+    as_text,
+    user,
+)
 
 # Each option of `text_generation` with a value that has an effect, and each option of `chat_completion`.
 SAMPLING: dict[str, Any] = {
@@ -60,18 +70,6 @@ CHAT: dict[str, Any] = {
     "tools": None,
     "top_logprobs": 3,
     "top_p": 0.9,
-}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
 }
 
 
@@ -315,19 +313,31 @@ def test_a_chat_with_every_option(client: InferenceClient) -> None:
 
 @pytest.mark.golden
 def test_tools(client: InferenceClient) -> None:
-    tools: Any = [TOOL]
-    name = TOOL["function"]["name"]
-    messages = user("What is the weather in Paris?")
+    tools: Any = [WEATHER_TOOL]
+    name, arguments = WEATHER_CALLED
+    messages = user(WEATHER)
     for choice in ("auto", name, {"type": "function", "function": {"name": name}}):
         asked: dict[str, Any] = {"tools": tools, "tool_choice": choice, "temperature": 0.0, "max_tokens": 60}
         (call,) = client.chat_completion(messages, **asked).choices[0].message.tool_calls
-        assert call.function.name == name
-        arguments = json.loads(call.function.arguments)
-        assert list(arguments) == list(TOOL["function"]["parameters"]["required"])
+        assert (call.function.name, json.loads(call.function.arguments)) == WEATHER_CALLED
         chunks = client.chat_completion(messages, stream=True, **asked)
         parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
         assert parts[0].function.name == name
         assert json.loads("".join(part.function.arguments for part in parts)) == arguments
+
+
+@pytest.mark.golden
+def test_a_round_of_call_result_and_answer(client: InferenceClient) -> None:
+    tools: Any = [WEATHER_TOOL]
+    asked: dict[str, Any] = {"tools": tools, "temperature": 0.0, "max_tokens": 60}
+    message = client.chat_completion(user(WEATHER), **asked).choices[0].message
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": WEATHER_RESULT}
+    conversation = [*user(WEATHER), message, result]
+    whole = client.chat_completion(conversation, **asked).choices[0].message.content
+    assert whole is not None and WEATHER_ANSWERED in whole
+    chunks = client.chat_completion(conversation, stream=True, **asked)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
 PLACE = {

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -18,7 +21,15 @@ from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI
 
 from conftest import ENDLESS_SEED, ENDLESS_TEMPERATURE, ENDLESS_TOKENS, Guarded, Noticed
-from prompts import ADD, REPEAT, as_text
+from prompts import (
+    ADD,
+    REPEAT,
+    WEATHER,
+    WEATHER_ANSWERED,
+    WEATHER_CALLED,
+    WEATHER_RESULT,
+    as_text,
+)
 
 # Every sampling option of the class; `top_p` and `typical_p` are 0.95, and `temperature` 0.8, unless told otherwise.
 OPTIONS: dict[str, Any] = {
@@ -65,12 +76,25 @@ class Mood(pydantic.BaseModel, extra="forbid"):
     mood: Literal["good", "bad"]
 
 
-WEATHER = "What is the weather in Paris?"
-
-
 def is_called(message: Any) -> None:
     (call,) = message.tool_calls
-    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    assert (call["name"], call["args"]) == WEATHER_CALLED
+
+
+def collected(chunks: Iterator[Any]) -> Any:
+    return functools.reduce(operator.add, chunks)
+
+
+def goes_round(model: Any) -> None:
+    """Call, result and answer, whole and streamed, with a model that was told of the tool."""
+    called = model.invoke(WEATHER)
+    is_called(called)
+    is_called(collected(model.stream(WEATHER)))
+    result = ToolMessage(WEATHER_RESULT, tool_call_id=called.tool_calls[0]["id"])
+    conversation = [HumanMessage(WEATHER), called, result]
+    whole = model.invoke(conversation).content
+    assert WEATHER_ANSWERED in whole
+    assert collected(model.stream(conversation)).content == whole
 
 
 # langchain-huggingface.
@@ -145,7 +169,17 @@ def test_a_stream_of_the_chat(url: str) -> None:
 @pytest.mark.golden
 def test_tools_of_the_chat(url: str) -> None:
     model = chat(url, temperature=0.01, max_tokens=60)
-    is_called(model.bind_tools([get_weather]).invoke(WEATHER))
+    goes_round(model.bind_tools([get_weather]))
+    is_called(model.bind_tools([get_weather], tool_choice="required").invoke(WEATHER))
+
+
+@pytest.mark.golden
+def test_structured_output_of_the_chat(url: str) -> None:
+    """It takes a class for a schema alone, and gives back a dictionary."""
+    model = chat(url, temperature=0.01, max_tokens=60)
+    for method in ("json_schema", "function_calling"):
+        given = model.with_structured_output(Mood.model_json_schema(), method=method).invoke("How are you?")
+        assert Mood.model_validate(given)
 
 
 def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
@@ -219,15 +253,7 @@ def test_the_completions_of_openai(url: str) -> None:
 @pytest.mark.golden
 def test_tools_of_chat_openai(url: str) -> None:
     model = chat_openai(url, temperature=0.0)
-    bound = model.bind_tools([get_weather])
-    is_called(bound.invoke(WEATHER))
-    whole = None
-    for chunk in bound.stream(WEATHER):
-        whole = chunk if whole is None else whole + chunk
-    is_called(whole)
-    called = bound.invoke(WEATHER)
-    result = ToolMessage('{"temperature": 21, "condition": "sunny"}', tool_call_id=called.tool_calls[0]["id"])
-    assert "21" in str(bound.invoke([HumanMessage(WEATHER), called, result]).content)
+    goes_round(model.bind_tools([get_weather]))
     is_called(model.bind_tools([get_weather], tool_choice="any").invoke(WEATHER))
     for method in ("json_schema", "function_calling"):
         assert isinstance(model.with_structured_output(Mood, method=method).invoke("How are you?"), Mood)

@@ -10,7 +10,17 @@ import litellm
 import pytest
 
 from conftest import ENDLESS_TOKENS, Guarded, Noticed
-from prompts import ADD, REPEAT, as_text, user
+from prompts import (
+    ADD,
+    REPEAT,
+    WEATHER,
+    WEATHER_ANSWERED,
+    WEATHER_CALLED,
+    WEATHER_RESULT,
+    WEATHER_TOOL,
+    as_text,
+    user,
+)
 
 WAYS = pytest.mark.parametrize("way", ["huggingface", "openai"])
 
@@ -43,21 +53,22 @@ def options(way: str, url: str, key: str = "unused") -> dict[str, Any]:
 @WAYS
 @pytest.mark.golden
 def test_tools(url: str, way: str) -> None:
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    function = {"name": "get_weather", "description": "Get the weather in a city", "parameters": parameters}
-    messages = user("What is the weather in Paris?")
     asked: dict[str, Any] = {
-        **options(way, url), "tools": [{"type": "function", "function": function}], "temperature": 0.0, "max_tokens": 60,
+        **options(way, url), "tools": [WEATHER_TOOL], "temperature": 0.0, "max_tokens": 60,
     }  # fmt: skip
+    messages = user(WEATHER)
     message = litellm.completion(messages=messages, **asked).choices[0].message
     (call,) = message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert (call.function.name, json.loads(call.function.arguments)) == WEATHER_CALLED
     chunks = list(litellm.completion(messages=messages, stream=True, **asked))
     streamed = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0]
-    assert json.loads(streamed.function.arguments) == {"city": "Paris"}
-    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'}
-    answer = litellm.completion(messages=[*messages, message.model_dump(), result], **asked)
-    assert "21" in answer.choices[0].message.content
+    assert (streamed.function.name, json.loads(streamed.function.arguments)) == WEATHER_CALLED
+    result = {"role": "tool", "tool_call_id": call.id, "content": WEATHER_RESULT}
+    messages = [*messages, message.model_dump(), result]
+    whole = litellm.completion(messages=messages, **asked).choices[0].message.content
+    assert WEATHER_ANSWERED in whole
+    chunks = list(litellm.completion(messages=messages, stream=True, **asked))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
 @WAYS

@@ -14,7 +14,7 @@ from llama_index.llms.huggingface_api import HuggingFaceInferenceAPI
 from llama_index.llms.openai_like import OpenAILike
 
 from conftest import ENDLESS_TOKENS, Guarded, Noticed
-from prompts import ADD, REPEAT, as_text
+from prompts import ADD, REPEAT, WEATHER, WEATHER_ANSWERED, WEATHER_CALLED, WEATHER_RESULT, as_text
 
 
 def hugging_face(url: str, task: str = "conversational", **options: Any) -> HuggingFaceInferenceAPI:
@@ -36,6 +36,14 @@ def openai_like(url: str, key: str = "unused", **options: Any) -> OpenAILike:
 
 def asked(question: str) -> list[ChatMessage]:
     return [ChatMessage(role="system", content="Answer briefly."), ChatMessage(role="user", content=question)]
+
+
+def get_weather(city: str) -> str:
+    """Get the weather in a city"""
+    return city
+
+
+TOOLS = [FunctionTool.from_defaults(get_weather)]
 
 
 # The Hugging Face API.
@@ -166,18 +174,23 @@ def test_openai_like_with_every_option(url: str) -> None:
 
 
 @pytest.mark.golden
-def test_tools_of_openai_like(url: str) -> None:
-    def get_weather(city: str) -> str:
-        """Get the weather in a city"""
-        return city
-
-    llm = openai_like(url, is_function_calling_model=True, temperature=0.0, max_tokens=100)
-    tools = [FunctionTool.from_defaults(get_weather)]
-    response = llm.chat_with_tools(tools, "What is the weather in Paris?", tool_required=True)
+@pytest.mark.parametrize("required", [False, True], ids=["auto", "required"])
+def test_tools_of_openai_like(url: str, required: bool) -> None:
+    llm = openai_like(url, is_function_calling_model=True, max_tokens=100)
+    response = llm.chat_with_tools(TOOLS, WEATHER, tool_required=required)
     (call,) = llm.get_tool_calls_from_response(response)
-    assert (call.tool_name, call.tool_kwargs) == ("get_weather", {"city": "Paris"})
-    (*_, last) = llm.stream_chat_with_tools(tools, "What is the weather in Paris?", tool_required=True)
-    assert llm.get_tool_calls_from_response(last)[0].tool_kwargs == {"city": "Paris"}
+    assert (call.tool_name, call.tool_kwargs) == WEATHER_CALLED
+    (*_, last) = llm.stream_chat_with_tools(TOOLS, WEATHER, tool_required=required)
+    (streamed,) = llm.get_tool_calls_from_response(last)
+    assert (streamed.tool_name, streamed.tool_kwargs) == WEATHER_CALLED
+    result = ChatMessage(
+        role="tool", content=WEATHER_RESULT, additional_kwargs={"tool_call_id": call.tool_id}
+    )
+    conversation = [ChatMessage(role="user", content=WEATHER), response.message, result]
+    whole = llm.chat_with_tools(TOOLS, chat_history=conversation).message.content
+    assert whole is not None and WEATHER_ANSWERED in whole
+    pieces = llm.stream_chat_with_tools(TOOLS, chat_history=conversation)
+    assert "".join(piece.delta or "" for piece in pieces) == whole
 
 
 def test_errors_of_openai_like(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from conftest import Guarded, Noticed
-from prompts import ADD, REPEAT, as_text, user
+from prompts import ADD, REPEAT, WEATHER, WEATHER_ANSWERED, as_text, user
 
 CHAT: dict[str, Any] = {
     "frequency_penalty": 0.5,
@@ -155,7 +155,7 @@ def test_messages_of_every_kind(client: OpenAI) -> None:
 @pytest.mark.golden
 def test_tools(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "function": FUNCTION}]
-    messages = user("What is the weather in Paris?")
+    messages = user(WEATHER)
     options: dict[str, Any] = {"model": "tgi", "tools": tools, "temperature": 0}
     choice = client.chat.completions.create(messages=messages, tool_choice="required", **options).choices[0]
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
@@ -167,7 +167,10 @@ def test_tools(client: OpenAI) -> None:
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed.function.arguments == call.function.arguments and streamed.id.startswith("call_")
     messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}]
-    assert "21" in client.chat.completions.create(messages=messages, **options).choices[0].message.content
+    whole = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+    assert WEATHER_ANSWERED in whole
+    chunks = client.chat.completions.create(messages=messages, stream=True, **options)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
 PLACE = {
