@@ -1,19 +1,14 @@
-"""A real browser for the tests of the chat page: Debian's Chromium, driven by Playwright.
-
-Where Chromium is missing the tests are skipped, with the reason; `.ci/run` installs it and sets
-PENSTOCK_TEST_EVERYTHING, and then a missing Chromium is a failure.
-"""
+"""A real browser for the tests of the chat page: Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tools import tool
 
 # A machine that is busy with other things needs this long for what takes a second.
 PATIENCE_MS = 120_000
@@ -32,12 +27,7 @@ FLAGS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        reason = "Chromium is not installed (on Debian: apt-get install chromium)"
-        if os.environ.get("PENSTOCK_TEST_EVERYTHING"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    found = tool("chromium", "chromium-browser", "google-chrome", package="chromium")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=2 * PATIENCE_MS)

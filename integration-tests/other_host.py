@@ -5,7 +5,6 @@ worker`, as somebody would by hand.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +22,6 @@ LISTENS = "the worker is loaded, and listens at"
 
 def why_there_are_no_hosts() -> str | None:
     """What this machine lacks for namespaces of networks; None where they can be made."""
-    for program in ("ip", "unshare", "nsenter"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
     if os.geteuid() != 0:
         return "making a network takes root"
     try:

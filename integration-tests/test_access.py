@@ -22,6 +22,7 @@ from conftest import Launch
 from launched import Launched
 from processes import wait_for
 from prompts import ADD, as_text, user
+from tools import needs
 
 KEY, OTHER, FILED = "sesame-Open-1", "second-key", "key-of-the-file"
 OPEN = ("/", "/health", "/ping", "/livez", "/readyz", "/metrics")
@@ -99,7 +100,7 @@ def test_no_spelling_of_a_path_gets_around_the_key(guarded: Launched, target: st
     assert b"model_id" not in answer and b"max_total_tokens" not in answer
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@needs("curl")
 def test_http_2_needs_the_key_as_well(guarded: Launched) -> None:
     def status(path: str, *options: str) -> str:
         command = [
@@ -274,7 +275,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+needs_openssl = needs("openssl")
 
 
 @needs_openssl

@@ -23,6 +23,7 @@ import golden
 from launched import Launched
 from processes import wait_for
 from recorder import Recorder
+from tools import tool
 
 HERE = Path(__file__).parent
 CLIENTS = HERE / "clients"
@@ -169,10 +170,8 @@ def python(environment: str) -> Path:
 
 def node() -> Path:
     """The folder with `node_modules`."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        if os.environ.get("PENSTOCK_TEST_EVERYTHING"):
-            pytest.fail("node or npm is missing")
-        pytest.skip("node or npm is not installed")
+    tool("npm", package="npm")
+    tool("node", package="nodejs")
     folder = ENVIRONMENTS / "node"
     assert (folder / "node_modules").exists(), f"{folder} is missing: `make client-environments` makes it"
     return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -12,8 +11,9 @@ import pytest
 
 from launched import Launched
 from prompts import ADD, PORT, as_text, user
+from tools import needs
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+pytestmark = needs("curl")
 
 GENERATE = {"inputs": as_text(ADD), "parameters": {"max_new_tokens": 30}}
 CHAT = {"messages": user(ADD), "max_tokens": 30, "temperature": 0}

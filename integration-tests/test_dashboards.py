@@ -6,7 +6,6 @@ refusals, a client that left, a restart. Rules and queries run in a real Prometh
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -24,6 +23,7 @@ from exposition import IN_FLIGHT, RESTARTS, Exposition
 from launched import Launched, free_port
 from load import ask_all, complete
 from processes import wait_for
+from tools import tool
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "deploy/prometheus/prometheus.yml"
@@ -35,14 +35,6 @@ KEY = "sesame-of-a"
 NAMED = re.compile(r"\b(?:tgi|penstock)_[a-z_]+\b")
 # What a panel is for. The others may show nothing when nothing of the kind happened.
 QUIET = {"Refused because full", "Requests that failed by no fault of theirs"}
-
-
-def tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        assert "PENSTOCK_TEST_EVERYTHING" not in os.environ, f"{name} is missing: .ci/run installs it"
-        pytest.skip(f"{name} is missing: apt-get install prometheus")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +151,17 @@ def test_every_metric_that_rules_and_dashboard_name_exists(seasoned: Launched) -
 
 def test_rules_and_configuration_are_right_for_promtool() -> None:
     for check, path in (("config", CONFIG), ("rules", RULES)):
-        subprocess.run([tool("promtool"), "check", check, str(path)], check=True, capture_output=True)
+        subprocess.run(
+            [tool("promtool", package="prometheus"), "check", check, str(path)],
+            check=True,
+            capture_output=True,
+        )
 
 
 @pytest.fixture(scope="module")
 def prometheus(seasoned: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
     """A Prometheus with our configuration, but for the server's address and the pace."""
-    program, folder = tool("prometheus"), tmp_path_factory.mktemp("prometheus")
+    program, folder = tool("prometheus", package="prometheus"), tmp_path_factory.mktemp("prometheus")
     text = CONFIG.read_text()
     assert text.count("localhost:3000") == 1 and text.count(" 15s") == 2
     here = f"{seasoned.address.host}:{seasoned.address.port}"

@@ -6,7 +6,6 @@ network of its own runs at the loopback.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +18,13 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import EXACT, ON_TORCH, Launched, free_port
+from launched import BINARY, EXACT, ON_TORCH, Launched, free_port
 from load import Ask, ask, ask_all, complete, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
+from tools import needs, tool
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+pytestmark = needs("openssl")
 
 PORT = 9000
 STORY = complete("Once upon a time", 40)
@@ -88,6 +88,8 @@ class Far:
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Far]:
     """A server here, and its worker on another host."""
+    for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
+        tool(program, package=package)
     if why := why_there_are_no_hosts():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("far")
@@ -253,6 +255,27 @@ def test_a_tls_router_at_a_plain_worker_and_one_with_other_limits(
             launch("--worker-address", f"tls:{address}", *authority.of_router(), "--load-timeout", "1")
         )
         assert "does not speak TLS" in why, why
+
+
+def test_a_record_is_executed_again_by_a_worker_behind_tls(
+    near: str, launch: Launch, authority: Authority, tmp_path: Path
+) -> None:
+    file = tmp_path / "record"
+    server = launch(*EXACT, "--record", str(file)).wait_ready()
+    assert ask(server.address, STORY).error is None
+    server.stop()
+
+    def replay(*flags: str) -> tuple[int, str]:
+        command = [str(BINARY), "replay", str(file), "--worker", f"tls:127.0.0.1:{near}", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = replay(*authority.of_router())
+    assert code == 0 and told.startswith("every result is the same"), told
+    code, told = replay()
+    assert code == 1 and "--worker tls:127.0.0.1" in told and "--worker-tls-cert" in told, told
+    code, told = replay(*authority.of_router()[:2])
+    assert code == 1 and "--worker-tls-ca go together" in told, told
 
 
 def test_a_worker_of_another_version_ends_the_start(launch: Launch, tmp_path: Path) -> None:

@@ -303,18 +303,14 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
 
 /// Of flags about workers on other hosts and those about workers that are started here.
 fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), String> {
-    let files = [&remote.worker_tls_cert, &remote.worker_tls_key, &remote.worker_tls_ca];
-    let given = files.iter().filter(|file| file.is_some()).count();
-    if given % files.len() != 0 {
-        return Err("--worker-tls-cert, --worker-tls-key and --worker-tls-ca go together".into());
-    }
+    let given = remote.tls.given()?;
     if remote.worker_address.is_empty() {
         return match given {
-            0 => Ok(()),
-            _ => Err("--worker-tls-cert needs --worker-address".into()),
+            false => Ok(()),
+            true => Err("--worker-tls-cert needs --worker-address".into()),
         };
     }
-    if given == 0 && remote.worker_address.iter().any(|address| matches!(address, Address::Tls(_))) {
+    if !given && remote.worker_address.iter().any(|address| matches!(address, Address::Tls(_))) {
         return Err(
             "--worker-address tls:... needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca".into()
         );

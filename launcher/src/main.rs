@@ -150,7 +150,7 @@ async fn serve(
     drain: CancellationToken,
 ) -> Result<(), String> {
     contradictions::check_device(cli.worker.device.as_deref(), Path::new("/dev"))?;
-    let endpoints = cli.remote.endpoints()?;
+    let endpoints = cli.remote.tls.endpoints("--worker-address", &cli.remote.worker_address)?;
     let weights = if endpoints.is_empty() { Weights::Here } else { Weights::Elsewhere };
     let named = Named::read(&cli.model, weights)?;
     let draft = cli.model.of_draft_model();

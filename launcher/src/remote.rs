@@ -1,5 +1,5 @@
-//! The flags of a server whose workers run on other hosts (`--worker-address`): what they say. What contradicts them `flags` says. Called by it
-//! and `main`; how such workers are watched is `penstock_core::worker::remote`'s to know.
+//! The flags of workers on other hosts (`--worker-address`): what they say. What contradicts them `flags` says. Called by it, `main` and
+//! `replay`; how such workers are watched is `penstock_core::worker::remote`'s to know.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,16 @@ pub struct RemoteArgs {
     /// unix:PATH; repeated, or with commas, for each rank, rank 0 first [default: workers are started here]
     #[arg(long, env, value_delimiter = ',')]
     pub worker_address: Vec<Address>,
+    #[command(flatten)]
+    pub tls: WorkerTlsArgs,
+    /// Take tcp: addresses beyond the loopback, where whoever is on the way can read and change requests
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub allow_plain_tcp: bool,
+}
+
+/// How this side proves who it is to workers at `tls:` addresses.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerTlsArgs {
     /// The certificate chain that this server shows to workers at tls: addresses, a PEM file
     #[arg(long, env)]
     pub worker_tls_cert: Option<PathBuf>,
@@ -24,16 +34,22 @@ pub struct RemoteArgs {
     /// Who has signed the workers' certificates, a PEM file
     #[arg(long, env)]
     pub worker_tls_ca: Option<PathBuf>,
-    /// Take tcp: addresses beyond the loopback, where whoever is on the way can read and change requests
-    #[arg(long, env, value_parser = BoolishValueParser::new())]
-    pub allow_plain_tcp: bool,
 }
 
-impl RemoteArgs {
-    /// Where the ranks are; none when workers are started here. Reads the certificates.
-    pub fn endpoints(&self) -> Result<Vec<Endpoint>, String> {
-        let files = (&self.worker_tls_ca, &self.worker_tls_cert, &self.worker_tls_key);
-        let tls = match files {
+impl WorkerTlsArgs {
+    /// Whether they are given: all of them, or none.
+    pub fn given(&self) -> Result<bool, String> {
+        match [&self.worker_tls_cert, &self.worker_tls_key, &self.worker_tls_ca].map(Option::is_some) {
+            [true, true, true] => Ok(true),
+            [false, false, false] => Ok(false),
+            _ => Err("--worker-tls-cert, --worker-tls-key and --worker-tls-ca go together".into()),
+        }
+    }
+
+    /// How each of `addresses`, which `flag` names, is reached. Reads the certificates.
+    pub fn endpoints(&self, flag: &str, addresses: &[Address]) -> Result<Vec<Endpoint>, String> {
+        self.given()?;
+        let tls = match (&self.worker_tls_ca, &self.worker_tls_cert, &self.worker_tls_key) {
             (Some(authority), Some(certificate), Some(key)) => Some(MutualTls::read(
                 PemFile { flag: "--worker-tls-ca", path: authority },
                 PemFile { flag: "--worker-tls-cert", path: certificate },
@@ -42,10 +58,11 @@ impl RemoteArgs {
             _ => None,
         };
         let endpoint = |address: &Address| {
-            Endpoint::of(address.clone(), tls.as_ref())
-                .ok_or_else(|| format!("--worker-address {address} needs --worker-tls-cert"))
+            Endpoint::of(address.clone(), tls.as_ref()).ok_or_else(|| {
+                format!("{flag} {address} needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca")
+            })
         };
-        self.worker_address.iter().map(endpoint).collect()
+        addresses.iter().map(endpoint).collect()
     }
 }
 

@@ -7,8 +7,11 @@ use std::process::ExitCode;
 
 use async_trait::async_trait;
 use clap::Parser;
+use penstock_core::worker::endpoint::Address;
 use penstock_core::worker::replay::replay;
 use penstock_core::worker::{Endpoint, GiveUp, Loss, WorkerSource};
+
+use crate::remote::WorkerTlsArgs;
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -19,39 +22,41 @@ use penstock_core::worker::{Endpoint, GiveUp, Loss, WorkerSource};
 struct Replay {
     /// The record
     file: PathBuf,
-    /// A worker that holds the recorded model, such as unix:/run/worker; for several ranks repeated, rank 0 first
-    /// [default: none; a mock checks the plans]
-    #[arg(long, value_parser = parse_worker)]
-    worker: Vec<PathBuf>,
-}
-
-fn parse_worker(text: &str) -> Result<PathBuf, &'static str> {
-    match text.strip_prefix("unix:") {
-        Some(path) if !path.is_empty() => Ok(path.into()),
-        _ => Err("must be unix:PATH"),
-    }
+    /// A worker that holds the recorded model: unix:PATH, tcp:HOST:PORT or tls:HOST:PORT; for several ranks repeated,
+    /// rank 0 first [default: none; a mock checks the plans]
+    #[arg(long)]
+    worker: Vec<Address>,
+    #[command(flatten)]
+    tls: WorkerTlsArgs,
 }
 
 /// Workers that run already, and are not replaced.
-struct Running(Vec<PathBuf>);
+struct Running(Vec<Endpoint>);
 
 #[async_trait]
 impl WorkerSource for Running {
     async fn fresh(&self, lost: Option<&Loss>) -> Result<Vec<Endpoint>, GiveUp> {
         match lost {
-            None => Ok(self.0.iter().cloned().map(Endpoint::Unix).collect()),
+            None => Ok(self.0.clone()),
             Some(loss) => Err(GiveUp(loss.to_string())),
         }
     }
 }
 
 pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let Replay { file, worker } = match Replay::try_parse_from(arguments) {
+    let Replay { file, worker, tls } = match Replay::try_parse_from(arguments) {
         Ok(asked) => asked,
         // Prints help or what is wrong, with clap's exit code.
         Err(error) => error.exit(),
     };
-    let running = if worker.is_empty() { None } else { Some(Running(worker)) };
+    let running = match tls.endpoints("--worker", &worker) {
+        Ok(endpoints) if endpoints.is_empty() => None,
+        Ok(endpoints) => Some(Running(endpoints)),
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
