@@ -66,6 +66,13 @@ pub(crate) fn classify(text: &str, source: &Source) -> CompileError {
         ("fuel", Kind::TooLarge, "the grammar's lexer is too large"),
         ("too large", Kind::TooLarge, "the grammar is too large once it is compiled"),
     ];
+    // How llguidance says that its 16 bits for a symbol are too few.
+    if text.contains("symbols.len() < u16::MAX") {
+        return CompileError::new(
+            Kind::TooLarge,
+            "the grammar has more than 65525 symbols once it is compiled",
+        );
+    }
     if text.contains("panic:") {
         tracing::warn!(cause = first_line(text), "llguidance panicked on a grammar");
         return CompileError::new(Kind::Internal, "the compiler failed on this grammar");

@@ -375,8 +375,19 @@ fn guarded<T>(
     done.map_err(|cause| cause.to_string())?
 }
 
+/// With the limit that llguidance names, in our words.
 fn too_complex(text: &str) -> MatchError {
-    MatchError::TooComplex(first_line(text))
+    let after = |words: &str| {
+        let (_, rest) = text.split_once(words)?;
+        rest.split(|letter: char| !letter.is_ascii_digit()).next()
+    };
+    MatchError::TooComplex(if let Some(limit) = after("items; max is ") {
+        format!("it needs more than {limit} parser items for a byte")
+    } else if let Some(limit) = after("Too many items (limit ") {
+        format!("it needs more than {limit} parser items for a mask")
+    } else {
+        first_line(text)
+    })
 }
 
 /// The first line of what llguidance says; the rest is its state, or a backtrace.

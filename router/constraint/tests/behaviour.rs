@@ -458,6 +458,18 @@ fn bombs_end_in_time() {
     }
 }
 
+#[test]
+fn more_symbols_than_the_parser_can_number_are_refused() {
+    let nested = (0..5).fold(json!({}), |inner, _| {
+        let properties: Value = (0..8).map(|index| (format!("k{index}"), inner.clone())).collect();
+        json!({"type": "object", "properties": properties})
+    });
+    let error = compiler_with(Limits { timeout: Duration::from_secs(60), ..Limits::default() })
+        .compile(&schema(nested), &Cancel::new())
+        .unwrap_err();
+    assert_eq!((error.kind, error.to_string().contains("65525 symbols")), (Kind::TooLarge, true), "{error}");
+}
+
 /// An automaton whose states are the last letters: each text finds states that no other one needs.
 #[test]
 fn what_a_matcher_holds_is_bounded() {

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
+use crate::http::json::{no_tree, tree_of};
 use crate::http::request_fields;
 use crate::http::shortened::shortened;
 
@@ -111,6 +112,7 @@ fn source_of(
 
 /// `place` is that of `value`.
 fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<GrammarSource>, ApiError> {
+    const SCHEMA: &str = "must be a JSON schema, an object or a string that holds one";
     let wrong = |text: &'static str| Err(ApiError::invalid(place, text));
     let source = match (kind, value) {
         ("text", _) => return Ok(None),
@@ -120,15 +122,14 @@ fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<Gra
         ("json" | "json_object", Some(schema @ Value::Object(_))) => {
             GrammarSource::JsonSchema(schema.clone())
         }
-        ("json" | "json_object", Some(Value::String(text))) => match serde_json::from_str(text) {
+        ("json" | "json_object", Some(Value::String(text))) => match tree_of(text) {
             Ok(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
-            _ => {
-                return wrong("must be a JSON schema, an object or a string that holds one");
+            Ok(_) => return wrong(SCHEMA),
+            Err(error) => {
+                return Err(ApiError::invalid(place, no_tree(&error).unwrap_or_else(|| SCHEMA.into())));
             }
         },
-        ("json" | "json_object", Some(_)) => {
-            return wrong("must be a JSON schema, an object or a string that holds one");
-        }
+        ("json" | "json_object", Some(_)) => return wrong(SCHEMA),
         ("regex", Some(Value::String(text))) => GrammarSource::Regex(text.clone()),
         ("regex", _) => return wrong("must be a string, the regular expression"),
         ("lark", Some(Value::String(text))) => GrammarSource::Lark(text.clone()),
@@ -235,6 +236,11 @@ mod tests {
                 r#"{"response_format": {"type": "json", "value": "{"}}"#,
                 "`response_format.value` must be a JSON",
             ),
+            (
+                r#"{"grammar": {"type": "json", "value": "{\"type\": \"string\", \"type\": \"null\"}"}}"#,
+                "`grammar.value` has `type` twice in one object",
+            ),
+            (r#"{"grammar": {"type": "json", "value": "{} {}"}}"#, "`grammar.value` must be a JSON schema"),
             (
                 r#"{"response_format": {"type": "json_object", "schema": 5}}"#,
                 "`response_format.schema` must be a",

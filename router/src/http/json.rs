@@ -74,18 +74,31 @@ fn not_a_number(text: &str, at: usize) -> Option<(String, &'static str)> {
 
 /// A nested value that was text in order, but not as a tree.
 pub fn unreadable(name: &'static str, error: &serde_json::Error) -> ApiError {
-    let text = error.to_string();
-    let why: String = if let Some(twice) = text.strip_prefix(TWICE) {
-        let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
-        format!("has `{}` twice in one object", shortened(member))
-    } else if text.starts_with("recursion limit") {
-        format!("is nested too deeply: at most {DEPTH} levels")
-    } else if text.starts_with("number out of range") {
-        "holds a number that is not finite".into()
-    } else {
-        "holds a string that is not valid Unicode".into()
-    };
+    let why = no_tree(error).unwrap_or_else(|| "holds a string that is not valid Unicode".into());
     ApiError::invalid(name, why)
+}
+
+/// Why text that is JSON is no tree of ours.
+pub fn no_tree(error: &serde_json::Error) -> Option<String> {
+    let text = error.to_string();
+    if let Some(twice) = text.strip_prefix(TWICE) {
+        let member = twice.rsplit_once(" at line ").map_or(twice, |(member, _)| member);
+        Some(format!("has `{}` twice in one object", shortened(member)))
+    } else if text.starts_with("recursion limit") {
+        Some(format!("is nested too deeply: at most {DEPTH} levels"))
+    } else if text.starts_with("number out of range") {
+        Some("holds a number that is not finite".into())
+    } else {
+        None
+    }
+}
+
+/// The tree that a string of a request holds, in which no object has a name twice.
+pub fn tree_of(text: &str) -> Result<Value, serde_json::Error> {
+    let mut read = serde_json::Deserializer::from_str(text);
+    let tree = UniqueNames.deserialize(&mut read)?;
+    read.end()?;
+    Ok(tree)
 }
 
 /// An object's members, and the first name that is there twice.
