@@ -3,6 +3,7 @@ behind the same key as all else."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,10 +87,22 @@ def test_texts_go_in_and_out_as_bytes_or_strings(platform: Launched) -> None:
     assert unversioned["warnings"] == ["`no_such_field` is not a field of this route and has no effect"]
 
 
+def test_texts_follow_a_grammar(launch: Launch) -> None:
+    grammar = {"type": "regex", "value": "[0-9]{3}"}
+    inputs = [tensor("one", ["x"]), tensor("two", ["y"])]
+    answer = infer(launch("--kserve").wait_ready(), {"inputs": inputs, "parameters": {"grammar": grammar}})
+    for output in answer.json()["outputs"]:
+        assert re.fullmatch("[0-9]{3}", *output["data"]), output
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
         ({}, "`inputs` is required"),
+        (
+            {"inputs": [tensor("x", ["a"])], "parameters": {"grammar": {"type": "regex", "value": "["}}},
+            "`grammar`",
+        ),
         ({"inputs": [tensor("x", [200, 200])]}, "`inputs[0].data` is not valid UTF-8"),
         ({"inputs": [tensor("x", ["a"])], "outputs": []}, "`outputs` must have one entry for each"),
         ({"inputs": [tensor("x", ["a"])] * 5}, "--max-client-batch-size"),

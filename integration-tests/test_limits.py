@@ -209,9 +209,12 @@ def test_an_unknown_route_is_a_404(limited: Launched, path: str) -> None:
     assert_tgi_error(wire.post(limited.address, path, {}), 404)
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/embeddings", "/v1/chat"])
-def test_an_unknown_openai_route_is_a_404_in_openais_shape(limited: Launched, path: str) -> None:
-    assert_openai_error(wire.post(limited.address, path, {}), 404)
+@pytest.mark.parametrize(
+    "path", ["/v1/nothing", "/v1/chat", "/v1/embeddings", "/v1/rerank", "/embed", "/rerank"]
+)
+def test_an_unknown_route_is_a_404_in_its_familys_shape(limited: Launched, path: str) -> None:
+    others = ("embeddings and ranks are for other servers",) if "rank" in path or "embed" in path else ()
+    assert_error(path, wire.post(limited.address, path, {}), 404, path, *others)
 
 
 @pytest.mark.parametrize(

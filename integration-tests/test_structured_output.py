@@ -9,6 +9,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +19,7 @@ import pytest
 import wire
 from conftest import Launch
 from launched import ON_TORCH, Launched
+from processes import wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PERSON = {
@@ -252,6 +255,190 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     assert 'penstock_grammar_compile_duration_count{outcome="refused"}' in exposed
     openai = wire.post(address, CHAT, {"messages": user("x"), "response_format": form})
     assert openai.status == 422 and openai.json()["error"]["param"] == "response_format", openai
+
+
+def nested(depth: int, options: int = 1, leaf: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Objects of so many properties within each other."""
+    schema = leaf or {}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {f"k{n}": schema for n in range(options)}}
+    return schema
+
+
+def long_schema(length: int) -> dict[str, Any]:
+    return {"enum": [f"{n:01000}" for n in range(length // 1000)]}
+
+
+OVER_A_LIMIT: dict[str, tuple[Any, int, str, str]] = {
+    # The schema, the status, and the field and the limit that the error names.
+    "deep": (nested(100), 422, "grammar`", "127 levels"),
+    "deep, in a string": (json.dumps(nested(100)), 422, "grammar.value`", "127 levels"),
+    "long": (long_schema(1_100_000), 422, "grammar`", "1048576 bytes"),
+    "longer than a body": (long_schema(2_000_000), 413, "body", "2000000 bytes (--payload-limit)"),
+    "many properties": (nested(1, 2001), 422, "/properties", "2000 properties"),
+    "many schemas": (nested(5, 8, {"type": "null"}), 422, "grammar`", "too many schemas"),
+    "many symbols": (nested(5, 7), 422, "grammar`", "65525 symbols"),
+}
+
+
+@pytest.mark.parametrize("what", OVER_A_LIMIT)
+def test_a_schema_over_a_limit_is_refused_with_field_and_limit(address: wire.Address, what: str) -> None:
+    schema, status, field, limit = OVER_A_LIMIT[what]
+    form = {"type": "json", "value": schema}
+    reply = wire.post(address, "/generate", {"inputs": "x", "parameters": {"grammar": form}})
+    assert reply.status == status and field in reply.text and limit in reply.text, reply
+    chat = wire.post(address, CHAT, {"messages": user("x"), "response_format": form})
+    assert chat.status == status and limit in chat.json()["error"]["message"], chat
+    assert chat.json()["error"]["param"] == ("response_format" if status == 422 else None)
+
+
+def test_a_limit_that_is_met_while_generating_ends_the_request(address: wire.Address) -> None:
+    """Which of so many optional properties comes next is more than a parser may keep in mind."""
+    grammar = {"type": "json", "value": nested(1, 600)}
+    reply = wire.post(address, "/generate", {"inputs": "x", "parameters": {"grammar": grammar}})
+    assert reply.status == 424 and reply.json()["error_type"] == "generation", reply
+    assert reply.json()["error"].endswith("it needs more than 2000 parser items for a byte"), reply
+
+
+UNSATISFIABLE: list[dict[str, Any]] = [
+    {"type": "json", "value": {"type": "string", "minLength": 5, "maxLength": 2}},
+    {"type": "json", "value": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+    {"type": "json", "value": {"$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}},
+     "required": ["b"]}}, "$ref": "#/$defs/a"}},
+    {"type": "json_schema", "value": {"schema": False}},
+    {"type": "regex", "value": r"[^\x00-\U0010FFFF]"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", UNSATISFIABLE, ids=str)
+def test_what_no_text_can_be_is_refused_before_it_begins(address: wire.Address, form: dict[str, Any]) -> None:
+    for stream in (False, True):
+        body = {"messages": user("x"), "response_format": form, "stream": stream}
+        reply = wire.post(address, CHAT, body)
+        assert reply.status == 422 and reply.json()["error"]["param"] == "response_format", reply
+        assert re.search("no (value|text)|accepts nothing|infinite recursion", reply.text), reply
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("other", ["guided_regex", "structured_outputs"])
+def test_two_forms_for_one_text_are_refused(address: wire.Address, path: str, other: str) -> None:
+    given = {"guided_regex": DATE, "structured_outputs": {"regex": DATE}}[other]
+    prompt = {"messages": user("x")} if path == CHAT else {"prompt": "x"}
+    body = {**prompt, "response_format": {"type": "json_object"}, other: given}
+    reply = wire.post(address, path, body)
+    assert reply.status == 422 and reply.json()["error"]["param"] == other, reply
+    assert "`response_format` must not both be given" in reply.json()["error"]["message"], reply
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        (CHAT, {"messages": user("x"), "response_format": KINDS["regex"][0], "grammar": KINDS["lark"][0]}, "`grammar`"),
+        ("/generate", {"inputs": "x", "parameters": {"grammar": KINDS["regex"][0], "response_format": KINDS["lark"][0]}}, "`parameters.response_format`"),
+    ],
+    ids=["chat", "generate"],
+)  # fmt: skip
+def test_a_form_in_another_dialects_name_is_named_as_ignored(
+    address: wire.Address, launch_null: Launch, path: str, body: dict[str, Any], ignored: str
+) -> None:
+    """Beside the one that the route knows, and follows."""
+    answer = wire.post(address, path, body).json()
+    is_date(answer["choices"][0]["message"]["content"] if path == CHAT else answer["generated_text"])
+    assert any(ignored in warning for warning in answer["warnings"]), answer
+    strict = launch_null("--strict-requests").wait_ready()
+    refused = wire.post(strict.address, path, body)
+    assert refused.status == 422 and ignored in refused.text, refused
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_a_text_of_a_grammar(address: wire.Address, stream: bool) -> None:
+    """One within what the grammar leaves no choice of, and one that the model chooses."""
+    for expression, stop in (
+        ("[a-c]{4} and then the end of it", "the end"),
+        ("[a-c]{4}( [a-z]{1,3}){30}", " "),
+    ):
+        form = {"type": "regex", "value": expression}
+        parameters = {"grammar": form, "stop": [stop], "details": True, "max_new_tokens": 60}
+        whole = wire.post(address, "/generate", {"inputs": "Say:", "parameters": parameters}).json()
+        text = whole["generated_text"]
+        assert text.endswith(stop) and text.count(stop) == 1, text
+        assert whole["details"]["finish_reason"] == "stop_sequence"
+        body = {"prompt": "Say:", "response_format": form, "stop": stop, "max_tokens": 60, "temperature": 0}
+        if stream:
+            choices = [
+                event["choices"][0] for event in streamed(address, COMPLETIONS, {**body, "stream": True})
+            ]
+        else:
+            choices = wire.post(address, COMPLETIONS, body).json()["choices"]
+        assert "".join(choice["text"] for choice in choices) == text.removesuffix(stop)
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+NUMBER = {"type": "regex", "value": "[0-9]{3}"}
+FORMED: list[tuple[str, dict[str, Any]]] = [
+    ("/", {"inputs": "x", "parameters": {"grammar": NUMBER}}),
+    ("/invocations", {"inputs": "x", "parameters": {"grammar": NUMBER}}),
+    ("/invocations", {"messages": user("x"), "response_format": NUMBER}),
+    ("/vertex", {"instances": [{"inputs": "x", "parameters": {"grammar": NUMBER}}]}),
+    ("/vertex", {"instances": [{"messages": user("x"), "response_format": NUMBER}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), FORMED)
+def test_the_other_routes_follow_grammars(address: wire.Address, path: str, body: dict[str, Any]) -> None:
+    answer = wire.post(address, path, body).json()
+    if path == "/vertex":
+        (text,) = answer["predictions"]
+    elif "messages" in body:
+        text = answer["choices"][0]["message"]["content"]
+    else:
+        text = answer[0]["generated_text"]
+    assert re.fullmatch("(x)?[0-9]{3}", text), "with the prompt where the route gives it back"
+    wrong = json.loads(json.dumps(body).replace("[0-9]{3}", "["))
+    refused = wire.post(address, path, wrong)
+    assert refused.status == 422 and ("grammar" in refused.text or "response_format" in refused.text), refused
+
+
+# More than a second of looking for two options that the same value matches.
+COSTLY = {
+    "type": "json",
+    "value": {"oneOf": [{"type": "integer", "minimum": n * 10, "maximum": n * 10 + 5} for n in range(2000)]},
+}
+
+
+def test_a_grammar_has_as_long_to_compile_as_the_flag_says(launch: Launch) -> None:
+    address = launch("--grammar-timeout-ms", "200").wait_ready().address
+    costly = {"messages": user("x"), "response_format": COSTLY}
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(wire.post, address, CHAT, costly) for _ in range(4)]
+        reply = wire.post(address, CHAT, {"messages": user("When?"), "response_format": KINDS["regex"][0]})
+        is_date(reply.json()["choices"][0]["message"]["content"])
+        assert wire.post(address, CHAT, {"messages": user("x"), "max_tokens": 2}).status == 200
+        for refused in (one.result() for one in waiting):
+            assert refused.status == 422 and "longer than 200 ms" in refused.json()["error"]["message"], (
+                refused
+            )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_whose_client_leaves_is_not_compiled_to_its_end(launch: Launch, stream: bool) -> None:
+    server = launch("--grammar-timeout-ms", "60000", "--max-concurrent-requests", "1").wait_ready()
+
+    def is_compiling() -> bool:
+        tasks = Path(f"/proc/{server.process.pid}/task").glob("*/comm")
+        return any(task.read_text() == "grammar\n" for task in tasks)
+
+    body = {"messages": user("x"), "response_format": COSTLY, "stream": stream}
+    connection = wire.exchange(server.address, wire.raw_post(CHAT, body))
+    wait_for(is_compiling, "a thread that compiles")
+    connection.close()
+    wait_for(lambda: not is_compiling(), "it to end")
+    # Its one place is free again.
+    reply = wire.post(server.address, CHAT, {"messages": user("When?"), "response_format": KINDS["regex"][0]})
+    is_date(reply.json()["choices"][0]["message"]["content"])
+    seen = server.metrics()
+    assert seen.value("tgi_request_failure", err="dropped") == 1
+    assert seen.value("penstock_grammar_compile_duration_count", outcome="refused") == 0, "it came to its end"
 
 
 BOMBS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wire
-from checkpoints import SHIPPED
+from checkpoints import SHIPPED, random_llama
 from conftest import Launch
 from launched import ON_TORCH, Launched
 
@@ -318,6 +318,28 @@ def test_a_custom_tool_takes_a_text_of_its_grammar(address: wire.Address, temper
 def test_many_tools(address: wire.Address) -> None:
     tools = [tool(f"tool_{n}", "") for n in range(40)] + [WEATHER]
     assert called(ask(address, ASKS_WEATHER, tools=tools, tool_choice="get_weather"))[0][0] == "get_weather"
+
+
+def test_a_thousand_tools(launch: Launch, tmp_path: Path) -> None:
+    """They are within the limit of their number, and a prompt that they make too long is refused as such."""
+    folder = random_llama(tmp_path / "model", hidden=32, layers=1, heads=2, kv_heads=1, positions=1 << 16)
+    address = launch("--model-id", str(folder)).wait_ready().address
+    thousand: dict[str, Any] = {"tools": [tool(f"tool_{n}", "", a="boolean") for n in range(1000)]}
+    forced = ask(address, ASKS_WEATHER, **thousand, tool_choice="tool_999", max_tokens=200)
+    assert [(name, set(arguments)) for name, arguments in called(forced)] == [("tool_999", {"a"})]
+    # One call of any is ended by whoever writes the first: this model writes one after the other.
+    several = ask(
+        address, ASKS_WEATHER, **thousand, tool_choice="required", parallel_tool_calls=False, max_tokens=200
+    )
+    ((name, _),) = called(several)
+    assert re.fullmatch("tool_[0-9]{1,3}", name)
+
+
+def test_tools_count_as_part_of_the_prompt(address: wire.Address) -> None:
+    tools = [tool(f"tool_{n}", "", a="boolean") for n in range(1000)]
+    reply = wire.post(address, CHAT, body(ASKS_WEATHER, tools=tools))
+    assert reply.status == 422 and reply.json()["error"]["param"] == "messages", reply
+    assert "tokens. Given: more than" in reply.json()["error"]["message"], reply
 
 
 def test_arguments_of_earlier_calls_may_be_no_json(address: wire.Address) -> None:
