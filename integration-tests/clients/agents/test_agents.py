@@ -12,7 +12,7 @@ import instructor
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -239,9 +239,20 @@ def test_pydantic_ai(url: str, kind: str) -> None:
         """Get the weather in a city"""
         return RESULT if city == "Paris" else "unknown"
 
-    assert "21" in agent.run_sync(WEATHER).output
+    whole = agent.run_sync(WEATHER).output
+    assert "21" in whole
     filled = Agent(model, output_type=Mood, model_settings={"temperature": 0, "max_tokens": 200})
-    assert isinstance(filled.run_sync("How are you?").output, Mood)
+    mood = filled.run_sync("How are you?").output
+    assert isinstance(mood, Mood)
+
+    async def stream() -> None:
+        async with agent.run_stream(WEATHER) as run:
+            pieces = [piece async for piece in run.stream_text(delta=True, debounce_by=None)]
+        assert "".join(pieces) == whole and len(pieces) > 1
+        async with filled.run_stream("How are you?") as run:
+            assert [part async for part in run.stream_output(debounce_by=None)][-1] == mood
+
+    asyncio.run(stream())
 
 
 @pytest.mark.golden
@@ -253,3 +264,24 @@ def test_instructor(client: OpenAI) -> None:
             temperature=0,
         )  # fmt: skip
         assert isinstance(mood, Mood)
+
+
+class Place(BaseModel, extra="forbid"):
+    city: str = Field(max_length=12)
+    days: int = Field(ge=1, le=9)
+
+
+@pytest.mark.golden
+def test_instructor_fills_a_class_as_it_is_streamed(client: OpenAI) -> None:
+    asked: Any = {
+        "model": "tgi",
+        "messages": [{"role": "user", "content": "Which place, and how many days?"}],
+        "max_tokens": 200,
+        "temperature": 0,
+    }
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        patched = instructor.from_openai(client, mode=mode)
+        whole = patched.chat.completions.create(response_model=Place, **asked)
+        parts = list(patched.chat.completions.create_partial(response_model=Place, **asked))
+        assert parts[-1].model_dump() == whole.model_dump(), mode
+        assert parts[0].model_dump() != whole.model_dump(), "it grows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any, Literal
 
@@ -88,6 +89,16 @@ def test_a_round_of_call_result_and_answer(client: Anthropic) -> None:
     ]
     answer = client.messages.create(**asked(conversation, tools=[TOOL]))
     assert "21" in answer.content[0].text and answer.stop_reason == "end_turn"
+    with client.messages.stream(**asked(WEATHER, tools=[TOOL])) as stream:
+        parts = [event.partial_json for event in stream if event.type == "input_json"]
+        (streamed,) = stream.get_final_message().content
+    assert len(parts) > 1 and json.loads("".join(parts)) == streamed.input == call.input
+    conversation[1:] = [
+        {"role": "assistant", "content": [streamed.model_dump(include={"type", "id", "name", "input"})]},
+        {"role": "user", "content": [{**result, "tool_use_id": streamed.id}]},
+    ]
+    with client.messages.stream(**asked(conversation, tools=[TOOL])) as stream:
+        assert "".join(stream.text_stream) == answer.content[0].text
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])

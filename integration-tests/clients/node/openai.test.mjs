@@ -83,6 +83,13 @@ golden("openai: tools", async (at) => {
   const result = { role: "tool", tool_call_id: message.tool_calls[0].id, content: '{"temperature": 21, "condition": "sunny"}' };
   const answer = await connect(at).chat.completions.create({ ...options, messages: [...messages, message, result] });
   assert.match(answer.choices[0].message.content, /21/);
+  const called = streamed.choices[0].message;
+  const given = { ...result, tool_call_id: called.tool_calls[0].id };
+  const chunks = await collect(
+    await connect(at).chat.completions.create({ ...options, messages: [...messages, called, given], stream: true }),
+  );
+  const text = chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join("");
+  assert.equal(text, answer.choices[0].message.content);
 });
 
 test("openai: errors have the class of their status", async () => {

@@ -169,6 +169,13 @@ def test_tools(client: Client) -> None:
         (call,) = answer.choices[0].message.tool_calls
         assert call["function"]["name"] == "get_weather"
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    conversation = [
+        *question("What is the weather in Paris?"),
+        Message(role="assistant", tool_calls=[call]),
+        Message(role="tool", content='{"temperature": 21, "condition": "sunny"}'),
+    ]
+    answer = client.chat(conversation, tools=tools, temperature=0.01)
+    assert "21" in answer.choices[0].message.content
 
 
 def test_an_error_of_a_chat_has_its_message(client: Client) -> None:

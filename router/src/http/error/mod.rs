@@ -422,6 +422,9 @@ fn anthropic_type(status: StatusCode) -> &'static str {
         StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
         StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
         StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        // The model failed, not the request.
+        StatusCode::FAILED_DEPENDENCY => "api_error",
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     }
@@ -497,6 +500,19 @@ mod tests {
         assert_eq!(body["error"]["param"], "max_completion_tokens");
         assert_eq!(body["error"]["code"], "validation");
         assert_eq!(names.error(too_many(Part::Prompt)).param(), Some("messages"));
+    }
+
+    #[test]
+    fn anthropics_type_says_whose_fault_it_is() {
+        for (cause, expected) in [
+            (Cause::Validation, "invalid_request_error"),
+            (Cause::Generation, "api_error"),
+            (Cause::Internal, "api_error"),
+            (Cause::Deadline, "timeout_error"),
+        ] {
+            let body = body(&ApiError::new(cause, "why"), Family::Anthropic);
+            assert_eq!((&body["type"], &body["error"]["type"]), (&"error".into(), &expected.into()));
+        }
     }
 
     #[test]

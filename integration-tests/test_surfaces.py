@@ -1,0 +1,264 @@
+"""The events of `/v1/responses` and `/v1/messages`, in their whole order: of text, reasoning and calls, of a request that
+fails midway, and across a lost worker.
+
+A model that repeats its prompt answers what it is asked to, in Hermes' calls and between `<think>` and `</think>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+import wire
+from checkpoints import SHIPPED, repeating_llama
+from conftest import Launch
+from launched import ON_TORCH, Launched
+from prompts import WEATHER_FUNCTION, user
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+PERIOD = 96
+END = "~"
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
+    """Answers with the last `PERIOD` tokens of its prompt, up to `END`."""
+    folder = tmp_path_factory.mktemp("echo") / "model"
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    special = [token["id"] for token in json.loads(tokenizer.to_str())["added_tokens"]]
+    repeating_llama(folder, period=PERIOD, vocabulary=tokenizer.get_vocab_size(), special=special)
+    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[-1].content }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": END}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(END)}))
+    parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+    with Launched(folder.parent / "run", "--model-id", str(folder), *parsers) as launched:
+        yield launched.wait_ready().address
+
+
+def prompt(address: wire.Address, answer: str) -> str:
+    """What makes the model give this answer."""
+    tokens = len(wire.post(address, "/tokenize", {"inputs": answer}).json())
+    assert tokens < PERIOD
+    return answer + END * (PERIOD - tokens)
+
+
+def asked(path: str, prompt: str, **more: Any) -> dict[str, Any]:
+    if path == RESPONSES:
+        return {"input": prompt, "temperature": 0, "max_output_tokens": 600, **more}
+    return {"messages": user(prompt), "temperature": 0, "max_tokens": 600, **more}
+
+
+def tools(path: str) -> dict[str, Any]:
+    if path == RESPONSES:
+        return {"tools": [{"type": "function", **WEATHER_FUNCTION}]}
+    schema = WEATHER_FUNCTION["parameters"]
+    return {"tools": [{**WEATHER_FUNCTION, "input_schema": schema}]}
+
+
+def streamed(address: wire.Address, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with wire.Events(address, path, {**body, "stream": True}) as events:
+        assert events.status == 200, events.read()
+        for data in events:
+            yield json.loads(data)
+
+
+def order(events: list[dict[str, Any]]) -> list[str]:
+    """The kinds of events, each run of one kind once."""
+
+    def kind(event: dict[str, Any]) -> str:
+        name = str(event["type"])
+        if "content_block" in event:
+            return f"{name} {event['content_block']['type']}"
+        return f"{name} {event['delta']['type']}" if name == "content_block_delta" else name
+
+    return [kind for kind, _ in groupby(map(kind, events))]
+
+
+def in_responses(item: str) -> list[str]:
+    if item == "call":
+        parts = ["function_call_arguments.delta", "function_call_arguments.done"]
+    else:
+        text = {"text": "output_text", "reasoning": "reasoning_text"}[item]
+        parts = ["content_part.added", f"{text}.delta", f"{text}.done", "content_part.done"]
+    return [f"response.{part}" for part in ("output_item.added", *parts, "output_item.done")]
+
+
+def in_messages(item: str) -> list[str]:
+    block, deltas = {
+        "text": ("text", ["text_delta"]),
+        "reasoning": ("thinking", ["thinking_delta", "signature_delta"]),
+        "call": ("tool_use", ["input_json_delta"]),
+    }[item]
+    return [
+        f"content_block_start {block}",
+        *(f"content_block_delta {one}" for one in deltas),
+        "content_block_stop",
+    ]
+
+
+def call(city: str) -> str:
+    return f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+
+
+THOUGHT = "<think>\nIs it raining there?\n</think>\n\n"
+ANSWERS: dict[str, tuple[str, list[str]]] = {
+    "text": ("It is sunny in Paris.", ["text"]),
+    "call": (call("Paris"), ["call"]),
+    "calls": (f"{call('Paris')}\n{call('Oslo')}", ["call", "call"]),
+    "reasoning": (f"{THOUGHT}It is sunny in Paris.", ["reasoning", "text"]),
+    "all": (f"{THOUGHT}I will look.\n{call('Paris')}", ["reasoning", "text", "call"]),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_the_events_of_a_response_in_their_order(echo: wire.Address, what: str) -> None:
+    answer, items = ANSWERS[what]
+    body = asked(RESPONSES, prompt(echo, answer), **tools(RESPONSES))
+    events = list(streamed(echo, RESPONSES, body))
+    assert order(events) == [
+        "response.created",
+        "response.in_progress",
+        *(kind for item in items for kind in in_responses(item)),
+        "response.completed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    final = events[-1]["response"]["output"]
+    for index, item in enumerate(final):
+        own = [event for event in events if event.get("output_index") == index]
+        assert {event.get("item_id") or event["item"]["id"] for event in own} == {item["id"]}
+        told = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        assert told == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+    whole = wire.post(echo, RESPONSES, body).json()
+    assert without_ids(final) == without_ids(whole["output"])
+    assert whole["status"] == events[-1]["response"]["status"] == "completed"
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in items]
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_the_events_of_a_message_in_their_order(echo: wire.Address, what: str) -> None:
+    answer, items = ANSWERS[what]
+    body = asked(MESSAGES, prompt(echo, answer), **tools(MESSAGES))
+    events = list(streamed(echo, MESSAGES, body))
+    blocks = [kind for item in items for kind in in_messages(item)]
+    assert order(events) == ["message_start", *blocks, "message_delta", "message_stop"]
+    whole = wire.post(echo, MESSAGES, body).json()
+    assert len(whole["content"]) == len(items)
+    for index, block in enumerate(whole["content"]):
+        deltas = [event["delta"] for event in events if event.get("index") == index and "delta" in event]
+        told = "".join(next(value for key, value in delta.items() if key != "type") for delta in deltas)
+        assert (json.loads(told) if block["type"] == "tool_use" else told) == (
+            block.get("input") or block.get("thinking") or block["text"]
+        )
+    assert (
+        events[-2]["delta"]["stop_reason"]
+        == whole["stop_reason"]
+        == ("tool_use" if "call" in items else "end_turn")
+    )
+    assert events[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_an_event_has_its_type_as_its_name(echo: wire.Address) -> None:
+    for path in (RESPONSES, MESSAGES):
+        body = {**asked(path, prompt(echo, ANSWERS["all"][0])), **tools(path), "stream": True}
+        text = wire.post(echo, path, body).text
+        named = re.findall(r'^event: (\S+)\ndata: {"type":"([^"]+)"', text, re.MULTILINE)
+        assert len(named) == text.count("data: ") and all(name == kind for name, kind in named), named
+
+
+# Which of so many optional properties comes first is more than a parser may keep in mind.
+MANY = {"type": "object", "properties": {f"k{n}": {} for n in range(600)}}
+FAILS_MIDWAY = {
+    "type": "json_schema",
+    "name": "many",
+    "schema": {
+        "type": "object",
+        "properties": {"first": {"const": "the first words"}, "many": MANY},
+        "required": ["first", "many"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "begins"),
+    [
+        (RESPONSES, {"text": {"format": FAILS_MIDWAY}}, ["response.created", "response.in_progress", *in_responses("text")[:3]]),
+        (MESSAGES, {"output_config": {"format": FAILS_MIDWAY}}, ["message_start", *in_messages("text")[:2]]),
+    ],
+)  # fmt: skip
+def test_what_fails_midway_ends_with_an_error(
+    address: wire.Address, path: str, form: dict[str, Any], begins: list[str]
+) -> None:
+    events = list(streamed(address, path, asked(path, "Hello!", **form)))
+    assert order(events) == [*begins, "error"]
+    error = events[-1]
+    if path == RESPONSES:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert error["code"] == "generation" and error["param"] is None
+    else:
+        error = error["error"]
+        assert error["type"] == "api_error"
+    assert error["message"].endswith("it needs more than 2000 parser items for a byte"), error
+    whole = wire.post(address, path, asked(path, "Hello!", **form))
+    assert (whole.status, whole.json()["error"]["message"]) == (424, error["message"])
+
+
+def test_a_lost_worker_leaves_no_gap(launch: Launch) -> None:
+    server: Launched = launch(*ON_TORCH).wait_ready()
+    schema = {"type": "string", "pattern": "^([a-z]{3,9} ){60}$"}
+    form = {"type": "json_schema", "name": "words", "schema": schema}
+    more = {RESPONSES: {"text": {"format": form}}, MESSAGES: {"output_config": {"format": form}}}
+    for path in (RESPONSES, MESSAGES):
+        body = asked(path, "Say words.", **more[path])
+        undisturbed = list(streamed(server.address, path, body))
+        for kill in server.interruptions():
+            events = []
+            for count, event in enumerate(streamed(server.address, path, body)):
+                events.append(event)
+                if count == 12:
+                    kill()
+            assert order(events) == order(undisturbed)
+            assert [texts(event) for event in events if texts(event)] == [
+                texts(event) for event in undisturbed if texts(event)
+            ]
+            if path == RESPONSES:
+                assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def texts(event: dict[str, Any]) -> str:
+    delta = event.get("delta", "")
+    return str(delta.get("text", "") if isinstance(delta, dict) else delta)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "says"),
+    [
+        (RESPONSES, {"tool_choice": {"type": "function", "name": "fly"}}, "not in `tools`: fly"),
+        (RESPONSES, {"tool_choice": "required", "tools": []}, '`tool_choice` "required" needs `tools`'),
+        (MESSAGES, {"tool_choice": {"type": "tool", "name": "fly"}}, "not in `tools`: fly"),
+        (MESSAGES, {"tool_choice": {"type": "any"}, "tools": []}, "needs `tools`"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused(
+    address: wire.Address, path: str, more: dict[str, Any], says: str
+) -> None:
+    reply = wire.post(address, path, {**asked(path, "x"), **tools(path), **more})
+    assert reply.status == (422 if path == RESPONSES else 400), reply
+    assert says in reply.json()["error"]["message"] and reply.json()["error"]["param"] == "tool_choice", reply
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_two_tools_of_one_name_are_refused(address: wire.Address, path: str) -> None:
+    reply = wire.post(address, path, asked(path, "x", tools=tools(path)["tools"] * 2))
+    assert reply.status == (422 if path == RESPONSES else 400), reply
+    assert re.search(r"`tools\[1\].*same as another", reply.json()["error"]["message"]), reply
