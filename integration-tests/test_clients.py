@@ -208,6 +208,7 @@ EXAMPLES = {
     "llama_index_tgi_client.py": "llama_index_tgi",
     "openai_client.mjs": "node",
     "openai_client.py": "openai",
+    "openai_tools_client.py": "openai",
     "text_generation_client.py": "text_generation",
     "vercel_ai_client.mjs": "node",
 }
