@@ -63,6 +63,19 @@ def test_min_tokens_holds_back_every_end(address: wire.Address, path: str) -> No
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_of_one_token_meets_what_forbids_it(address: wire.Address, path: str, stream: bool) -> None:
+    """A bias forbids nothing where nothing else is left; a stop token within `min_tokens` is forbidden."""
+    (token,) = wire.post(address, "/tokenize", {"inputs": "a"}).json()
+    form = {"response_format": {"type": "choice", "value": ["a"]}}
+    assert text_of(good(address, path, **form, logit_bias={str(token["id"]): -100})["choices"][0]) == "a"
+    held = {"stop_token_ids": [token["id"]], "min_tokens": 5, "stream": stream}
+    refused = wire.post(address, path, asked(path, **form, **held))
+    assert refused.status == 424 and refused.json()["error"]["code"] == "generation", refused
+    assert "together forbid every token" in refused.json()["error"]["message"], refused
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_min_tokens_streams_the_same(address: wire.Address, path: str) -> None:
     whole = good(address, path, min_tokens=60)["choices"][0]
     with wire.Events(address, path, asked(path, min_tokens=60, stream=True)) as events:
