@@ -286,6 +286,10 @@ fn describe() {
     );
     describe_counter!("penstock_prefix_hit_tokens", "Prompt tokens found in the prefix cache");
     describe_counter!(
+        "penstock_copied_tokens",
+        "Prompt tokens that came with a copied page of a request that ran, such as another choice of the same one"
+    );
+    describe_counter!(
         "penstock_prefix_recomputed_tokens",
         "Prompt tokens known to the prefix cache and computed again, for want of a recurrent state"
     );

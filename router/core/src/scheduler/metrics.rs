@@ -65,6 +65,7 @@ pub(super) struct Metrics {
     preemptions: Counter,
     priority_preemptions: Counter,
     prefix_hit_tokens: Counter,
+    copied_tokens: Counter,
     recomputed_tokens: Counter,
     prompt_tokens: Counter,
     decode_tokens: Counter,
@@ -122,6 +123,7 @@ impl Metrics {
             preemptions: counter!("penstock_preemptions"),
             priority_preemptions: counter!("penstock_priority_preemptions"),
             prefix_hit_tokens: counter!("penstock_prefix_hit_tokens"),
+            copied_tokens: counter!("penstock_copied_tokens"),
             recomputed_tokens: counter!("penstock_prefix_recomputed_tokens"),
             prompt_tokens: counter!("penstock_computed_prompt_tokens"),
             decode_tokens: counter!("penstock_computed_decode_tokens"),
@@ -198,6 +200,7 @@ impl Metrics {
         self.preemptions.absolute(counters.preemptions);
         self.priority_preemptions.absolute(counters.priority_preemptions);
         self.prefix_hit_tokens.absolute(counters.prefix_hit_tokens);
+        self.copied_tokens.absolute(counters.copied_tokens);
         self.recomputed_tokens.absolute(counters.recomputed_tokens);
         self.prompt_tokens.absolute(counters.prompt_tokens);
         self.decode_tokens.absolute(counters.decode_tokens);

@@ -57,18 +57,42 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let alone = number("PENSTOCK_SIMULATION_SEED");
     let seeds = alone.map_or(0..number("PENSTOCK_SIMULATIONS").unwrap_or(SCHEDULES), |seed| seed..seed + 1);
+    let are_many = seeds.end - seeds.start >= SCHEDULES;
+    let mut seen = [0; WAYS.len()];
     for seed in seeds {
         let happened = RefCell::default();
         let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &happened)));
         if alone.is_some() || outcome.is_err() {
             happened.borrow().iter().for_each(|line| println!("{line}"));
         }
-        if let Err(panic) = outcome {
+        let counters = outcome.unwrap_or_else(|panic| {
             eprintln!("schedule {seed} failed; again with PENSTOCK_SIMULATION_SEED={seed}");
             resume_unwind(panic);
+        });
+        for (seen, (_, count)) in seen.iter_mut().zip(WAYS) {
+            *seen += u64::from(count(&counters) > 0);
         }
     }
+    for (seen, (way, _)) in seen.iter().zip(WAYS) {
+        assert!(!are_many || *seen > 0, "no schedule has {way}");
+    }
 }
+
+/// What some schedule has to come to, and how it is counted.
+const WAYS: [(&str, fn(&Counters) -> u64); 12] = [
+    ("a preemption", |counters| counters.preemptions),
+    ("a preemption for a priority", |counters| counters.priority_preemptions),
+    ("a prefix hit", |counters| counters.prefix_hit_tokens),
+    ("a fork", |counters| counters.copied_tokens),
+    ("a token after its client had left", |counters| counters.tokens_after_cancel),
+    ("a row in vain", |counters| counters.wasted_rows),
+    ("a late mask", |counters| counters.late_masks),
+    ("a tree of drafts", |counters| counters.branch_drafts),
+    ("an accepted draft", |counters| counters.accepted_drafts),
+    ("an accepted draft of other answers", |counters| counters.accepted_corpus_drafts),
+    ("an accepted draft of a model", |counters| counters.accepted_model_drafts),
+    ("a forced token", |counters| counters.forced_tokens),
+];
 
 #[test]
 fn a_seed_is_one_schedule() {
@@ -251,7 +275,7 @@ impl World<'_> {
     async fn generate(&self, number: usize, at: Duration, spec: SequenceSpec, habit: Habit) -> Ending {
         sleep_until((self.began + at).into()).await;
         let request = GenerationRequest {
-            input: Input::Tokens(spec.prompt.clone()),
+            input: Input::Tokens(if spec.encoder.is_empty() { &spec.prompt } else { &spec.encoder }.clone()),
             sampling: spec.sampling.clone(),
             reported_seed: None,
             max_new_tokens: Some(spec.max_new_tokens),
@@ -338,7 +362,12 @@ static PROMPT: LazyLock<Arc<Prompt>> = LazyLock::new(|| {
 });
 const VOCABULARY: u32 = 264;
 
-fn config_of(random: &mut Random, budget: u32) -> MockConfig {
+/// What the decoder of an encoder-decoder begins with.
+const DECODER_START: [u32; 2] = [1, 3];
+
+/// Of models of all kinds, with the tokens that a step may have.
+fn config_of(random: &mut Random, slots: u32) -> (MockConfig, u32) {
+    let mut budget = slots.max(1 + random.below(80));
     let plain = MockConfig {
         vocab_size: VOCABULARY,
         eos_ids: vec![VOCABULARY - 1],
@@ -354,11 +383,17 @@ fn config_of(random: &mut Random, budget: u32) -> MockConfig {
         step_per_token: Duration::from_micros(random.below(50).into()),
         ..MockConfig::default()
     };
-    let mut config = match random.below(8) {
+    let mut config = match random.below(10) {
         0 => MockConfig { windowed_tables: 1, window: 2 + random.below(38), ..plain },
         1 => MockConfig { state_bytes: 8, snapshots: random.below(12), ..plain },
         2 => MockConfig { world_size: 2, ..plain },
         3 => MockConfig { world_size: 2, stages: 2, ..plain },
+        4 => MockConfig { wrong_draft_one_in: random.of(&[1, 3, 50]), ..plain },
+        5 => {
+            // What an encoder reads is fed whole.
+            budget = budget.max(POSITIONS);
+            MockConfig { decoder_start_ids: DECODER_START.to_vec(), ..plain }
+        }
         _ => plain,
     };
     // The longest sequence fits.
@@ -366,12 +401,17 @@ fn config_of(random: &mut Random, budget: u32) -> MockConfig {
     while tables.longest(config.pages, budget) < POSITIONS {
         config.pages += 1;
     }
-    config
+    (config, budget)
 }
 
-fn spec_of(random: &mut Random, now: Instant) -> SequenceSpec {
-    let prompt = of_family(random.below(3), 1 + random.below(70));
-    let room = POSITIONS - prompt.len() as u32;
+fn spec_of(random: &mut Random, config: &MockConfig, now: Instant) -> SequenceSpec {
+    let prompt: Vec<_> = of_family(random.below(3), 1 + random.below(70)).into_iter().map(TokenId).collect();
+    let (encoder, prompt) = match config.decoder_start_ids.is_empty() {
+        true => (Vec::new(), prompt),
+        false => (prompt, DECODER_START.map(TokenId).to_vec()),
+    };
+    let room =
+        POSITIONS - encoder.len().next_multiple_of(config.block_size as usize) as u32 - prompt.len() as u32;
     let constraint = match random.below(4) {
         0 => {
             let end = random.one_in(2).then_some(2);
@@ -381,8 +421,9 @@ fn spec_of(random: &mut Random, now: Instant) -> SequenceSpec {
     };
     let later = |random: &mut Random| Some(now + random.ms(3000));
     SequenceSpec {
-        encoder: Vec::new(),
-        prompt: prompt.into_iter().map(TokenId).collect(),
+        prompt_logprobs: random.one_in(8) && encoder.is_empty(),
+        encoder,
+        prompt,
         sampling: Sampling {
             temperature: random.of(&[0.0, 0.7]),
             seed: random.below(3).into(),
@@ -393,7 +434,6 @@ fn spec_of(random: &mut Random, now: Instant) -> SequenceSpec {
         ignore_eos: random.one_in(2),
         stop_token_ids: if random.one_in(4) { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
         top_tokens: random.below(3),
-        prompt_logprobs: random.one_in(8),
         constraint,
         cache_namespace: Namespace(random.below(2).into()),
         tenant: Tenant::Key(random.below(3)),
@@ -471,17 +511,16 @@ impl Watch {
     }
 }
 
-fn simulate(seed: u64, happened: &RefCell<Vec<String>>) {
+fn simulate(seed: u64, happened: &RefCell<Vec<String>>) -> Counters {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let running =
         async { timeout(LONGEST * 2, live(Random(seed), happened)).await.expect("it comes to an end") };
-    tokio::task::LocalSet::new().block_on(&runtime.expect("a timer needs nothing"), running);
+    tokio::task::LocalSet::new().block_on(&runtime.expect("a timer needs nothing"), running)
 }
 
-async fn live(mut random: Random, happened: &RefCell<Vec<String>>) {
+async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
     let slots = 1 + random.below(6);
-    let budget = slots.max(1 + random.below(80));
-    let config = config_of(&mut random, budget);
+    let (config, budget) = config_of(&mut random, slots);
     let injected = Arc::new(Mutex::new(Injected::default()));
     let one_in = random.of(&[15, 60, 300, u32::MAX]);
     let script = script_of(random.split(), one_in, injected.clone());
@@ -489,13 +528,14 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) {
         mock: MockSource::in_virtual_time(config.clone(), script),
         random: Mutex::new(random.split()),
     });
+    let is_encoder_decoder = !config.decoder_start_ids.is_empty();
     let limits = PrepareLimits {
         max_slots: slots,
         max_step_tokens: budget,
         max_sequence_tokens: 0,
         max_cache_tokens: 0,
         memory_fraction: 0.9,
-        max_step_drafts: if config.state_bytes > 0 { 0 } else { 20 },
+        max_step_drafts: if config.state_bytes > 0 || is_encoder_decoder { 0 } else { 20 },
     };
     let group = Group::start(&*source, |_| Ok(limits)).await.expect("nothing goes wrong yet");
     let settings = Settings {
@@ -521,16 +561,17 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) {
     open.await.expect("the task lives");
 
     let world = World {
+        serving: serving(handle.clone(), config.decoder_start_ids.iter().copied().map(TokenId).collect()),
         config,
         handle: handle.clone(),
-        serving: serving(handle.clone()),
         injected: injected.clone(),
         began: clock::now(),
         is_stopped: Cell::new(false),
         happened,
     };
     let clients = (0..3 + random.below(20) as usize).map(|number| {
-        let (at, spec, habit) = (random.ms(300), spec_of(&mut random, world.began), habit_of(&mut random));
+        let (at, spec, habit) =
+            (random.ms(300), spec_of(&mut random, &world.config, world.began), habit_of(&mut random));
         let is_text = spec.constraint.is_none() && random.one_in(3);
         let spec = match is_text {
             true => SequenceSpec { deadline: None, stop_at: None, prompt_logprobs: false, ..spec },
@@ -574,6 +615,7 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) {
     }
     handle.stop().await;
     task.await.expect("the scheduler does not panic");
+    counters
 }
 
 /// Kills, freezes and stops at times that have nothing to do with steps.
@@ -598,7 +640,7 @@ async fn disturb(world: &World<'_>, mock: &MockSource, mut random: Random) {
     }
 }
 
-fn serving(scheduler: Handle) -> Serving {
+fn serving(scheduler: Handle, decoder_start: Vec<TokenId>) -> Serving {
     Serving {
         prompt: PROMPT.clone(),
         scheduler,
@@ -608,7 +650,7 @@ fn serving(scheduler: Handle) -> Serving {
             max_new_tokens: POSITIONS,
             vocab_size: VOCABULARY,
         },
-        decoder_start: Vec::new(),
+        decoder_start,
         grammars: futures::FutureExt::shared(Box::pin(async { Err("none here".into()) })),
         compiling: Arc::new(crate::blocking::BlockingPool::new(1)),
         cache_namespace: Namespace::default(),
