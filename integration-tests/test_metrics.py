@@ -223,3 +223,20 @@ def test_prompts_that_share_nothing_hit_nothing(counted: Launched) -> None:
     for number in range(3):
         ask(counted.address, complete(f"{number}{number} unlike " * 20, 1))
     assert growth.of(PREFIX_HITS) == 0
+
+
+def test_a_prompt_that_another_request_holds_in_part_of_a_block_is_copied(counted: Launched) -> None:
+    def copied() -> float:
+        return counted.metrics().value("penstock_copied_tokens")
+
+    prompt, before = "once upon a time there was a fork in the road " * 2, copied()
+    length = len(wire.post(counted.address, "/tokenize", {"inputs": prompt}).json())
+    assert length % 16 > 1, "its last block is filled in part"
+    first = {"prompt": prompt, "max_tokens": 1000, "ignore_eos": True, "stream": True, "temperature": 0}
+    second = {**first, "max_tokens": 20, "stream": False}
+    with wire.Events(counted.address, "/v1/completions", first) as events:
+        started = iter(events)
+        next(started)
+        forked = wire.post(counted.address, "/v1/completions", second).json()["choices"]
+    assert copied() - before == (length - 1) % 16
+    assert wire.post(counted.address, "/v1/completions", second).json()["choices"] == forked

@@ -14,6 +14,7 @@ from conftest import Launch
 from launched import EXACT, ON_TORCH, Launched
 from load import Ask, ask_all, chat, complete, generate, once
 from prompts import QUESTIONS, REPEAT, as_text, user
+from test_access import bearer
 
 DRAFTS = 6
 
@@ -157,6 +158,34 @@ def requests() -> list[Ask]:
         asks.append(complete(f"{number} {LIST}", 200 + number, **FEW))
         asks.append(generate(f"{number}: {LIST}", 200, do_sample=True, temperature=0.8, seed=number))
     return asks
+
+
+def test_what_one_key_was_answered_is_guessed_from_for_that_key_alone(launch: Launch) -> None:
+    keys = ("key-of-one", "key-of-another")
+    flags = [flag for key in keys for flag in ("--api-key", key)]
+    launched = launch(
+        *EXACT, *flags, "--speculate", str(DRAFTS), "--speculate-corpus-tokens", "10000"
+    ).wait_ready()
+    # No prompt has what follows, and nothing goes round.
+    body = {
+        "prompt": "A list of things:",
+        "max_tokens": 150,
+        "temperature": 1.2,
+        "seed": 3,
+        "ignore_eos": True,
+    }
+
+    def guessed(key: str) -> tuple[float, Any]:
+        before = launched.metrics().value("penstock_accepted_corpus_drafts")
+        reply = wire.post(launched.address, "/v1/completions", body, headers=bearer(key))
+        assert reply.status == 200, reply.text
+        return launched.metrics().value("penstock_accepted_corpus_drafts") - before, reply.json()["choices"]
+
+    first, text = guessed(keys[0])
+    again, of_again = guessed(keys[0])
+    other, of_other = guessed(keys[1])
+    assert of_again == text and of_other == text
+    assert first == 0 and other == 0 and again > 50
 
 
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, exact: wire.Address) -> None:
