@@ -1,6 +1,8 @@
 //! Workers that are lost in every way, and what becomes of the sequences, of health, and of the limits.
 
 use super::*;
+use crate::constraint::{Grammar, Matcher};
+use crate::scheduler::tests::harness::tiny;
 
 #[tokio::test]
 async fn a_fault_of_any_rank_is_a_loss_of_all() {
@@ -69,6 +71,59 @@ async fn of_two_ranks_in_an_overdue_step_the_frozen_one_is_named() {
     let settings = Settings { step_timeout: Duration::from_millis(300), ..settings(&slow()) };
     let loss = lost_with_two_ranks(settings, vec![(0, 9, Fault::Wait), (1, 9, Fault::Hang)]).await;
     assert_eq!((loss.kind, loss.rank), (LossKind::Hung, Some(1)), "{loss}");
+}
+
+/// Takes long over every third mask.
+#[derive(Debug)]
+struct Ponders(Arc<dyn Grammar>, Duration);
+
+struct PonderingMatcher(Box<dyn Matcher>, Duration, u32);
+
+impl Grammar for Ponders {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(PonderingMatcher(self.0.matcher(), self.1, 0))
+    }
+}
+
+impl Matcher for PonderingMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.0.advance(token)
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        self.2 += 1;
+        if self.2.is_multiple_of(3) {
+            std::thread::sleep(self.1);
+        }
+        self.0.mask(words)
+    }
+
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        self.0.take_forced(most)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+}
+
+#[tokio::test]
+async fn a_mask_that_takes_longer_than_a_step_may_is_no_loss() {
+    let config = MockConfig { step_fixed: Duration::from_millis(1), pages: 400, ..tiny() };
+    let step_timeout = Duration::from_millis(200);
+    let served = serve_with(config.clone(), never(), Settings { step_timeout, ..settings(&config) }).await;
+    let plain = SequenceSpec { constraint: every(3, 8, None), ..spec(&[3, 4, 5], 20) };
+    let grammar = plain.constraint.clone().expect("one was given");
+    let slow =
+        SequenceSpec { constraint: Some(Arc::new(Ponders(grammar, step_timeout * 3))), ..plain.clone() };
+    for beside in [None, Some(spec(&[9, 8], 80))] {
+        let other = beside.as_ref().map(|spec| served.submit(spec));
+        assert_eq!(served.finish(&slow).await, served.reference(&plain));
+        if let (Some(other), Some(spec)) = (other, &beside) {
+            assert_eq!(collect(other).await.0, served.reference(spec));
+        }
+    }
+    assert!(served.source.losses().is_empty(), "{:?}", served.source.losses());
 }
 
 #[tokio::test]
