@@ -383,7 +383,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "granite",
         aliases: &["granite3"],
-        signs: &[&["<|tool_call|>"]],
+        signs: &[&["<|tool_call|>"], &["<|start_of_role|>available_tools"]],
         calls: &[
             Call { open: &["<|tool_call|>"], close: &[], body: Body::Envelope(ENVELOPE) },
             Call { open: &["<tool_call>"], close: &["</tool_call>"], body: Body::Envelope(ENVELOPE) },
@@ -411,7 +411,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "hermes",
         aliases: &["qwen", "qwen25", "qwen2_5", "qwen3", "granite4", "ernie45"],
-        signs: &[&["<tool_call>"]],
+        signs: &[&["<tool_call>"], &["<|im_start|>", "<tools>"]],
         calls: &[Call { open: &["<tool_call>"], close: &["</tool_call>"], body: Body::Envelope(ENVELOPE) }],
         ..FORMAT
     },
