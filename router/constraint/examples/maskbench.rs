@@ -5,6 +5,7 @@
 //! tokenized, and walked: a mask before each token. A grammar has the properties in the schema's order, so an instance
 //! that is refused as it is given is tried once more in that order. One thread; nothing is cached between cases.
 
+mod order;
 mod synthetic;
 
 use std::{
@@ -107,84 +108,6 @@ struct Report {
     first_masks: Vec<Duration>,
 }
 
-/// The value with its properties in the order in which the schema names them, others last.
-fn in_order_of(root: &Value, schema: &Value, value: &Value, depth: usize) -> Value {
-    if depth > 60 {
-        return value.clone();
-    }
-    match value {
-        Value::Array(items) => {
-            let schemas = |key: &str| {
-                parts(root, schema, 0).iter().filter_map(|part| part.get(key)).cloned().collect::<Vec<_>>()
-            };
-            let all =
-                json!({"allOf": schemas("items").into_iter().filter(Value::is_object).collect::<Vec<_>>()});
-            items.iter().map(|item| in_order_of(root, &all, item, depth + 1)).collect()
-        }
-        Value::Object(own) => {
-            let parts = parts(root, schema, 0);
-            let mut names: Vec<&String> = Vec::new();
-            for part in &parts {
-                let properties = part.get("properties").and_then(Value::as_object);
-                let named = properties.into_iter().flat_map(|properties| properties.keys());
-                names.extend(named.filter(|name| own.contains_key(*name)));
-            }
-            names.extend(own.keys());
-            let mut ordered = serde_json::Map::new();
-            for name in names {
-                let mut within = Vec::new();
-                for part in &parts {
-                    match part.get("properties").and_then(|properties| properties.get(name)) {
-                        Some(property) => within.push(property),
-                        None => {
-                            within.extend(part.get("additionalProperties"));
-                            let patterns = part.get("patternProperties").and_then(Value::as_object);
-                            within.extend(patterns.into_iter().flat_map(|patterns| patterns.values()));
-                        }
-                    }
-                }
-                within.retain(|part| part.is_object());
-                if !ordered.contains_key(name) {
-                    ordered.insert(
-                        name.clone(),
-                        in_order_of(root, &json!({"allOf": within}), &own[name], depth + 1),
-                    );
-                }
-            }
-            Value::Object(ordered)
-        }
-        other => other.clone(),
-    }
-}
-
-/// The schemas that say something of the same value, in their order.
-fn parts<'v>(root: &'v Value, schema: &'v Value, depth: usize) -> Vec<&'v Value> {
-    let mut found = Vec::new();
-    let Some(members) = schema.as_object().filter(|_| depth < 12) else { return found };
-    for (key, value) in members {
-        match key.as_str() {
-            "properties" => found.push(schema),
-            "$ref" => {
-                let pointer = value.as_str().and_then(|text| text.strip_prefix('#'));
-                if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
-                    found.extend(parts(root, target, depth + 1));
-                }
-            }
-            "allOf" | "anyOf" | "oneOf" => {
-                for part in value.as_array().into_iter().flatten() {
-                    found.extend(parts(root, part, depth + 1));
-                }
-            }
-            "then" | "else" | "if" => found.extend(parts(root, value, depth + 1)),
-            _ => {}
-        }
-    }
-    if !members.contains_key("properties") {
-        found.push(schema);
-    }
-    found
-}
-
 /// Whether every token of the text is in the mask before it, and the end at last.
 fn walk(
     grammar: &Grammar,
@@ -264,7 +187,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut text = dumps(data);
             let mut result = walk(&grammar, &vocabulary, &text, &mut report.masks);
             if result.is_err() {
-                let ordered = dumps(&in_order_of(&case.schema, &case.schema, data, 0));
+                let ordered = dumps(&order::of_schema(&case.schema, data));
                 if ordered != text {
                     report.refused_as_given += usize::from(*valid);
                     text = ordered;

@@ -9,6 +9,8 @@ mod calls;
 mod cases;
 mod forced;
 mod keywords;
+#[path = "../examples/order/mod.rs"]
+mod order;
 mod parts;
 mod schemas;
 #[path = "../examples/synthetic/mod.rs"]
