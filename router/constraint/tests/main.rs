@@ -8,6 +8,7 @@ mod bounds;
 mod calls;
 mod cases;
 mod forced;
+mod instances;
 mod keywords;
 #[path = "../examples/order/mod.rs"]
 mod order;

@@ -1,5 +1,7 @@
-//! Random walks through masks: whatever they let through parses and is valid, for our own schemas and two vocabularies.
+//! Random walks through masks: whatever they let through parses and is valid, for our own schemas and two vocabularies. And
+//! valid instances that were drawn without masks are let through.
 
+use crate::instances::instance;
 use crate::schemas;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Limits, MatchError, Source};
@@ -143,6 +145,32 @@ fn what_masks_let_through_is_valid_with_the_shipped_tokenizer() {
     let compiler = compiler(&vocabulary);
     for (seed, schema) in schemas::written().iter().enumerate().step_by(3) {
         check(schema, &compiler, &vocabulary, 4, seed as u64);
+    }
+}
+
+#[test]
+fn masks_let_every_valid_instance_through() {
+    let vocabulary = shipped();
+    let compiler = compiler(&vocabulary);
+    for seed in 0..150 {
+        let schema = schemas::generated(seed);
+        let grammar = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
+        let mut mask = vec![0; grammar.mask_words()];
+        let mut random = Random(seed * 2 + 1);
+        for _ in 0..20 {
+            let value = instance(&schema, &schema, &mut random);
+            assert!(is_valid(&schema, &value), "{value} was drawn for {schema}");
+            let text = value.to_string();
+            let mut matcher = grammar.matcher();
+            let mut read = Vec::new();
+            for token in vocabulary.tokenize(text.as_bytes()).into_iter().chain([vocabulary.eos]) {
+                matcher.mask(&mut mask).unwrap();
+                let told = || String::from_utf8_lossy(&read);
+                assert!(bit(&mask, token), "{schema}\nrefuses\n{text}\nbehind\n{}", told());
+                read.extend(&vocabulary.tokens[token as usize].bytes);
+                matcher.advance(token).unwrap();
+            }
+        }
     }
 }
 
