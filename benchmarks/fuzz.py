@@ -3,7 +3,7 @@
     python benchmarks/fuzz.py [--requests 100000] [--seed N] [--clients 8]
     python benchmarks/fuzz.py --address HOST:PORT --pid PID ...    # a server that runs already
 
-Requests are made from whole, good ones (those below, and the recorded ones of `integration-tests/golden`) by
+Requests are made from whole, good ones (those of `fuzz_seeds.py`, and the recorded ones of `integration-tests/golden`) by
 changing their JSON, bytes, headers and paths. None may be answered with a 5xx, but for a 503 with `Retry-After`
 and a 504 to a request with a deadline; none may go without an answer for `TIME_LIMIT`; an error's body is JSON in
 the shape of its route, without words that only this program's insides know. At the end the memory of router and
@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzz_seeds import SEEDS
+
 TIME_LIMIT = 120.0
 MEMORY_LIMIT = 256 << 20
 GOLDEN = Path(__file__).resolve().parents[1] / "integration-tests" / "golden"
@@ -41,98 +43,6 @@ FLAGS = [
     *("--kserve", "--dtype", "float32"),
 ]
 
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "add 3 and 4"},
-    {"role": "assistant", "content": "7"},
-    {"role": "user", "content": [{"type": "text", "text": "and 5?"}]},
-]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-GENERATE: dict[str, Any] = {
-    "inputs": "add 3 and 4",
-    "parameters": {
-        "best_of": 1,
-        "temperature": 0.7,
-        "repetition_penalty": 1.1,
-        "frequency_penalty": 0.1,
-        "top_k": 10,
-        "top_p": 0.9,
-        "typical_p": 0.95,
-        "do_sample": True,
-        "max_new_tokens": 4,
-        "return_full_text": False,
-        "stop": ["\n\n"],
-        "truncate": 20,
-        "watermark": False,
-        "details": True,
-        "decoder_input_details": False,
-        "seed": 7,
-        "top_n_tokens": 2,
-        "grammar": None,
-        "adapter_id": None,
-        "max_time": 5.0,
-    },
-}
-OPENAI: dict[str, Any] = {
-    "model": "tgi",
-    "max_tokens": 4,
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "top_k": 5,
-    "min_p": 0.01,
-    "typical_p": 0.9,
-    "repetition_penalty": 1.1,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "logit_bias": {"5": 1.5},
-    "seed": 1,
-    "stop": ["x"],
-    "stop_token_ids": [3],
-    "ignore_eos": False,
-    "n": 1,
-    "stream": False,
-    "stream_options": {"include_usage": True},
-    "user": "someone",
-    "min_tokens": 0,
-    "response_format": {"type": "text"},
-    "tools": [],
-    "tool_choice": "auto",
-}
-SEEDS: list[tuple[str, str, dict[str, Any]]] = [
-    ("POST", "/generate", GENERATE),
-    ("POST", "/generate_stream", {**GENERATE, "parameters": {"max_new_tokens": 4, "details": True}}),
-    ("POST", "/", {**GENERATE, "stream": False}),
-    ("POST", "/", {"inputs": "hello", "parameters": {"max_new_tokens": 4}, "stream": True}),
-    ("POST", "/v1/chat/completions", {**OPENAI, "messages": CHAT, "logprobs": True, "top_logprobs": 2}),
-    ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 4, "stream": True}),
-    ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 4, "tools": [TOOL]}),
-    ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "chat_template_kwargs": {"a": 1}}),
-    ("POST", "/v1/completions", {**OPENAI, "prompt": "add 3 and 4", "logprobs": 2, "echo": True}),
-    ("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "stream": True}),
-    ("POST", "/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 3, "n": 2, "best_of": 2}),
-    ("POST", "/tokenize", GENERATE),
-    ("POST", "/chat_tokenize", {"messages": CHAT}),
-    ("POST", "/invocations", {"messages": CHAT, "max_tokens": 3}),
-    ("POST", "/vertex", {"instances": [{"inputs": "x", "parameters": {"max_new_tokens": 3}}]}),
-    ("POST", "/vertex", {"instances": [{"messages": CHAT, "max_tokens": 3}]}),
-    (
-        "POST",
-        "/v2/models/x/infer",
-        {
-            "id": "1",
-            "parameters": {"max_new_tokens": 3},
-            "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["x"]}],
-            "outputs": [{"name": "b"}],
-        },
-    ),
-    ("GET", "/v2/models/x", {}),
-    ("GET", "/v1/models", {}),
-    ("GET", "/v1/models/x", {}),
-    ("GET", "/info", {}),
-    ("GET", "/health", {}),
-    ("GET", "/", {}),
-]
-
 # Values that found bugs in servers before: bounds of types, empty and huge things, wrong kinds.
 NASTY: list[Any] = [
     None, True, False, 0, -1, 1, 2, -0.0, 0.5, 1e-45, 5e-324, 1e308, -1e308, 1e9, 10**30, -(10**30),
@@ -141,6 +51,7 @@ NASTY: list[Any] = [
     "{% raw %}", "<|end|>", "</s>", "\r\n\r\n", "%s%n", "../../etc/passwd", "tgi",
     [], {}, [[]], [None], [0] * 500, ["x"] * 500, {"": ""}, {"a": {"b": {"c": []}}}, [1, "a", None], [{}],
     {"type": "json", "value": {}}, {"type": "regex", "value": "("}, {"type": "json_schema"}, {"type": 7},
+    {"$ref": "#"}, {"not": {}}, {"pattern": "(a+)+$"}, {"minItems": 2**40}, {"enum": []}, {"oneOf": [{}, {}]}, "start: start",
 ]  # fmt: skip
 NAMES = sorted({name for *_, body in SEEDS for name in [*body, *body.get("parameters", {})]})
 HEADERS: list[Callable[[random.Random], tuple[str, str]]] = [
@@ -263,7 +174,7 @@ def mutate_bytes(body: bytes, rng: random.Random) -> bytes:
 
 
 def corpus() -> list[tuple[str, str, Any]]:
-    """The good requests: those above, and what clients were recorded to send."""
+    """The good requests: those of `fuzz_seeds.py`, and what clients were recorded to send."""
     found: list[tuple[str, str, Any]] = list(SEEDS)
     for file in sorted(GOLDEN.glob("*.json")):
         for requests in json.loads(file.read_text())["requests"].values():
