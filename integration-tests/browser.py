@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tools import tool
+from programs import installed
 
 # A machine that is busy with other things needs this long for what takes a second.
 PATIENCE_MS = 120_000
@@ -27,7 +27,7 @@ FLAGS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    found = tool("chromium", "chromium-browser", "google-chrome", package="chromium")
+    found = installed("chromium", "chromium-browser", "google-chrome", package="chromium")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=2 * PATIENCE_MS)

@@ -21,8 +21,8 @@ import wire
 from conftest import Launch
 from launched import Launched
 from processes import wait_for
+from programs import needs
 from prompts import ADD, as_text, user
-from tools import needs
 
 KEY, OTHER, FILED = "sesame-Open-1", "second-key", "key-of-the-file"
 OPEN = ("/", "/health", "/ping", "/livez", "/readyz", "/metrics")

@@ -22,8 +22,8 @@ import pytest
 import golden
 from launched import Launched
 from processes import wait_for
+from programs import installed
 from recorder import Recorder
-from tools import tool
 
 HERE = Path(__file__).parent
 CLIENTS = HERE / "clients"
@@ -170,8 +170,8 @@ def python(environment: str) -> Path:
 
 def node() -> Path:
     """The folder with `node_modules`."""
-    tool("npm", package="npm")
-    tool("node", package="nodejs")
+    installed("npm", package="npm")
+    installed("node", package="nodejs")
     folder = ENVIRONMENTS / "node"
     assert (folder / "node_modules").exists(), f"{folder} is missing: `make client-environments` makes it"
     return folder

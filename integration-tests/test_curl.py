@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from launched import Launched
+from programs import needs
 from prompts import ADD, PORT, as_text, user
-from tools import needs
 
 pytestmark = needs("curl")
 

@@ -23,7 +23,7 @@ from exposition import IN_FLIGHT, RESTARTS, Exposition
 from launched import Launched, free_port
 from load import ask_all, complete
 from processes import wait_for
-from tools import tool
+from programs import installed
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "deploy/prometheus/prometheus.yml"
@@ -152,7 +152,7 @@ def test_every_metric_that_rules_and_dashboard_name_exists(seasoned: Launched) -
 def test_rules_and_configuration_are_right_for_promtool() -> None:
     for check, path in (("config", CONFIG), ("rules", RULES)):
         subprocess.run(
-            [tool("promtool", package="prometheus"), "check", check, str(path)],
+            [installed("promtool", package="prometheus"), "check", check, str(path)],
             check=True,
             capture_output=True,
         )
@@ -161,7 +161,7 @@ def test_rules_and_configuration_are_right_for_promtool() -> None:
 @pytest.fixture(scope="module")
 def prometheus(seasoned: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
     """A Prometheus with our configuration, but for the server's address and the pace."""
-    program, folder = tool("prometheus", package="prometheus"), tmp_path_factory.mktemp("prometheus")
+    program, folder = installed("prometheus", package="prometheus"), tmp_path_factory.mktemp("prometheus")
     text = CONFIG.read_text()
     assert text.count("localhost:3000") == 1 and text.count(" 15s") == 2
     here = f"{seasoned.address.host}:{seasoned.address.port}"

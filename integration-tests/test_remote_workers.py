@@ -22,7 +22,7 @@ from launched import BINARY, EXACT, ON_TORCH, Launched, free_port
 from load import Ask, ask, ask_all, complete, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
-from tools import needs, tool
+from programs import installed, needs
 
 pytestmark = needs("openssl")
 
@@ -89,7 +89,7 @@ class Far:
 def far(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Far]:
     """A server here, and its worker on another host."""
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
-        tool(program, package=package)
+        installed(program, package=package)
     if why := why_there_are_no_hosts():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("far")

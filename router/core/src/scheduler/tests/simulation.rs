@@ -78,8 +78,10 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
     }
 }
 
+type Count = fn(&Counters) -> u64;
+
 /// What some schedule has to come to, and how it is counted.
-const WAYS: [(&str, fn(&Counters) -> u64); 12] = [
+const WAYS: [(&str, Count); 12] = [
     ("a preemption", |counters| counters.preemptions),
     ("a preemption for a priority", |counters| counters.priority_preemptions),
     ("a prefix hit", |counters| counters.prefix_hit_tokens),

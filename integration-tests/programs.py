@@ -19,7 +19,7 @@ def missing(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def tool(*names: str, package: str) -> str:
+def installed(*names: str, package: str) -> str:
     """Where the first of these programs that is here lies."""
     for name in names:
         if found := shutil.which(name):
