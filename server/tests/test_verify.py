@@ -16,7 +16,7 @@ from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
 from penstock.engine.draft_trees import DraftTrees, draft_trees
-from penstock.engine.slot_sampling import Drafts
+from penstock.engine.slot_sampling import Drafts, Masks
 from penstock.errors import BadPlan
 from penstock.models.config import Window
 from penstock.proto import penstock_pb2 as pb
@@ -335,6 +335,8 @@ CHI_SQUARE: dict[str, dict[str, Any]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.1},
     "typical-p": {"temperature": 1.0, "typical_p": 0.7},
     "penalties": {"temperature": 1.0, "repetition": 1.4, "frequency": 0.3, "presence": 0.2},
+    # The draft is forced, and the sample behind it is masked.
+    "masks": {"temperature": 1.0, "top_k": 4, "allowed": [0, 2, 3, 5, 7, 9, 11]},
 }
 
 
@@ -343,7 +345,14 @@ def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
     """100,000 draws behind a draft: of those that are accepted as of those that are not, the target's distribution."""
     vocabulary, rows, rounds = 12, 500, 200
     logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
-    settings = CHI_SQUARE[name]
+    settings = dict(CHI_SQUARE[name])
+    allowed = settings.pop("allowed", None)
+    masks = are_forced_R = None
+    if allowed is not None:
+        are_forced_R = np.ones(rows, bool)
+        words_SW = np.full((rows, 1), sum(1 << token for token in allowed), np.int32)
+        masks = Masks(np.arange(1, 2 * rows, 2), words_SW)
+    previous_S = torch.zeros(2 * rows, dtype=torch.int64)
     is_penalized = "repetition" in settings
     history = {"history": [1, 2, 3], "outputs": 1} if is_penalized else {}
     draft = 4
@@ -356,23 +365,24 @@ def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
         )
         made._logprobs_SV = torch.empty((2 * rows, vocabulary))
         slots, positions = np.repeat(np.arange(rows), 2), np.tile([7, 8], rows)
-        drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft))
+        drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft), are_forced_R)
         logits_SV = logits.repeat(rows, 1)
         if expected is None:
-            scores_SV, _ = made.process(
-                logits_SV, slots, positions, torch.zeros(2 * rows, dtype=torch.int64), None, drafts
-            )
+            scores_SV, _ = made.process(logits_SV, slots, positions, previous_S, masks, drafts)
             expected = scores_SV[:2].double().softmax(-1).numpy()
-        found = made.sample(
-            logits_SV, slots, positions, torch.zeros(2 * rows, dtype=torch.int64), None, drafts
-        )
+        found = made.sample(logits_SV, slots, positions, previous_S, masks, drafts)
         assert found.verified is not None
         tokens = found.tokens_S.view(rows, 2).numpy()
         accepted_R = found.verified.accepted_R.numpy()
-        assert (accepted_R == (tokens[:, 0] == draft)).all()
+        assert (accepted_R == (True if allowed else tokens[:, 0] == draft)).all()
         counts[0] += np.bincount(tokens[:, 0], minlength=vocabulary)
         counts[1] += np.bincount(tokens[accepted_R == 1, 1], minlength=vocabulary)
     assert expected is not None and counts[1].sum() > 2000
+    if allowed:
+        possible = np.flatnonzero(expected[1])
+        assert len(possible) == 4 and set(possible) < set(allowed)
+        assert counts[0, draft] == counts[0].sum() == counts[1].sum()
+        counts, expected = counts[1:], expected[1:]
     for seen, wanted in zip(counts, expected, strict=True):
         possible = wanted > 0
         assert (seen[~possible] == 0).all()
