@@ -1,6 +1,6 @@
 //! Figure 3: the scheduler alone. What planning a step and applying its result take of its thread's processor time: with 256
 //! sequences that decode and 10, 1,000 or 10,000 more in the queue; with 1,024 whose clients wait for each token in
-//! tasks of another runtime; and with a head of the queue for which there is no room, and whose 32k tokens are cached. Sequences
+//! tasks of another runtime, without and with `--speculate 8`, whose lookups find nothing; and with a head of the queue for which there is no room, and whose 32k tokens are cached. Sequences
 //! end and are replaced all the time, as they are when a server is full; the mock model that answers is not measured.
 //!
 //!     cargo bench -p penstock-core --bench scheduler
@@ -63,14 +63,14 @@ fn processor_time() -> Duration {
 
 impl Load {
     /// `running` sequences decode, each somewhere else in its output, and `queued` wait.
-    fn new(running: u32, slots: u32, queued: u32, pages: u32, clients: Clients) -> Self {
+    fn new(running: u32, slots: u32, queued: u32, pages: u32, clients: Clients, speculate: u32) -> Self {
         let limits = PrepareLimits {
             max_slots: slots,
             max_step_tokens: 2048,
             max_sequence_tokens: 0,
             max_cache_tokens: 0,
             memory_fraction: 0.9,
-            max_step_drafts: 0,
+            max_step_drafts: if speculate > 0 { 256 } else { 0 },
         };
         let cost = CostModel { fixed_ns: 1e6, per_token_ns: 1e4, per_context_token_ns: 10.0 };
         let config = MockConfig {
@@ -95,7 +95,7 @@ impl Load {
             eos: vec![TokenId(2)],
             step_timeout: Duration::from_secs(10),
             check_interval: Duration::from_secs(10),
-            speculate: 0,
+            speculate,
             speculate_corpus_tokens: 0,
             block_events: false,
             recorder: None,
@@ -129,13 +129,13 @@ impl Load {
     }
 
     fn polled(running: u32, queued: u32) -> Self {
-        Self::new(running, running, queued, 16_384, Clients::Polled(VecDeque::new())).steady(queued)
+        Self::new(running, running, queued, 16_384, Clients::Polled(VecDeque::new()), 0).steady(queued)
     }
 
-    fn waiting(running: u32) -> Self {
+    fn waiting(running: u32, speculate: u32) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let clients = Clients::Waiting(runtime.expect("the system has threads"));
-        Self::new(running, running, 10, 65_536, clients).steady(10)
+        Self::new(running, running, 10, 65_536, clients, speculate).steady(10)
     }
 
     /// A sequence with a prompt of 32k tokens that are all cached waits behind 256 that run, and finds no room: what those
@@ -143,7 +143,7 @@ impl Load {
     fn stuck() -> Self {
         let held = 256 * (PROMPT + OUTPUT / 2) / BLOCK;
         let pages = held + LONG_PROMPT / BLOCK + 200;
-        let mut load = Self::new(256, 260, 0, pages, Clients::Polled(VecDeque::new()));
+        let mut load = Self::new(256, 260, 0, pages, Clients::Polled(VecDeque::new()), 0);
         for _ in 0..2 * OUTPUT {
             load.step();
         }
@@ -273,12 +273,14 @@ fn main() {
         measure(&format!("256 running, {queued} queued: plan"), || load.step().plan);
         measure(&format!("256 running, {queued} queued: apply"), || load.step().apply);
     }
-    let mut load = Load::waiting(1024);
-    measure("1024 running, waiting clients: plan and apply", || {
-        let took = load.step();
-        took.plan + took.apply
-    });
-    drop(load);
+    for (speculate, name) in [(0, "1024 running, waiting clients"), (8, "the same, drafts looked up in vain")]
+    {
+        let mut load = Load::waiting(1024, speculate);
+        measure(&format!("{name}: plan and apply"), || {
+            let took = load.step();
+            took.plan + took.apply
+        });
+    }
     let mut load = Load::stuck();
     measure("256 running, a cached 32k head without room: plan", || load.step().plan);
 }
