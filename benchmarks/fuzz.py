@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "integration-tests" / "golden"
 # What the server is started with: no single request lasts long, every route is there, and the same request has
 # the same answer whatever ran beside it or before.
 FLAGS = [
-    *("--max-total-tokens", "96", "--max-best-of", "4", "--body-timeout", "5", "--header-timeout", "5"),
+    *("--max-total-tokens", "160", "--max-best-of", "4", "--body-timeout", "5", "--header-timeout", "5"),
     *("--kserve", "--dtype", "float32"),
 ]
 

@@ -120,7 +120,8 @@ def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(
         # The key's own, 0, is higher than that of the batch.
         reply = wire.post(narrow.address, "/v1/completions", long_answer(1, 1), headers=bearer(OTHER))
         took = steps(narrow) - before
-        assert reply.status == 200 and took <= length / 4, f"{took} steps"
+        # Behind those that ran it would have waited for nearly all of their steps.
+        assert reply.status == 200 and took <= length / 2, f"{took} steps"
         assert narrow.metrics().value("penstock_priority_preemptions") >= 1
         texts = [asked.result().json()["choices"][0]["text"] for asked in batch]
     assert texts == [alone] * len(texts)
