@@ -277,17 +277,24 @@ OVER_A_LIMIT: dict[str, tuple[Any, int, str, str]] = {
     "longer than a body": (long_schema(2_000_000), 413, "body", "2000000 bytes (--payload-limit)"),
     "many properties": (nested(1, 2001), 422, "/properties", "2000 properties"),
     "many schemas": (nested(5, 8, {"type": "null"}), 422, "grammar`", "too many schemas"),
+    # Takes longer to find out.
     "many symbols": (nested(5, 7), 422, "grammar`", "65525 symbols"),
 }
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
+    with Launched(tmp_path_factory.mktemp("patient"), "--grammar-timeout-ms", "60000") as launched:
+        yield launched.wait_ready().address
+
+
 @pytest.mark.parametrize("what", OVER_A_LIMIT)
-def test_a_schema_over_a_limit_is_refused_with_field_and_limit(address: wire.Address, what: str) -> None:
+def test_a_schema_over_a_limit_is_refused_with_field_and_limit(patient: wire.Address, what: str) -> None:
     schema, status, field, limit = OVER_A_LIMIT[what]
     form = {"type": "json", "value": schema}
-    reply = wire.post(address, "/generate", {"inputs": "x", "parameters": {"grammar": form}})
+    reply = wire.post(patient, "/generate", {"inputs": "x", "parameters": {"grammar": form}})
     assert reply.status == status and field in reply.text and limit in reply.text, reply
-    chat = wire.post(address, CHAT, {"messages": user("x"), "response_format": form})
+    chat = wire.post(patient, CHAT, {"messages": user("x"), "response_format": form})
     assert chat.status == status and limit in chat.json()["error"]["message"], chat
     assert chat.json()["error"]["param"] == ("response_format" if status == 422 else None)
 
