@@ -1,6 +1,6 @@
 //! Figure 3: the scheduler alone. What planning a step and applying its result take of its thread's processor time: with 256
 //! sequences that decode and 10, 1,000 or 10,000 more in the queue; with 1,024 whose clients wait for each token in
-//! tasks of another runtime, without and with `--speculate 8`, whose lookups find nothing; and with a head of the queue for which there is no room, and whose 32k tokens are cached. Sequences
+//! tasks of another runtime, without and with `--speculate 8`, whose lookups find next to nothing; and with a head of the queue for which there is no room, and whose 32k tokens are cached. Sequences
 //! end and are replaced all the time, as they are when a server is full; the mock model that answers is not measured.
 //!
 //!     cargo bench -p penstock-core --bench scheduler
@@ -107,7 +107,8 @@ impl Load {
             };
             Offline::new(&settings, &model, &prepared, &limits)
         };
-        let model = MockModel::new(config, limits.max_slots, limits.max_step_tokens);
+        let model = MockModel::new(config, limits.max_slots, limits.max_step_tokens)
+            .with_drafts(limits.max_step_drafts);
         let (plans, live) = (VecDeque::new(), running + queued);
         let mut load = Self { scheduler, model, plans, clients, running, live, submitted: 0 };
         load.refill();
@@ -273,8 +274,7 @@ fn main() {
         measure(&format!("256 running, {queued} queued: plan"), || load.step().plan);
         measure(&format!("256 running, {queued} queued: apply"), || load.step().apply);
     }
-    for (speculate, name) in [(0, "1024 running, waiting clients"), (8, "the same, drafts looked up in vain")]
-    {
+    for (speculate, name) in [(0, "1024 running, waiting clients"), (8, "the same, with --speculate 8")] {
         let mut load = Load::waiting(1024, speculate);
         measure(&format!("{name}: plan and apply"), || {
             let took = load.step();
