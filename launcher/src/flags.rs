@@ -310,10 +310,9 @@ fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), 
             true => Err("--worker-tls-cert needs --worker-address".into()),
         };
     }
-    if !given && remote.worker_address.iter().any(|address| matches!(address, Address::Tls(_))) {
-        return Err(
-            "--worker-address tls:... needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca".into()
-        );
+    let by_tls = remote.worker_address.iter().find(|address| matches!(address, Address::Tls(_)));
+    if let Some(address) = by_tls.filter(|_| !given) {
+        return Err(remote::needs_tls("--worker-address", address));
     }
     if !remote.allow_plain_tcp {
         remote::check_exposure("--worker-address", &remote.worker_address)?;

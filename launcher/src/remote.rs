@@ -58,12 +58,14 @@ impl WorkerTlsArgs {
             _ => None,
         };
         let endpoint = |address: &Address| {
-            Endpoint::of(address.clone(), tls.as_ref()).ok_or_else(|| {
-                format!("{flag} {address} needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca")
-            })
+            Endpoint::of(address.clone(), tls.as_ref()).ok_or_else(|| needs_tls(flag, address))
         };
         addresses.iter().map(endpoint).collect()
     }
+}
+
+pub fn needs_tls(flag: &str, address: &Address) -> String {
+    format!("{flag} {address} needs --worker-tls-cert, --worker-tls-key and --worker-tls-ca")
 }
 
 /// Refuses ports that anybody could use.
