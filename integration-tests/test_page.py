@@ -250,6 +250,24 @@ def test_a_refusal_names_the_field_and_loses_nothing(chat: Chat) -> None:
     expect(chat.error).to_be_hidden()
 
 
+def test_a_refusal_stays_beside_its_field_when_the_bounds_arrive_later(chat: Chat) -> None:
+    held: list[Route] = []
+    chat.page.route("**/api-doc/openapi.json", lambda route: held.append(route))
+    chat.page.reload()
+    wrong = chat.page.locator("#set-temperature-wrong")
+    chat.set("Temperature", "warm")
+    chat.ask(ADD, until="failed")
+    expect(wrong).to_contain_text("`temperature` must be")
+    bounds = chat.page.locator("#set-temperature-bounds")
+    expect(bounds).to_be_empty()
+    for route in held:
+        route.continue_()
+    expect(bounds).to_have_text("0 or more")
+    assert "`temperature` must be" in wrong.inner_text()
+    chat.set("Temperature", "-1")
+    expect(wrong).to_have_text("Must be 0 or more")
+
+
 def test_what_failed_is_no_part_of_the_conversation(chat: Chat) -> None:
     chat.set("Max tokens", 100_000)
     chat.ask(ADD, until="failed")

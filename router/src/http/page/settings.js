@@ -29,13 +29,17 @@ export class Settings {
     this.form = form;
     this.inputs = {};
     this.schemas = {};
+    this.refused = {}; // By name: what the server said of it in the newest request.
     const more = element("details", {}, element("summary", {}, "More"));
     for (const field of FIELDS) (field.more ? more : form).append(this.build(field));
     form.append(more);
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("input", (event) => {
       const field = FIELDS.find((one) => this.inputs[one.name] === event.target);
-      if (field) this.say(field, this.complaint(field));
+      if (field) {
+        delete this.refused[field.name];
+        this.say(field, this.complaint(field));
+      }
       changed();
     });
     this.reset();
@@ -75,8 +79,8 @@ export class Settings {
       if (otherwise && field.kind !== "texts") input.placeholder = otherwise;
       const said = [within(field, own), field.hint].filter(Boolean).join("; ");
       document.getElementById(`set-${field.name}-bounds`).textContent = said;
+      this.say(field, this.refused[field.name] ?? this.complaint(field));
     }
-    this.check();
   }
 
   complaint(field) {
@@ -105,13 +109,19 @@ export class Settings {
 
   /** What the page itself can say of each field; forgets what the server said of an earlier request. */
   check() {
+    this.refused = {};
     for (const field of FIELDS) this.say(field, this.complaint(field));
   }
 
   /** The field that a refusal is about, if it is one of these. */
   find(name) {
     const field = FIELDS.find((one) => one.name === (name === "max_completion_tokens" ? "max_tokens" : name));
-    return field && { label: field.label, refuse: (words) => this.say(field, words), focus: () => this.focus(field) };
+    return field && { label: field.label, refuse: (words) => this.refuse(field, words), focus: () => this.focus(field) };
+  }
+
+  refuse(field, words) {
+    this.refused[field.name] = words;
+    this.say(field, words);
   }
 
   focus(field) {
