@@ -79,7 +79,7 @@ def build(compiler: list[str], folder: Path) -> None:
     ]
     jobs += [
         ([*FLAGS, *defined], f"{name}.cpp", f"{name}.o")
-        for name in ("api", "check", "isa", "program", "team")
+        for name in ("api", "check", "isa", "program", "ranks", "team")
     ]
 
     def compile_one(job: tuple[list[str], str, str]) -> None:

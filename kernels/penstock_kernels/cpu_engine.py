@@ -7,8 +7,9 @@ back is of numpy.
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 9
+ABI = 10
+MOST_TOLD = 1 << 16  # bytes
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -59,7 +61,17 @@ NUMBERS = (
         "slopes_rounded",
         "weighs_input",
     ),
-    *("value_dim", "rule", "channels", "learns", "values", "value_norm"),
+    *(
+        "value_dim",
+        "rule",
+        "channels",
+        "learns",
+        "values",
+        "value_norm",
+        "first_id",
+        "first_expert",
+        "own_experts",
+    ),
 )
 FLOATS = (
     "eps",
@@ -79,6 +91,7 @@ TENSORS = (
     *("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums"),
     *("sinks", "slopes", "second_bias"),
 )
+RANK_LOST = -1
 NO_SAVES: I64 = np.zeros((0, 3), np.int64)
 NO_MOVES: I64 = np.zeros((0, 3), np.int64)
 
@@ -128,6 +141,10 @@ class NoCpuEngine(Exception):
         self.asked = asked
 
 
+class RankLost(Exception):
+    """Another rank of the model has ended."""
+
+
 class WrongInstructionSet(NoCpuEngine):
     """The environment names one that is unknown, or that this processor lacks."""
 
@@ -170,6 +187,13 @@ def library() -> ctypes.CDLL:
         ("destroy", None, [c_void_p]),
         ("workspace", c_int64, [c_void_p, c_int64, c_int64, c_int64]),
         ("reserve", c_int, [c_void_p, c_int64, c_int64, c_int64]),
+        ("shared_bytes", c_int64, [c_void_p, c_int64, c_int64, c_int32]),
+        (
+            "share",
+            c_int,
+            [c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, POINTER(c_int32), c_int64],
+        ),
+        ("tell", c_int, [c_void_p, c_void_p, c_int64]),
         ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32]),
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
@@ -247,6 +271,31 @@ class CpuProgram:
         if not self._library.penstock_cpu_reserve(self._handle, tokens, rows, longest):
             raise MemoryError(_reason())
 
+    def shared_bytes(self, tokens: int, rows: int, ranks: int) -> int:
+        """Of the memory that the ranks of a divided model share, for steps and heads of these sizes."""
+        return int(self._library.penstock_cpu_shared_bytes(self._handle, tokens, rows, ranks))
+
+    def share(
+        self, memory: mmap, tokens: int, rows: int, rank: int, sockets: dict[int, int], columns: int
+    ) -> None:
+        """Where that memory is, of zeros, and how another rank's end is noticed: the number of a socket that is connected to each.
+        `columns`: of the logits of all ranks, which rank 0 is given. The caller keeps the sockets.
+        """
+        self._shared = memory
+        ranks = len(sockets) + 1
+        assert len(memory) >= self.shared_bytes(tokens, rows, ranks)
+        at = ctypes.addressof(c_char.from_buffer(memory))
+        numbers = (c_int32 * ranks)(*(sockets.get(other, -1) for other in range(ranks)))
+        shape = (tokens, rows, rank, ranks)
+        succeeded(self._library.penstock_cpu_share(self._handle, at, *shape, numbers, columns))
+
+    def tell(self, numbers: HostArray) -> None:
+        """Gives every rank what rank 0 has, MOST_TOLD bytes at a time. Raises RankLost."""
+        assert numbers.flags.c_contiguous
+        for begin in range(0, numbers.nbytes, MOST_TOLD):
+            count = min(MOST_TOLD, numbers.nbytes - begin)
+            succeeded(self._library.penstock_cpu_tell(self._handle, numbers.ctypes.data + begin, count))
+
     def set_cache(self, layer: int, rows: Array, table: int, format: CacheFormat = CacheFormat.BF16) -> None:
         """Where a layer's pages are, which table of a step names them, and how they hold numbers: all layers in one format.
         `rows`: (tokens, ...) of 16 bits, a page's tokens below one another; a layer with fewer numbers than they have room for leaves
@@ -283,7 +332,7 @@ class CpuProgram:
         pages (tables, slots, blocks): the page of each block. saves: (row, tokens, place), ascending: behind so many of the row's
         tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
         than its place in the row; moved: (token, position, place), ascending: what a token of a tree reads for a position that
-        the cache has at another place of the row."""
+        the cache has at another place of the row. Raises RankLost."""
         columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         *at, saves, moved = [column.ctypes.data for column in columns]
@@ -304,7 +353,7 @@ class CpuProgram:
         succeeded(self._library.penstock_cpu_move(self._handle, *at, sources.shape[1]))
 
     def head(self, hidden_SE: Array, out_SV: Array) -> None:
-        """Runs the head on rows of fp32, into rows of fp32."""
+        """Runs the head on rows of fp32, into rows of fp32, of which another rank than 0 gets none. Raises RankLost."""
         hidden, out = rows_at(hidden_SE), rows_at(out_SV)
         succeeded(self._library.penstock_cpu_head(self._handle, *hidden, len(hidden_SE), *out))
 
@@ -389,6 +438,8 @@ def _reason() -> str:
 
 
 def succeeded(result: int) -> None:
-    """Raises RuntimeError, which says why, where a call of the library failed."""
+    """Raises RuntimeError, which says why, where a call of the library failed, or RankLost."""
+    if result == RANK_LOST:
+        raise RankLost(_reason())
     if not result:
         raise RuntimeError(f"the CPU engine: {_reason()}")

@@ -47,6 +47,7 @@ class Kind(IntEnum):
     CORRECT = 19
     MATCH = 20
     SPARSE_GATE = 21
+    REDUCE = 22
 
 
 class Norm(IntEnum):
@@ -127,13 +128,16 @@ class Rule(IntEnum):
 
 
 class Layout(IntEnum):
-    """What a buffer holds of each token; an external one is fp32 in the caller's memory, and of bytes there is a scale."""
+    """What a buffer holds of each token; an external one is fp32 in the caller's memory, of bytes there is a scale, and a shared one is
+    fp32 that all ranks see.
+    """
 
     F32 = 0
     BF16 = 1
     QUERIES = 2
     EXTERNAL = 3
     BYTES = 4
+    SHARED = 5
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,9 @@ class Operation:
     learns: bool = False
     values: Values = Values.OWN
     value_norm: Norm = Norm.NONE
+    first_id: int = -1
+    first_expert: int = 0
+    own_experts: int = -1
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0

@@ -23,6 +23,9 @@ int guarded(Call call) {
     try {
         call();
         return 1;
+    } catch (const penstock::RankLost &error) {
+        last_error = error.what();
+        return PENSTOCK_RANK_LOST;
     } catch (const std::bad_alloc &) {
         last_error = "out of memory";
     } catch (const std::exception &error) {
@@ -120,6 +123,21 @@ int64_t penstock_cpu_workspace(const penstock_program *program, int64_t tokens, 
 
 int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest) {
     return guarded([&] { program->program.reserve(tokens, rows, longest); });
+}
+
+int64_t penstock_cpu_shared_bytes(const penstock_program *program, int64_t tokens, int64_t rows, int32_t ranks) {
+    return program->program.shared_bytes(tokens, rows, ranks);
+}
+
+int penstock_cpu_share(penstock_program *program, void *memory, int64_t tokens, int64_t rows, int32_t rank, int32_t ranks,
+                       const int32_t *sockets, int64_t columns) {
+    return guarded([&] {
+        program->program.share(static_cast<uint8_t *>(memory), tokens, rows, rank, {sockets, sockets + ranks}, columns);
+    });
+}
+
+int penstock_cpu_tell(penstock_program *program, void *numbers, int64_t bytes) {
+    return guarded([&] { program->program.tell(numbers, bytes); });
 }
 
 int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes, int32_t table,

@@ -29,6 +29,9 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
         const Buffer &buffer = buffers_[static_cast<size_t>(number)];
         return first < 0 || (buffer.layout == PENSTOCK_F32 && first + columns <= buffer.width);
     };
+    const auto is_fp32 = [](const Buffer &buffer) {
+        return buffer.layout == PENSTOCK_F32 || buffer.layout == PENSTOCK_SHARED;
+    };
     for (const penstock_operation &operation : operations) {
         if (!known(operation.target) || (operation.kind != PENSTOCK_EMBED && !known(operation.source)))
             throw wrong("an operation names a buffer that is not there");
@@ -39,10 +42,11 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
         const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         switch (operation.kind) {
             case PENSTOCK_EMBED:
-                if (is_head || target.layout != PENSTOCK_F32 || !operation.weight)
+                if (is_head || !is_fp32(target) || !operation.weight)
                     throw wrong("an embedding makes fp32 in the body");
                 if ((operation.format != PENSTOCK_FORMAT_BF16 && operation.format != PENSTOCK_FORMAT_ROWS) ||
-                    operation.rows < 0 || (operation.positions && operation.format == PENSTOCK_FORMAT_ROWS))
+                    operation.rows < 0 || operation.first_id < -1 ||
+                    (operation.format == PENSTOCK_FORMAT_ROWS && (operation.positions || operation.first_id >= 0)))
                     throw wrong("an embedding from a table that this library does not know");
                 break;
             case PENSTOCK_NORM:
@@ -52,6 +56,13 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("a norm is wider than its target");
                 if (operation.accumulate && target.layout != PENSTOCK_F32) throw wrong("a norm adds to fp32 only");
                 break;
+            case PENSTOCK_REDUCE: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || source.layout != PENSTOCK_SHARED || target.layout != PENSTOCK_F32 ||
+                    source.width != target.width)
+                    throw wrong("what ranks sum up is shared, and becomes fp32");
+                break;
+            }
             case PENSTOCK_QUANTIZE: {
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
                 if (source.layout != PENSTOCK_BF16 || target.layout != PENSTOCK_BYTES || source.width != target.width)
@@ -74,7 +85,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("quantized weights without scales, or with sums beyond 32 bits");
                 if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
                     throw wrong("a product's outputs are not its target's");
-                if (operation.epilogue == PENSTOCK_ADD && target.layout != PENSTOCK_F32)
+                if (operation.epilogue == PENSTOCK_ADD && !is_fp32(target))
                     throw wrong("a product is added to fp32 only");
                 if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) &&
                     target.layout != PENSTOCK_BF16)
@@ -89,11 +100,12 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (operation.kind == PENSTOCK_EXPERTS) {
                     const bool sums_up =
                         operation.epilogue == PENSTOCK_STORE || operation.epilogue == PENSTOCK_ADD;
-                    if (is_head || operation.experts < 1 || operation.experts > kMostExperts)
+                    if (is_head || operation.experts < 1 || operation.experts > kMostExperts ||
+                        operation.first_expert < 0 || operation.first_expert >= operation.experts)
                         throw wrong("experts that this library does not know");
                     if (source.per_token != operation.per_token ||
                         target.per_token != (sums_up ? 1 : operation.per_token) ||
-                        (sums_up && target.layout != PENSTOCK_F32))
+                        (sums_up && !is_fp32(target)))
                         throw wrong("experts read what was gathered, and add to fp32");
                 }
                 break;
@@ -105,6 +117,9 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     operation.group_best > kMostPerToken ||
                     (operation.groups > 1 && (operation.top_groups < 1 || operation.group_best < 1)))
                     throw wrong("a route that this library does not know");
+                if (operation.first_expert < 0 || operation.own_experts < -1 ||
+                    operation.first_expert + operation.own_experts > operation.experts)
+                    throw wrong("experts of this rank that there are not");
                 if (buffers_[static_cast<size_t>(operation.source)].width < operation.experts ||
                     target.width != 2 * operation.per_token || target.layout != PENSTOCK_F32)
                     throw wrong("a route has weights and numbers of a token's experts");

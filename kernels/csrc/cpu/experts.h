@@ -148,8 +148,10 @@ void group(const RouteArgs &args) {
     int32_t active = 0, most = 0;
     for (int expert = 0; expert < args.experts; expert++) {
         const int32_t count = next[expert + 1];
-        if (count > 0) to.active[active++] = expert;
-        most = count > most ? count : most;
+        if (count > 0 && expert >= args.first && expert < args.first + args.own) {
+            to.active[active++] = expert;
+            most = count > most ? count : most;
+        }
         next[expert + 1] += next[expert];
     }
     *to.active_count = active, *to.most = most;

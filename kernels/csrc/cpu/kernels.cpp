@@ -36,6 +36,7 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .end = end,
         .embed = embed,
         .norm = norm,
+        .sum_ranks = sum_ranks,
         .gated_norm = gated_norm,
         .open = open_gates,
         .quantize = quantize,

@@ -43,10 +43,24 @@ struct EmbedArgs {
     const uint8_t *table;  // packed, or row by row
     bool by_row;
     int64_t known;  // ids from there on count as 0; 0: all are
+    int64_t first;  // what the table begins with, where it is a rank's part: `known` rows, and others are zeros; -1: it is whole
     int width;
     float scale;
     const float *positions;
     int offset;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+// Sums of ranks' rows, in the order of the ranks.
+struct SumRanksArgs {
+    int64_t rows;
+    int width, ranks;
+    float scale;
+    bool accumulate;
+    const uint8_t *first;  // of rank 0
+    int64_t rank_bytes;    // from a rank's to the next one's
+    int64_t source_bytes;
     uint8_t *target;
     int64_t target_bytes;
 };
@@ -150,6 +164,7 @@ struct Groups {
 struct RouteArgs {
     int64_t tokens;
     int experts, per_token;
+    int first, own;  // experts of this rank: others are chosen, and never active
     bool sigmoid, normalize;
     int groups, top_groups, group_best;
     float scale, one_by_one;
@@ -174,8 +189,9 @@ struct GatherArgs {
 };
 
 struct ExpertsArgs {
-    LinearArgs linear;  // of expert 0; rows are those of the step
+    LinearArgs linear;  // of this rank's first expert; rows are those of the step
     Groups grouped;
+    int first;
     int64_t weight_bytes;  // from one expert to the next
     int bias_step;
     bool sums_up;  // over a token's experts, in their order
@@ -467,6 +483,7 @@ struct Kernels {
     void (*end)();
     void (*embed)(const EmbedArgs &, const Work &);
     void (*norm)(const NormArgs &, const Work &);  // by every thread for all rows where work.next is null
+    void (*sum_ranks)(const SumRanksArgs &, const Work &);
     void (*gated_norm)(const GatedNormArgs &, const Work &);
     void (*open)(const OpenArgs &, const Work &);
     void (*quantize)(const QuantizeArgs &, const Work &);  // as norm

@@ -300,11 +300,12 @@ INLINE LinearArgs of_expert(const ExpertsArgs &args, int expert) {
     LinearArgs one = args.linear;
     const int64_t begin = args.grouped.begins[expert];
     one.rows = args.grouped.begins[expert + 1] - begin;
-    one.weight += expert * args.weight_bytes;
+    const int own = expert - args.first;
+    one.weight += own * args.weight_bytes;
     one.source += begin * one.source_bytes;
-    if (one.bias) one.bias += (int64_t)expert * args.bias_step;
+    if (one.bias) one.bias += (int64_t)own * args.bias_step;
     const int64_t whole = round_up(one.outputs, 16);
-    if (one.scales) one.scales += expert * whole, one.sums += expert * whole;
+    if (one.scales) one.scales += own * whole, one.sums += own * whole;
     if (args.sums_up) {
         one.tokens = args.grouped.tokens + begin;
         one.weights = args.weighs ? args.grouped.weights + begin : nullptr;

@@ -16,13 +16,16 @@ void embed(const EmbedArgs &args, const Work &work) {
     const int pairs = (args.width + 1) / 2;
     const int64_t panel = round_up(args.width, PENSTOCK_TILE_INPUTS) / PENSTOCK_TILE_INPUTS * kTileBytes;
     for (int64_t token; (token = take(work, 1)) < args.tokens;) {
-        const int64_t id = args.known && args.ids[token] >= args.known ? 0 : args.ids[token];
+        int64_t id = args.ids[token] - most(args.first, 0);
+        const bool known = !args.known || (id >= 0 && id < args.known);
+        if (!known) id = 0;
         const uint8_t *from = args.table + id / 16 * panel + id % 16 * 4;
         float *to = reinterpret_cast<float *>(args.target + token * args.target_bytes);
         if (args.by_row) {
             embed_row(args, args.table + id * args.width * 2, to);
             continue;
         }
+        const float scale = known || args.first < 0 ? args.scale : 0.0f;
         for (int pair = 0; pair < pairs; pair++) {
             union {
                 uint32_t bits;
@@ -31,14 +34,28 @@ void embed(const EmbedArgs &args, const Work &work) {
             const uint32_t both = *reinterpret_cast<const uint32_t *>(from + pair * 64);
             low.bits = both << 16;
             high.bits = both & 0xffff0000u;
-            to[2 * pair] = low.number * args.scale;
-            if (2 * pair + 1 < args.width) to[2 * pair + 1] = high.number * args.scale;
+            to[2 * pair] = low.number * scale;
+            if (2 * pair + 1 < args.width) to[2 * pair + 1] = high.number * scale;
         }
         if (args.positions) {
             const float *row = args.positions + (args.token_positions[token] + (int64_t)args.offset) * args.width;
             for (int i = 0; i < args.width; i++) to[i] += row[i];
         }
     }
+}
+
+void sum_ranks(const SumRanksArgs &args, const Work &work) {
+    each_row(args.rows, work, [&](int64_t row) {
+        const auto *from = reinterpret_cast<const float *>(args.first + row * args.source_bytes);
+        auto *to = reinterpret_cast<float *>(args.target + row * args.target_bytes);
+        for (int at = 0; at < args.width; at += 16) {
+            const int count = args.width - at;
+            F16 sum = load_up_to(from + at, count);
+            for (int rank = 1; rank < args.ranks; rank++)
+                sum += load_up_to(from + rank * args.rank_bytes / 4 + at, count);
+            store_up_to(to + at, args.accumulate ? load_up_to(to + at, count) + sum * args.scale : sum * args.scale, count);
+        }
+    });
 }
 
 // The sum of (x - mean)^2.

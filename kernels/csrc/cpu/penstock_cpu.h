@@ -1,7 +1,7 @@
 // The C interface of the CPU engine, called by penstock_kernels/cpu_engine.py through ctypes.
 //
 // A program is a list of operations over buffers, made once by Python; a step runs it over some tokens. Nothing here
-// knows a model: what is computed is in the list. Functions that can fail return 0, or a null handle, and
+// knows a model: what is computed is in the list. Functions that can fail return 0, or less, or a null handle, and
 // penstock_cpu_error() says why in one line. One thread at a time may use a program.
 #ifndef PENSTOCK_CPU_H
 #define PENSTOCK_CPU_H
@@ -15,8 +15,11 @@ extern "C" {
 
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
+// What is returned where another rank of the model has ended.
+enum { PENSTOCK_RANK_LOST = -1 };
+
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 9 };
+enum { PENSTOCK_CPU_ABI = 10 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -39,7 +42,8 @@ enum penstock_format {
 enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };
 
 enum penstock_kind {
-    PENSTOCK_EMBED = 0,      // target = rows of a table by token id; an id from `rows` on counts as 0, where that is not 0
+    PENSTOCK_EMBED = 0,      // target = rows of a table by token id; an id from `rows` on counts as 0, where that is not 0. Of a
+                             // table that ranks have parts of, this one has `rows` from first_id on, and others' are zeros
     PENSTOCK_NORM = 1,       // target = norm(source), or target += scale norm(source); of `heads` neighbours of `columns`
                              // numbers each by itself, with one weight, where there are several
     PENSTOCK_LINEAR = 2,     // target = epilogue(source W^T + bias)
@@ -81,10 +85,14 @@ enum penstock_kind {
                             // whose square is at least eps; added to the target where `accumulate` is set. `columns` numbers each
     PENSTOCK_SPARSE_GATE = 21,  // target, of bf16, = activation(gate - shut) times the number at inner_at, of `columns` gates of the
                                 // source that are over `shut`, their mean and `alpha` deviations; 0 for others, and beyond
+    PENSTOCK_REDUCE = 22,       // target = the sum of every rank's source, which is shared, in their order; or target += scale times it
 };
 
 // Residual streams of a model.
 enum { PENSTOCK_MOST_STREAMS = 16 };
+
+// Bytes that rank 0 tells the others at once.
+enum { PENSTOCK_MOST_TOLD = 1 << 16 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
 
@@ -145,6 +153,9 @@ enum penstock_layout {
     PENSTOCK_BF16 = 1,
     PENSTOCK_QUERIES = 2,   // bf16, by key head: all tokens' queries of it, each padded to whole tiles
     PENSTOCK_EXTERNAL = 3,  // fp32 in the caller's memory, given with each call
+    // fp32 where the other ranks of the model see it. What is summed up next is in the other one of two such buffers, since this one
+    // may still be read.
+    PENSTOCK_SHARED = 5,
     // Whole numbers from -127 to 127, and behind the padding to 64 the row's scale in fp32. Some instruction sets hold
     // them with the highest bit turned over, which only their products know.
     PENSTOCK_BYTES = 4,
@@ -180,6 +191,8 @@ typedef struct {
     int32_t channels;  // of states: whether each of the head_dim rows keeps a share of its own
     int32_t learns;   // of states: a value is what the state's answer to the key lacks of it
     int32_t values, value_norm;  // of WRITE_KV: where values come from, and how they are normed, without a weight
+    int32_t first_id;            // of EMBED: -1: the table is whole
+    int32_t first_expert, own_experts;  // of ROUTE and EXPERTS: what this rank has of them; -1: all
     float eps, scale, softcap, clip;
     float limit, alpha;      // of a clamped gate, and of xIELU
     float lowest, highest;   // of rates, and the lower one of xIELU
@@ -286,6 +299,17 @@ PENSTOCK_CPU_API int64_t penstock_cpu_workspace(const penstock_program *program,
                                                 int64_t longest);
 
 PENSTOCK_CPU_API int penstock_cpu_reserve(penstock_program *program, int64_t tokens, int64_t rows, int64_t longest);
+
+// Of a program whose model is divided: how much memory ranks share in steps and heads of this size, of which `share` tells where it is.
+// It begins with zeros. `sockets` has for each rank a connected one, at whose end that rank has ended, and -1 for this one. The head of
+// a rank makes its part of `columns` logits, all parts but the last of one size; rank 0 is given the whole.
+PENSTOCK_CPU_API int64_t penstock_cpu_shared_bytes(const penstock_program *program, int64_t tokens, int64_t rows, int32_t ranks);
+
+PENSTOCK_CPU_API int penstock_cpu_share(penstock_program *program, void *memory, int64_t tokens, int64_t rows, int32_t rank,
+                                        int32_t ranks, const int32_t *sockets, int64_t columns);
+
+// Gives every rank what rank 0 has in `numbers`, PENSTOCK_MOST_TOLD bytes at most.
+PENSTOCK_CPU_API int penstock_cpu_tell(penstock_program *program, void *numbers, int64_t bytes);
 
 // Memory of a layer's pages, `page_bytes` from one to the next, the table they are in, and a penstock_cache_format, which all layers
 // share. A layer uses kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes of each of its pages; of formats of 8 bits half of

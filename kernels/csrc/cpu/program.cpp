@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -14,6 +15,7 @@ namespace {
 static_assert(kShareStep * sizeof(uint32_t) == Team::kShareBytes);
 
 constexpr int kReadAtOnce = 8;
+const char *const kLost = "another rank of the model has ended";
 constexpr int64_t kLine = 64, kPage = 4096;
 std::invalid_argument wrong(const std::string &what) {
     return std::invalid_argument(what);
@@ -95,6 +97,12 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             of_queries = heads;
             key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
             layers = std::max(layers, operation.layer + 1);
+        }
+        if (operation.kind == PENSTOCK_REDUCE) {
+            if (shared_buffers_.size() < 2) shared_buffers_.push_back(operation.source);
+            if (shared_buffers_[static_cast<size_t>(reductions_ % 2)] != operation.source)
+                throw wrong("sums of ranks do not read two buffers in turn");
+            reductions_++;
         }
         if (operation.kind == PENSTOCK_ATTENTION) {
             const bool chunked = operation.chunked != 0;
@@ -183,12 +191,8 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
             buffer.offset = place(buffer.head_stride * buffer.heads.kv_heads);
             continue;
         }
-        // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache. Of
-        // bytes it holds the scale.
-        const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2
-                              : buffer.layout == PENSTOCK_BYTES ? scale_offset(buffer.width)
-                                                             : round_up(buffer.width, 16) * 4;
-        buffer.row_bytes = round_up(width, kLine) + kLine;
+        buffer.row_bytes = row_bytes_of(buffer);
+        if (buffer.layout == PENSTOCK_SHARED) continue;
         buffer.offset = place(buffer.row_bytes * buffer.rows);
         if (buffer.own_offset >= 0) buffer.own_offset = place(buffer.row_bytes * kRowsOfOwn * team_.size());
     }
@@ -198,6 +202,15 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
     *parts = place(most_parts * part_floats(value_dim_) * 4);
     *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage) * team_.size());
     return end;
+}
+
+int64_t Program::row_bytes_of(const Buffer &buffer) const {
+    const int64_t width = buffer.layout == PENSTOCK_BF16 ? round_up(buffer.width, PENSTOCK_TILE_INPUTS) * 2
+                          : buffer.layout == PENSTOCK_BYTES ? scale_offset(buffer.width)
+                                                         : round_up(buffer.width, 16) * 4;
+    // A line more than a multiple of 4 KB: else the rows of a block would all be in one set of the first cache. Of bytes it holds
+    // the scale.
+    return round_up(width, kLine) + kLine;
 }
 
 int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const {
@@ -227,6 +240,79 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     }
 }
 
+Program::SharedPlaces Program::shared_places(int64_t tokens, int64_t rows) const {
+    SharedPlaces places;
+    int64_t end = Ranks::kDoorBytes, row_bytes = kLine;
+    const auto place = [&end](int64_t bytes) {
+        const int64_t begin = end;
+        end = round_up(end + bytes, kPage);
+        return begin;
+    };
+    for (const Buffer &buffer : buffers_)
+        if (buffer.layout == PENSTOCK_SHARED) row_bytes = std::max(row_bytes, row_bytes_of(buffer));
+    for (int64_t &region : places.regions) region = place(row_bytes * round_up(tokens, kRowBlock));
+    for (int64_t &told : places.told) told = place(PENSTOCK_MOST_TOLD);
+    const int columns = head_.empty() ? 0 : buffers_[static_cast<size_t>(head_.back().target)].width;
+    places.logits = place(rows * round_up(columns, 16) * 4);
+    places.end = end;
+    return places;
+}
+
+int64_t Program::shared_bytes(int64_t tokens, int64_t rows, int ranks) const {
+    return shared_places(tokens, rows).end * ranks;
+}
+
+void Program::share(uint8_t *memory, int64_t tokens, int64_t rows, int rank, std::vector<int> sockets, int64_t columns) {
+    const auto ranks = static_cast<int64_t>(sockets.size());
+    if (rank < 0 || rank >= ranks || ranks < 2) throw wrong("a rank that is not there");
+    const int64_t part = head_.empty() ? 0 : buffers_[static_cast<size_t>(head_.back().target)].width;
+    if (columns > part * ranks) throw wrong("more logits than the ranks' heads make");
+    places_ = shared_places(tokens, rows);
+    ranks_ = std::make_unique<Ranks>(memory, places_.end, rank, std::move(sockets));
+    logits_columns_ = columns;
+    reduced_ = told_ = 0, met_at_head_ = 0;
+}
+
+void Program::place_shared() {
+    if (!ranks_) throw wrong("a step of one rank without the others");
+    for (size_t i = 0; i < shared_buffers_.size(); i++)
+        buffers_[static_cast<size_t>(shared_buffers_[i])].external =
+            ranks_->memory(ranks_->rank()) + places_.regions[(static_cast<size_t>(reduced_) + i) % 2];
+    reduced_ += reductions_;
+}
+
+void Program::meet() {
+    if (is_lost_ || !ranks_->meet()) is_lost_ = true;
+    if (is_lost_) throw RankLost(kLost);
+}
+
+void Program::tell(void *numbers, int64_t bytes) {
+    if (!ranks_ || bytes < 0 || bytes > PENSTOCK_MOST_TOLD) throw wrong("more than ranks tell each other at once");
+    // What was told before may still be read.
+    uint8_t *told = ranks_->memory(0) + places_.told[told_++ % 2];
+    if (ranks_->rank() == 0) std::memcpy(told, numbers, static_cast<size_t>(bytes));
+    meet();
+    if (ranks_->rank() != 0) std::memcpy(numbers, told, static_cast<size_t>(bytes));
+}
+
+void Program::head_of_ranks(int64_t rows, float *target, int64_t target_stride) {
+    // Logits of the last call may still be read, unless ranks have met behind it.
+    if (ranks_->met() == met_at_head_) meet();
+    Buffer &out = buffers_[static_cast<size_t>(head_.back().target)];
+    const int64_t stride = round_up(out.width, 16);
+    out.external = ranks_->memory(ranks_->rank()) + places_.logits, out.row_bytes = stride * 4;
+    run(head_, rows);
+    meet();
+    met_at_head_ = ranks_->met();
+    if (ranks_->rank() != 0) return;
+    for (int rank = 0; rank < ranks_->count(); rank++) {
+        const auto *from = reinterpret_cast<const float *>(ranks_->memory(rank) + places_.logits);
+        const int64_t first = int64_t{out.width} * rank, count = std::min<int64_t>(out.width, logits_columns_ - first);
+        for (int64_t row = 0; row < rows && count > 0; row++)
+            std::memcpy(target + row * target_stride + first, from + row * stride, static_cast<size_t>(count) * 4);
+    }
+}
+
 void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted) {
     if (wanted < PENSTOCK_CACHE_BF16 || wanted > PENSTOCK_CACHE_INT8) throw wrong("a format of a cache that there is not");
     const auto format = static_cast<penstock_cache_format>(wanted);
@@ -252,7 +338,7 @@ void Program::set_threads(int threads) {
 
 uint8_t *Program::at(int number, int member, int64_t rows) const {
     const Buffer &buffer = buffers_[static_cast<size_t>(number)];
-    if (buffer.layout == PENSTOCK_EXTERNAL) return buffer.external;
+    if (buffer.layout == PENSTOCK_EXTERNAL || buffer.layout == PENSTOCK_SHARED) return buffer.external;
     if (buffer.own_offset >= 0 && rows <= kRowsOfOwn)
         return memory_.begin() + buffer.own_offset + member * kRowsOfOwn * buffer.row_bytes;
     return memory_.begin() + buffer.offset;
@@ -272,8 +358,10 @@ void Program::step(const penstock_step &step) {
     if (has_states_) note_states(step);
     now_ = &step;
     for (Division &division : divisions_) divide(division);
+    if (!shared_buffers_.empty()) place_shared();
     run(body_, step.tokens);
     now_ = nullptr;
+    if (is_lost_) throw RankLost(kLost);
 }
 
 void Program::note_rows(const penstock_step &step) {
@@ -393,6 +481,7 @@ void Program::head(const float *source, int64_t source_stride, int64_t rows, flo
     Buffer &in = buffers_[static_cast<size_t>(head_.front().source)];
     Buffer &out = buffers_[static_cast<size_t>(head_.back().target)];
     in.external = reinterpret_cast<uint8_t *>(const_cast<float *>(source)), in.row_bytes = source_stride * 4;
+    if (ranks_) return head_of_ranks(rows, target, target_stride);
     out.external = reinterpret_cast<uint8_t *>(target), out.row_bytes = target_stride * 4;
     run(head_, rows);
 }
@@ -479,17 +568,19 @@ void Program::execute(const std::vector<penstock_operation> &operations, int64_t
     int being_read[kReadAtOnce], readers = 0;
     for (size_t i = 0; i < count; i++) {
         const penstock_operation &operation = operations[i];
-        const bool last = i + 1 == count;
+        bool last = i + 1 == count;
         if (std::find(being_read, being_read + readers, operation.target) != being_read + readers ||
             readers == kReadAtOnce) {
             team_.barrier();
             readers = 0;
         }
         const bool waits = compute(operation, rows, member);
+        if (operation.kind == PENSTOCK_REDUCE && is_lost_) last = true;
         if (last) kernels_.end();
         if (waits || last)
             team_.barrier(), readers = 0;
-        else
+        if (last) return;
+        if (!waits)
             being_read[readers++] = operation.source;
     }
 }
@@ -505,7 +596,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
-                            operation.format == PENSTOCK_FORMAT_ROWS, operation.rows, target.width, operation.scale,
+                            operation.format == PENSTOCK_FORMAT_ROWS, operation.rows, operation.first_id, target.width, operation.scale,
                             operation.positions, operation.offset, to, target.row_bytes},
                            work);
             return true;
@@ -520,6 +611,15 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                           work);
             return !own;
         }
+        case PENSTOCK_REDUCE:
+            if (member == 0) is_lost_ = !ranks_->meet();
+            team_.barrier();
+            if (is_lost_) return true;
+            kernels_.sum_ranks({rows, target.width, ranks_->count(), operation.scale, operation.accumulate != 0,
+                                ranks_->memory(0) + (from - ranks_->memory(ranks_->rank())),
+                                ranks_->memory(1) - ranks_->memory(0), from_bytes, to, target.row_bytes},
+                               work);
+            return true;
         case PENSTOCK_QUANTIZE: {
             const bool own = target.own_offset >= 0 && rows <= kRowsOfOwn;
             if (own) work.next = nullptr;
@@ -563,7 +663,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                 return true;
             }
             const bool sums_up = operation.epilogue == PENSTOCK_STORE || operation.epilogue == PENSTOCK_ADD;
-            kernels_.experts({args, groups(), expert_bytes(operation),
+            kernels_.experts({args, groups(), operation.first_expert, expert_bytes(operation),
                               static_cast<int>(round_up(operation.rows, PENSTOCK_TILE_OUTPUTS)), sums_up,
                               operation.weighs_input == 0},
                              work);
@@ -573,6 +673,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             const RouteArgs args = {rows,
                                     operation.experts,
                                     operation.per_token,
+                                    operation.first_expert,
+                                    operation.own_experts < 0 ? operation.experts : operation.own_experts,
                                     operation.sigmoid != 0,
                                     operation.normalize != 0,
                                     operation.groups,

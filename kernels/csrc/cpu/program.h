@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "penstock_cpu.h"
+#include "ranks.h"
 #include "team.h"
 
 namespace penstock {
@@ -57,6 +58,8 @@ public:
 
     int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
     void reserve(int64_t tokens, int64_t rows, int64_t longest);
+    int64_t shared_bytes(int64_t tokens, int64_t rows, int ranks) const;
+    void share(uint8_t *memory, int64_t tokens, int64_t rows, int rank, std::vector<int> sockets, int64_t columns);
     void set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted);
     void set_state(int layer, int state, void *places, int64_t place_bytes);
     void set_threads(int threads);
@@ -64,6 +67,7 @@ public:
     void step(const penstock_step &step);
     void move(const int64_t *sources, const int64_t *targets, int64_t count);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
+    void tell(void *numbers, int64_t bytes);
 
     void summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
                    int64_t *tokens, float *largest, float *totals);
@@ -109,6 +113,11 @@ private:
         int32_t active_count = 0, most = 0;
     };
 
+    // What a rank's memory holds, in bytes from its beginning.
+    struct SharedPlaces {
+        int64_t regions[2], told[2], logits, end;
+    };
+
     static Heads heads_of(const penstock_operation &operation, penstock_cache_format format = PENSTOCK_CACHE_BF16);
     // The same with the format and the stride of the layer's pages.
     Heads cached_heads(const penstock_operation &operation) const;
@@ -117,6 +126,12 @@ private:
     int64_t part_count(const Division &division, int64_t longest) const;
     int64_t item_count(const Division &division, int64_t tokens, int64_t longest) const;
     static bool may_be_own(const penstock_operation &operation, const Buffer &target);
+    int64_t row_bytes_of(const Buffer &buffer) const;
+    SharedPlaces shared_places(int64_t tokens, int64_t rows) const;
+    // Throws RankLost.
+    void meet();
+    void place_shared();
+    void head_of_ranks(int64_t rows, float *target, int64_t target_stride);
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);
     uint8_t *at(int buffer, int member, int64_t rows) const;
@@ -156,6 +171,15 @@ private:
     std::vector<int32_t> token_rows_, token_positions_, token_places_;
     Grouped grouped_;
     std::vector<Summary> summaries_;
+    // Where the model is divided over ranks.
+    std::unique_ptr<Ranks> ranks_;
+    SharedPlaces places_ = {};
+    std::vector<int> shared_buffers_;  // in the order in which sums read them: the first one, and the other
+    int64_t reduced_ = 0, told_ = 0;   // how often all steps have summed up and told
+    int64_t reductions_ = 0;           // of a step
+    int64_t logits_columns_ = 0;       // of all ranks
+    uint32_t met_at_head_ = 0;
+    bool is_lost_ = false;
     Memory draw_memory_;
     int64_t draw_columns_ = 0;  // that it is for
 };

@@ -16,14 +16,6 @@ namespace {
 constexpr int kTurnsBetweenJobs = 1000, kTurnsInJob = 1000;
 constexpr uint32_t kMemberBits = 10, kMembers = (1u << kMemberBits) - 1;
 
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
 void sleep_while(std::atomic<uint32_t> &word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }

@@ -9,6 +9,15 @@
 
 namespace penstock {
 
+// One turn of a loop that waits.
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 class Team {
 public:
     using Job = void (*)(void *context, int member);

@@ -540,7 +540,10 @@ class Engine:
                 told[numbers:] = verified.kept_S
         elif sampled is not None:
             told[:count] = sampled.tokens_S
-        told = self.group.broadcast(told)
+        if self.native is None:
+            self.group.broadcast(told)
+        else:
+            self.native.tell(told)
         self.last_sampled[self.arrays.of(plan.slots[sampling])] = told[:count]
         if self.group.pipeline is not None:
             self.group.pipeline.send_back(told[:count])

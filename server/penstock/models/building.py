@@ -43,8 +43,8 @@ def load(
     threads = torch.get_num_threads()
     entry = None
     if runs is not None and packed_cache is not None:
-        entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs)
-        found = None if entry is None else choice.kept_in(entry, runs, threads)
+        entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs, group)
+        found = None if entry is None else choice.kept_in(entry, runs, threads, group)
         if found is not None:
             return name, found
     model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
@@ -52,7 +52,7 @@ def load(
         return name, model
     assert isinstance(model, Decoder), "the engine serves no other"
     recording = record(model)
-    made = native.on_cpu_engine(model.config, model.parameters, recording, runs, threads)
+    made = native.on_cpu_engine(model.config, model.parameters, recording, runs, threads, group)
     if entry is not None:
         entry.take(recording, model.config, model.parameters)
         made.entry = entry

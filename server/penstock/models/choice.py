@@ -8,6 +8,7 @@ from typing import Any
 from penstock.models.architectures import architecture_of
 from penstock.models.native import NativeDecoder, on_cpu_engine
 from penstock.models.packed_cache import Entry, PackedCache
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 
@@ -44,11 +45,13 @@ def find(
     return None if model is None else (name, model)
 
 
-def kept_in(entry: Entry, instruction_set: str, threads: int) -> NativeDecoder | None:
+def kept_in(
+    entry: Entry, instruction_set: str, threads: int, group: TensorGroup = ALONE
+) -> NativeDecoder | None:
     """The model that an earlier start has kept there. Raises UnusableModel."""
     found = entry.find()
     if found is None:
         return None
-    model = on_cpu_engine(found.config, found.parameters, found.recording, instruction_set, threads)
+    model = on_cpu_engine(found.config, found.parameters, found.recording, instruction_set, threads, group)
     model.entry = entry
     return model

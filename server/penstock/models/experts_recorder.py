@@ -86,6 +86,7 @@ def record_experts(
         activation=Activation.CLAMPED_GATE if choice.clamp else ACTIVATIONS[config.activation],
         bias=_biases(experts.up_bias_XG),
         experts=choice.count,
+        first_expert=experts.first,
         rows=2 * hidden_width if config.gated else hidden_width,
     )
     if choice.clamp is not None:
@@ -99,6 +100,7 @@ def record_experts(
         epilogue=Epilogue.ADD if given_adds else Epilogue.STORE,
         bias=_biases(experts.down_bias_XE),
         experts=choice.count,
+        first_expert=experts.first,
         rows=choice.latent or config.width,
         scale=given_scale,
     )
@@ -128,7 +130,10 @@ def record_experts_beside(
     mixed = writer.buffer("given by experts", Layout.F32, config.width)
     writer.norm(writer.x, reads, beside.norm)
     writer.norm(writer.x, routed, beside.router_norm)
-    record_experts(writer, config, choice, beside.experts, reads, routed, mixed, 1.0, False, beside.factors_X)
+    with writer.summed(mixed) as (part, scale, adds):
+        record_experts(
+            writer, config, choice, beside.experts, reads, routed, part, scale, adds, beside.factors_X
+        )
     writer.norm(given, given, beside.dense_out_norm)
     writer.norm(mixed, given, beside.out_norm, accumulate=True)
 
@@ -152,6 +157,8 @@ def _route(
         bias=optional_fp32(experts.correction_X),
         norm_weight=optional_fp32(factors_X),
         experts=choice.count,
+        first_expert=experts.first,
+        own_experts=writer.own_experts(choice.count),
         per_token=routing.per_token,
         sigmoid=routing.sigmoid,
         normalize=routing.normalize,

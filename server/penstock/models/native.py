@@ -3,19 +3,23 @@ knows all that the model does; the engine of `penstock.engine` sees a `Model` li
 the packed cache cannot have: rotary frequencies of other limits, and factors of queries by position.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import PeerLost
 from penstock.models import cache_format
 from penstock.models.config import DecoderConfig, Temperature
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.recording import Recording
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
-from penstock_kernels.cpu_engine import I64, CpuProgram
+from penstock_kernels.cpu_engine import I64, CpuProgram, RankLost
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import (
     PAGE_TOKENS,
@@ -64,8 +68,9 @@ class NativeDecoder:
         recording: Recording,
         instruction_set: str,
         threads: int,
+        group: TensorGroup = ALONE,
     ) -> None:
-        self.config = config
+        self.config, self.group = config, group
         self.parameters = parameters
         self.instruction_set, self.threads = instruction_set, threads
         self._recording = recording
@@ -101,7 +106,8 @@ class NativeDecoder:
         config = self.config
         shapes = [
             cache_format.held(
-                self.cache_format, (2 * config.kv_heads_of(at), in_tiles(config.head_dim_of(at)))
+                self.cache_format,
+                (2 * len(self.group.key_heads(config.kv_heads_of(at))), in_tiles(config.head_dim_of(at))),
             )
             for at, layer in enumerate(config.layers)
             if layer.has_cache
@@ -160,13 +166,24 @@ class NativeDecoder:
         rotary = sum(
             table.nbytes for table in {id(table): table for table in tables if table is not None}.values()
         )
-        return self._runs.workspace_bytes(tokens, rows, longest) + int(rotary)
+        shared = 0
+        if self.group.size > 1:
+            shared = self._runs.shared_bytes(tokens, rows, self.group.size) // self.group.size
+        return self._runs.workspace_bytes(tokens, rows, longest) + int(rotary) + shared
 
     def reserve(self, tokens: int, rows: int, longest: int) -> None:
-        """Takes that memory. Raises MemoryError."""
+        """Takes that memory. Raises MemoryError, or PeerLost."""
         self.serve_up_to(longest)
         self._runs.reserve(tokens, rows, longest)
         self._bound = None
+        group = self.group
+        if group.size == 1:
+            return
+        from penstock.parallel.exchange import Local
+
+        assert isinstance(group.exchange, Local), "the engine serves no other"
+        memory = group.exchange.shared_memory(self._runs.shared_bytes(tokens, rows, group.size))
+        self._runs.share(memory, tokens, rows, group.rank, group.exchange.descriptors, self.config.vocab_size)
 
     def set_threads(self, threads: int) -> None:
         """Threads that compute from now on."""
@@ -192,7 +209,8 @@ class NativeDecoder:
             self._bound = caches
         ids_T = step.ids_T
         rows = (step.slots_R, step.first_R, step.counts_R)
-        self._runs.step(ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3)
+        with _named():
+            self._runs.step(ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3)
         return self._runs.rows(0, len(ids_T))
 
     def move(self, sources_BM: I64, targets_BM: I64) -> None:
@@ -200,9 +218,17 @@ class NativeDecoder:
         self._runs.move(sources_BM, targets_BM)
 
     def logits(self, hidden_SE: Array, out_SV: Array) -> Array:
-        """See Model."""
-        self._runs.head(hidden_SE, out_SV)
+        """See Model. Of several ranks the first has them."""
+        with _named():
+            self._runs.head(hidden_SE, out_SV)
         return out_SV
+
+    def tell(self, numbers: I64) -> I64:
+        """The first rank's numbers, in the memory of everyone's."""
+        if self.group.size > 1:
+            with _named():
+                self._runs.tell(numbers)
+        return numbers
 
     def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
         """What sampling asks of logits that nothing but masks changes."""
@@ -217,16 +243,30 @@ class NativeDecoder:
         return self.program.tensors()
 
 
+@contextmanager
+def _named() -> Iterator[None]:
+    """Gives another rank's end its name."""
+    try:
+        yield
+    except RankLost as error:
+        raise PeerLost(str(error)) from error
+
+
 def in_tiles(head_dim: int) -> int:
     """Half of the numbers that a page holds of a key and its value."""
     return (rounded_up(head_dim, TILE_INPUTS) + rounded_up(head_dim, TILE_OUTPUTS)) // 2
 
 
 def on_cpu_engine(
-    config: DecoderConfig, parameters: int, recording: Recording, instruction_set: str, threads: int
+    config: DecoderConfig,
+    parameters: int,
+    recording: Recording,
+    instruction_set: str,
+    threads: int,
+    group: TensorGroup = ALONE,
 ) -> NativeDecoder:
     """The model of a recording."""
-    made = NativeDecoder(config, parameters, recording, instruction_set, threads)
+    made = NativeDecoder(config, parameters, recording, instruction_set, threads, group)
     tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
     return made
 

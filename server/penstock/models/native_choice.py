@@ -10,7 +10,8 @@ from penstock.models.cache_format import FLAG as CACHE_FLAG
 from penstock.models.config import DecoderConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packing import FORMATS, Quantizer
-from penstock.models.recorder import unknown_choice
+from penstock.models.recorder import undivided, unknown_choice
+from penstock.parallel.exchange import Local
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
@@ -21,10 +22,16 @@ def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str |
     """What the engine does not serve of a model that is served in `dtype` by the ranks of `group`; None: it serves it."""
     if dtype != torch.bfloat16:
         return f"{str(dtype).removeprefix('torch.')} weights"
-    if group.everyone.size > 1:
-        return "several shards or stages"
+    if group.pipeline is not None:
+        return "several stages"
     if not isinstance(shape, DecoderConfig):
         return "no decoder of a recipe"
+    if group.size > 1:
+        if group.exchange is not None and not isinstance(group.exchange, Local):
+            return "shards that meet at --master-addr"
+        undone = undivided(shape, group)
+        if undone is not None:
+            return f"{undone} in several shards"
     return unknown_choice(shape)
 
 

@@ -29,6 +29,7 @@ from penstock.loading.packed_file import NotUsable
 from penstock.models import config_content
 from penstock.models.config import DecoderConfig, Temperature
 from penstock.models.recording import Recording
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
 from penstock_kernels import cpu_engine
 from penstock_kernels.program import TENSORS, Buffer, HostArray, Layout, Operation, Program
@@ -91,6 +92,7 @@ class PackedCache:
         quantize: str,
         quantize_head: bool,
         instruction_set: str,
+        group: TensorGroup = ALONE,
     ) -> "Entry | None":
         """Where a model is, or will be; None: it is not kept. Raises UnusableModel."""
         model = model.resolve()
@@ -99,6 +101,8 @@ class PackedCache:
         if not (quantize or self._keeps_all or size <= SMALL):
             return None
         how = (quantize or "bf16") + ("-head" if quantize_head else "")
+        if group.size > 1:
+            how += f"-{group.rank}of{group.size}"
         made_of = {
             "code": _code(),
             "config": config,

@@ -2,6 +2,8 @@
 no layer. Letters as in `decoder`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.models.packing import exact_parts, one_matrix, packed
 from penstock.models.recording import Recording
+from penstock.parallel.group import TensorGroup
 from penstock_kernels import program as programs
 from penstock_kernels.program import (
     BYTE_INPUTS,
@@ -44,8 +47,10 @@ ACTIVATIONS = {
 class ProgramWriter:
     """Appends to the body, or once `operations` is the head to that."""
 
-    def __init__(self, width: int, is_quantized: bool) -> None:
+    def __init__(self, width: int, is_quantized: bool, group: TensorGroup) -> None:
         """`is_quantized`: the layers' large matrices are, and read bytes."""
+        self.group = group
+        self._sums = 0  # over ranks
         self.made = Recording(Program())
         self.operations = self.made.program.body
         self.width, self.is_quantized = width, is_quantized
@@ -134,6 +139,27 @@ class ProgramWriter:
         else:
             weigh(made, quantized)
         return made
+
+    @contextmanager
+    def summed(
+        self, target: int, *, adds: bool = False, scale: float = 1.0
+    ) -> Iterator[tuple[int, float, bool]]:
+        """Where each rank puts its part of what all ranks give, with a scale, and whether it is added there: behind this the sum is
+        in the target of fp32, or `scale` times the sum is added to it.
+        """
+        if self.group.size == 1:
+            yield target, scale, adds
+            return
+        width = self.made.program.buffers[target].width
+        # What a rank has written others may read until they meet again.
+        part = self.buffer(f"part {self._sums % 2}", Layout.SHARED, width)
+        self._sums += 1
+        yield part, 1.0, False
+        self.add(Kind.REDUCE, part, target, accumulate=adds, scale=scale)
+
+    def own_experts(self, count: int) -> int:
+        """How many of a layer's experts are this rank's, as operations name it."""
+        return -1 if self.group.size == 1 else len(self.group.share(count))
 
     def short_linear(self, source: int, target: int, linear: Linear) -> None:
         """A product with a small matrix, of bf16 or fp32, which stays what it is: one of fp32 is the sum of some of bf16."""

@@ -38,8 +38,10 @@ from penstock.models.program_writer import (
     optional_fp32,
 )
 from penstock.models.recording import Recording
+from penstock.models.recurrent_config import LightningConfig, Mamba1Config, Mamba2Config
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
+from penstock.parallel.group import TensorGroup
 from penstock_kernels.program import (
     MOST_STREAMS,
     TENSORS,
@@ -100,6 +102,21 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     return [what for is_there, what in checks if is_there]
 
 
+def undivided(config: DecoderConfig, group: TensorGroup) -> str | None:
+    """What of the family the engine does not compute in parts, in words; None: this group's ranks can."""
+    mixers = [layer.recurrent for layer in config.layers if layer.recurrent is not None]
+    norms = [mixer for mixer in mixers if isinstance(mixer, Mamba2Config) and mixer.norm != "none"]
+    checks = (
+        (config.per_layer is not None, "per-layer inputs"),
+        (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
+        (config.qk_norm is not None and config.qk_norm_over == "all", "norms over all queries"),
+        (any(isinstance(mixer, Mamba1Config) for mixer in mixers), "rates made of all channels"),
+        (any(mixer.norm_groups % group.size for mixer in norms), "norms over all channels"),
+        (any(isinstance(mixer, LightningConfig) for mixer in mixers), "norms over all channels"),
+    )
+    return next((what for is_there, what in checks if is_there), None)
+
+
 def record(decoder: Decoder) -> Recording:
     """The decoder's program, its tensors in numpy. Packs its weights."""
     recording = _Recorder(decoder).record()
@@ -134,7 +151,8 @@ class _Recorder:
             (branch.quantized_down if isinstance(branch, Experts) else branch.out.quantized) is not None
             for branch in branches
         )
-        self.writer = ProgramWriter(self.config.width, is_quantized)
+        self.group = decoder.group
+        self.writer = ProgramWriter(self.config.width, is_quantized, self.group)
         self.x, self.normed = self.writer.x, self.writer.normed
         self.for_layers = -1  # what layers get of each token, where they do
         streams = self.config.streams
@@ -159,6 +177,10 @@ class _Recorder:
     def _embed(self) -> None:
         config, ends = self.config, self.decoder.ends
         assert ends.embedding is not None and ends.head is not None, "asked of a decoder in one piece"
+        own = {}
+        if self.group.size > 1 and ends.embedding.rows is not None:
+            part = -(-config.vocab_size // self.group.size)
+            own = {"first_id": ends.embedding.rows.start, "rows": part}
         if ends.project_in is not None:
             # What it makes of each row of the table, as torch would.
             table_VE, ends.project_in = ends.project_in(ends.embedding.weight_VE), None
@@ -169,17 +191,20 @@ class _Recorder:
             ends.head.weight_OI = ends.embedding.weight_VE
         elif ends.head.quantized is None:
             ends.head.weight_OI = packed(ends.head.weight_OI)
-        self.writer.add(
-            Kind.EMBED,
-            -1,
-            self.x,
-            columns=config.width,
-            # The factor is rounded to bf16 first, as the families that have one do.
-            scale=float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16)),
-            weight=ends.embedding.weight_VE,
-            positions=None if ends.positions is None else fp32(ends.positions.weight_VE),
-            offset=config.position_offset,
-        )
+        with self.writer.summed(self.x) as (target, _, _):
+            self.writer.add(
+                Kind.EMBED,
+                -1,
+                target,
+                columns=config.width,
+                # The factor is rounded to bf16 first, as the families that have one do.
+                scale=float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16)),
+                weight=ends.embedding.weight_VE,
+                # Of the ranks, one adds them.
+                positions=fp32(ends.positions.weight_VE) if ends.positions and self.group.rank == 0 else None,
+                offset=config.position_offset,
+                **own,
+            )
         if ends.embedding_norm is not None:
             self.writer.norm(self.x, self.x, ends.embedding_norm)
         if ends.per_layer is not None:
@@ -367,7 +392,7 @@ class _Recorder:
             scale=attention.scale,
             softcap=attention.score_modifiers.softcap,
             sinks=optional_fp32(attention.score_modifiers.sinks_H),
-            slopes=torch.tensor(config.slopes) if config.slopes else None,
+            slopes=torch.tensor(self._own_slopes()) if config.slopes else None,
             slopes_rounded=config.slopes_rounded,
             slopes_scale=config.slopes_scale,
         )
@@ -394,6 +419,10 @@ class _Recorder:
         opens = {"heads": heads, "head_dim": size, "columns": count, "source_at": behind[1]}
         writer.add(Kind.OPEN, behind[0], attended, **opens, activation=GATES[gate.function])
 
+    def _own_slopes(self) -> tuple[float, ...]:
+        mine = self.group.share(self.config.heads)
+        return tuple(self.config.slopes[mine.start : mine.stop])
+
     def _experts(self, index: int, experts: Experts, reads: int, short: int, norm: Norm | None) -> None:
         config = self.config
         choice = config.layers[index].experts
@@ -401,7 +430,8 @@ class _Recorder:
         given, scale, adds = self.x, config.residual_scale, True
         if norm is not None and config.branch_norm:
             given, scale, adds = self.writer.buffer("given", Layout.F32, config.width), 1.0, False
-        record_experts(self.writer, config, choice, experts, reads, short, given, scale, adds)
+        with self.writer.summed(given, adds=adds, scale=scale) as (part, factor, is_added):
+            record_experts(self.writer, config, choice, experts, reads, short, part, factor, is_added)
         self._join(given, norm)
 
     def _add(
@@ -418,15 +448,21 @@ class _Recorder:
         config = self.config
         if norm is not None and config.branch_norm:
             given = self.writer.buffer("given", Layout.F32, config.width)
-            self.writer.linear(source, given, out)
+            self._branch(source, given, out)
             choice = config.layers[index].experts
             if beside is not None and choice is not None:
                 record_experts_beside(self.writer, config, choice, beside, given)
         else:
             assert beside is None, "what experts give is normed"
             given = self.x
-            self.writer.linear(source, given, out, epilogue=Epilogue.ADD, scale=config.residual_scale)
+            self._branch(source, given, out, adds=True, scale=config.residual_scale)
         self._join(given, norm)
+
+    def _branch(self, source: int, target: int, out: Linear, adds: bool = False, scale: float = 1.0) -> None:
+        """What a branch's last matrix gives, over all ranks."""
+        with self.writer.summed(target, adds=adds, scale=scale) as (part, factor, is_added):
+            epilogue = Epilogue.ADD if is_added else Epilogue.STORE
+            self.writer.linear(source, part, out, epilogue=epilogue, scale=factor)
 
     def _join(self, given: int, norm: Norm | None) -> None:
         """Once a branch has given: to the residual, or to a buffer whose norm is added to that."""
@@ -440,7 +476,8 @@ class _Recorder:
         config, ends, writer = self.config, self.decoder.ends, self.writer
         assert ends.head is not None, "asked of a decoder in one piece"
         chosen = writer.buffer("chosen", Layout.EXTERNAL, config.width)
-        logits = writer.buffer("logits", Layout.EXTERNAL, config.vocab_size)
+        part = -(-config.vocab_size // self.group.size)
+        logits = writer.buffer("logits", Layout.EXTERNAL, part)
         layout = Layout.BF16 if ends.head.quantized is None else Layout.BYTES
         if ends.project_out is None:
             normed = writer.buffer("chosen normed", layout, config.width)

@@ -1,13 +1,17 @@
-"""How ranks exchange tensors: over unix sockets where all are processes of one machine, else over torch.distributed.
+"""How ranks exchange tensors: over unix sockets where all are processes of one machine, else over torch.distributed. What the CPU
+engine sums up in its steps goes through memory that this gives to the ranks.
 
 Used by `group`, made by `rendezvous`. Both sides of an exchange know what comes, so nothing but the numbers is sent. A
 rank that has ended is noticed at once (PeerLost); one that is frozen is waited for, since only the router knows how
 long steps last.
 """
 
+import mmap
+import os
 import queue
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +27,7 @@ from penstock.errors import PeerLost
 BUFFER = 4 << 20
 # From here on a sum of more than two ranks is worth two rounds, in which each rank adds up its part for all.
 LARGE = 64 << 10
+SIZE = struct.Struct("<q")
 
 
 class Sending(Protocol):
@@ -68,6 +73,30 @@ class Local:
         self._letters: dict[int, _Letters] = {}
         for peer in peers.values():
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+
+    @property
+    def descriptors(self) -> dict[int, int]:
+        """Of each other rank the number of its socket, which breaks when that rank ends."""
+        return {rank: peer.fileno() for rank, peer in self._peers.items()}
+
+    def shared_memory(self, size: int) -> mmap.mmap:
+        """Memory of zeros that all ranks see, and no other process: made by the first, of as many bytes on all of them."""
+        try:
+            if self._rank == 0:
+                descriptor = os.memfd_create("penstock ranks")
+                os.ftruncate(descriptor, size)
+                for peer in self._peers.values():
+                    socket.send_fds(peer, [SIZE.pack(size)], [descriptor])
+            else:
+                said, found, *_ = socket.recv_fds(self._peers[0], SIZE.size, 1)
+                if len(said) < SIZE.size or len(found) != 1:
+                    raise PeerLost("rank 0 closed its connection")
+                (descriptor,) = found
+                assert SIZE.unpack(said) == (size,), "all ranks prepare for the same steps"
+            with os.fdopen(descriptor, "rb"):
+                return mmap.mmap(descriptor, size)
+        except OSError as error:
+            raise PeerLost(f"the ranks share no memory: {error}") from error
 
     def all_reduce(self, part: Tensor) -> None:
         """See Exchange."""
