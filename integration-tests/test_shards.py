@@ -24,7 +24,8 @@ from prompts import QUESTIONS, as_text
 from test_lifecycle import Running
 from test_recovery import CLIENTS, Crowd, mixed_requests, not_ready, wait_ready_again
 
-TWO = ("--num-shard", "2", *ON_TORCH)
+TWO = ("--num-shard", "2")
+TWO_ON_TORCH = (*TWO, *ON_TORCH)
 STAGES = ("--pipeline-parallel", "2", *ON_TORCH)
 
 # Longer than the machine's hiccups, with two workers and a dozen clients on two cores.
@@ -60,21 +61,25 @@ def disturb(launched: Launched, fault: signal.Signals, rank: int) -> None:
     ("division", "faults"),
     [
         pytest.param(TWO, FAULTS[:1], id="shards"),
+        pytest.param(TWO_ON_TORCH, FAULTS[:1], id="shards on torch"),
         pytest.param(TWO, FAULTS, marks=pytest.mark.tail, id="shards, each lost in each way"),
+        pytest.param(
+            TWO_ON_TORCH, FAULTS, marks=pytest.mark.tail, id="shards on torch, each lost in each way"
+        ),
         pytest.param(STAGES, FAULTS, marks=pytest.mark.tail, id="stages, each lost in each way"),
     ],
 )
 def test_two_parts_give_the_text_of_one_and_survive_the_loss_of_either(
     launch: Launch, division: tuple[str, ...], faults: list[tuple[signal.Signals, int]]
 ) -> None:
-    one = launch(*ON_TORCH)
+    one = launch(*division[2:])
     launched = launch(*division, *QUICK_TO_NOTICE, "--json-output").wait_ready()
     one.wait_ready()
     assert sorted(worker.rank for worker in launched.workers()) == [0, 1]
 
     info = wire.get(launched.address, "/info").json()
     alone = wire.get(one.address, "/info").json()
-    parts = (2, 1) if division == TWO else (1, 2)
+    parts = (1, 2) if division == STAGES else (2, 1)
     assert (info["num_shard"], info["pipeline_parallel"]) == parts
     assert (alone["num_shard"], alone["pipeline_parallel"]) == (1, 1)
     assert info["parameters"] == alone["parameters"], "of the whole model, over all parts"
@@ -148,7 +153,7 @@ def test_shards_meet_at_the_address_they_are_given(launch: Launch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    launched = launch(*TWO, "--master-addr", "127.0.0.1", "--master-port", port).wait_ready()
+    launched = launch(*TWO_ON_TORCH, "--master-addr", "127.0.0.1", "--master-port", port).wait_ready()
     worker = launched.worker(1)
     assert f"--rendezvous tcp://127.0.0.1:{port}/" in worker.command
     before = ask(launched.address, complete("Once upon a time", 12))

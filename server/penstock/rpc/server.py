@@ -31,7 +31,7 @@ KEEP_ALIVE = (
 def listen(servicer: WorkerServicer, address: Address) -> grpc.Server:
     """A server that answers there, on threads of its own, and takes frames beside it where the contract has them. Raises OSError."""
     description = servicer.description
-    if isinstance(address, UnixSocket) and description.world_size == 1:
+    if isinstance(address, UnixSocket):
         description.frames = frames.listen(address.for_frames, servicer.run_frames)
     server = grpc.server(
         ThreadPoolExecutor(8, thread_name_prefix="grpc"),

@@ -27,7 +27,7 @@ pub const LIVELY: Duration = Duration::from_secs(2);
 /// An open `Run` on every rank.
 pub struct Run {
     ranks: Vec<WorkerClient<Channel>>,
-    /// Of ranks that are called through gRPC.
+    /// To each rank; the output rank that takes frames has no need of it.
     plans: Vec<mpsc::UnboundedSender<ToWorker>>,
     /// Whose results count.
     output_rank: u32,
@@ -60,8 +60,8 @@ impl Run {
     /// Connects anew, so that the connections live on the runtime of whoever runs the group.
     pub async fn open(group: &Group) -> Result<Self, Loss> {
         let mut ranks = connect(group.endpoints()).await?;
-        if let Some(frames) = open_frames(group).await? {
-            return Ok(Self::with(ranks, Vec::new(), group, Results::Frames(frames), JoinSet::new()));
+        if let Some(calls) = open_frames(group).await? {
+            return Self::in_frames(ranks, calls, group);
         }
         let mut plans = Vec::new();
         let mut calls = Vec::new();
@@ -87,7 +87,24 @@ impl Run {
                 others.spawn(watch(rank, stream));
             }
         }
-        let results = results.ok_or_else(|| Loss::unnamed(LossKind::Died, "there are no workers"))?;
+        let results = results.ok_or_else(no_workers)?;
+        Ok(Self::with(ranks, plans, group, results, others))
+    }
+
+    fn in_frames(ranks: Vec<WorkerClient<Channel>>, calls: Vec<Frames>, group: &Group) -> Result<Self, Loss> {
+        let mut plans = Vec::new();
+        let mut others = JoinSet::new();
+        let mut results = None;
+        for (rank, frames) in (0..).zip(calls) {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            plans.push(sender);
+            if rank == group.output_rank() {
+                results = Some(Results::Frames(frames));
+            } else {
+                others.spawn(watch_frames(rank, frames, receiver));
+            }
+        }
+        let results = results.ok_or_else(no_workers)?;
         Ok(Self::with(ranks, plans, group, results, others))
     }
 
@@ -119,9 +136,6 @@ impl Run {
             plan.iter().for_each(|plan| recorder.plan(plan));
             masks.iter().for_each(|masks| recorder.masks(masks));
         }
-        if let Results::Frames(frames) = &mut self.results {
-            return frames.send(&ToWorker { plan, masks });
-        }
         let output = self.output_rank as usize;
         for rank in self.plans.iter().enumerate().filter(|(rank, _)| *rank != output).map(|(_, rank)| rank) {
             if let Some(plan) = &plan {
@@ -129,7 +143,11 @@ impl Run {
             }
         }
         // Only the rank that samples needs masks.
-        let _ = self.plans[output].send(ToWorker { plan, masks });
+        let message = ToWorker { plan, masks };
+        match &mut self.results {
+            Results::Frames(frames) => frames.send(&message),
+            Results::Call(_) => drop(self.plans[output].send(message)),
+        }
     }
 
     /// The output rank's next result, or the end of any rank. Loses nothing when dropped half-way.
@@ -212,40 +230,70 @@ impl Run {
     }
 }
 
-/// The call in frames, where the worker offers it and its socket can be reached; a worker in another container may have given away one
+/// The calls in frames, where every rank offers it and its socket can be reached; a worker in another container may have given away one
 /// socket only.
-async fn open_frames(group: &Group) -> Result<Option<Frames>, Loss> {
-    let [Endpoint::Unix(socket)] = group.endpoints() else { return Ok(None) };
+async fn open_frames(group: &Group) -> Result<Option<Vec<Frames>>, Loss> {
     if !group.description().frames {
         return Ok(None);
     }
-    let mut frames = match Frames::connect(socket).await {
-        Ok(frames) => frames,
-        Err(error) => {
-            tracing::debug!("plans go through gRPC: {error}");
-            return Ok(None);
+    let mut calls = Vec::new();
+    for endpoint in group.endpoints() {
+        let Endpoint::Unix(socket) = endpoint else { return Ok(None) };
+        match Frames::connect(socket).await {
+            Ok(frames) => calls.push(frames),
+            Err(error) => {
+                tracing::debug!("plans go through gRPC: {error}");
+                return Ok(None);
+            }
         }
-    };
-    match timeout(CONNECT_TIMEOUT, frames.begun()).await {
-        Ok(begun) => begun.map(|()| Some(frames)).map_err(|status| loss(0, &status)),
-        Err(_) => Err(Loss::of(0, LossKind::Hung, "Run was not opened in time")),
     }
+    for (rank, frames) in (0..).zip(&mut calls) {
+        match timeout(CONNECT_TIMEOUT, frames.begun()).await {
+            Ok(begun) => begun.map_err(|status| loss(rank, &status))?,
+            Err(_) => return Err(Loss::of(rank, LossKind::Hung, "Run was not opened in time")),
+        }
+    }
+    Ok(Some(calls))
+}
+
+fn no_workers() -> Loss {
+    Loss::unnamed(LossKind::Died, "there are no workers")
 }
 
 /// Reads a rank whose results nobody needs: its numbers must be those of the plans, in order.
 async fn watch(rank: u32, mut stream: Streaming<StepResult>) -> Loss {
     let mut expected = 1;
     loop {
-        match read(rank, stream.message().await) {
-            Ok(result) if result.number == expected => expected += 1,
-            Ok(result) => {
-                let got = result.number;
-                let why = format!("it answered plan {got} instead of {expected}");
-                return Loss::of(rank, LossKind::OutOfStep, why);
-            }
-            Err(loss) => return loss,
+        if let Err(loss) = check_number(rank, read(rank, stream.message().await), &mut expected) {
+            return loss;
         }
     }
+}
+
+/// The same of a rank that takes frames, which is also sent its plans here.
+async fn watch_frames(rank: u32, mut frames: Frames, mut plans: mpsc::UnboundedReceiver<ToWorker>) -> Loss {
+    let mut expected = 1;
+    loop {
+        tokio::select! {
+            biased;
+            Some(plan) = plans.recv() => frames.send(&plan),
+            result = frames.next() => {
+                if let Err(loss) = check_number(rank, read(rank, result.map(Some)), &mut expected) {
+                    return loss;
+                }
+            }
+        }
+    }
+}
+
+fn check_number(rank: u32, result: Result<StepResult, Loss>, expected: &mut u64) -> Result<(), Loss> {
+    let got = result?.number;
+    if got != *expected {
+        let why = format!("it answered plan {got} instead of {expected}");
+        return Err(Loss::of(rank, LossKind::OutOfStep, why));
+    }
+    *expected += 1;
+    Ok(())
 }
 
 fn read(rank: u32, result: Result<Option<StepResult>, Status>) -> Result<StepResult, Loss> {
