@@ -47,11 +47,13 @@ KINDS = (
     "LFM2",
     "Falcon-H1",
     "RecurrentGemma",
+    "Mamba",
+    "Jamba",
     "Gemma 4 26B A4B",
     "Nemotron 3 (latent experts)",
 )
 # What all ranks' channels are summed up for within a layer.
-ON_TORCH = ("OLMo 2", "Mamba", "Granite 4 (experts)", "MiniMax-Text-01", "Gemma 3n", "Gemma 4 E2B, E4B")
+ON_TORCH = ("OLMo 2", "Granite 4 (experts)", "MiniMax-Text-01", "Gemma 3n", "Gemma 4 E2B, E4B")
 LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence_tokens": 160, "blocks": 120}
 PIECES = (1, 3, 16, 37, 30, *[1] * 12)
 

@@ -153,8 +153,8 @@ enum penstock_layout {
     PENSTOCK_BF16 = 1,
     PENSTOCK_QUERIES = 2,   // bf16, by key head: all tokens' queries of it, each padded to whole tiles
     PENSTOCK_EXTERNAL = 3,  // fp32 in the caller's memory, given with each call
-    // fp32 where the other ranks of the model see it. What is summed up next is in the other one of two such buffers, since this one
-    // may still be read.
+    // fp32 where the other ranks of the model see it. Sums take turns: one that is even in their order and one that is odd do not read
+    // the same buffer, since others may still read what was summed up last.
     PENSTOCK_SHARED = 5,
     // Whole numbers from -127 to 127, and behind the padding to 64 the row's scale in fp32. Some instruction sets hold
     // them with the highest bit turned over, which only their products know.

@@ -99,10 +99,9 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             layers = std::max(layers, operation.layer + 1);
         }
         if (operation.kind == PENSTOCK_REDUCE) {
-            if (shared_buffers_.size() < 2) shared_buffers_.push_back(operation.source);
-            if (shared_buffers_[static_cast<size_t>(reductions_ % 2)] != operation.source)
-                throw wrong("sums of ranks do not read two buffers in turn");
-            reductions_++;
+            const int turn = static_cast<int>(reductions_++ % 2);
+            if (source.turn == 1 - turn) throw wrong("sums of ranks do not take turns");
+            source.turn = turn;
         }
         if (operation.kind == PENSTOCK_ATTENTION) {
             const bool chunked = operation.chunked != 0;
@@ -275,9 +274,9 @@ void Program::share(uint8_t *memory, int64_t tokens, int64_t rows, int rank, std
 
 void Program::place_shared() {
     if (!ranks_) throw wrong("a step of one rank without the others");
-    for (size_t i = 0; i < shared_buffers_.size(); i++)
-        buffers_[static_cast<size_t>(shared_buffers_[i])].external =
-            ranks_->memory(ranks_->rank()) + places_.regions[(static_cast<size_t>(reduced_) + i) % 2];
+    for (Buffer &buffer : buffers_)
+        if (buffer.turn >= 0)
+            buffer.external = ranks_->memory(ranks_->rank()) + places_.regions[(reduced_ + buffer.turn) % 2];
     reduced_ += reductions_;
 }
 
@@ -358,7 +357,7 @@ void Program::step(const penstock_step &step) {
     if (has_states_) note_states(step);
     now_ = &step;
     for (Division &division : divisions_) divide(division);
-    if (!shared_buffers_.empty()) place_shared();
+    if (reductions_ > 0) place_shared();
     run(body_, step.tokens);
     now_ = nullptr;
     if (is_lost_) throw RankLost(kLost);

@@ -87,6 +87,7 @@ private:
         bool in_body = false, in_head = false;
         Heads heads = {};  // of queries
         uint8_t *external = nullptr;
+        int turn = -1;  // of a shared one: whether sums read it that are even or odd in their order
     };
 
     // How the queries of a step are divided, of layers that look as far back.
@@ -174,7 +175,6 @@ private:
     // Where the model is divided over ranks.
     std::unique_ptr<Ranks> ranks_;
     SharedPlaces places_ = {};
-    std::vector<int> shared_buffers_;  // in the order in which sums read them: the first one, and the other
     int64_t reduced_ = 0, told_ = 0;   // how often all steps have summed up and told
     int64_t reductions_ = 0;           // of a step
     int64_t logits_columns_ = 0;       // of all ranks

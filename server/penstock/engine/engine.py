@@ -155,7 +155,7 @@ class Engine:
         self.packed_cache = packed_cache
         self.deterministic = deterministic
         if deterministic:
-            if group.size > 2:
+            if group.size > 2 and self.native is None:
                 raise UnusableModel(
                     f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
                 )

@@ -168,13 +168,18 @@ def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
     }
     choices = [] if engine.threads is None else engine.threads.choices
     known = entry.measured(of)
-    if known is not None and len(known.threads) == len(choices):
+    if known is not None and len(known.threads) != len(choices):
+        known = None
+    everyone = engine.group.everyone
+    if not everyone.least(int(known is not None)):
+        known = None  # what one rank measures takes all
+    if known is not None:
         cost = pb.CostModel(
             fixed_ns=known.fixed_ns,
             per_token_ns=known.per_token_ns,
             per_context_token_ns=known.per_context_token_ns,
         )
-        if not engine.group.everyone.first_says(_is_faster(engine, known)):
+        if not everyone.first_says(_is_faster(engine, known)):
             for choice, count in zip(choices, known.threads, strict=True):
                 choice.settled = count
             return cost

@@ -38,7 +38,7 @@ from penstock.models.program_writer import (
     optional_fp32,
 )
 from penstock.models.recording import Recording
-from penstock.models.recurrent_config import LightningConfig, Mamba1Config, Mamba2Config
+from penstock.models.recurrent_config import LightningConfig, Mamba2Config
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
 from penstock.parallel.group import TensorGroup
@@ -110,7 +110,6 @@ def undivided(config: DecoderConfig, group: TensorGroup) -> str | None:
         (config.per_layer is not None, "per-layer inputs"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
         (config.qk_norm is not None and config.qk_norm_over == "all", "norms over all queries"),
-        (any(isinstance(mixer, Mamba1Config) for mixer in mixers), "rates made of all channels"),
         (any(mixer.norm_groups % group.size for mixer in norms), "norms over all channels"),
         (any(isinstance(mixer, LightningConfig) for mixer in mixers), "norms over all channels"),
     )

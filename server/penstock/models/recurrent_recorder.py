@@ -399,7 +399,8 @@ def _mamba1(writer: ProgramWriter, layer: int, mixer: Mamba1) -> int:
     short = writer.buffer("convolved in bf16", Layout.BF16, width)
     writer.norm(convolved, short, None, columns=width)
     made = writer.buffer("rates, B and C", Layout.F32, rank + 2 * state)
-    writer.short_linear(short, made, mixer.inner)
+    with writer.summed(made) as (part, _, _):
+        writer.short_linear(short, part, mixer.inner)
     firsts = (0, rank, rank + state)
     for norm, first, count in zip(mixer.norms, firsts, (rank, state, state), strict=False):
         weight = optional_fp32(norm.weight_E)
