@@ -85,7 +85,12 @@ def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> N
     assert head.weight_bytes_per_shard == [matrices + 2 * others - 4096 * 64]
     says = "--quantize int4: only the CPU engine quantizes weights, and it does not serve"
     assert f"{says} float16 weights" in problem(folder, device="cpu", quantize="int4", dtype="float16")
-    assert f"{says} several shards" in problem(folder, device="cpu", quantize="int4", shards=2)
+    assert f"{says} several stages" in problem(folder, device="cpu", quantize="int4", stages=2)
+    halves = examine(folder, Question(device="cpu", quantize="int8", shards=2))
+    norms = sum(tensor.numel() for name, tensor in weights.items() if "norm" in name)
+    filled_up = 3 * 64 * 32  # a layer's attention gives 32 numbers on each rank, and int8 is read in 64
+    held = (matrices + 2 * (others - norms)) // 2 + 2 * norms + filled_up
+    assert halves.would_serve and halves.weight_bytes_per_shard == [held, held]
     bf16 = examine(folder, Question(device="cpu", dtype="bfloat16"))
     halved = examine(folder, Question(device="cpu", dtype="bfloat16", cache_dtype="fp8_e5m2"))
     assert halved.kv_bytes_per_token == [bf16.kv_bytes_per_token[0] // 2]
