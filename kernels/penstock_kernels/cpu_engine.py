@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 10
+ABI = 11
 MOST_TOLD = 1 << 16  # bytes
 
 # Forces an instruction set; `none`: torch computes.
@@ -204,6 +204,11 @@ def library() -> ctypes.CDLL:
             "summarize",
             c_int,
             [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_int64, *[c_void_p] * 4],
+        ),
+        (
+            "decode",
+            c_int,
+            [c_void_p, POINTER(CStep), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
         ),
         ("draw", c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(CDraws)]),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
@@ -397,6 +402,10 @@ class CpuProgram:
         succeeded(self._library.penstock_cpu_draw(self._handle, at, stride, logits_SV.shape[1], made))
         return tokens, possible
 
+    def decodes(self, slots_R: I64, pages: I64, logits_RV: HostArray) -> "Decodes":
+        """Steps that feed each of these slots one token, and take the likeliest: see `Decodes`. `pages` as in `step`."""
+        return Decodes(self._library, self._handle, slots_R, pages, logits_RV)
+
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
         them."""
@@ -407,6 +416,36 @@ class CpuProgram:
         memory = (ctypes.c_char * (row_bytes.value * count)).from_address(at)
         whole: HostArray = np.frombuffer(memoryview(memory), dtype).reshape(count, -1)
         return whole[:, : one.width]
+
+
+class Decodes:
+    """Steps of one shape, each in one call: the program's body, its head and the summary. All that is given lies where it lay."""
+
+    def __init__(
+        self, library: ctypes.CDLL, handle: int, slots_R: I64, pages: I64, logits_RV: HostArray
+    ) -> None:
+        rows = len(slots_R)
+        self.ids_R, self.first_R = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        """What the next step feeds, and the position of it."""
+        self.summary = LogitsSummary(
+            np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
+        )
+        """Of the last step, which `logits_RV` has as well."""
+        self._counts_R = np.ones(rows, np.int64)
+        self.logits_RV = logits_RV
+        self._held = slots_R, pages
+        columns = (self.ids_R, slots_R, self.first_R, self._counts_R, pages)
+        assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+        at = [column.ctypes.data for column in columns]
+        self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0)
+        summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
+        outputs = (one.ctypes.data for one in summary)
+        self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs)
+        self._call = library.penstock_cpu_decode
+
+    def run(self) -> None:
+        """One step. Raises RankLost."""
+        succeeded(self._call(*self._arguments))
 
 
 def address(numbers: Array) -> int:

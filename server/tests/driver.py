@@ -134,6 +134,9 @@ class Driver:
         result = self.engine.step(
             self.reader.read(plan), None if words is None else np.frombuffer(words, "<u4")
         )
+        repeats = self.engine.repeats
+        if repeats is not None:  # logits were made in the call that made the rest
+            self.logits.append(torch.from_numpy(repeats.decodes.logits_RV.copy()))
         if self.forgets and self.tables.windowed:
             self._overwrite_behind()
         return result

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 import checkpoints
 import penstock_kernels as ops
 from client import DEVICE, row
-from driver import Driver
+from driver import NAN, Driver
+from penstock.engine.tables import BLOCK_SIZE
 from penstock.errors import UnusableModel
 from penstock.models import building, recipes
 from penstock.models.config import (
@@ -29,6 +31,7 @@ from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
 from penstock.models.recurrent_config import DeltaConfig, GriffinConfig, ShortConvConfig
 from penstock.parallel.group import ALONE
+from penstock.proto import penstock_pb2 as pb
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from penstock_kernels.program import Kind
@@ -301,3 +304,54 @@ def test_a_choice_that_the_engine_does_not_know_is_named(
     changed = replace(plain, layers=(*others, replace(last, **of_layer)), **of_all)
     assert words in unknown_choices(changed) and unknown_choice(changed) == words
     assert unknown_choice(plain) is None
+
+
+def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, threads: int) -> None:
+    """Greedy rows that go on; between them one that is drawn joins, wants alternatives, is masked, and leaves; and in the end one has
+    what is no number.
+    """
+    folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
+    drivers = [Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH) for _ in range(2)]
+    drivers[1].engine._repeats_of = lambda plan: None  # type: ignore[method-assign]
+    repeated = 0
+
+    def step(rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
+        nonlocal repeated
+        results = [driver.step(rows, **more) for driver in drivers]
+        for result in results:
+            for name in ("prepare_ns", "forward_ns", "sample_ns"):
+                assert getattr(result, name) > 0
+                result.ClearField(name)
+        one, other = (np.frombuffer(result.logprobs, np.float32) for result in results)
+        assert np.array_equal(one, other, equal_nan=True)
+        for result in results:
+            result.ClearField("logprobs")
+        assert results[0] == results[1]
+        ours, theirs = (driver.last_logits().numpy() for driver in drivers)
+        assert np.array_equal(ours, theirs, equal_nan=True)
+        repeated += drivers[0].engine.repeats is not None
+        return results[0]
+
+    step([row(slot, PROMPT[: 5 + slot], 0, blocks_for(LENGTH, 8 * slot), start={}) for slot in range(3)])
+    joined: dict[int, dict[str, Any]] = {4: {"temperatures": 0.9, "seeds": 7}, 10: {"top_tokens": 2}, 16: {}}
+    for turn in range(26):
+        rows = [row(slot, None, 5 + slot + turn) for slot in range(3)]
+        began = max((at for at in joined if at <= turn), default=-1)
+        released, masks = [], None
+        if turn in joined:
+            released = [3] if turn > 4 else []
+            rows.append(row(3, PROMPT[:20], 0, blocks_for(LENGTH, 24), start=joined[turn]))
+        elif began >= 0 and turn < 22:
+            masked = began == 16 and turn > 19
+            rows.append(row(3, None, 19 + turn - began, masked=masked))
+            masks = [[5, 6, 7]] if masked else None
+        elif turn == 22:
+            released = [3]
+        if turn == 25:
+            for driver in drivers:
+                first = int(driver.engine.slots.pages[0, 1, 0]) * BLOCK_SIZE
+                driver.engine.cache.tensors_NJD[0][first] = NAN
+        result = step(rows, released=released, masks=masks)
+        assert [error.row for error in result.errors] == ([1] if turn == 25 else [])
+    # Before the others joined, beside the third of them until it was masked, and in the end.
+    assert repeated == 3 + 2 + 2, repeated

@@ -509,6 +509,17 @@ void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64
         &call);
 }
 
+void Program::decode(const penstock_step &step, float *logits, int64_t stride, int64_t columns, int64_t *tokens,
+                     float *largest, float *totals) {
+    if (step.rows != step.tokens) throw wrong("a decode of rows that have more than one token");
+    const int64_t rows = step.tokens;
+    this->step(step);
+    const Buffer &hidden = buffers_.front();
+    head(reinterpret_cast<const float *>(at(0, 0, rows)), hidden.row_bytes / 4, rows, logits, stride);
+    if (!ranks_ || ranks_->rank() == 0) summarize(logits, stride, rows, columns, {}, tokens, largest, totals);
+    if (ranks_) tell(tokens, rows * static_cast<int64_t>(sizeof(int64_t)));
+}
+
 void Program::draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws) {
     if (columns < 1 || columns > (int64_t{1} << 30)) throw wrong("logits of no or too many columns");
     const auto check = [&](const int64_t *tokens, int64_t first, int64_t count) {

@@ -20,7 +20,7 @@ from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_sampling import NativeSampler
-from penstock.engine.native_steps import NativeSteps
+from penstock.engine.native_steps import NativeSteps, Repeats
 from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
@@ -238,6 +238,7 @@ class Engine:
         self._awaited: deque[I64] = deque()
         # The last step, if it verified drafts and the lengths of its slots are not known yet.
         self._unsettled: Launched | None = None
+        self._forget_repeats()
         self.model.serve_up_to(limits.max_sequence_tokens)
         self.step_maker = self._make_step_maker()
         if self.drafter is not None:
@@ -303,6 +304,7 @@ class Engine:
         """Forgets all slots: a new Run begins."""
         self._receive_back(len(self._awaited))
         self._unsettled = None
+        self._forget_repeats()
         self.step_maker.clear()
         self.slots.clear()
         self.sampler.clear()
@@ -329,6 +331,9 @@ class Engine:
         began = time.perf_counter_ns()
         self._settle()
         self.slots.apply(plan)
+        repeats = self._repeats_of(plan)
+        if repeats is not None and self.native is not None:
+            return self._repeat(plan, repeats, self.native, began, traced_since)
         if len(plan.copies):
             self.cache.copy_pages(plan.copies)
             if self.drafter is not None:
@@ -377,6 +382,50 @@ class Engine:
         if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):
             self._choose(launched, None)
         return launched
+
+    def _forget_repeats(self) -> None:
+        self.repeats: Repeats | None = None
+        self._asked_repeats = False
+
+    def _repeats_of(self, plan: Plan) -> Repeats | None:
+        """How a plan is computed in one call, if it goes on from the one before, and both want nothing but the likeliest tokens."""
+        if not plan.goes_on:
+            self._forget_repeats()
+        elif not self._asked_repeats:
+            self._asked_repeats = True
+            native, sampler = self.native, self.sampler
+            if (
+                native is not None
+                and isinstance(sampler, NativeSampler)
+                and self.drafter is None
+                and not (plan.flags & MASKED).any()
+                and sampler.takes_likeliest(plan.slots)
+            ):
+                self.repeats = Repeats.of(plan, native, self.slots.pages, self._logits_SV)
+        return self.repeats
+
+    def _repeat(
+        self, plan: Plan, repeats: Repeats, native: NativeDecoder, began: int, traced_since: int
+    ) -> Launched:
+        self.steps += 1
+        rows, decodes = len(plan.slots), repeats.decodes
+        if self.threads is not None:
+            self.threads.begin(rows)
+        decodes.ids_R[:] = self.last_sampled[plan.slots]
+        decodes.first_R[:] = plan.positions
+        prepared = time.perf_counter_ns()
+        native.run_decodes(decodes)
+        forwarded = time.perf_counter_ns()
+        self.last_sampled[plan.slots] = decodes.summary.tokens_S
+        sampled = None
+        if self.group.is_output_rank:
+            assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
+            sampled = self.sampler.likeliest(decodes.summary, plan.slots)
+        ended = time.perf_counter_ns()
+        if self.threads is not None:
+            self.threads.end(rows, int(plan.positions.sum()) + rows, ended - began)
+        times = (prepared - began, forwarded - prepared, ended - forwarded, traced_since)
+        return Launched(plan, repeats.indices, sampled, None, None, *times)
 
     def choose(self, launched: Launched, words: U32 | None) -> None:
         """Samples in a step whose model has been launched. `words`: the masks, as the contract has them. Raises BadPlan."""

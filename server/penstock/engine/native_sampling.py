@@ -76,6 +76,22 @@ class NativeSampler(SlotSampling):
             sampled.top_logprobs_SN = summary.logprobs(logits_SN, wanting)
         return sampled
 
+    def takes_likeliest(self, slots: I64) -> bool:
+        """Whether nothing but a mask changes what these slots' rows get, and none wants alternatives."""
+        return bool(self.are_plain[slots].all()) and not self.top_counts[slots].any()
+
+    def likeliest(self, summary: LogitsSummary, slots: I64) -> Sampled:
+        """What `sample` gives of such rows without masks."""
+        return Sampled(
+            tokens_S=summary.tokens_S,
+            logprobs_S=summary.logprobs(summary.largest_S[:, None])[:, 0],
+            sound_S=summary.sound_S,
+            possible_S=None,
+            top_counts=self.top_counts[slots],
+            top_tokens_SN=None,
+            top_logprobs_SN=None,
+        )
+
     def tell(self, logits_TV: F32, targets_T: I64, most: int) -> tuple[F32, I64 | None, F32 | None]:
         """See SlotSampling."""
         summary = self._chooser.summarize(logits_TV)

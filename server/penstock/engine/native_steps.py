@@ -2,17 +2,33 @@
 torch.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.engine.columns import I64
+from penstock.engine.columns import F32, I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
-from penstock.models.native import NativeStep
-from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES
+from penstock.models.native import NativeDecoder, NativeStep
+from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Plans that go on from each other, whose rows are all greedy, with nothing that changes their logits: each is one call."""
+
+    decodes: Decodes
+    indices: LogitsIndices
+
+    @classmethod
+    def of(cls, plan: Plan, native: NativeDecoder, pages: I64, logits_SV: F32) -> "Repeats":
+        """Of the plan and those that go on from it, behind a step that `native` has made."""
+        rows = np.arange(len(plan.slots))
+        slots = np.ascontiguousarray(plan.slots, np.int64)
+        indices = LogitsIndices(rows, rows, plan.positions + 1, np.zeros(0, np.int64))
+        return cls(native.decodes(slots, pages, logits_SV[: len(rows)]), indices)
 
 
 class NativeSteps:

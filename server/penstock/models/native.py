@@ -19,7 +19,7 @@ from penstock.models.model import Reference
 from penstock.models.recording import Recording
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
-from penstock_kernels.cpu_engine import I64, CpuProgram, RankLost
+from penstock_kernels.cpu_engine import I64, CpuProgram, Decodes, RankLost
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import (
     PAGE_TOKENS,
@@ -222,6 +222,15 @@ class NativeDecoder:
         with _named():
             self._runs.head(hidden_SE, out_SV)
         return out_SV
+
+    def decodes(self, slots_R: I64, pages: I64, logits_RV: F32) -> Decodes:
+        """Steps of these slots behind one that `forward` has made. `run_decodes` runs them."""
+        return self._runs.decodes(slots_R, pages, logits_RV)
+
+    def run_decodes(self, decodes: Decodes) -> None:
+        """One step of them."""
+        with _named():
+            decodes.run()
 
     def tell(self, numbers: I64) -> I64:
         """The first rank's numbers, in the memory of everyone's."""
