@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 11
+ABI = 12
 MOST_TOLD = 1 << 16  # bytes
 
 # Forces an instruction set; `none`: torch computes.
@@ -208,7 +208,7 @@ def library() -> ctypes.CDLL:
         (
             "decode",
             c_int,
-            [c_void_p, POINTER(CStep), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+            [c_void_p, POINTER(CStep), c_void_p, c_int64, c_int64, *[c_void_p] * 3, POINTER(CDraws)],
         ),
         ("draw", c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(CDraws)]),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
@@ -384,27 +384,17 @@ class CpuProgram:
     def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, npt.NDArray[np.bool_]]:
         """Chooses the tokens, and says which rows had one left: (D,) each, for logits (S, V). The same whatever other rows there are,
         and as torch draws but for the rounding of sums."""
-        count = len(draws.rows)
-        tokens, possible = np.empty(count, np.int64), np.empty(count, np.bool_)
-        lists = (
-            draws.rows,
-            draws.words_MW,
-            draws.bias_tokens,
-            draws.biases,
-            draws.end_tokens,
-            draws.before,
-        )
-        assert all(one.flags.c_contiguous for one in lists)
-        rows, masks, *others = (one.ctypes.data for one in lists)
-        outputs = tokens.ctypes.data, possible.ctypes.data
-        made = CDraws(count, rows, masks, draws.words_MW.shape[1], *others, *outputs)
+        made, tokens, possible = _encoded_draws(draws)
         at, stride = rows_at(logits_SV)
         succeeded(self._library.penstock_cpu_draw(self._handle, at, stride, logits_SV.shape[1], made))
         return tokens, possible
 
-    def decodes(self, slots_R: I64, pages: I64, logits_RV: HostArray) -> "Decodes":
-        """Steps that feed each of these slots one token, and take the likeliest: see `Decodes`. `pages` as in `step`."""
-        return Decodes(self._library, self._handle, slots_R, pages, logits_RV)
+    def decodes(
+        self, slots_R: I64, pages: I64, logits_RV: HostArray, draws: Draws | None = None
+    ) -> "Decodes":
+        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages` as in
+        `step`."""
+        return Decodes(self._library, self._handle, slots_R, pages, logits_RV, draws)
 
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
@@ -419,10 +409,18 @@ class CpuProgram:
 
 
 class Decodes:
-    """Steps of one shape, each in one call: the program's body, its head and the summary. All that is given lies where it lay."""
+    """Steps of one shape, each in one call: the program's body, its head, the summary, and draws. What is given is read where it is, and
+    may change between two steps.
+    """
 
     def __init__(
-        self, library: ctypes.CDLL, handle: int, slots_R: I64, pages: I64, logits_RV: HostArray
+        self,
+        library: ctypes.CDLL,
+        handle: int,
+        slots_R: I64,
+        pages: I64,
+        logits_RV: HostArray,
+        draws: Draws | None,
     ) -> None:
         rows = len(slots_R)
         self.ids_R, self.first_R = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -433,14 +431,15 @@ class Decodes:
         """Of the last step, which `logits_RV` has as well."""
         self._counts_R = np.ones(rows, np.int64)
         self.logits_RV = logits_RV
-        self._held = slots_R, pages
+        made, *drawn = (None,) if draws is None else _encoded_draws(draws)
+        self._held = slots_R, pages, draws, drawn
         columns = (self.ids_R, slots_R, self.first_R, self._counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = [column.ctypes.data for column in columns]
         self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0)
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
         outputs = (one.ctypes.data for one in summary)
-        self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs)
+        self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs, made)
         self._call = library.penstock_cpu_decode
 
     def run(self) -> None:
@@ -470,6 +469,17 @@ def _encoded(operation: Operation) -> COperation:
         tensor = getattr(operation, name)
         setattr(made, name, None if tensor is None else address(tensor))
     return made
+
+
+def _encoded_draws(draws: Draws) -> tuple[CDraws, I64, npt.NDArray[np.bool_]]:
+    """As the library reads them, and where it writes tokens and whether there was one."""
+    count = len(draws.rows)
+    tokens, possible = np.empty(count, np.int64), np.empty(count, np.bool_)
+    lists = (draws.rows, draws.words_MW, draws.bias_tokens, draws.biases, draws.end_tokens, draws.before)
+    assert all(one.flags.c_contiguous for one in lists)
+    rows, masks, *others = (one.ctypes.data for one in lists)
+    outputs = tokens.ctypes.data, possible.ctypes.data
+    return CDraws(count, rows, masks, draws.words_MW.shape[1], *others, *outputs), tokens, possible
 
 
 def _reason() -> str:

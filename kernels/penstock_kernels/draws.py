@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64: 2^64 over the golden ratio
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,31 @@ class Draws:
     before: npt.NDArray[np.int64]
 
 
-def uniform(seeds_S: npt.NDArray[np.uint64], positions_S: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def uniform(seeds_S: U64, positions_S: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Random numbers in [0, 1), one for each key (seed, position), 53 bits each.
 
     Computed on the host from what the plan says, so that they are the same on every device. Two rounds of
     the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
     2014): seeds that differ in one bit, and neighbouring positions, give unrelated numbers.
     """
+    return uniform_at(seed_keys(seeds_S), positions_S)
 
-    def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
 
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    key = mix(seeds_S + golden)
-    z = mix(key + (positions_S.astype(np.uint64) + np.uint64(1)) * golden)
+def seed_keys(seeds_S: U64) -> U64:
+    """What `uniform_at` makes of seeds once for all positions."""
+    return _mix(seeds_S + GOLDEN)
+
+
+def uniform_at(keys_S: U64, positions_S: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """`uniform` of seeds whose keys are given."""
+    z = _mix(keys_S + (positions_S.astype(np.uint64) + np.uint64(1)) * GOLDEN)
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: U64) -> U64:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 class RowMasks(Protocol):

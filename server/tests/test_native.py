@@ -307,8 +307,8 @@ def test_a_choice_that_the_engine_does_not_know_is_named(
 
 
 def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, threads: int) -> None:
-    """Greedy rows that go on; between them one that is drawn joins, wants alternatives, is masked, and leaves; and in the end one has
-    what is no number.
+    """Greedy rows that go on; beside them one that is drawn, with penalties, one that wants alternatives, and one that is masked in the end;
+    and a row that has what is no number.
     """
     folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
     drivers = [Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH) for _ in range(2)]
@@ -333,7 +333,14 @@ def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, thread
         return results[0]
 
     step([row(slot, PROMPT[: 5 + slot], 0, blocks_for(LENGTH, 8 * slot), start={}) for slot in range(3)])
-    joined: dict[int, dict[str, Any]] = {4: {"temperatures": 0.9, "seeds": 7}, 10: {"top_tokens": 2}, 16: {}}
+    drawn = {
+        "temperatures": 0.9,
+        "seeds": 7,
+        "top_ps": 0.8,
+        "repetition_penalties": 1.2,
+        "history": PROMPT[:20],
+    }
+    joined: dict[int, dict[str, Any]] = {4: drawn, 10: {"top_tokens": 2}, 16: {"temperatures": 0.5}}
     for turn in range(26):
         rows = [row(slot, None, 5 + slot + turn) for slot in range(3)]
         began = max((at for at in joined if at <= turn), default=-1)
@@ -353,5 +360,5 @@ def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, thread
                 driver.engine.cache.tensors_NJD[0][first] = NAN
         result = step(rows, released=released, masks=masks)
         assert [error.row for error in result.errors] == ([1] if turn == 25 else [])
-    # Before the others joined, beside the third of them until it was masked, and in the end.
-    assert repeated == 3 + 2 + 2, repeated
+    # Before the others joined, beside the first of them, beside the third until it was masked, and in the end.
+    assert repeated == 3 + 4 + 2 + 2, repeated

@@ -176,8 +176,8 @@ int penstock_cpu_summarize(penstock_program *program, const float *logits, int64
 }
 
 int penstock_cpu_decode(penstock_program *program, const penstock_step *step, float *logits, int64_t stride, int64_t columns,
-                        int64_t *tokens, float *largest, float *totals) {
-    return guarded([&] { program->program.decode(*step, logits, stride, columns, tokens, largest, totals); });
+                        int64_t *tokens, float *largest, float *totals, const penstock_draws *draws) {
+    return guarded([&] { program->program.decode(*step, logits, stride, columns, tokens, largest, totals, draws); });
 }
 
 int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,

@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 11 };
+enum { PENSTOCK_CPU_ABI = 12 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -346,10 +346,11 @@ PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const flo
                                             int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
                                             float *largest, float *totals);
 
-// A whole step of rows of one token each, whose likeliest tokens are taken: the body, the head on all rows of buffer 0, and the summary without
-// masks. Of a divided model every rank is given the tokens, and rank 0 the rest.
+// A whole step of rows of one token each: the body, the head on all rows of buffer 0, the summary without masks, and where `draws` is not
+// null those, of which the tokens are the rows'. Of a divided model every rank is given the tokens, and rank 0 the rest.
 PENSTOCK_CPU_API int penstock_cpu_decode(penstock_program *program, const penstock_step *step, float *logits, int64_t stride,
-                                         int64_t columns, int64_t *tokens, float *largest, float *totals);
+                                         int64_t columns, int64_t *tokens, float *largest, float *totals,
+                                         const penstock_draws *draws);
 
 // Chooses a token of each of some rows of logits (rows, columns) in fp32, `stride` numbers apart. Of a row that has what is no
 // number any token is chosen.

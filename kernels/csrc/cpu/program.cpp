@@ -510,13 +510,19 @@ void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64
 }
 
 void Program::decode(const penstock_step &step, float *logits, int64_t stride, int64_t columns, int64_t *tokens,
-                     float *largest, float *totals) {
+                     float *largest, float *totals, const penstock_draws *draws) {
     if (step.rows != step.tokens) throw wrong("a decode of rows that have more than one token");
     const int64_t rows = step.tokens;
     this->step(step);
     const Buffer &hidden = buffers_.front();
     head(reinterpret_cast<const float *>(at(0, 0, rows)), hidden.row_bytes / 4, rows, logits, stride);
-    if (!ranks_ || ranks_->rank() == 0) summarize(logits, stride, rows, columns, {}, tokens, largest, totals);
+    if (!ranks_ || ranks_->rank() == 0) {
+        summarize(logits, stride, rows, columns, {}, tokens, largest, totals);
+        if (draws) {
+            draw(logits, stride, columns, *draws);
+            for (int64_t i = 0; i < draws->count; i++) tokens[draws->rows[i].row] = draws->tokens[i];
+        }
+    }
     if (ranks_) tell(tokens, rows * static_cast<int64_t>(sizeof(int64_t)));
 }
 

@@ -73,7 +73,7 @@ public:
                    int64_t *tokens, float *largest, float *totals);
 
     void decode(const penstock_step &step, float *logits, int64_t stride, int64_t columns, int64_t *tokens, float *largest,
-                float *totals);
+                float *totals, const penstock_draws *draws);
 
     void draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws);
 

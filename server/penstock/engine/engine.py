@@ -388,7 +388,7 @@ class Engine:
         self._asked_repeats = False
 
     def _repeats_of(self, plan: Plan) -> Repeats | None:
-        """How a plan is computed in one call, if it goes on from the one before, and both want nothing but the likeliest tokens."""
+        """How a plan is computed in one call, if it goes on from the one before, and its rows want a token each and nothing more."""
         if not plan.goes_on:
             self._forget_repeats()
         elif not self._asked_repeats:
@@ -399,9 +399,9 @@ class Engine:
                 and isinstance(sampler, NativeSampler)
                 and self.drafter is None
                 and not (plan.flags & MASKED).any()
-                and sampler.takes_likeliest(plan.slots)
+                and (draws := sampler.repeated(plan.slots, plan.positions + 1)) is not None
             ):
-                self.repeats = Repeats.of(plan, native, self.slots.pages, self._logits_SV)
+                self.repeats = Repeats.of(plan, native, draws, self.slots.pages, self._logits_SV)
         return self.repeats
 
     def _repeat(
@@ -413,6 +413,7 @@ class Engine:
             self.threads.begin(rows)
         decodes.ids_R[:] = self.last_sampled[plan.slots]
         decodes.first_R[:] = plan.positions
+        repeats.draws.move(plan.positions + 1)
         prepared = time.perf_counter_ns()
         native.run_decodes(decodes)
         forwarded = time.perf_counter_ns()
@@ -420,7 +421,8 @@ class Engine:
         sampled = None
         if self.group.is_output_rank:
             assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
-            sampled = self.sampler.likeliest(decodes.summary, plan.slots)
+            are_counted = repeats.draws.are_counted
+            sampled = self.sampler.taken(decodes.logits_RV, decodes.summary, plan.slots, are_counted)
         ended = time.perf_counter_ns()
         if self.threads is not None:
             self.threads.end(rows, int(plan.positions.sum()) + rows, ended - began)

@@ -4,14 +4,15 @@ Called by the engine with the logits of the rows that sample, of models that the
 follows from its choice, verified drafts and counts. In numpy; must not import torch. `sampling` does the same with torch.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.columns import F32, I64, Bools
+from penstock.engine.columns import F32, I64, U64, Bools
 from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
-from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, uniform
+from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, seed_keys, uniform, uniform_at
 from penstock_kernels.program import Array
 
 NO_TOKENS: I64 = np.zeros(0, np.int64)
@@ -26,6 +27,21 @@ class Chooser(Protocol):
 
     def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, Bools]:
         """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
+
+
+@dataclass(slots=True)
+class RepeatedDraws:
+    """How steps that go on from each other draw: nothing but a random number of each row differs."""
+
+    draws: Draws | None  # None: all take the likeliest
+    rows: I64
+    keys: U64  # of their seeds
+    are_counted: bool
+
+    def move(self, positions_R: I64) -> None:
+        """To the step that samples at these positions, of all rows."""
+        if self.draws is not None:
+            self.draws.rows["uniform"] = uniform_at(self.keys, positions_R[self.rows])
 
 
 class NativeSampler(SlotSampling):
@@ -76,15 +92,36 @@ class NativeSampler(SlotSampling):
             sampled.top_logprobs_SN = summary.logprobs(logits_SN, wanting)
         return sampled
 
-    def takes_likeliest(self, slots: I64) -> bool:
-        """Whether nothing but a mask changes what these slots' rows get, and none wants alternatives."""
-        return bool(self.are_plain[slots].all()) and not self.top_counts[slots].any()
+    def repeated(self, slots: I64, positions: I64) -> "RepeatedDraws | None":
+        """What is drawn in steps that go on from each other, of these slots and no others, the first of them at `positions`; None: their
+        rows want more than a token.
+        """
+        if self.are_plain[slots].all():
+            return RepeatedDraws(None, NO_TOKENS, np.zeros(0, np.uint64), False)
+        is_held, is_marked = positions < self.first_ends[slots], self.watermark_deltas[slots] > 0
+        wants_more = self.top_counts[slots] > 0
+        if (self._are_biased(slots) | is_held | is_marked | wants_more).any():
+            return None
+        is_penalized = self.count_rows[slots] >= 0
+        rows = np.flatnonzero((self.temperatures[slots] > 0) | is_penalized)
+        if not len(rows):
+            return RepeatedDraws(None, rows, np.zeros(0, np.uint64), False)
+        made = self._describe(rows, slots[rows])
+        if is_penalized.any():
+            self._list_penalties(made, rows, slots[rows], is_penalized[rows], None)
+        lists = (np.zeros((0, 0), np.int32), NO_TOKENS, NO_BIASES, self.end_tokens, NO_TOKENS)
+        keys = seed_keys(self.seeds[slots[rows]])
+        return RepeatedDraws(Draws(made, *lists), rows, keys, bool(is_penalized.any()))
 
-    def likeliest(self, summary: LogitsSummary, slots: I64) -> Sampled:
-        """What `sample` gives of such rows without masks."""
+    def taken(self, logits_RV: F32, summary: LogitsSummary, slots: I64, counted: bool) -> Sampled:
+        """What `sample` gives of such rows. `counted`: of penalties, some of them count their tokens."""
+        tokens_R = summary.tokens_S
+        if counted:
+            self._count(slots, tokens_R, None, None)
+        chosen_R1 = logits_RV[np.arange(len(slots)), tokens_R][:, None]
         return Sampled(
-            tokens_S=summary.tokens_S,
-            logprobs_S=summary.logprobs(summary.largest_S[:, None])[:, 0],
+            tokens_S=tokens_R,
+            logprobs_S=summary.logprobs(chosen_R1)[:, 0],
             sound_S=summary.sound_S,
             possible_S=None,
             top_counts=self.top_counts[slots],
@@ -132,12 +169,8 @@ class NativeSampler(SlotSampling):
         if not len(rows):
             return summary.tokens_S, None
         chosen = slots[rows]
-        made = np.zeros(len(rows), DRAW_ROW)
-        made["row"], made["top_k"] = rows, self.top_ks[chosen]
+        made = self._describe(rows, chosen)
         made["uniform"] = uniform(self.seeds[chosen], positions[rows])
-        made["temperature"], made["top_p"] = self.temperatures[chosen], self.top_ps[chosen]
-        made["typical_p"], made["furthest"] = self.typical_ps[chosen], self.furthest[chosen]
-        made["mask"] = -1
         words_MW = np.zeros((0, 0), np.int32)
         if masks is not None and len(masks.rows):
             of_row_S = np.full(len(slots), -1, np.int32)
@@ -161,6 +194,14 @@ class NativeSampler(SlotSampling):
         possible_S = np.ones(len(slots), np.bool_)
         possible_S[rows] = possible_D
         return tokens_S, possible_S
+
+    def _describe(self, rows: I64, chosen: I64) -> npt.NDArray[np.void]:
+        """How a token is drawn of rows of logits, which are those of the slots `chosen`, where no list and no mask has a say."""
+        made = np.zeros(len(rows), DRAW_ROW)
+        made["row"], made["top_k"], made["mask"] = rows, self.top_ks[chosen], -1
+        made["temperature"], made["top_p"] = self.temperatures[chosen], self.top_ps[chosen]
+        made["typical_p"], made["furthest"] = self.typical_ps[chosen], self.furthest[chosen]
+        return made
 
     def _are_biased(self, slots: I64) -> Bools:
         if not self.biases:

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.engine.columns import F32, I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
+from penstock.engine.native_sampling import RepeatedDraws
 from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeDecoder, NativeStep
@@ -17,18 +18,22 @@ from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Plans that go on from each other, whose rows are all greedy, with nothing that changes their logits: each is one call."""
+    """Plans that go on from each other, each in one call: their rows feed what they sampled, and want a token each."""
 
     decodes: Decodes
+    draws: RepeatedDraws
     indices: LogitsIndices
 
     @classmethod
-    def of(cls, plan: Plan, native: NativeDecoder, pages: I64, logits_SV: F32) -> "Repeats":
+    def of(
+        cls, plan: Plan, native: NativeDecoder, draws: RepeatedDraws, pages: I64, logits_SV: F32
+    ) -> "Repeats":
         """Of the plan and those that go on from it, behind a step that `native` has made."""
         rows = np.arange(len(plan.slots))
         slots = np.ascontiguousarray(plan.slots, np.int64)
         indices = LogitsIndices(rows, rows, plan.positions + 1, np.zeros(0, np.int64))
-        return cls(native.decodes(slots, pages, logits_SV[: len(rows)]), indices)
+        decodes = native.decodes(slots, pages, logits_SV[: len(rows)], draws.draws)
+        return cls(decodes, draws, indices)
 
 
 class NativeSteps:

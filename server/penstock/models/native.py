@@ -223,9 +223,9 @@ class NativeDecoder:
             self._runs.head(hidden_SE, out_SV)
         return out_SV
 
-    def decodes(self, slots_R: I64, pages: I64, logits_RV: F32) -> Decodes:
-        """Steps of these slots behind one that `forward` has made. `run_decodes` runs them."""
-        return self._runs.decodes(slots_R, pages, logits_RV)
+    def decodes(self, slots_R: I64, pages: I64, logits_RV: F32, draws: Draws | None) -> Decodes:
+        """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
+        return self._runs.decodes(slots_R, pages, logits_RV, draws)
 
     def run_decodes(self, decodes: Decodes) -> None:
         """One step of them."""
