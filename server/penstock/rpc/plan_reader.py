@@ -15,6 +15,10 @@ from penstock.engine.plan import START_COLUMNS, Plan, Starts
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 
+# Most columns of most plans, by the numbers of an element.
+NO_U32: U32 = np.zeros(0, np.uint32)
+NO_I64: dict[int, I64] = {wide: np.zeros((0, wide) if wide > 1 else 0, np.int64) for wide in (1, 2, 3)}
+
 
 class PlanReader:
     """Reads the plans of one Run: knows the number and the digest that are due.
@@ -60,12 +64,9 @@ class PlanReader:
                 f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
             )
         self._number, self._digest = due, digest
-        if len(message.saves) % 12:
-            raise BadPlan(f"saves: {len(message.saves)} bytes are no whole number of 12-byte elements")
-        if len(message.copies) % 8:
-            raise BadPlan(f"copies: {len(message.copies)} bytes are no whole number of 8-byte elements")
-        if len(message.traces) % 24:
-            raise BadPlan(f"traces: {len(message.traces)} bytes are no whole number of 24-byte elements")
+        traces = message.traces
+        if len(traces) % 24:
+            raise BadPlan(f"traces: {len(traces)} bytes are no whole number of 24-byte elements")
         columns = (message.slots, message.flags, message.counts, message.new_block_counts)
         if columns != self._columns:
             self._arrays = _arrays_of(columns)
@@ -76,18 +77,18 @@ class PlanReader:
             released=_u32("released", message.released),
             slots=slots,
             flags=flags,
-            positions=_u32("positions", message.positions).astype(np.int64),
+            positions=_i64("positions", message.positions),
             counts=counts,
             tokens=_u32("tokens", message.tokens),
             new_block_counts=new_block_counts,
             new_pages=_u32("new_pages", message.new_pages),
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
-            traces=message.traces,
-            drafts=_u32("drafts", message.drafts).astype(np.int64),
-            saves=_u32("saves", message.saves).astype(np.int64).reshape(-1, 3),
-            draft_parents=_u32("draft_parents", message.draft_parents).astype(np.int64),
-            copies=_u32("copies", message.copies).astype(np.int64).reshape(-1, 2),
+            traces=traces,
+            drafts=_i64("drafts", message.drafts),
+            saves=_i64("saves", message.saves, 3),
+            draft_parents=_i64("draft_parents", message.draft_parents),
+            copies=_i64("copies", message.copies, 2),
         )
 
 
@@ -95,10 +96,10 @@ def _arrays_of(columns: tuple[bytes, bytes, bytes, bytes]) -> tuple[I64, U8, I64
     """Slots, flags, counts and new block counts."""
     slots, flags, counts, new_block_counts = columns
     return (
-        _u32("slots", slots).astype(np.int64),
+        _i64("slots", slots),
         np.frombuffer(flags, np.uint8),
-        _u32("counts", counts).astype(np.int64),
-        _u32("new_block_counts", new_block_counts).astype(np.int64),
+        _i64("counts", counts),
+        _i64("new_block_counts", new_block_counts),
     )
 
 
@@ -108,7 +109,17 @@ def mask_words(message: pb.Masks) -> U32:
 
 
 def _u32(name: str, column: bytes) -> U32:
-    return _column(name, column, "<u4")
+    return _column(name, column, "<u4") if column else NO_U32
+
+
+def _i64(name: str, column: bytes, wide: int = 1) -> I64:
+    """Elements of `wide` numbers: (elements, wide), or (elements,)."""
+    if not column:
+        return NO_I64[wide]
+    if len(column) % (4 * wide):
+        raise BadPlan(f"{name}: {len(column)} bytes are no whole number of {4 * wide}-byte elements")
+    numbers = np.frombuffer(column, "<u4").astype(np.int64)
+    return numbers if wide == 1 else numbers.reshape(-1, wide)
 
 
 def _column(name: str, column: bytes, dtype: str) -> npt.NDArray[Any]:
