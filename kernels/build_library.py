@@ -1,12 +1,12 @@
 """Builds the CPU engine, csrc/cpu, into penstock_kernels/ with the C++ compiler at hand: `python kernels/build_library.py`.
 
-Called by `make install` and, through `kernels/build_backend.py`, by pip. One object for each instruction set, of which
-those that the compiler does not know are left out; the others are compiled for any processor of the architecture. Without
+Called by `make install` and, through `kernels/build_backend.py`, by pip. One object for each instruction set of the
+compiler's target, of which those that the compiler does not know are left out; the others are compiled for any processor of
+the architecture. Without
 a compiler it says so in one line and succeeds: the server then computes with torch. The variable CXX names a compiler.
 """
 
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -32,12 +32,19 @@ KERNEL_FLAGS = [
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"]
 AVX512 += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
-INSTRUCTION_SETS = {
-    "generic": [],
+# Before registers are given out, GCC moves loads so far ahead of the products that there are not registers enough.
+NEON = ["-fno-schedule-insns", "-DPENSTOCK_NEON"]
+X86 = {
     "avx2": AVX2,
     "avx512": AVX512,
     "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-DPENSTOCK_AMX"],
 }
+ARM = {
+    "neon": [*NEON, "-march=armv8.2-a+dotprod"],
+    "i8mm": [*NEON, "-march=armv8.2-a+dotprod+bf16+i8mm", "-DPENSTOCK_I8MM"],
+}
+# By the first part of what the compiler calls its target.
+INSTRUCTION_SETS = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 
 
 def main() -> int:
@@ -67,15 +74,24 @@ def main() -> int:
 
 def build(compiler: list[str], folder: Path) -> None:
     """Compiles and links. Raises subprocess.CalledProcessError."""
-    sets = [name for name, flags in INSTRUCTION_SETS.items() if knows(compiler, flags, folder)]
+    objects = compile_all(compiler, folder)
+    made = folder / LIBRARY.name
+    run([*compiler, "-shared", "-pthread", "-Wl,-z,defs", "-o", str(made), *objects])
+    # Beside its place and then into it: a server that runs keeps the one that it has.
+    beside = LIBRARY.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(made, beside)
+    beside.replace(LIBRARY)
+
+
+def compile_all(compiler: list[str], folder: Path) -> list[str]:
+    """Compiles into the folder. Returns the objects. Raises subprocess.CalledProcessError."""
+    target = run([*compiler, "-dumpmachine"]).split("-")[0]
+    sets = {"generic": [], **INSTRUCTION_SETS.get(target, {})}
+    sets = {name: flags for name, flags in sets.items() if knows(compiler, flags, folder)}
     defined = [f"-DPENSTOCK_HAS_{name.upper()}" for name in sets]
     jobs = [
-        (
-            [*FLAGS, *KERNEL_FLAGS, *INSTRUCTION_SETS[name], f"-DPENSTOCK_ISA={name}"],
-            "kernels.cpp",
-            f"kernels_{name}.o",
-        )
-        for name in sets
+        ([*FLAGS, *KERNEL_FLAGS, *flags, f"-DPENSTOCK_ISA={name}"], "kernels.cpp", f"kernels_{name}.o")
+        for name, flags in sets.items()
     ]
     jobs += [
         ([*FLAGS, *defined], f"{name}.cpp", f"{name}.o")
@@ -88,19 +104,11 @@ def build(compiler: list[str], folder: Path) -> None:
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(compile_one, jobs))
-    made = folder / LIBRARY.name
-    objects = [str(folder / target) for _, _, target in jobs]
-    run([*compiler, "-shared", "-pthread", "-Wl,-z,defs", "-o", str(made), *objects])
-    # Beside its place and then into it: a server that runs keeps the one that it has.
-    beside = LIBRARY.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(made, beside)
-    beside.replace(LIBRARY)
+    return [str(folder / target) for _, _, target in jobs]
 
 
 def knows(compiler: list[str], flags: list[str], folder: Path) -> bool:
     """Whether the compiler takes these flags."""
-    if flags and platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
     empty = folder / "empty.cpp"
     empty.touch()
     tried = subprocess.run(
@@ -111,9 +119,9 @@ def knows(compiler: list[str], flags: list[str], folder: Path) -> bool:
     return tried.returncode == 0
 
 
-def run(command: list[str]) -> None:
-    """Raises subprocess.CalledProcessError with what the command said."""
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def run(command: list[str]) -> str:
+    """What the command said. Raises subprocess.CalledProcessError with it."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ MOST_TOLD = 1 << 16  # bytes
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
-KNOWN = ("amx", "avx512", "avx2", "generic")
+KNOWN = ("amx", "avx512", "avx2", "i8mm", "neon", "generic")
 
 I64 = npt.NDArray[np.int64]
 
@@ -340,11 +340,11 @@ class CpuProgram:
         the cache has at another place of the row. Raises RankLost."""
         columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
-        *at, saves, moved = [column.ctypes.data for column in columns]
+        *at, saves, moved = map(address, columns)
         positions = None
         if positions_T is not None:
             assert positions_T.dtype == np.int64 and positions_T.shape == ids_T.shape
-            positions = positions_T.ctypes.data
+            positions = address(positions_T)
         shape = pages.shape[1], pages.shape[2]
         trees = (positions, moved, len(moved_M3))
         step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees)
@@ -354,7 +354,7 @@ class CpuProgram:
         """Copies what every layer has of M tokens to other places, one after the other. Rows of the cache, by table (tables, M)."""
         assert sources_BM.shape == targets_BM.shape and sources_BM.dtype == targets_BM.dtype == np.int64
         sources, targets = np.ascontiguousarray(sources_BM), np.ascontiguousarray(targets_BM)
-        at = sources.ctypes.data, targets.ctypes.data
+        at = address(sources), address(targets)
         succeeded(self._library.penstock_cpu_move(self._handle, *at, sources.shape[1]))
 
     def head(self, hidden_SE: Array, out_SV: Array) -> None:
@@ -370,9 +370,9 @@ class CpuProgram:
             words_MW = np.ascontiguousarray(masks.words_MW)
             of_row_S = np.full(rows, -1, np.int32)
             of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
-            words, mask_words, of_row = words_MW.ctypes.data, words_MW.shape[1], of_row_S.ctypes.data
+            words, mask_words, of_row = address(words_MW), words_MW.shape[1], address(of_row_S)
         made = LogitsSummary(np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32))
-        outputs = (one.ctypes.data for one in (made.tokens_S, made.largest_S, made.totals_S))
+        outputs = map(address, (made.tokens_S, made.largest_S, made.totals_S))
         shape = (rows, columns)
         succeeded(
             self._library.penstock_cpu_summarize(
@@ -403,8 +403,7 @@ class CpuProgram:
         row_bytes = c_int64()
         at = self._library.penstock_cpu_buffer(self._handle, buffer, row_bytes)
         dtype: type[Any] = {Layout.F32: np.float32, Layout.BYTES: np.int8}.get(one.layout, np.uint16)
-        memory = (ctypes.c_char * (row_bytes.value * count)).from_address(at)
-        whole: HostArray = np.frombuffer(memoryview(memory), dtype).reshape(count, -1)
+        whole: HostArray = np.frombuffer(memory_at(at, row_bytes.value * count), dtype).reshape(count, -1)
         return whole[:, : one.width]
 
 
@@ -452,6 +451,11 @@ def address(numbers: Array) -> int:
     return int(numbers.ctypes.data if isinstance(numbers, np.ndarray) else numbers.data_ptr())
 
 
+def memory_at(at: int, size: int) -> memoryview:
+    """Memory of the library."""
+    return memoryview((ctypes.c_char * size).from_address(at))
+
+
 def rows_at(rows_SV: Array) -> tuple[int, int]:
     """Where rows of fp32 begin, and how many numbers are from one to the next."""
     if isinstance(rows_SV, np.ndarray):
@@ -477,8 +481,8 @@ def _encoded_draws(draws: Draws) -> tuple[CDraws, I64, npt.NDArray[np.bool_]]:
     tokens, possible = np.empty(count, np.int64), np.empty(count, np.bool_)
     lists = (draws.rows, draws.words_MW, draws.bias_tokens, draws.biases, draws.end_tokens, draws.before)
     assert all(one.flags.c_contiguous for one in lists)
-    rows, masks, *others = (one.ctypes.data for one in lists)
-    outputs = tokens.ctypes.data, possible.ctypes.data
+    rows, masks, *others = map(address, lists)
+    outputs = address(tokens), address(possible)
     return CDraws(count, rows, masks, draws.words_MW.shape[1], *others, *outputs), tokens, possible
 
 

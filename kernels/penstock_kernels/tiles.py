@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from penstock_kernels.cpu_engine import library, succeeded
+from penstock_kernels.cpu_engine import address, library, succeeded
 from penstock_kernels.program import (
     TILE_INPUTS,
     TILE_OUTPUTS,
@@ -30,7 +30,7 @@ def in_whole_tiles(matrix_OI: Tensor) -> Tensor:
 def pack(matrix_OI: Tensor) -> None:
     """Brings a matrix of bf16 in whole tiles (`in_whole_tiles`) into their order, where it is."""
     rows, columns = matrix_OI.shape
-    at = matrix_OI.data_ptr()
+    at = address(matrix_OI)
     succeeded(library().penstock_cpu_pack(at, at, rows, columns))
 
 
@@ -55,16 +55,17 @@ def quantize(
     share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
 
     def quantize_some(first: int) -> None:
+        end, panel = first + share, first // TILE_OUTPUTS
         succeeded(
             library().penstock_cpu_quantize(
                 instruction_set.encode(),
                 int(format),
-                matrix_OI.data_ptr() + first * columns * 2,
+                address(matrix_OI[first:end]),
                 min(share, rows - first),
                 columns,
-                tiles.data_ptr() + first // TILE_OUTPUTS * panel_bytes,
-                scales.data_ptr() + first * 4,
-                sums.data_ptr() + first * 4,
+                address(tiles[panel * panel_bytes : (panel + share // TILE_OUTPUTS) * panel_bytes]),
+                address(scales[first:end]),
+                address(sums[first:end]),
             )
         )
 

@@ -770,7 +770,10 @@ def test_the_environment_may_name_an_instruction_set() -> None:
     assert chosen("") == SETS[0]
     assert chosen("generic") == "generic"
     assert chosen("none") == "no: PENSTOCK_CPU_ISA is none"
-    assert chosen("sse9") == "no: PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx2, generic or none"
+    assert (
+        chosen("sse9")
+        == "no: PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx2, i8mm, neon, generic or none"
+    )
 
 
 def test_operations_that_contradict_each_other_are_refused_in_one_line() -> None:

@@ -100,6 +100,18 @@ SEPARATE void decode(const Decoded &decoded, const uint8_t *from, int count, uin
         const __m512i signs = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)), 8);
         _mm512_storeu_si512(to + at * 2, _mm512_or_si512(_mm512_mask_blend_epi16(is_high, low, high), signs));
     }
+#elif defined(PENSTOCK_NEON)
+    // The two bytes of 16 numbers by two looks into tables of 64 each.
+    const uint8x16x4_t low_a = vld1q_u8_x4(decoded.low), low_b = vld1q_u8_x4(decoded.low + 64);
+    const uint8x16x4_t high_a = vld1q_u8_x4(decoded.high), high_b = vld1q_u8_x4(decoded.high + 64);
+    const uint8x16_t sign = vdupq_n_u8(0x80), half = vdupq_n_u8(64);
+    for (int at = 0; at < count; at += 16) {
+        const uint8x16_t codes = vld1q_u8(from + at), sizes = vbicq_u8(codes, sign), beyond = vsubq_u8(sizes, half);
+        const uint8x16_t low = vqtbx4q_u8(vqtbl4q_u8(low_a, sizes), low_b, beyond);
+        const uint8x16_t high = vqtbx4q_u8(vqtbl4q_u8(high_a, sizes), high_b, beyond);
+        const uint8x16x2_t both = {{low, vorrq_u8(high, vandq_u8(codes, sign))}};
+        vst2q_u8(to + at * 2, both);
+    }
 #else
     uint16_t *out = reinterpret_cast<uint16_t *>(to);
     for (int at = 0; at < count; at++) out[at] = decoded.of[from[at] & 0x7f] | (uint16_t)((from[at] & 0x80) << 8);

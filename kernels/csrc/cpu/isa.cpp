@@ -4,6 +4,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace penstock {
@@ -19,12 +21,20 @@ const Kernels *kernels_avx512();
 #ifdef PENSTOCK_HAS_AMX
 const Kernels *kernels_amx();
 #endif
+#ifdef PENSTOCK_HAS_NEON
+const Kernels *kernels_neon();
+#endif
+#ifdef PENSTOCK_HAS_I8MM
+const Kernels *kernels_i8mm();
+#endif
 
 namespace {
 
 constexpr unsigned kNeedsAvx2 = kAvx2 | kFma;
 constexpr unsigned kNeedsAvx512 = kNeedsAvx2 | kAvx512 | kAvx512Bf16 | kAvx512Vnni;
 constexpr unsigned kNeedsAmx = kNeedsAvx512 | kAmxBf16 | kAmxInt8;
+constexpr unsigned kNeedsNeon = kAtomics | kDotProduct;
+constexpr unsigned kNeedsI8mm = kNeedsNeon | kArmBf16 | kInt8Matrix;
 
 struct Built {
     unsigned needs;
@@ -41,8 +51,18 @@ const Built kBuilt[] = {
 #ifdef PENSTOCK_HAS_AVX2
     {kNeedsAvx2, {"avx2", kernels_avx2}},
 #endif
+#ifdef PENSTOCK_HAS_I8MM
+    {kNeedsI8mm, {"i8mm", kernels_i8mm}},
+#endif
+#ifdef PENSTOCK_HAS_NEON
+    {kNeedsNeon, {"neon", kernels_neon}},
+#endif
     {0, {"generic", kernels_generic}},
 };
+
+bool has(unsigned long word, int bit) {
+    return word >> bit & 1;
+}
 
 #if defined(__x86_64__)
 // Which register states the system saves: XCR0 (Intel SDM, volume 1, 13.3).
@@ -50,10 +70,6 @@ unsigned long long saved_states() {
     unsigned low, high;
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (static_cast<unsigned long long>(high) << 32) | low;
-}
-
-bool has(unsigned word, int bit) {
-    return word >> bit & 1;
 }
 
 // Tile registers are 8 KB a thread: a process has to ask for them once (Documentation/arch/x86/xstate.rst of Linux).
@@ -89,7 +105,18 @@ unsigned detect_features() {
         features |= kAmxBf16;
         if (has(d, 25)) features |= kAmxInt8;
     }
+#elif defined(__aarch64__)
+    features = arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #endif
+    return features;
+}
+
+unsigned arm_features(unsigned long hwcap, unsigned long hwcap2) {
+    unsigned features = 0;
+    if (has(hwcap, 8)) features |= kAtomics;
+    if (has(hwcap, 20)) features |= kDotProduct;  // ASIMDDP
+    if (has(hwcap2, 13)) features |= kInt8Matrix;
+    if (has(hwcap2, 14)) features |= kArmBf16;
     return features;
 }
 

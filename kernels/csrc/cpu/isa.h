@@ -1,4 +1,5 @@
-// Which instruction sets the library was built with and the processor runs. The only place that asks cpuid.
+// Which instruction sets the library was built with and the processor runs. The only place that asks cpuid, and on
+// ARM the system.
 #pragma once
 
 namespace penstock {
@@ -10,7 +11,7 @@ struct InstructionSet {
     const Kernels *(*kernels)();
 };
 
-// What cpuid and the system say, as bits; apart from `detect` so that the choice can be tested with made-up answers.
+// What cpuid and the system say, as bits; apart from `detect_features` so that the choice can be tested with made-up answers.
 enum Features : unsigned {
     kAvx2 = 1,
     kFma = 2,
@@ -19,9 +20,16 @@ enum Features : unsigned {
     kAmxBf16 = 16,
     kAvx512Vnni = 32,
     kAmxInt8 = 64,
+    kAtomics = 128,  // LSE: from ARMv8.1 on
+    kDotProduct = 256,
+    kArmBf16 = 512,
+    kInt8Matrix = 1024,
 };
 
 unsigned detect_features();
+
+// Those of an ARM processor by AT_HWCAP and AT_HWCAP2 (Documentation/arch/arm64/elf_hwcaps.rst of Linux).
+unsigned arm_features(unsigned long hwcap, unsigned long hwcap2);
 
 // All that were built and that `features` allow, best first; ends with one without a name.
 const InstructionSet *instruction_sets(unsigned features);

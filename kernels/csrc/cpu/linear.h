@@ -181,7 +181,7 @@ constexpr int kInt4Near = 4;
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
                          int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
     const int tiles = (k_tiles + 1) / 2;
-#if defined(PENSTOCK_AVX512)
+#if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     while (rows <= 2 && count > 0) {
         const int some = rows == 1 ? some_int4_rows<1>(a, args.source_bytes, columns, count, tiles, step, sums)
                                    : some_int4_rows<2>(a, args.source_bytes, columns, count, tiles, step, sums);

@@ -1,81 +1,15 @@
-// Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, or by multiplication in
+// Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, by BFMMLA, or by multiplication in
 // fp32 of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is
 // computed beside it, so it does not depend on the number of rows. And products of bytes with tiles of int8: by the same
-// tiles, by VPDPBUSD, by VPMADDUBSW, or one after the other; those are exact.
+// tiles, by VPDPBUSD, by VPMADDUBSW, by SMMLA or SDOT, or one after the other; those are exact.
 #pragma once
 
-#include "kernels.h"
-#include "vector.h"
+#include "tiles.h"
+#if defined(PENSTOCK_NEON)
+#include "neon.h"
+#endif
 
 namespace {
-
-using namespace penstock;
-
-constexpr int kTileBytes = 1024;
-constexpr int kMostTiles = 4;
-constexpr int kBlockFloats = 256;  // a block: 16 rows x 16 outputs in fp32
-
-// Tiles ahead in a stream of weights that are asked for while one is multiplied: with AMX in the first cache, with AVX-512
-// in the second, whose processors read faster so (Zen 4).
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
-constexpr int kAhead = 8;
-#else
-constexpr int kAhead = 4;
-#endif
-
-// Where tiles come from: weights that one block of rows needs, weights that many do, or keys, where registers are few.
-enum Use { kOfStream, kOfCached, kOfAttention };
-
-// What is multiplied: bf16 in pairs, into sums in fp32, or int8 in quads, into sums of 32 bits. A tile of either has 16
-// groups of 64 bytes.
-enum Numbers { kShorts, kBytes };
-
-// Of bytes: VPDPBUSD multiplies numbers without a sign by those with one. A number plus 128 is its byte with the highest
-// bit turned over, and 128 times the sum of the weights is taken off in the end.
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
-constexpr bool kIsTurned = true;
-#else
-constexpr bool kIsTurned = false;
-#endif
-
-// Asks for memory in the first cache, or in the second.
-INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 3);
-}
-
-INLINE void fetch_far(const uint8_t *from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
-}
-
-// The tile that is kAhead tiles behind tile `k` of a column, which has `tiles` of `bytes` each: beyond its end those of the
-// column that is multiplied next, `step` bytes further.
-INLINE const uint8_t *ahead_of(const uint8_t *column, int k, int tiles, long bytes, long step) {
-    const int next = k + kAhead;
-    return column + next * bytes + (next < tiles ? 0 : step - tiles * bytes);
-}
-
-// Rows whose sums with so many columns fit the registers.
-#if defined(PENSTOCK_AMX)
-template <int>
-constexpr int kRowsAtOnce = 16;
-#elif defined(PENSTOCK_AVX512)
-template <int count>
-constexpr int kRowsAtOnce = count > 2 ? 6 : 12;
-#elif defined(__AVX2__)
-template <int>
-constexpr int kRowsAtOnce = 4;
-#else
-template <int>
-constexpr int kRowsAtOnce = 2;
-#endif
-
-INLINE void fetch_ahead(const uint8_t *from, int64_t bytes) {
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
-    fetch_far(from, bytes);
-#else
-    fetch_near(from, bytes);
-#endif
-}
 
 #if defined(PENSTOCK_AMX)
 
@@ -221,7 +155,9 @@ INLINE void configure_products(int) {}
 INLINE void configure_attention(int) {}
 
 // c[row][output] of `rows` rows and `count` columns of tiles, `pairs` of the 16 pairs of each.
-#if defined(PENSTOCK_AVX512)
+#if defined(PENSTOCK_NEON)
+// In neon.h.
+#elif defined(PENSTOCK_AVX512)
 template <int rows, int count, bool ahead>
 INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
                          long a_step, const uint8_t *const *pages, long offset, float *c) {
@@ -315,7 +251,8 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 #endif
 
 // Of bytes, likewise: sums of 32 bits in c, added to what is there where `goes_on`.
-#if defined(PENSTOCK_AVX512)
+#if defined(PENSTOCK_NEON)
+#elif defined(PENSTOCK_AVX512)
 template <int rows, int count, bool ahead>
 INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
                       float *c) {

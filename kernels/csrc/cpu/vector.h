@@ -6,6 +6,8 @@
 #include <stdint.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -152,6 +154,17 @@ INLINE I16 rounded(F16 x) {
         I16 numbers;
     } to;
     for (int i = 0; i < 4; i++) to.quarters[i] = _mm_cvtps_epi32(from.quarters[i]);
+    return to.numbers;
+#elif defined(__aarch64__)
+    union {
+        F16 numbers;
+        float32x4_t quarters[4];
+    } from = {x};
+    union {
+        int32x4_t quarters[4];
+        I16 numbers;
+    } to;
+    for (int i = 0; i < 4; i++) to.quarters[i] = vcvtnq_s32_f32(from.quarters[i]);
     return to.numbers;
 #else
     const F16 magic = all(12582912.0f);  // 1.5 * 2^23
