@@ -1,0 +1,67 @@
+// Which instruction sets a library that has all of them chooses, for made-up processors: compiled with csrc/cpu/isa.cpp by
+// test_other_processors.py. Says what is not as the table has it.
+#include <cstdio>
+#include <string>
+
+#include "isa.h"
+
+namespace penstock {
+
+#define NOTHING(name) \
+    const Kernels *kernels_##name() { return nullptr; }
+NOTHING(generic)
+NOTHING(avx2)
+NOTHING(avx512)
+NOTHING(amx)
+NOTHING(neon)
+NOTHING(i8mm)
+
+}  // namespace penstock
+
+namespace {
+
+using namespace penstock;
+
+constexpr unsigned kHaswell = kAvx2 | kFma, kSkylake = kHaswell | kAvx512;
+constexpr unsigned kCooperLake = kSkylake | kAvx512Vnni | kAvx512Bf16;
+
+// AT_HWCAP and AT_HWCAP2 as Linux gives them: 1 << 1 is ASIMD, which all have.
+constexpr unsigned long kSimd = 1 << 1, kLse = 1 << 8, kDot = 1 << 20, kSve = 1 << 22;
+constexpr unsigned long kMatrix = 1 << 13, kBf = 1 << 14, kSve2 = 1 << 1;
+
+const struct {
+    const char *processor;
+    unsigned features;
+    const char *sets;
+} kTable[] = {
+    {"any", 0, "generic"},
+    {"AVX2 without FMA", kAvx2, "generic"},
+    {"Haswell", kHaswell, "avx2 generic"},
+    {"Skylake, without VNNI and BF16", kSkylake, "avx2 generic"},
+    {"Cascade Lake, without BF16", kSkylake | kAvx512Vnni, "avx2 generic"},
+    {"Cooper Lake, Zen 4", kCooperLake, "avx512 avx2 generic"},
+    {"tiles of bf16 alone", kCooperLake | kAmxBf16, "avx512 avx2 generic"},
+    {"Sapphire Rapids", kCooperLake | kAmxBf16 | kAmxInt8, "amx avx512 avx2 generic"},
+    {"Cortex-A72", arm_features(kSimd, 0), "generic"},
+    {"ARMv8.1 without dot products", arm_features(kSimd | kLse, 0), "generic"},
+    {"Neoverse N1, Cortex-A76, Apple M1", arm_features(kSimd | kLse | kDot, 0), "neon generic"},
+    {"I8MM without BF16", arm_features(kSimd | kLse | kDot, kMatrix), "neon generic"},
+    {"BF16 without I8MM", arm_features(kSimd | kLse | kDot, kBf), "neon generic"},
+    {"Neoverse V1 and N2", arm_features(kSimd | kLse | kDot | kSve, kMatrix | kBf | kSve2), "i8mm neon generic"},
+    {"I8MM and BF16 without dot products", arm_features(kSimd | kLse, kMatrix | kBf), "generic"},
+};
+
+}  // namespace
+
+int main() {
+    bool is_right = true;
+    for (const auto &row : kTable) {
+        std::string names;
+        for (const InstructionSet *set = instruction_sets(row.features); set->name; set++)
+            names += (names.empty() ? "" : " ") + std::string(set->name);
+        if (names == row.sets) continue;
+        std::printf("%s: %s, not %s\n", row.processor, names.c_str(), row.sets);
+        is_right = false;
+    }
+    return is_right ? 0 : 1;
+}
