@@ -299,7 +299,7 @@ class CpuProgram:
         assert numbers.flags.c_contiguous
         for begin in range(0, numbers.nbytes, MOST_TOLD):
             count = min(MOST_TOLD, numbers.nbytes - begin)
-            succeeded(self._library.penstock_cpu_tell(self._handle, numbers.ctypes.data + begin, count))
+            succeeded(self._library.penstock_cpu_tell(self._handle, address(numbers) + begin, count))
 
     def set_cache(self, layer: int, rows: Array, table: int, format: CacheFormat = CacheFormat.BF16) -> None:
         """Where a layer's pages are, which table of a step names them, and how they hold numbers: all layers in one format.
@@ -434,10 +434,10 @@ class Decodes:
         self._held = slots_R, pages, draws, drawn
         columns = (self.ids_R, slots_R, self.first_R, self._counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
-        at = [column.ctypes.data for column in columns]
+        at = map(address, columns)
         self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0)
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
-        outputs = (one.ctypes.data for one in summary)
+        outputs = map(address, summary)
         self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs, made)
         self._call = library.penstock_cpu_decode
 

@@ -28,7 +28,7 @@ LONG = "test_attention or attention_is_that or last_bit or products or experts_g
 SHAPES = (
     "test_attention and 4-2-80 and softcap",
     "attention_is_that and 4-2-80 and softcap",
-    "products and (40-50 or 160-1060)",
+    "products and (40-50 or 160-1060 or 2112-80-2)",
     "experts_give and int4",
     "last_bit and ([2- or every_instruction_set)",
 )
