@@ -113,6 +113,9 @@ class ServedLibrary:
         return self._answer(size)
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return None  # a program that outlived it
         with self._lock:
             arrays, self._named.arrays = getattr(self._named, "arrays", []), []
             # Of arrays that begin at one place the longest.
