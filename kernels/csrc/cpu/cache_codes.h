@@ -102,8 +102,11 @@ SEPARATE void decode(const Decoded &decoded, const uint8_t *from, int count, uin
     }
 #elif defined(PENSTOCK_NEON)
     // The two bytes of 16 numbers by two looks into tables of 64 each.
-    const uint8x16x4_t low_a = vld1q_u8_x4(decoded.low), low_b = vld1q_u8_x4(decoded.low + 64);
-    const uint8x16x4_t high_a = vld1q_u8_x4(decoded.high), high_b = vld1q_u8_x4(decoded.high + 64);
+    const auto table = [](const uint8_t *from) {
+        return uint8x16x4_t{{vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32), vld1q_u8(from + 48)}};
+    };
+    const uint8x16x4_t low_a = table(decoded.low), low_b = table(decoded.low + 64);
+    const uint8x16x4_t high_a = table(decoded.high), high_b = table(decoded.high + 64);
     const uint8x16_t sign = vdupq_n_u8(0x80), half = vdupq_n_u8(64);
     for (int at = 0; at < count; at += 16) {
         const uint8x16_t codes = vld1q_u8(from + at), sizes = vbicq_u8(codes, sign), beyond = vsubq_u8(sizes, half);
