@@ -2,8 +2,8 @@
 
 Called by `make install` and, through `kernels/build_backend.py`, by pip. One object for each instruction set of the
 compiler's target, of which those that the compiler does not know are left out; the others are compiled for any processor of
-the architecture. Without
-a compiler it says so in one line and succeeds: the server then computes with torch. The variable CXX names a compiler.
+the architecture. Without a compiler it says so in one line and succeeds: the server then computes with torch. The variable
+CXX names a compiler.
 """
 
 import os
