@@ -246,11 +246,15 @@ impl Load {
     }
 }
 
-/// Prints the median and the quartiles, over samples of a tenth of a second, of what a step took. Names with none of what was
-/// asked for on the command line are passed over.
+/// Whether a name has something of what was asked for on the command line, if anything was.
+fn is_wanted(name: &str) -> bool {
+    let mut wanted = std::env::args().skip(1).filter(|wanted| !wanted.starts_with("--")).peekable();
+    wanted.peek().is_none() || wanted.any(|wanted| name.contains(&wanted))
+}
+
+/// Prints the median and the quartiles, over samples of a tenth of a second, of what a step took.
 fn measure(name: &str, mut step: impl FnMut() -> Duration) {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|wanted| !wanted.starts_with("--")).collect();
-    if !wanted.is_empty() && !wanted.iter().any(|wanted| name.contains(wanted)) {
+    if !is_wanted(name) {
         return;
     }
     let mut sample = |length: Duration| {
@@ -270,17 +274,26 @@ fn measure(name: &str, mut step: impl FnMut() -> Duration) {
 
 fn main() {
     for queued in [10, 1_000, 10_000] {
+        if !is_wanted(&format!("256 running, {queued} queued: plan, apply")) {
+            continue;
+        }
         let mut load = Load::polled(256, queued);
         measure(&format!("256 running, {queued} queued: plan"), || load.step().plan);
         measure(&format!("256 running, {queued} queued: apply"), || load.step().apply);
     }
     for (speculate, name) in [(0, "1024 running, waiting clients"), (8, "the same, with --speculate 8")] {
+        if !is_wanted(&format!("{name}: plan and apply")) {
+            continue;
+        }
         let mut load = Load::waiting(1024, speculate);
         measure(&format!("{name}: plan and apply"), || {
             let took = load.step();
             took.plan + took.apply
         });
     }
-    let mut load = Load::stuck();
-    measure("256 running, a cached 32k head without room: plan", || load.step().plan);
+    let stuck = "256 running, a cached 32k head without room: plan";
+    if is_wanted(stuck) {
+        let mut load = Load::stuck();
+        measure(stuck, || load.step().plan);
+    }
 }

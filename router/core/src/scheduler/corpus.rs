@@ -3,11 +3,12 @@
 //! when they end, and take part once they are indexed. Used by `guesses`, beside a sequence's own text.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use penstock_proto::ids::TokenId;
 
-use super::prompt_lookup::{GRAMS, Guess, Hashed, Record, hash_of};
+use super::grams::hash_of;
+use super::prompt_lookup::{GRAMS, Guess, Record};
 
 /// Whose answers: a digest of tenant and namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -216,6 +217,24 @@ impl Recall {
             let longest = self.found.map_or(0, |found| found.length);
             self.found = part.find(tokens, longest, seed).or(self.found);
         }
+    }
+}
+
+/// Of keys that are hashes.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are u64");
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
     }
 }
 

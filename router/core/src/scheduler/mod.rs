@@ -4,7 +4,7 @@
 //! `core`, a state machine that `planning`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
-//! constrained sequences, each a `mask_job` on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` and `corpus`,
+//! constrained sequences, each a `mask_job` on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` (with an index of `grams`) and `corpus`,
 //! or made by the workers' own model, of which `draft_model` knows what they are worth;
 //! `states` are those of models with recurrent layers. `recovery` is what is known of how lost workers were replaced.
 
@@ -19,6 +19,7 @@ mod cost;
 mod deadlines;
 mod draft_model;
 mod fairness;
+mod grams;
 mod guesses;
 mod handle;
 mod in_flight;

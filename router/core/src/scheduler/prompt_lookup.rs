@@ -1,12 +1,12 @@
 //! Drafts from the text itself: what followed when its last tokens occurred before, in prompt or output (prompt lookup;
-//! TGI's `--speculate`). One index for each sequence, O(1) a token. It also keeps count of how often its next guess was
+//! TGI's `--speculate`). O(1) a token, and hardly more than one cache miss where the text does not repeat itself: a run of tokens occurs again only
+//! where its pairs do, so each token's pair is indexed at once, and longer runs when enough pairs in a row have occurred before. It also keeps count of how often its next guess was
 //! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Where the same tokens were followed by others
 //! as well, those are *branches* beside the guess, and counted in the same way. Used by `guesses`.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use penstock_proto::ids::TokenId;
+
+use super::grams::GramIndex;
 
 /// Lengths of the runs of tokens that are looked up, longest first.
 pub(super) const GRAMS: [usize; 3] = [8, 4, 2];
@@ -29,12 +29,13 @@ const BRANCH_PRIOR: f32 = 0.2;
 const BRANCH_SMOOTHING: f32 = 0.06;
 
 pub(super) struct PromptLookup {
-    /// Unknown to clients, who could otherwise make up tokens that collide.
-    seed: u64,
-    /// By a gram's hash, the index behind its latest occurrence.
-    behind: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
-    /// For each token the index behind the occurrence, before its own, of the gram that it ends; 0: there is none.
+    pairs: GramIndex,
+    /// Of the other lengths. They rest, and take in what they lack of the text when a run of their length may have occurred before.
+    longer: [GramIndex; 2],
+    /// For each token the index behind the occurrence, before its own, of the pair that it ends; 0, and where it ends: there is none.
     before: Vec<u32>,
+    /// So many of the last pairs have occurred before.
+    repeated_pairs: usize,
     /// Tokens that are in it.
     indexed: usize,
     found: Option<Match>,
@@ -95,10 +96,12 @@ struct Match {
 
 impl PromptLookup {
     pub fn new(seed: u64) -> Self {
+        let [longest, long, pair] = GRAMS.map(|length| GramIndex::new(seed, length));
         Self {
-            seed,
-            behind: HashMap::default(),
+            pairs: pair,
+            longer: [longest, long],
             before: Vec::new(),
+            repeated_pairs: 0,
             indexed: 0,
             found: None,
             record: Record::default(),
@@ -109,13 +112,18 @@ impl PromptLookup {
     /// Takes in what is new of a text, at most so many tokens of it. `prompt_len` of them were not guessed at.
     pub fn update(&mut self, tokens: &[TokenId], prompt_len: usize, most: usize) {
         let end = tokens.len().min(self.indexed.saturating_add(most));
+        let mut left = most;
         for at in self.indexed..end {
-            self.push(&tokens[..=at], at >= prompt_len);
+            self.push(&tokens[..=at], at >= prompt_len, &mut left);
         }
         self.indexed = end;
+        for index in self.longer.iter_mut().filter(|index| index.is_behind()) {
+            left -= index.feed(&tokens[..end], left);
+        }
     }
 
-    fn push(&mut self, tokens: &[TokenId], is_output: bool) {
+    /// The longer runs may take in so many tokens that they lack.
+    fn push(&mut self, tokens: &[TokenId], is_output: bool, left: &mut usize) {
         let Some(token) = tokens.last() else { return };
         if let Some(found) = self.found {
             let is_right = tokens[found.next as usize] == *token;
@@ -133,30 +141,42 @@ impl PromptLookup {
             }
             self.found = is_right.then_some(Match { next: found.next + 1, length: found.length + 1 });
         }
-        let mut before = 0;
-        for length in GRAMS {
-            let Some(from) = tokens.len().checked_sub(length) else { continue };
-            let gram = &tokens[from..];
-            let Some(next) = self.behind.insert(hash_of(self.seed, gram), tokens.len() as u32) else {
-                continue;
-            };
-            if length == BRANCH_GRAM {
-                before = next;
-            }
-            if self.found.is_none_or(|found| (found.length as usize) < length)
-                && tokens[..next as usize].ends_with(gram)
-            {
-                self.found = Some(Match { next, length: length as u32 });
-            }
+        let before = self.pairs.push(tokens);
+        if before == 0 {
+            self.repeated_pairs = 0;
+            return;
         }
+        self.repeated_pairs += 1;
+        self.before.resize(tokens.len() - 1, 0);
         self.before.push(before);
+        let pair = &tokens[tokens.len() - BRANCH_GRAM..];
+        if let Some(longer) = self.find_longer(tokens, left) {
+            self.found = Some(longer);
+        } else if self.found.is_none() && tokens[..before as usize].ends_with(pair) {
+            self.found = Some(Match { next: before, length: BRANCH_GRAM as u32 });
+        }
+    }
+
+    /// Where the last tokens of a text occurred before, if more of them did than of what is found.
+    fn find_longer(&mut self, tokens: &[TokenId], left: &mut usize) -> Option<Match> {
+        let found = self.found.map_or(0, |found| found.length as usize);
+        let repeated = self.repeated_pairs + 1;
+        self.longer.iter_mut().filter(|index| (found + 1..=repeated).contains(&index.length())).find_map(
+            |index| {
+                *left -= index.feed(&tokens[..tokens.len() - 1], *left);
+                let gram = &tokens[tokens.len() - index.length()..];
+                let next = index.find(gram);
+                let is_it = next > 0 && tokens[..next as usize].ends_with(gram);
+                is_it.then_some(Match { next, length: gram.len() as u32 })
+            },
+        )
     }
 
     /// How the text has gone on behind the gram `last` but with `guess`, the latest first: indices of tokens of which no two are the
     /// same.
     fn others(&self, tokens: &[TokenId], last: &[TokenId], guess: TokenId) -> Vec<u32> {
         let mut others: Vec<u32> = Vec::new();
-        let mut next = self.behind.get(&hash_of(self.seed, last)).copied().unwrap_or(0) as usize;
+        let mut next = self.pairs.find(last) as usize;
         for _ in 0..LOOKED_AT {
             if next == 0 || others.len() == MOST_BRANCHES {
                 break;
@@ -168,7 +188,7 @@ impl PromptLookup {
             if tokens.get(next).is_some_and(is_new) && tokens[..next].ends_with(last) {
                 others.push(next as u32);
             }
-            next = self.before[next - 1] as usize;
+            next = self.before.get(next - 1).copied().unwrap_or(0) as usize;
         }
         others
     }
@@ -206,42 +226,12 @@ impl PromptLookup {
     }
 }
 
-/// Of a gram.
-pub(super) fn hash_of(seed: u64, gram: &[TokenId]) -> u64 {
-    gram.iter().fold(seed, |hash, token| mix(hash ^ u64::from(token.0)))
-}
-
-/// splitmix64's finalizer (Steele, Lea, Flood 2014).
-fn mix(hash: u64) -> u64 {
-    let mut z = hash.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// Of keys that are hashes.
-#[derive(Default)]
-pub(super) struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are u64");
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::scheduler::grams::hash_of;
 
     fn tokens(ids: &[u32]) -> Vec<TokenId> {
         ids.iter().copied().map(TokenId).collect()
@@ -298,7 +288,7 @@ mod tests {
         let mut lookup = PromptLookup::new(1);
         let mut text = tokens(&[1, 2, 30, 1, 2, 40]);
         for at in 0..200 {
-            text.extend(tokens(&[1, 2, if mix(at).is_multiple_of(2) { 30 } else { 40 }]));
+            text.extend(tokens(&[1, 2, if hash_of(0, &tokens(&[at])).is_multiple_of(2) { 30 } else { 40 }]));
             lookup.update(&text, 6, usize::MAX);
         }
         let [first, second, _] = lookup.branch_chances();
@@ -327,7 +317,81 @@ mod tests {
         assert!(lookup.guess(&surprised).is_some_and(|guess| guess.accuracy < 0.1));
     }
 
+    /// Counts up, then has each of its runs of so many tokens between 200 and 300 go on in another way.
+    fn misleading(length: u32, count: u32) -> Vec<TokenId> {
+        let mut text: Vec<_> = (0..count).collect();
+        for at in 200..300 {
+            text.extend(at..at + length);
+            text.push(10_000 + at);
+        }
+        tokens(&text)
+    }
+
+    #[test]
+    fn longer_runs_rest_until_shorter_ones_mislead_and_are_found_then() {
+        for (length, wakes) in [(1, [false; 2]), (2, [false, true]), (4, [true; 2])] {
+            let mut text = misleading(length, 500);
+            let mut lookup = lookup(&text);
+            let rested = lookup.longer.each_ref().map(GramIndex::fed);
+            let begins = text.len();
+            for at in 200..220 {
+                text.push(TokenId(at));
+                lookup.update(&text, begins, usize::MAX);
+            }
+            let fed = lookup.longer.each_ref().map(GramIndex::fed);
+            assert_eq!([fed[0] > rested[0], fed[1] > rested[1]], wakes, "{length}: {rested:?}, {fed:?}");
+            assert!(lookup.longer.iter().all(|index| index.fed() < begins + 10), "and rests again");
+            assert_eq!(lookup.guess(&text).map(|guess| guess.rest[0].0), Some(220));
+        }
+    }
+
+    #[test]
+    fn what_longer_runs_lack_they_take_in_piece_by_piece() {
+        let mut text = misleading(4, 5_000);
+        let mut lookup = lookup(&text);
+        let fed = |lookup: &PromptLookup| lookup.longer.iter().map(GramIndex::fed).sum::<usize>();
+        for at in 200..400 {
+            text.push(TokenId(at));
+            let before = fed(&lookup);
+            lookup.update(&text, 5_000, 100);
+            assert!(fed(&lookup) <= before + 100);
+        }
+        assert!(lookup.longer.iter().all(|index| index.fed() > 5_000 && !index.is_behind()));
+    }
+
+    /// What is found in a text by looking at all of it behind each token.
+    fn searched(text: &[TokenId]) -> Option<Match> {
+        let mut found: Option<Match> = None;
+        for end in 1..=text.len() {
+            let text = &text[..end];
+            found = found.filter(|found| text[found.next as usize] == text[end - 1]);
+            found = found.map(|found| Match { next: found.next + 1, length: found.length + 1 });
+            let longest = GRAMS.into_iter().filter(|&length| length <= end).find_map(|length| {
+                let latest = (length..end).rev().find(|&next| text[..next].ends_with(&text[end - length..]));
+                latest.map(|next| Match { next: next as u32, length: length as u32 })
+            });
+            let is_longer = |longest: &Match| found.is_none_or(|found| longest.length > found.length);
+            found = longest.filter(is_longer).or(found);
+        }
+        found
+    }
+
     proptest! {
+        #[test]
+        fn nothing_is_missed_by_what_rests(ids in prop::collection::vec(0u32..9, 0..120), copies in prop::collection::vec((0usize..200, 2usize..20), 0..6), pieces in 1usize..9) {
+            let mut text = tokens(&ids);
+            for (from, count) in copies {
+                let copied: Vec<_> = text.iter().skip(from).take(count).copied().collect();
+                text.extend(copied);
+            }
+            let mut lookup = PromptLookup::new(3);
+            while lookup.indexed < text.len() {
+                let end = text.len().min(lookup.indexed + pieces);
+                lookup.update(&text[..end], 20, usize::MAX);
+                prop_assert_eq!(lookup.found, searched(&text[..end]));
+            }
+        }
+
         #[test]
         fn a_guess_is_what_followed_the_same_tokens(ids in prop::collection::vec(0u32..4, 0..200), pieces in 1usize..9) {
             let text = tokens(&ids);
