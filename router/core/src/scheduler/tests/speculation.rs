@@ -279,3 +279,15 @@ fn the_mock_refuses_verify_rows_that_make_no_sense() {
         check_refused(harness.config.clone(), &past, wrong, why);
     }
 }
+
+#[test]
+fn the_mock_refuses_drafts_that_reach_beyond_the_blocks_of_their_slot() {
+    let mut harness = harness(repeating(), Drafting::Always(4));
+    harness.submit(spec(&[3, 4, 5], 400));
+    let takes_a_block = |plan: &StepPlan| !verified(plan).is_empty() && u32s(&plan.new_block_counts) == [1];
+    let (past, plan) = harness.run_until(takes_a_block);
+    let end = u32s(&plan.positions)[0] + u32s(&plan.counts)[0];
+    let none = Bytes::copy_from_slice(&0u32.to_le_bytes());
+    let wrong = StepPlan { new_block_counts: none, new_pages: Bytes::new(), ..plan };
+    check_refused(harness.config.clone(), &past, wrong, &format!("its tables do not reach {end}"));
+}
