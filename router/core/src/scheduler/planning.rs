@@ -5,47 +5,36 @@
 //! yet: one that has a row never loses its blocks to a later one (see `blocks` for why that must not happen). The first
 //! sequence that runs, the oldest of the highest priority, always gets what it needs: if all that could give blocks have rows
 //! already, it comes first in the next plan. No sequence is longer than the pool, so it ends, and the next one is the first.
-//!
-//! A sequence in the queue that finds no slot or no blocks takes those of sequences that run with a lower priority, one in a
-//! plan (`make_way`).
+//! `admission` lets sequences in from the queue.
 
 use std::time::{Duration, Instant};
 
 use penstock_proto::StepPlan;
 use penstock_proto::ids::{SequenceId, TokenId};
 
+use super::admission::Room;
 use super::blocks::Reuse;
-use super::core::{Blocked, Core};
+use super::core::Core;
 use super::cost::Work;
 use super::fairness::cost;
 use super::in_flight::{InFlight, RowRecord};
 use super::order::Turn;
 use super::plan::{Feed, PromptTargets, Row, Start};
-use super::policy::{
-    DEPARTURES_PER_LOOKUP, MicrobatchSchedule, PromptBudget, align, growth, lookahead, plans_in_flight,
-};
-use super::sequence::{LookedUp, PromptLogprobs, Sequence};
+use super::policy::{MicrobatchSchedule, PromptBudget, align, plans_in_flight};
+use super::sequence::{PromptLogprobs, Sequence};
 use super::snapshots::StateRecord;
 use super::speculation::{Allotment, Drafter};
 use super::submission::{SequenceEvent, Unavailable};
 
 /// A plan being built.
-struct Draft {
-    rows: Vec<RowRecord>,
-    work: Work,
-    prompt_rows: u32,
-    admitted: u32,
-    budget: PromptBudget,
+pub(super) struct Draft {
+    pub rows: Vec<RowRecord>,
+    pub work: Work,
+    pub prompt_rows: u32,
+    pub admitted: u32,
+    pub budget: PromptBudget,
     /// Sequences whose rows verify drafts, and how many at most.
-    drafts: Vec<Allotment>,
-}
-
-/// What the queue finds, while a plan is built.
-struct Room {
-    /// Pages by which those who run must be able to grow, if that is known.
-    running_growth: Option<u32>,
-    /// False once the head of the queue found none.
-    is_there: bool,
+    pub drafts: Vec<Allotment>,
 }
 
 impl Core {
@@ -150,20 +139,6 @@ impl Core {
         }
     }
 
-    /// Preempts the last that runs if the head of the queue has a higher priority, and found no slot or no room. One at a
-    /// time: what it leaves may be enough.
-    fn make_way(&mut self) {
-        let Some((head, key)) = self.waiting.head() else { return };
-        let is_stuck = !self.has_slot() || self.is_still_blocked(head.id);
-        if let Some(&last) = self.running.last()
-            && head.priority < self.sequences[last].priority
-            && self.sequences[key].rows_in_flight == 0
-            && is_stuck
-        {
-            self.give_way(last);
-        }
-    }
-
     fn turn(&self, key: usize) -> Turn {
         let sequence = &self.sequences[key];
         Turn { priority: sequence.priority, served: self.waiting.served(sequence.account), id: sequence.id }
@@ -204,115 +179,6 @@ impl Core {
         self.spare_prompts = prompts;
     }
 
-    /// Lets in the sequence whose turn it is, or finds that there is no room for it now.
-    fn admit(&mut self, draft: &mut Draft, room: &mut Room) {
-        room.is_there = false;
-        let Some((Turn { id, .. }, key)) = self.waiting.head() else { return };
-        let block_size = self.pool.block_size();
-        // Rows of a preempted sequence that are still in flight will bring tokens to start from.
-        if !self.has_slot() || self.sequences[key].rows_in_flight > 0 || self.is_still_blocked(id) {
-            return;
-        }
-        if self.is_still_unfed(key, draft) {
-            return;
-        }
-        let ahead = lookahead(self.sequences[key].preemptions, block_size);
-        let chunk = self.capacity.max_step_tokens;
-        let tables = self.pool.tables();
-        let others: u32 = match room.running_growth {
-            Some(sum) if self.sequences[key].preemptions == 0 => sum,
-            _ => self.running.iter().map(|&key| growth(&self.sequences[key], ahead, tables, chunk)).sum(),
-        };
-        if self.still_lacks_pages(key, others) {
-            return;
-        }
-        #[cfg(test)]
-        {
-            self.head_lookups += 1;
-        }
-        let available = self.pool.available();
-        let reuse = self.reuse_cached(key);
-        let sequence = &self.sequences[key];
-        let begins = sequence.num_scheduled_tokens;
-        let node = self.pool.last_node(&sequence.table);
-        let looked_up = LookedUp { begins, node, pages: None, departures: self.departures };
-        let waits = self.waits_for_state(key, &reuse) || self.waits_for_copy(key, &draft.rows);
-        if waits || self.chunk(key, 0, draft) == 0 {
-            self.forget_cached(key);
-            self.sequences[key].looked_up = Some(looked_up);
-            return;
-        }
-        let sequence = &self.sequences[key];
-        let own = growth(sequence, ahead, self.pool.tables(), chunk);
-        let shared = available - self.pool.available();
-        if own.saturating_add(others) > self.pool.available() && !self.running.is_empty() {
-            let pages = Some(own.saturating_add(shared));
-            self.sequences[key].looked_up = Some(LookedUp { pages, ..looked_up });
-            self.forget_cached(key);
-            self.blocked = Some(Blocked { id, room: self.pool.available(), departures: self.departures });
-            return;
-        }
-        self.blocked = None;
-        room.is_there = true;
-        let cached_tokens = sequence.cached_tokens();
-        let first_time = sequence.preemptions == 0;
-        let again = (reuse.known * block_size).saturating_sub(sequence.num_scheduled_tokens);
-        self.counters.recomputed_tokens += u64::from(again);
-        self.assign_slot(key);
-        self.count_hits(key, 0);
-        let sequence = &mut self.sequences[key];
-        if !sequence.was_admitted {
-            sequence.was_admitted = true;
-            sequence.tell(SequenceEvent::Admitted { cached_tokens });
-        }
-        let rows = draft.rows.len();
-        self.plan_row(key, draft);
-        draft.admitted += (draft.rows.len() - rows) as u32;
-        room.running_growth = match self.sequences.get(key) {
-            Some(sequence) if first_time => {
-                Some(others + growth(sequence, ahead, self.pool.tables(), self.capacity.max_step_tokens))
-            }
-            _ => None,
-        };
-    }
-
-    /// Whether the head of the queue would find no more room than when it was last tried: a long prompt
-    /// must not be looked up in the cache at every step.
-    fn is_still_blocked(&self, id: SequenceId) -> bool {
-        let unchanged = |blocked: &Blocked| {
-            blocked.id == id && blocked.departures == self.departures && self.pool.available() <= blocked.room
-        };
-        !self.running.is_empty() && self.blocked.as_ref().is_some_and(unchanged)
-    }
-
-    /// The same after something changed: the head would not find room for what it would have taken when it was last looked
-    /// up, beside what `others` need. Now and then it is looked up all the same: the cache may have more of it by now.
-    fn still_lacks_pages(&mut self, key: usize, others: u32) -> bool {
-        let (available, departures) = (self.pool.available(), self.departures);
-        let Sequence { id, looked_up, tokens, .. } = &self.sequences[key];
-        let Some(LookedUp { begins, node, pages: Some(pages), departures: then }) = *looked_up else {
-            return false;
-        };
-        let lacks = pages.saturating_add(others) > available;
-        if self.running.is_empty() || !lacks || departures - then >= DEPARTURES_PER_LOOKUP {
-            return false;
-        }
-        if let Some(node) = node {
-            let block_size = self.pool.block_size() as usize;
-            self.pool.touch(node, &tokens[begins as usize - block_size..begins as usize]);
-        }
-        self.blocked = Some(Blocked { id: *id, room: available, departures });
-        true
-    }
-
-    /// Whether the head of the queue, beside prompts that are in the step already, may feed nothing from where it would have
-    /// begun when it was last looked up.
-    fn is_still_unfed(&self, key: usize, draft: &Draft) -> bool {
-        let begins = self.sequences[key].looked_up.map(|looked_up| looked_up.begins);
-        draft.budget.work.prompts
-            && begins.is_some_and(|at| draft.budget.chunk(&self.cost, at, self.pool.block_size()) == 0)
-    }
-
     /// A plan for one sequence only, which is suspected of crashing workers. Others keep what they have, as
     /// long as it does not need it, and wait.
     fn plan_quarantined(&mut self, id: SequenceId, draft: &mut Draft) {
@@ -348,7 +214,7 @@ impl Core {
     }
 
     /// Adds a sequence's next row to the plan, if it has one and the budget allows it.
-    fn plan_row(&mut self, key: usize, draft: &mut Draft) {
+    pub(super) fn plan_row(&mut self, key: usize, draft: &mut Draft) {
         if self.sequences[key].is_fully_scheduled() {
             return;
         }
@@ -561,7 +427,7 @@ impl Core {
 
     /// Counts what the prefix cache gave a sequence beyond `before`. What it had computed itself, before it lost its
     /// blocks, is no hit.
-    fn count_hits(&mut self, key: usize, before: u32) {
+    pub(super) fn count_hits(&mut self, key: usize, before: u32) {
         let sequence = &mut self.sequences[key];
         let before = before.max(sequence.charged);
         if sequence.num_scheduled_tokens > before {
@@ -571,7 +437,7 @@ impl Core {
     }
 
     /// How many tokens of what it has to feed behind the next `copied` ones a sequence may feed now.
-    fn chunk(&self, key: usize, copied: u32, draft: &Draft) -> u32 {
+    pub(super) fn chunk(&self, key: usize, copied: u32, draft: &Draft) -> u32 {
         let block_size = self.pool.block_size();
         let sequence = &self.sequences[key];
         debug_assert_eq!(sequence.samples_in_flight, 0, "what a slot sampled is fed by continuing");
@@ -595,7 +461,7 @@ impl Core {
     /// Continues a block table with what the prefix cache knows of its next tokens. The last token is
     /// always left to compute, for its logits, and with it its whole block: a shared block is never
     /// written. Of what an encoder read all is there or nothing counts.
-    fn reuse_cached(&mut self, key: usize) -> Reuse {
+    pub(super) fn reuse_cached(&mut self, key: usize) -> Reuse {
         let block_size = self.pool.block_size();
         let sequence = &mut self.sequences[key];
         if !sequence.reads_cache()
@@ -617,7 +483,7 @@ impl Core {
     }
 
     /// Undoes `reuse_cached` of a sequence that stays in the queue.
-    fn forget_cached(&mut self, key: usize) {
+    pub(super) fn forget_cached(&mut self, key: usize) {
         let sequence = &mut self.sequences[key];
         self.pool.release(&mut sequence.table);
         sequence.num_scheduled_tokens = 0;
