@@ -45,16 +45,19 @@ impl Core {
             if !has_window || !running.goes_on_from(sequence) {
                 continue;
             }
+            let alike = sequence.alike(running, from, most);
+            if alike == 0 {
+                continue;
+            }
             // What a draft model keeps of an output may not be there yet.
             let planned = running.num_scheduled_tokens.min(running.prompt_len);
             // Of one that starts in this plan as well, blocks before its row may be another's of this plan.
-            let row = rows.iter().find(|row| row.key == other);
+            let row = rows.iter().rev().find(|row| row.key == other);
             let written = match row {
                 Some(_) if running.start_plan == self.builder.number() => 0,
                 Some(row) => planned.min(row.end.saturating_sub(row.tokens)),
                 None => planned,
             };
-            let alike = sequence.alike(running, from, most);
             let there = |until: u32| alike.min(until.saturating_sub(from));
             source.planned = source.planned.max(there(planned));
             if there(written) > source.found.map_or(0, |(_, tokens)| tokens) {

@@ -12,10 +12,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use futures::future::poll_fn;
+use penstock_proto::ids::TokenId;
 use slab::Slab;
 use tokio::sync::mpsc;
 
-use super::submission::SequenceEvent;
+use super::submission::{SampledToken, SequenceEvent};
 use crate::clock;
 
 const NO_PANIC: &str = "nothing panics while it holds this lock";
@@ -41,10 +42,47 @@ struct Collected {
     step: Option<Instant>,
 }
 
-/// To one mailbox. No event: nothing more will come.
+/// To one mailbox. Short, since a step writes one for each of its rows, to memory that the readers' processor had last.
 struct Letter {
-    to: usize,
-    event: Option<SequenceEvent>,
+    to: u32,
+    news: News,
+}
+
+enum News {
+    /// Without alternatives.
+    Token {
+        id: TokenId,
+        logprob: f32,
+        is_draft: bool,
+    },
+    Other(Box<SequenceEvent>),
+    /// Nothing more will come.
+    End,
+}
+
+const _: () = assert!(size_of::<Letter>() <= 24);
+
+impl From<SequenceEvent> for News {
+    fn from(event: SequenceEvent) -> Self {
+        match event {
+            SequenceEvent::Token(SampledToken { id, logprob, top, is_draft }) if top.is_empty() => {
+                News::Token { id, logprob, is_draft }
+            }
+            other => News::Other(Box::new(other)),
+        }
+    }
+}
+
+impl News {
+    fn event(self) -> Option<SequenceEvent> {
+        match self {
+            News::Token { id, logprob, is_draft } => {
+                Some(SequenceEvent::Token(SampledToken { id, logprob, top: Vec::new(), is_draft }))
+            }
+            News::Other(event) => Some(*event),
+            News::End => None,
+        }
+    }
 }
 
 /// What happened at the same time, in order.
@@ -124,12 +162,12 @@ impl Dispatcher {
 
 impl Mailboxes {
     fn deliver(&self, Batch { at, mut letters }: Batch) {
-        for Letter { to, event } in letters.drain(..) {
+        for Letter { to, news } in letters.drain(..) {
             let waiting = {
                 let mut open = lock(&self.open);
-                match event {
-                    Some(event) => open[to].take_in(Told { at, event }),
-                    None => open.remove(to).close(),
+                match news.event() {
+                    Some(event) => open[to as usize].take_in(Told { at, event }),
+                    None => open.remove(to as usize).close(),
                 }
             };
             waiting.into_iter().flatten().for_each(Waker::wake);
@@ -149,6 +187,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn mailbox(dispatcher: &Arc<Dispatcher>) -> (EventSender, SequenceEvents) {
     let mailbox = Arc::<Mailbox>::default();
     let number = lock(&dispatcher.mailboxes.open).insert(mailbox.clone());
+    let number = u32::try_from(number).expect("so many requests are not live");
     (EventSender { number, dispatcher: dispatcher.clone() }, SequenceEvents { mailbox })
 }
 
@@ -224,20 +263,20 @@ impl Mailbox {
 
 /// The scheduler's end.
 pub(crate) struct EventSender {
-    number: usize,
+    number: u32,
     dispatcher: Arc<Dispatcher>,
 }
 
 impl EventSender {
     /// The reader may be gone, which its ticket tells; nothing is lost then.
     pub fn send(&self, event: SequenceEvent) {
-        self.dispatcher.post(Letter { to: self.number, event: Some(event) });
+        self.dispatcher.post(Letter { to: self.number, news: event.into() });
     }
 }
 
 impl Drop for EventSender {
     fn drop(&mut self) {
-        self.dispatcher.post(Letter { to: self.number, event: None });
+        self.dispatcher.post(Letter { to: self.number, news: News::End });
     }
 }
 

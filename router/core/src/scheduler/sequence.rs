@@ -21,71 +21,18 @@ use super::prompt_lookup::PromptLookup;
 use super::snapshots::StateRecord;
 use super::submission::{Priority, PromptLogprob, Sampling, SequenceEvent};
 
+/// In the order of memory: first what every step of a sequence that decodes reads or writes.
+#[repr(C)]
 pub(super) struct Sequence {
     pub id: SequenceId,
-    pub events: EventSender,
-    /// Counts it among `max_live` until the sequence is dropped.
-    _permit: Option<Arc<Permit>>,
-
     /// What its encoder reads and the padding behind it, if it has one; the prompt; and every token that was
     /// sampled and delivered.
     pub tokens: Vec<TokenId>,
-    pub encoder: Encoder,
-    /// Of all before the output.
-    pub prompt_len: u32,
-    pub max_new_tokens: u32,
-    pub sampling: Sampling,
-    pub ignore_eos: bool,
-    pub stop_token_ids: Vec<TokenId>,
-    pub top_tokens: u32,
-    pub namespace: Namespace,
-    pub trace: Option<SpanRef>,
-    pub prompt_logprobs: PromptLogprobs,
-    pub constraint: Option<Constraint>,
-    /// Where its drafts come from; `None`: it has none.
-    pub lookup: Option<PromptLookup>,
-    /// Where else they come from.
-    pub recall: Option<Recall>,
-    /// How often drafts of the workers' draft model are right; `None`: it makes none for it.
-    pub draft_accuracy: Option<DraftAccuracy>,
-    pub deadline: Option<Instant>,
-    pub stop_at: Option<Instant>,
-    pub priority: Priority,
-    /// Of its tenant.
-    pub account: AccountId,
-    /// Positions that its tenant was charged for: what is computed again is free.
-    pub charged: u32,
-
-    /// Its row in the workers' slot table while it runs; `None` while it waits.
-    pub slot: Option<SlotId>,
-    /// Whether the workers know it in that slot.
-    pub started: bool,
-    /// Whether its next row has to say everything: at first, and when its table jumped ahead.
-    pub start_due: bool,
-    /// Its blocks.
-    pub table: Table,
-    /// How many of them plans have told the workers.
-    pub sent_blocks: usize,
-    /// How many full blocks at the head of its table were offered to the prefix cache.
-    pub registered: usize,
-    /// How many of them a sample of this sequence has vouched for.
-    pub vouched: usize,
-    /// Of a model with recurrent layers.
-    pub states: StateRecord,
     /// Positions whose keys and values are in its blocks once all plans built so far have run, if all drafts in flight are
     /// accepted: an upper bound, and `confirmed` the lower one.
     pub num_scheduled_tokens: u32,
-    /// Number of the plan that has its latest row, and of the one whose row started it in its slot.
-    pub last_plan: u64,
-    pub start_plan: u64,
     /// Position of the token that its slot sampled last, once all plans built so far have run.
     pub slot_sampled: Option<u32>,
-
-    /// What its last look into the prefix cache found, if it could not be admitted then.
-    pub looked_up: Option<LookedUp>,
-
-    /// Positions that a worker, whichever it was, has answered for.
-    pub answered: u32,
 
     /// What plans in flight hold of it: rows, those that sample, drafts, and tokens fed.
     pub rows_in_flight: u32,
@@ -97,9 +44,63 @@ pub(super) struct Sequence {
     pub stale_drafts_in_flight: u32,
     pub tokens_in_flight: u32,
 
-    pub was_admitted: bool,
-    pub preemptions: u32,
+    /// Of all before the output.
+    pub prompt_len: u32,
+    pub max_new_tokens: u32,
+    /// Positions that a worker, whichever it was, has answered for.
+    pub answered: u32,
+    /// Positions that its tenant was charged for: what is computed again is free.
+    pub charged: u32,
+    /// Elsewhere, since few have one.
+    pub constraint: Option<Box<Constraint>>,
+    /// How often drafts of the workers' draft model are right; `None`: it makes none for it.
+    pub draft_accuracy: Option<DraftAccuracy>,
+
+    /// Its blocks.
+    pub table: Table,
+    /// How many of them plans have told the workers.
+    pub sent_blocks: usize,
+    /// How many full blocks at the head of its table were offered to the prefix cache.
+    pub registered: usize,
+    /// How many of them a sample of this sequence has vouched for.
+    pub vouched: usize,
+    /// Number of the plan that has its latest row, and of the one whose row started it in its slot.
+    pub last_plan: u64,
+    pub start_plan: u64,
+    pub events: EventSender,
+    pub stop_token_ids: Vec<TokenId>,
+    pub top_tokens: u32,
+    /// Its row in the workers' slot table while it runs; `None` while it waits.
+    pub slot: Option<SlotId>,
+    /// Of its tenant.
+    pub account: AccountId,
     pub crash_history: CrashHistory,
+    pub ignore_eos: bool,
+    /// Whether the workers know it in that slot.
+    pub started: bool,
+    /// Whether its next row has to say everything: at first, and when its table jumped ahead.
+    pub start_due: bool,
+    pub was_admitted: bool,
+    pub stop_at: Option<Instant>,
+    pub prompt_logprobs: PromptLogprobs,
+    pub priority: Priority,
+    pub trace: Option<SpanRef>,
+    /// Where else its drafts come from than `lookup`.
+    pub recall: Option<Recall>,
+    /// Where its drafts come from; `None`: it has none.
+    pub lookup: Option<PromptLookup>,
+    /// Of a model with recurrent layers.
+    pub states: StateRecord,
+
+    pub encoder: Encoder,
+    pub sampling: Sampling,
+    pub namespace: Namespace,
+    pub deadline: Option<Instant>,
+    /// What its last look into the prefix cache found, if it could not be admitted then.
+    pub looked_up: Option<LookedUp>,
+    pub preemptions: u32,
+    /// Counts it among `max_live` until the sequence is dropped.
+    _permit: Option<Arc<Permit>>,
 }
 
 /// What the head of the queue found in the prefix cache.
@@ -158,7 +159,7 @@ impl Sequence {
                 true => PromptLogprobs::Collecting(Vec::new()),
                 false => PromptLogprobs::NotWanted,
             },
-            constraint: spec.constraint.as_deref().map(Constraint::new),
+            constraint: spec.constraint.as_deref().map(Constraint::new).map(Box::new),
             lookup: None,
             recall: None,
             draft_accuracy: None,
