@@ -128,6 +128,27 @@ def test_quantized_shards_are_the_same_to_the_last_bit(
     assert 0 < error < (0.5 if quantize == "int8" else 1.2), float(error)
 
 
+def test_all_ranks_keep_the_drafts_that_the_first_has_accepted(tmp_path: Path, pair: Ranks) -> None:
+    from client import row, sampled
+
+    config = FAMILIES["LLaMA 3"]
+    folder, prompt = make(tmp_path, config), ids(vocabulary_of(config), 1)[:40]
+    driver = on_engine(pair, folder, max_step_drafts=16)
+    rows = [row(0, prompt, 0, list(range(4)), start={})]
+    text: list[int] = []
+    for position in range(40, 50):
+        text += sampled(driver.step(rows))
+        rows = [row(0, None, position)]
+    driver.step([row(1, prompt, 0, list(range(10, 14)), start={})])
+    wrong = (text[3] + 1) % vocabulary_of(config)
+    result = driver.step([row(1, None, 40, drafts=[text[1], text[2], wrong, text[4]])])
+    assert sampled(result) == text[1:4]
+    # A tree: the second way goes on from the first draft.
+    result = driver.step([row(1, None, 43, drafts=[text[4], wrong, text[5], text[6]], parents=[0, 1, 1, 3])])
+    assert sampled(result) == text[4:8]
+    assert sampled(driver.step([row(1, None, 47)])) == [text[8]]
+
+
 @pytest.mark.parametrize("family", ON_TORCH)
 def test_what_is_made_of_all_ranks_at_once_is_torchs(family: str, tmp_path: Path, pair: Ranks) -> None:
     config = FAMILIES[family]

@@ -21,7 +21,6 @@ from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray,
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
 ABI = 12
-MOST_TOLD = 1 << 16  # bytes
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -295,11 +294,9 @@ class CpuProgram:
         succeeded(self._library.penstock_cpu_share(self._handle, at, *shape, numbers, columns))
 
     def tell(self, numbers: HostArray) -> None:
-        """Gives every rank what rank 0 has, MOST_TOLD bytes at a time. Raises RankLost."""
+        """Gives every rank what rank 0 has. Raises RankLost."""
         assert numbers.flags.c_contiguous
-        for begin in range(0, numbers.nbytes, MOST_TOLD):
-            count = min(MOST_TOLD, numbers.nbytes - begin)
-            succeeded(self._library.penstock_cpu_tell(self._handle, address(numbers) + begin, count))
+        succeeded(self._library.penstock_cpu_tell(self._handle, address(numbers), numbers.nbytes))
 
     def set_cache(self, layer: int, rows: Array, table: int, format: CacheFormat = CacheFormat.BF16) -> None:
         """Where a layer's pages are, which table of a step names them, and how they hold numbers: all layers in one format.

@@ -12,10 +12,13 @@ from penstock.engine.threads import KINDS, LONGEST_PAUSE, SLOW_STEPS, WORTH, Cho
 pytestmark = pytest.mark.alone
 
 
+STEP_NS = 200_000.0
+
+
 def run(choice: Choice, steps: int, ratios: dict[int, float], at: float, each: float = 0.01) -> float:
     """So many steps, of which one takes `ratios` of its threads; returns the time after them."""
     for _ in range(steps):
-        choice.observe(ratios[choice.now], at)
+        choice.observe(ratios[choice.now], at, STEP_NS * ratios[choice.now])
         at += each
     return at
 
@@ -23,7 +26,7 @@ def run(choice: Choice, steps: int, ratios: dict[int, float], at: float, each: f
 def test_all_threads_stay_while_steps_take_what_they_should() -> None:
     choice = Choice(2)
     for ratio in (1.0, 1.5, 5.0) * 100:  # now and then one is slow
-        choice.observe(ratio, 0.0)
+        choice.observe(ratio, 0.0, STEP_NS * ratio)
         assert choice.now == 2
 
 
@@ -56,6 +59,17 @@ def test_all_threads_have_to_be_worth_what_they_cost_others() -> None:
     run(choice, 10_000, {1: 1.0, 2: 1.0 / (WORTH - 0.1)}, 0.0)
     assert choice.settled == 1
     choice.settle(1.0, 1.0 / (WORTH + 0.1))
+    assert choice.settled == 2
+
+
+def test_of_long_steps_all_threads_are_worth_a_small_share() -> None:
+    choice = Choice(2)
+    choice.settle(1.2 * 50e6, 50e6)
+    assert choice.settled == 2
+    choice.settle(50.2e6, 50e6)
+    assert choice.settled == 1
+    for number in range(1000):
+        choice.observe(1.2 if choice.now == 1 else 1.0, 0.06 * number, 60e6 if choice.now == 1 else 50e6)
     assert choice.settled == 2
 
 

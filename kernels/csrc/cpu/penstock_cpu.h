@@ -91,7 +91,7 @@ enum penstock_kind {
 // Residual streams of a model.
 enum { PENSTOCK_MOST_STREAMS = 16 };
 
-// Bytes that rank 0 tells the others at once.
+// Bytes that rank 0 tells the others in one meeting.
 enum { PENSTOCK_MOST_TOLD = 1 << 16 };
 
 enum penstock_norm { PENSTOCK_NORM_NONE = 0, PENSTOCK_NORM_RMS = 1, PENSTOCK_NORM_LAYER = 2 };
@@ -308,7 +308,7 @@ PENSTOCK_CPU_API int64_t penstock_cpu_shared_bytes(const penstock_program *progr
 PENSTOCK_CPU_API int penstock_cpu_share(penstock_program *program, void *memory, int64_t tokens, int64_t rows, int32_t rank,
                                         int32_t ranks, const int32_t *sockets, int64_t columns);
 
-// Gives every rank what rank 0 has in `numbers`, PENSTOCK_MOST_TOLD bytes at most.
+// Gives every rank what rank 0 has in `numbers`.
 PENSTOCK_CPU_API int penstock_cpu_tell(penstock_program *program, void *numbers, int64_t bytes);
 
 // Memory of a layer's pages, `page_bytes` from one to the next, the table they are in, and a penstock_cache_format, which all layers

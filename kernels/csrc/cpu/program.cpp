@@ -286,12 +286,16 @@ void Program::meet() {
 }
 
 void Program::tell(void *numbers, int64_t bytes) {
-    if (!ranks_ || bytes < 0 || bytes > PENSTOCK_MOST_TOLD) throw wrong("more than ranks tell each other at once");
-    // What was told before may still be read.
-    uint8_t *told = ranks_->memory(0) + places_.told[told_++ % 2];
-    if (ranks_->rank() == 0) std::memcpy(told, numbers, static_cast<size_t>(bytes));
-    meet();
-    if (ranks_->rank() != 0) std::memcpy(numbers, told, static_cast<size_t>(bytes));
+    if (!ranks_ || bytes < 0) throw wrong("nobody to tell anything");
+    for (int64_t begin = 0; begin < bytes; begin += PENSTOCK_MOST_TOLD) {
+        const auto count = static_cast<size_t>(std::min<int64_t>(bytes - begin, PENSTOCK_MOST_TOLD));
+        uint8_t *own = static_cast<uint8_t *>(numbers) + begin;
+        // What was told before may still be read.
+        uint8_t *told = ranks_->memory(0) + places_.told[told_++ % 2];
+        if (ranks_->rank() == 0) std::memcpy(told, own, count);
+        meet();
+        if (ranks_->rank() != 0) std::memcpy(own, told, count);
+    }
 }
 
 void Program::head_of_ranks(int64_t rows, float *target, int64_t target_stride) {

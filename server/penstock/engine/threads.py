@@ -18,13 +18,19 @@ SLOW, SLOW_STEPS = 2.0, 8
 # A trial: TURN steps with each number of threads in turn, TURNS times. The other number is taken if its median time
 # is below GAIN of the current one's, where all threads count as fast as they would be without what they cost others.
 TURN, TURNS, GAIN = 3, 2, 0.9
-# So many times faster than one thread all of them have to be.
-WORTH = 1.3
+# So many times faster than one thread all of them have to be; of long steps only by as much as router and clients could need meanwhile,
+# in nanoseconds. Two threads read a large model's weights a fifth faster than one.
+WORTH, COST_NS = 1.3, 300_000.0
 # Seconds from a trial to the next one, doubled by each that changes nothing.
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 # Tokens up to which steps are of one kind, with a choice of its own; the last kind are larger ones. Operations of decodes are
 # short, and so are their gains.
 KINDS = (1, 8, 32)
+
+
+def worth(together: float) -> float:
+    """How many times as long one thread has to take as all of them, which take so many nanoseconds, for these to be used."""
+    return 1.0 + min(WORTH - 1.0, COST_NS / together)
 
 
 class Choice:
@@ -33,7 +39,7 @@ class Choice:
     def __init__(self, most: int) -> None:
         self.most = most
         self.settled = most
-        self._trial: list[tuple[int, float]] | None = None
+        self._trial: list[tuple[int, float, float]] | None = None
         self._slow = 0
         self._pause, self._next_trial = PAUSE, 0.0
 
@@ -50,16 +56,16 @@ class Choice:
         return self.settled if len(self._trial) // TURN % 2 else self.other
 
     def settle(self, alone: float, together: float) -> None:
-        """Takes what was measured: the time of a step with one thread, and with all."""
-        self._take(1 if alone < WORTH * together else self.most)
+        """Takes what was measured: nanoseconds of a step with one thread, and with all."""
+        self._take(1 if alone < worth(together) * together else self.most)
 
     def _take(self, count: int) -> None:
         self.settled, self._trial, self._slow = count, None, 0
 
-    def observe(self, ratio: float, at: float) -> None:
-        """A step with `now` threads has taken `ratio` times what the cost model says, at the second `at`."""
+    def observe(self, ratio: float, at: float, nanoseconds: float) -> None:
+        """A step with `now` threads has taken so long, `ratio` times what the cost model says, at the second `at`."""
         if self._trial is not None:
-            self._trial.append((self.now, ratio))
+            self._trial.append((self.now, ratio, nanoseconds))
             if len(self._trial) == 2 * TURN * TURNS:
                 self._decide(self._trial, at)
             return
@@ -68,10 +74,11 @@ class Choice:
         if wants and at >= self._next_trial:
             self._trial = []
 
-    def _decide(self, trial: list[tuple[int, float]], at: float) -> None:
+    def _decide(self, trial: list[tuple[int, float, float]], at: float) -> None:
+        together = statistics.median(took for count, _, took in trial if count == self.most)
         ours, theirs = (
-            statistics.median(ratio for count, ratio in trial if count == wanted)
-            * (1.0 if wanted == 1 else WORTH)
+            statistics.median(ratio for count, ratio, _ in trial if count == wanted)
+            * (1.0 if wanted == 1 else worth(together))
             for wanted in (self.settled, self.other)
         )
         if theirs < GAIN * ours:
@@ -110,4 +117,5 @@ class Threads:
     def end(self, tokens: int, attended: int, nanoseconds: float) -> None:
         """After it."""
         if self.expected is not None:
-            self.choice(tokens).observe(nanoseconds / self.expected(tokens, attended), time.monotonic())
+            ratio = nanoseconds / self.expected(tokens, attended)
+            self.choice(tokens).observe(ratio, time.monotonic(), nanoseconds)
