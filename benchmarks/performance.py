@@ -28,8 +28,13 @@ of everything that is no table of models here.
 
 SECTIONS = {
     "http": ("Through the HTTP server", "Whole requests by HTTP, streams at once in the columns."),
+    "zen5": (
+        "Beside the peers, on Zen 5",
+        "Each in its turn on one machine, in one run. Streams at once are of whole requests, prompts of 32 tokens included, but for the library, "
+        "which has no server and whose columns are decodes alone.",
+    ),
     "peers": (
-        "Beside the peers, on AMD",
+        "Beside the peers, on Zen 4, two days before",
         "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
         "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 58 GB/s.",
     ),
