@@ -115,7 +115,7 @@ test("openai: a request that is aborted is noticed", async () => {
     const leaving = new AbortController();
     const options = { model: "tgi", prompt: "x", max_tokens: 1500, ignore_eos: true };
     const asked = connect(url).completions.create(options, { signal: leaving.signal });
-    setTimeout(() => leaving.abort(), 500);
+    setTimeout(() => leaving.abort(), 150);
     await assert.rejects(asked, OpenAI.APIUserAbortError);
   });
 });
