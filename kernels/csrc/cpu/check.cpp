@@ -8,7 +8,6 @@ namespace penstock {
 
 namespace {
 
-constexpr int64_t kLine = 64;
 // 255 times 127 for each input stays below 2^31.
 constexpr int kMostByteInputs = 1 << 16;
 

@@ -17,6 +17,9 @@ namespace penstock {
 // barrier.
 constexpr int64_t kRowsOfOwn = 4;
 
+// Of the first cache, and of memory.
+constexpr int64_t kLine = 64, kPage = 4096;
+
 // Pages of zeros from the system, given back in the end.
 class Memory {
 public:
@@ -132,6 +135,7 @@ private:
     static bool may_be_own(const penstock_operation &operation, const Buffer &target);
     int64_t row_bytes_of(const Buffer &buffer) const;
     SharedPlaces shared_places(int64_t tokens, int64_t rows) const;
+    [[noreturn]] static void throw_lost();
     // Throws RankLost.
     void meet();
     void place_shared();

@@ -72,17 +72,7 @@ class NativeSampler(SlotSampling):
                 tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
             verified = None if drafts is None else verify(tokens_S, drafts)
             self._count(slots, tokens_S, masks, verified)
-        chosen_S1 = logits_SV[np.arange(len(slots)), tokens_S][:, None]
-        sampled = Sampled(
-            tokens_S=tokens_S,
-            logprobs_S=summary.logprobs(chosen_S1)[:, 0],
-            sound_S=summary.sound_S,
-            possible_S=possible_S,
-            top_counts=self.top_counts[slots],
-            top_tokens_SN=None,
-            top_logprobs_SN=None,
-            verified=verified,
-        )
+        sampled = self._sampled(logits_SV, summary, slots, tokens_S, possible_S, verified)
         most = int(sampled.top_counts.max(initial=0))
         if most:
             wanting = np.flatnonzero(sampled.top_counts)
@@ -115,18 +105,30 @@ class NativeSampler(SlotSampling):
 
     def taken(self, logits_RV: F32, summary: LogitsSummary, slots: I64, counted: bool) -> Sampled:
         """What `sample` gives of such rows. `counted`: of penalties, some of them count their tokens."""
-        tokens_R = summary.tokens_S
         if counted:
-            self._count(slots, tokens_R, None, None)
-        chosen_R1 = logits_RV[np.arange(len(slots)), tokens_R][:, None]
+            self._count(slots, summary.tokens_S, None, None)
+        return self._sampled(logits_RV, summary, slots, summary.tokens_S)
+
+    def _sampled(
+        self,
+        logits_SV: F32,
+        summary: LogitsSummary,
+        slots: I64,
+        tokens_S: I64,
+        possible_S: Bools | None = None,
+        verified: Verified | None = None,
+    ) -> Sampled:
+        """Tokens with their log probabilities, and no alternatives."""
+        chosen_S1 = logits_SV[np.arange(len(slots)), tokens_S][:, None]
         return Sampled(
-            tokens_S=tokens_R,
-            logprobs_S=summary.logprobs(chosen_R1)[:, 0],
+            tokens_S=tokens_S,
+            logprobs_S=summary.logprobs(chosen_S1)[:, 0],
             sound_S=summary.sound_S,
-            possible_S=None,
+            possible_S=possible_S,
             top_counts=self.top_counts[slots],
             top_tokens_SN=None,
             top_logprobs_SN=None,
+            verified=verified,
         )
 
     def tell(self, logits_TV: F32, targets_T: I64, most: int) -> tuple[F32, I64 | None, F32 | None]:
