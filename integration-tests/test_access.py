@@ -245,7 +245,7 @@ def test_an_id_that_is_no_id_is_replaced(guarded: Launched, bad: str) -> None:
 
 
 def test_a_client_that_leaves_is_told_of_as_dropped(guarded: Launched) -> None:
-    body = {"prompt": "and then", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "and then", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with socket.create_connection((guarded.address.host, guarded.address.port), timeout=20) as connection:
         payload = json.dumps(body)
         connection.sendall(

@@ -195,7 +195,7 @@ def test_tgi_streams_do_not_end_with_done(server: Launched) -> None:
 
 
 def test_tokens_arrive_while_the_rest_is_computed(server: Launched) -> None:
-    body = {"prompt": as_text(PORT), "max_tokens": 200, "temperature": 0, "stream": True, "ignore_eos": True}
+    body = {"prompt": as_text(PORT), "max_tokens": 1900, "temperature": 0, "stream": True, "ignore_eos": True}
     with subprocess.Popen(
         ["curl", "-sS", "-N", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
         + [f"{server.url}/v1/completions"],

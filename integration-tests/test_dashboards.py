@@ -63,7 +63,7 @@ def load(launched: Launched) -> None:
     assert wire.get(launched.address, "/info").status == 401
     grammar = {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "[0-9]{3}"}}}
     assert wire.post(launched.address, "/generate", grammar, headers=headers).status == 200
-    gone = {"prompt": "and so on", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    gone = {"prompt": "and so on", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with wire.Events(launched.address, "/v1/completions", gone, headers=headers) as events:
         next(iter(events))
     wait_for(lambda: launched.metrics().value(IN_FLIGHT) == 0, "every request to end")

@@ -232,7 +232,7 @@ def test_a_prompt_that_another_request_holds_in_part_of_a_block_is_copied(counte
     prompt, before = "once upon a time there was a fork in the road " * 2, copied()
     length = len(wire.post(counted.address, "/tokenize", {"inputs": prompt}).json())
     assert length % 16 > 1, "its last block is filled in part"
-    first = {"prompt": prompt, "max_tokens": 1000, "ignore_eos": True, "stream": True, "temperature": 0}
+    first = {"prompt": prompt, "max_tokens": 1800, "ignore_eos": True, "stream": True, "temperature": 0}
     second = {**first, "max_tokens": 20, "stream": False}
     with wire.Events(counted.address, "/v1/completions", first) as events:
         started = iter(events)

@@ -152,7 +152,7 @@ def test_failures_and_departures_are_told(traced: Launched, collector: Collector
     assert root["span"] == span and root["error"]
     assert root["attributes"]["error.type"] == "validation"
 
-    body = {"prompt": "and on", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "and on", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with wire.Events(traced.address, "/v1/completions", body) as events:
         next(iter(events))
         match = RESPONSE.fullmatch(events.headers["traceresponse"])

@@ -23,7 +23,7 @@ import wire
 # first 2,000 random numbers falls where the ends are (a test of huggingface_hub looks).
 ENDLESS_TEMPERATURE = 100.0
 ENDLESS_SEED = 500
-ENDLESS_TOKENS = 1_500
+ENDLESS_TOKENS = 1_900
 
 
 @dataclass(frozen=True)

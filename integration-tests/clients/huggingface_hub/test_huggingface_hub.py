@@ -250,7 +250,7 @@ def test_what_has_to_be_endless_ends_by_its_length_alone(client: InferenceClient
 
 
 def test_a_time_out_is_the_clients_own(client: InferenceClient, noticed: Noticed, url: str) -> None:
-    hasty = InferenceClient(model=url, timeout=0.5)
+    hasty = InferenceClient(model=url, timeout=0.1)
     with noticed(), pytest.raises((InferenceTimeoutError, OSError)):
         hasty.text_generation(
             "x",

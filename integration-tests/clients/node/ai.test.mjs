@@ -99,7 +99,7 @@ test("ai: a stream that is aborted is noticed", async () => {
     const streamed = streamText({
       model: compatible(url)("tgi"),
       prompt: asText(ADD),
-      maxOutputTokens: 1500,
+      maxOutputTokens: 1900,
       maxRetries: 0,
       providerOptions: { penstock: { ignore_eos: true } },
       abortSignal: leaving.signal,

@@ -105,7 +105,7 @@ test("openai: errors have the class of their status", async () => {
 
 test("openai: a stream that is left is noticed", async () => {
   await noticed(async () => {
-    const options = { model: "tgi", prompt: "x", max_tokens: 1500, ignore_eos: true, stream: true };
+    const options = { model: "tgi", prompt: "x", max_tokens: 1900, ignore_eos: true, stream: true };
     for await (const _ of await connect(url).completions.create(options)) break;
   });
 });
@@ -113,9 +113,9 @@ test("openai: a stream that is left is noticed", async () => {
 test("openai: a request that is aborted is noticed", async () => {
   await noticed(async () => {
     const leaving = new AbortController();
-    const options = { model: "tgi", prompt: "x", max_tokens: 1500, ignore_eos: true };
+    const options = { model: "tgi", prompt: "x", max_tokens: 1900, ignore_eos: true };
     const asked = connect(url).completions.create(options, { signal: leaving.signal });
-    setTimeout(() => leaving.abort(), 150);
+    setTimeout(() => leaving.abort(), 100);
     await assert.rejects(asked, OpenAI.APIUserAbortError);
   });
 });

@@ -19,7 +19,7 @@ export const asText = (question) => `<|im_start|>user\n${question}<|im_end|>\n<|
 
 // For clients that know TGI's sampling and nothing more: at this temperature the end of the text is as unlikely as
 // any other token, and this seed's random numbers do not fall on it (see conftest.py).
-export const ENDLESS = { do_sample: true, seed: 500, temperature: 100, max_new_tokens: 1500 };
+export const ENDLESS = { do_sample: true, seed: 500, temperature: 100, max_new_tokens: 1900 };
 
 /** A test whose requests are recorded, and compared with `golden/node.json`. */
 export function golden(name, body) {
@@ -54,7 +54,7 @@ export async function noticed(leave) {
 /** Runs `body` while somebody else's request occupies the one place of the guarded server. */
 export async function busy(body) {
   const occupied = new AbortController();
-  const request = { prompt: "For ever", max_tokens: 1500, ignore_eos: true, stream: true, logprobs: 5 };
+  const request = { prompt: "For ever", max_tokens: 1900, ignore_eos: true, stream: true, logprobs: 5 };
   await until(async () => {
     const answer = await fetch(`${guarded}/v1/completions`, {
       method: "POST",

@@ -53,7 +53,7 @@ FUNCTION = {
     "description": "The weather in a place",
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
 }
-ENDLESS: dict[str, Any] = {"max_tokens": 1_500, "extra_body": {"ignore_eos": True}}
+ENDLESS: dict[str, Any] = {"max_tokens": 1_900, "extra_body": {"ignore_eos": True}}
 
 
 def connect(url: str, key: str = "unused") -> OpenAI:
