@@ -1,4 +1,4 @@
-# Two images, `--target cpu` and `--target cuda`. Every step is a target of the Makefile, so that an image
+# Three images: `--target cpu`, which has no torch; `--target cpu-torch`, for models that the CPU engine does not run; `--target cuda`. Every step is a target of the Makefile, so that an image
 # holds what `make` builds anywhere else. `make test-image` builds the CPU image without a Docker engine and
 # streams from it.
 
@@ -11,7 +11,10 @@ COPY . .
 # What only the build needs is no part of the layer, which is stored two or three times while it is made.
 RUN make deploy PREFIX=/opt/penstock && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
 
-FROM build AS build-cpu
+FROM build AS build-torch
+RUN make deploy-torch PREFIX=/opt/penstock && rm -rf ~/.cache/uv
+
+FROM build-torch AS build-cpu-torch
 RUN make trim-cpu PREFIX=/opt/penstock
 
 # The CUDA libraries come with torch; the driver comes from the host.
@@ -32,7 +35,10 @@ ENTRYPOINT ["penstock"]
 FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=build /opt/penstock /opt/penstock
+COPY --from=build-torch /opt/penstock /opt/penstock
+
+FROM runtime AS cpu-torch
+COPY --from=build-cpu-torch /opt/penstock /opt/penstock
 
 FROM runtime AS cpu
-COPY --from=build-cpu /opt/penstock /opt/penstock
+COPY --from=build /opt/penstock /opt/penstock

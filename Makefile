@@ -36,9 +36,16 @@ help: ## list these targets
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 		--target .cache/uv uv==$(UV_VERSION)
 
-$(VENV)/.requirements: requirements-dev.txt | $(filter .cache/uv/bin/uv,$(UV))
+# What serves on a CPU, without torch.
+$(VENV)/.requirements: requirements.txt | $(filter .cache/uv/bin/uv,$(UV))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
 	$(UV) venv --quiet --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	$(UV) pip install --quiet --python $(BIN)/python -r requirements.txt
+	@touch $@
+
+# And what tests, benchmarks and all other models need: torch among it.
+DEVELOPED := $(VENV)/.requirements-dev
+$(DEVELOPED): requirements-dev.txt | $(VENV)/.requirements
 	$(UV) pip install --quiet --python $(BIN)/python -r requirements-dev.txt
 	@touch $@
 
@@ -51,7 +58,7 @@ $(ENGINE): kernels/build_library.py $(wildcard kernels/csrc/cpu/*)
 # makes this run again.
 $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
 	MATURIN_PEP517_ARGS="--features as-in-tests" \
-		$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+		$(UV) pip install --quiet --python $(BIN)/python --no-deps --build-constraints requirements-dev.txt --editable .
 	@touch $@
 
 .PHONY: install
@@ -91,14 +98,14 @@ build-rust-tests: # with as many jobs as cargo thinks right
 	MAKEFLAGS= cargo test --quiet --locked --workspace --all-targets $(AS_IN_TESTS) --no-run
 
 .PHONY: environments
-environments: $(VENV)/.requirements $(ENGINE) client-environments
+environments: $(DEVELOPED) $(ENGINE) client-environments
 
 .PHONY: rust-and-lint
 rust-and-lint:
 	$(MAKE) test-rust lint
 
 .PHONY: lint
-lint: $(VENV)/.requirements ## formatters, linters and type checkers
+lint: $(DEVELOPED) ## formatters, linters and type checkers
 	cargo fmt --all --check
 	$(if $(filter clippy-driver,$(RUSTC_WORKSPACE_WRAPPER)),,MAKEFLAGS= cargo clippy --quiet --locked --workspace --all-targets -- -D warnings)
 	$(BIN)/ruff check .
@@ -122,23 +129,23 @@ MEASURED = $(shell grep --recursive --files-with-matches --include='test_*.py' '
 NO_CLIENTS := --ignore integration-tests/test_clients.py
 
 .PHONY: test-beside
-test-beside: install client-environments
+test-beside: install $(DEVELOPED) client-environments
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile kernels/tests
 	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile server/tests
 	$(PYTEST) $(BESIDE) 3 --dist loadfile integration-tests
 
 .PHONY: test-alone
-test-alone: install
+test-alone: install $(DEVELOPED)
 	$(PYTEST) $(ALONE) $(call MEASURED,server/tests)
 	$(PYTEST) $(ALONE) $(call MEASURED,integration-tests)
 
 .PHONY: test-python
-test-python: install ## tests of worker and kernels
+test-python: install $(DEVELOPED) ## tests of worker and kernels
 	$(PYTEST) kernels/tests
 	$(PYTEST) server/tests
 
 .PHONY: test-integration
-test-integration: install ## tests with the real server
+test-integration: install $(DEVELOPED) ## tests with the real server
 	$(PYTEST) integration-tests $(NO_CLIENTS)
 
 # Each client library in an environment of its own, as its requirements pin it. Without npm those for Node are
@@ -162,7 +169,7 @@ CLIENT_ENVIRONMENTS := $(patsubst $(CLIENTS)/%/requirements.txt,.cache/clients/%
 client-environments: $(CLIENT_ENVIRONMENTS)
 
 .PHONY: test-clients
-test-clients: install client-environments ## tests of client libraries, and the examples
+test-clients: install $(DEVELOPED) client-environments ## tests of client libraries, and the examples
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 .PHONY: test-all
@@ -187,12 +194,12 @@ fuzz: ## search for chat templates that break the interpreter, for FUZZ_SECONDS 
 		-artifact_prefix=target/fuzz/ target/fuzz/found integration-tests/chat_templates
 
 .PHONY: golden
-golden: install client-environments ## record anew what clients send: integration-tests/golden
+golden: install $(DEVELOPED) client-environments ## record anew what clients send: integration-tests/golden
 	PENSTOCK_WRITE_GOLDEN=1 $(BIN)/python -m pytest integration-tests/test_clients.py -k works_unmodified
 	git diff --stat integration-tests/golden
 
 .PHONY: test-gpu
-test-gpu: install ## the worker's tests on this machine's GPU
+test-gpu: install $(DEVELOPED) ## the worker's tests on this machine's GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no GPU")'
 	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest server/tests
 
@@ -202,7 +209,7 @@ $(BIN)/penstock-release: $(VENV)/.installed
 	@install $(TARGET)/release/penstock $@
 
 .PHONY: release
-release: install $(BIN)/penstock-release ## the binary as the wheel has it, for measurements: .venv/bin/penstock-release
+release: install $(DEVELOPED) $(BIN)/penstock-release ## the binary as the wheel has it, for measurements: .venv/bin/penstock-release
 
 .PHONY: bench
 bench: release ## the measurements of benchmarks/RESULTS.md
@@ -225,10 +232,11 @@ HEADER := \# Compiled by `make requirements` from the .in file of this name. Not
 .PHONY: requirements
 requirements: | $(filter .cache/uv/bin/uv,$(UV)) ## compile requirements*.txt anew
 	$(COMPILE) requirements.in --output-file requirements.txt
-	$(COMPILE) requirements-dev.in --constraints requirements.txt --output-file requirements-dev.txt
+	$(COMPILE) requirements-torch.in --constraints requirements.txt --output-file requirements-torch.txt
+	$(COMPILE) requirements-dev.in --constraints requirements-torch.txt --output-file requirements-dev.txt
 	for folder in $(CLIENTS)/*/requirements.in; do \
 		$(COMPILE) $$folder --output-file $${folder%.in}.txt && sed -i '1i $(HEADER)' $${folder%.in}.txt; done
-	sed -i '1i $(HEADER)' requirements.txt requirements-dev.txt
+	sed -i '1i $(HEADER)' requirements.txt requirements-torch.txt requirements-dev.txt
 
 # npm adds addresses to a lock file, of packages and of who is to be thanked for them; neither is committed.
 .PHONY: client-lock
@@ -239,7 +247,7 @@ client-lock: ## lock what integration-tests/clients/node/package.json names
 		open(path, "w").write(json.dumps(lock, indent=2) + "\n")' $(CLIENTS)/node/package-lock.json
 
 .PHONY: model
-model: install ## train the model that ships anew (an hour or so)
+model: install $(DEVELOPED) ## train the model that ships anew (an hour or so)
 	$(BIN)/python -m penstock.tiny.train
 
 # --- Packaging ----------------------------------------------------------------------------------------
@@ -265,6 +273,10 @@ deploy: wheel ## install the wheel and its pinned requirements into PREFIX, as t
 	$(UV) venv --quiet --clear --python $(PYTHON) $(PREFIX)
 	$(UV) pip install --quiet --compile-bytecode --link-mode copy --python $(PREFIX)/bin/python \
 		-r requirements.txt dist/*.whl
+
+.PHONY: deploy-torch
+deploy-torch: | $(filter .cache/uv/bin/uv,$(UV)) ## install torch as well into PREFIX: for GPUs, and what the CPU engine does not run
+	$(UV) pip install --quiet --compile-bytecode --link-mode copy --python $(PREFIX)/bin/python -r requirements-torch.txt
 
 .PHONY: trim-cpu
 trim-cpu: ## take out of PREFIX what only a GPU uses

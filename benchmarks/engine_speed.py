@@ -187,6 +187,7 @@ def main() -> None:
     clock = time.perf_counter
     if arguments.processor_time:
         clock = time.process_time
+        os.environ["OMP_NUM_THREADS"] = "1"  # as the CPU engine is told of it
         torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     longest = max(arguments.prompt + arguments.tokens, arguments.prefill)

@@ -18,8 +18,7 @@ from safetensors import safe_open
 from transformers import Gemma3TextConfig
 
 from penstock.errors import UnusableModel
-from penstock.loading.device import dtype_of
-from penstock.loading.model_files import eos_ids
+from penstock.loading.model_files import dtype_name, eos_ids
 from penstock.models import recipes
 from penstock.models.architectures import left_out
 from penstock.models.config import DecoderConfig
@@ -432,9 +431,9 @@ def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
 
 def test_what_only_the_text_model_says_is_found() -> None:
     config = {"text_config": {"dtype": "bfloat16", "eos_token_id": [5, 7]}, "eos_token_id": None}
-    assert dtype_of(config, "auto") == torch.bfloat16
-    assert dtype_of({**config, "torch_dtype": "float16"}, "auto") == torch.float16
-    assert dtype_of({}, "auto") == torch.float32
+    assert dtype_name(config, "auto") == "bfloat16"
+    assert dtype_name({**config, "torch_dtype": "float16"}, "auto") == "float16"
+    assert dtype_name({}, "auto") == "float32"
     assert eos_ids(config, {"eos_token_id": 3}) == [3, 5, 7]
 
 

@@ -2,7 +2,11 @@
 the last bit in pieces, beside others, behind a snapshot, with one thread and with two; and quantized, with keys and values in 8 bits.
 """
 
+import hashlib
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,14 @@ from families import FAMILIES, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from torch import Tensor
 
-from penstock.models import recipes
+from penstock.loading.host import Processor
+from penstock.models import building, recipes
+from penstock.models.config import DecoderConfig
 from penstock.models.native import NativeDecoder
 from penstock.models.packed_cache import PackedCache
-from penstock_kernels import cpu_engine
+from penstock.models.recorder import unknown_choice
+from penstock.parallel.group import ALONE
+from penstock_kernels import cpu_engine, tensors
 from penstock_kernels.cpu_engine import NoCpuEngine
 
 try:
@@ -69,12 +77,61 @@ LIMITS: dict[str, Any] = {"max_slots": 12, "max_step_tokens": 600, "max_sequence
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Any:
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a server on this machine would have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+
+# Loads each folder that it is told of, where torch cannot be imported, and says what it has made.
+LOADS = """
+import hashlib, sys
+sys.modules.update({"torch": None, "transformers": None})
+from pathlib import Path
+from penstock.loading.host import Processor
+from penstock.loading.model_files import read_config
+from penstock.models import building
+from penstock.parallel.group import ALONE
+from penstock_kernels import tensors
+for line in sys.stdin:
+    folder = Path(line.strip())
+    _, made = building.load(read_config(folder), folder, tensors.bfloat16, Processor(), ALONE, False, "auto")
+    print(hashlib.sha256(str(made.program).encode()).hexdigest(), flush=True)
+    for tensor in made.program.tensors():
+        print(hashlib.sha256(tensor.tobytes()).hexdigest(), flush=True)
+    print(flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_torch() -> Iterator[subprocess.Popen[str]]:
+    """A process that loads models where there is no torch."""
+    command = [sys.executable, "-c", LOADS]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.communicate()
+
+
+def is_served(family: str) -> bool:
+    """Whether the engine runs it."""
+    shape = recipes.read_config(FAMILIES[family])
+    return isinstance(shape, DecoderConfig) and unknown_choice(shape) is None
+
+
+@pytest.mark.parametrize("family", filter(is_served, FAMILIES))
+def test_a_family_is_loaded_where_there_is_no_torch(
+    family: str, without_torch: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    folder = make(tmp_path, FAMILIES[family])
+    told, answer = without_torch.stdin, without_torch.stdout
+    assert told is not None and answer is not None
+    print(folder, file=told, flush=True)
+    said = list(iter(lambda: answer.readline().strip(), ""))
+    here = (tensors.bfloat16, Processor(), ALONE, False, "auto")
+    _, made = building.load(FAMILIES[family], folder, *here)
+    assert isinstance(made, NativeDecoder)
+    program = made.program
+    expected = [str(program).encode(), *(tensor.tobytes() for tensor in program.tensors())]
+    assert said == [hashlib.sha256(one).hexdigest() for one in expected], without_torch.poll()
 
 
 def driver_of(folder: Path, **options: Any) -> Any:

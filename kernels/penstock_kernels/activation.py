@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from penstock_kernels.later import F, Tensor, torch
 
 
 def _silu(x: Tensor) -> Tensor:

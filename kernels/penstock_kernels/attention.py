@@ -15,12 +15,12 @@ Letters beside those of the package: G query heads that share a key head, Z = K 
 a key head, then those of the next), Y = G Q queries that share a key head.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from penstock_kernels.later import F, Tensor, torch
 
 # Scores that exist at once where they are written to memory, unless one query has more, and entries of a mask.
 SCORES_AT_ONCE = 1 << 23

@@ -1,6 +1,6 @@
 """The paged key/value cache of one layer."""
 
-from torch import Tensor
+from penstock_kernels.later import Tensor
 
 
 def write_kv(kv_TJD: Tensor, cache_NJD: Tensor, slot_mapping_T: Tensor) -> None:

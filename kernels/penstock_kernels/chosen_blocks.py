@@ -9,9 +9,6 @@ Equal scores go to the earlier block. Letters beside those of `attention`: I ind
 block, Y blocks of a sequence, A keys that are chosen.
 """
 
-import torch
-from torch import Tensor
-
 from penstock_kernels.attention import (
     SCORES_AT_ONCE,
     AttentionMetadata,
@@ -22,6 +19,7 @@ from penstock_kernels.attention import (
     pieces,
 )
 from penstock_kernels.chosen_keys import ChosenKeys
+from penstock_kernels.later import Tensor, torch
 from penstock_kernels.norm import rms_norm
 from penstock_kernels.rotary import rope
 

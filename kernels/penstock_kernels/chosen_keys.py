@@ -7,9 +7,6 @@ Equal scores go to the earlier key, so that a choice depends on nothing but its 
 of `attention`: I index heads, C numbers of an index key, W numbers that the cache holds of a token, A keys that are chosen.
 """
 
-import torch
-from torch import Tensor
-
 from penstock_kernels.attention import (
     SCORES_AT_ONCE,
     AttentionMetadata,
@@ -19,6 +16,7 @@ from penstock_kernels.attention import (
     hidden_keys,
     pieces,
 )
+from penstock_kernels.later import Tensor, torch
 
 # Of each group of a step, few before chunks: the places of the keys of each of its queries among the group's L, ascending, as
 # (S * Q, A) int64, -1 being none; None: a query attends to all that it sees.

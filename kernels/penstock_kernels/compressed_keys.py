@@ -8,12 +8,10 @@ Letters beside those of the package: P places of states, U tokens that a state h
 tokens of a window, M entries that a step finishes, V tokens of which an entry is made, R numbers of a row of entries.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from penstock_kernels.attention import (
     SCORES_AT_ONCE,
@@ -28,6 +26,7 @@ from penstock_kernels.attention import (
     only_taken,
     scored_in,
 )
+from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, chunks
 
 

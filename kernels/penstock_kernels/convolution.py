@@ -2,9 +2,7 @@
 channels, W width of the kernel, P places of states, U of what came before that a state holds, S rows of a token each.
 """
 
-import torch
-from torch import Tensor
-
+from penstock_kernels.later import Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, advance
 
 

@@ -2,10 +2,7 @@
 S rows of a token each, V size of a value (not the vocabulary), N chunks, C tokens of a chunk.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, add_products, advance, causal, decays
 
 CHUNK = 64

@@ -7,13 +7,12 @@ by itself in any case.
 Letters beside those of the package: U tokens of inputs, N here distances between query and key.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from penstock_kernels.attention import gathered_at_once
+from penstock_kernels.later import F, Tensor, torch
 
 
 @dataclass(slots=True)

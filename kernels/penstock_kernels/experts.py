@@ -5,10 +5,7 @@ Letters beside those of the package: A experts of one token, G rows of an expert
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.matrix import linear
 from penstock_kernels.routing import Routing
 

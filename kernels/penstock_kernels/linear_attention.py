@@ -3,10 +3,7 @@ those of the package: G groups of heads with one query and key, D size of a quer
 P places of states, S rows of a token each, N chunks, C tokens of a chunk.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, add_products, advance, decays
 
 CHUNK = 64

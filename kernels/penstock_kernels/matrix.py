@@ -13,16 +13,16 @@ has `tile` rows, in any dtype on any device: then no library has a choice that d
 import os
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from penstock_kernels.later import F, Tensor, torch
 
 
 def _make_mkl_strict() -> bool:
     """Whether MKL now sums up in one order. What the environment says already stays."""
     cpuinfo = Path("/proc/cpuinfo")
-    branch = torch.backends.cpu.get_cpu_capability()
-    if branch in ("AVX2", "AVX512") and cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text():
+    said = cpuinfo.read_text() if cpuinfo.exists() else ""
+    flags = set(said.partition("flags")[2].partition("\n")[0].split())
+    branch = "AVX512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else "AVX2"
+    if "GenuineIntel" in said and "avx2" in flags:
         os.environ.setdefault("MKL_CBWR", f"{branch},STRICT")
         return os.environ["MKL_CBWR"].endswith(",STRICT")
     return False

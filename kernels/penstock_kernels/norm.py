@@ -1,7 +1,6 @@
 """Normalisation of activations."""
 
-import torch.nn.functional as F
-from torch import Tensor
+from penstock_kernels.later import F, Tensor
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor | None, eps: float) -> Tensor:

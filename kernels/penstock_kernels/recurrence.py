@@ -5,11 +5,12 @@ their own (decodes) and are advanced in one batched call; the others are runs of
 by token where results may not depend on where a prompt is cut.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from penstock_kernels.later import Tensor, torch
 
 # Numbers of states that a processor's second cache holds beside what is made of them.
 NUMBERS_AT_ONCE = 1 << 17

@@ -1,7 +1,6 @@
 """Rotary position embedding."""
 
-import torch
-from torch import Tensor
+from penstock_kernels.later import Tensor, torch
 
 
 def rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:

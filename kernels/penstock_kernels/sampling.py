@@ -7,10 +7,9 @@ of a sort.
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from penstock_kernels.draws import LogitsSummary, RowMasks
+from penstock_kernels.later import Tensor, torch
 
 # Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
 SHORTLIST = 1024

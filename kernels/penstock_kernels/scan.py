@@ -2,9 +2,7 @@
 states, S rows of a token each.
 """
 
-import torch
-from torch import Tensor
-
+from penstock_kernels.later import Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, advance, chunks
 
 # Tokens whose decays and inputs of every number of the state exist at once.

@@ -1,11 +1,10 @@
-"""Matrices of torch in the CPU engine's tiles: see csrc/cpu/penstock_cpu.h. Used while a model is loaded."""
+"""Matrices in the CPU engine's tiles: see csrc/cpu/penstock_cpu.h. Used while a model is loaded."""
 
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-from torch import Tensor
-
+from penstock_kernels import tensors
 from penstock_kernels.cpu_engine import address, library, succeeded
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     TILE_INPUTS,
     TILE_OUTPUTS,
@@ -22,7 +21,7 @@ def in_whole_tiles(matrix_OI: Tensor) -> Tensor:
     shape = (rounded_up(rows, TILE_OUTPUTS), rounded_up(columns, TILE_INPUTS))
     if shape == (rows, columns) and matrix_OI.is_contiguous() and matrix_OI.data_ptr() % 64 == 0:
         return matrix_OI
-    made = torch.zeros(shape, dtype=matrix_OI.dtype)
+    made = matrix_OI.new_zeros(shape)
     made[:rows, :columns] = matrix_OI
     return made
 
@@ -48,9 +47,9 @@ def quantize(
     matrix_OI = matrix_OI.contiguous()
     whole = rounded_up(rows, TILE_OUTPUTS)
     size = quantized_bytes(format, rows, columns)
-    tiles = torch.empty(size, dtype=torch.uint8) if into is None else into
-    assert tiles.nbytes == size and tiles.data_ptr() % 64 == 0, "torch aligns what it makes"
-    scales, sums = torch.empty(whole), torch.empty(whole, dtype=torch.int32)
+    tiles = tensors.empty((size,), tensors.uint8) if into is None else into
+    assert tiles.nbytes == size and tiles.data_ptr() % 64 == 0, "what is made is aligned"
+    scales, sums = tensors.empty((whole,), tensors.float32), tensors.empty((whole,), tensors.int32)
     panel_bytes = size * TILE_OUTPUTS // whole
     share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from penstock_kernels.program import (
     Values,
     rounded_up,
 )
+from penstock_kernels.tensors import in_torch
 
 try:
     SETS = cpu_engine.instruction_sets()
@@ -207,6 +209,12 @@ def test_the_activation_with_parameters(name: str) -> None:
         close(bench.run(ids).rows(hidden, rows), ops.xielu(exact, alpha_p, alpha_n, beta, eps))
 
 
+def quantized(weight_OI: Tensor, format: Format, name: str, threads: int = 1) -> QuantizedMatrix:
+    """In torch's tensors."""
+    made = tiles.quantize(weight_OI, format, name, threads)
+    return replace(made, tiles=in_torch(made.tiles), scales=in_torch(made.scales), sums=in_torch(made.sums))
+
+
 def whole_numbers(matrix: QuantizedMatrix) -> Tensor:
     """What the tiles hold, read back by the description of the format: (rows, columns) in fp32."""
     whole, tiles = rounded_up(matrix.rows, TILE_OUTPUTS), matrix.tiles
@@ -249,7 +257,7 @@ def test_weights_are_rounded_with_little_error(name: str, format: Format, rows: 
     weight = random(rows, columns).bfloat16()
     weight[3] = 0
     weight[5, 0] = 30.0  # far from the others
-    made = tiles.quantize(weight, format, name, threads=2)
+    made = quantized(weight, format, name, threads=2)
     numbers = whole_numbers(made)
     errors = numbers * made.scales[:rows, None] - weight.float()
     # Rounding to the nearest with the scale of the largest number, and groups with a scale of their own.
@@ -291,7 +299,7 @@ def test_quantized_products_are_exact_but_for_their_scales(
     plain = bench.program.buffer("plain", Layout.F32, outputs)
     of_normed = bench.program.buffer("of normed", Layout.F32, outputs)
     short = bench.program.buffer("short", Layout.BF16, outputs)
-    made = tiles.quantize(weight, format, name)
+    made = quantized(weight, format, name)
     shape = {
         "rows": outputs,
         "columns": rounded_up(inputs, BYTE_INPUTS),
@@ -329,7 +337,7 @@ def test_quantized_gated_layers(name: str, format: Format) -> None:
     source = bench.program.buffer("bytes", Layout.BYTES, 96)
     bench.add(Kind.QUANTIZE, bench.rounded(), source)
     hidden = bench.program.buffer("hidden", Layout.BF16, 80)
-    made = tiles.quantize(weight, format, name)
+    made = quantized(weight, format, name)
     bench.add(
         Kind.LINEAR,
         source,
@@ -355,7 +363,7 @@ def test_quantized_sums_are_the_same_to_the_last_bit_with_every_instruction_set(
     """And alone or among others: a row among 300 goes another way than alone."""
     table, weight = random(300, 320), random(48, 320, seed=1).bfloat16()
     for format in FORMATS:
-        matrix = tiles.quantize(weight, format, "generic")
+        matrix = quantized(weight, format, "generic")
         wanted = None
         for name in SETS:
             bench = Bench(name, table)
@@ -380,7 +388,7 @@ def test_what_is_no_number_or_infinite_reaches_its_own_row_of_quantized_products
         source = bench.program.buffer("bytes", Layout.BYTES, 96)
         bench.add(Kind.QUANTIZE, bench.rounded(), source)
         out = bench.program.buffer("out", Layout.F32, 32)
-        made = tiles.quantize(weight, Format.INT8, name)
+        made = quantized(weight, Format.INT8, name)
         shape = {"format": made.format, "scales": made.scales, "sums": made.sums}
         bench.add(Kind.LINEAR, source, out, rows=32, columns=128, weight=made.tiles, **shape)
         got = bench.run([4, 5, 6, 7]).rows(out, 4)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock_kernels import tiles
 from penstock_kernels.program import (
     BYTE_INPUTS,
     Activation,
@@ -20,7 +19,7 @@ from penstock_kernels.program import (
     Operation,
     rounded_up,
 )
-from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, packed, random, whole_numbers
+from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 
 WIDTH, INNER, EXPERTS = 96, 48, 8
 
@@ -160,7 +159,7 @@ class Mixture:
         if self.format == Format.BF16:
             setattr(self, which, matrices.float())
             return {"rows": rows, "columns": rounded_up(columns, 32), "weight": packed(whole)}
-        made = tiles.quantize(whole, self.format, name)
+        made = quantized(whole, self.format, name)
         numbers = whole_numbers(made) * made.scales[: count * rows, None]
         setattr(self, which, numbers.view(count, rows, columns))
         return {

@@ -64,7 +64,7 @@ def _without_weights(request: client.Request) -> Path:
 
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """What the doctor has against serving the folder. Imports torch."""
+    """What the doctor has against serving the folder."""
     from penstock.doctor.examination import Question, examine
 
     question = Question(

@@ -10,23 +10,31 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
-from penstock.loading.host import BFloat16, Processor, may_have_accelerator, threads_of
+from penstock.errors import UnusableModel
+from penstock.loading.checks import check_folder
+from penstock.loading.host import NEEDS_TORCH, Processor, has_torch, may_have_accelerator, threads_of
 from penstock.loading.model_files import GENERATION, dtype_name, eos_ids, read_config, read_json
 from penstock.models import choice
 from penstock.models.architectures import left_out
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.packed_cache import PackedCache, usual_folder
+from penstock.parallel import rendezvous
+from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.address import Address
 from penstock.rpc.description import description_of
 from penstock.rpc.server import ProcessExit, listen
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
+from penstock_kernels import tensors
+
+if TYPE_CHECKING:
+    from penstock.engine.draft_model import DraftModel
 
 
 def serve(
@@ -40,9 +48,9 @@ def serve(
     is_free = arguments.dtype == "auto" and arguments.quantize
     dtype = dtype_name(config, "bfloat16" if is_free else arguments.dtype)
     packed_cache = _packed_cache(arguments)
-    engine = _kept(arguments, config, dtype, packed_cache)
-    if engine is None:
-        engine = _loaded(arguments, config, dtype, packed_cache)
+    engine = _without_torch(arguments, config, dtype, packed_cache)
+    if isinstance(engine, str):
+        engine = _loaded(arguments, config, dtype, packed_cache, engine)
     only_text = left_out(config)
     if only_text is not None and arguments.rank == 0:
         log("WARN", only_text)
@@ -91,47 +99,85 @@ def serve(
     thread.serve()
 
 
-def _kept(
+def _without_torch(
     arguments: argparse.Namespace, config: dict[str, Any], named: str, packed_cache: PackedCache | None
-) -> Engine | None:
-    """The engine of a model that the packed cache has, without torch; None: torch is needed, or has to say what there is."""
-    is_plain = arguments.world_size == 1 and arguments.draft_model_dir is None and named == "bfloat16"
-    is_on_cpu = arguments.device == "cpu" or (arguments.device == "auto" and not may_have_accelerator())
-    if packed_cache is None or not (is_plain and is_on_cpu):
-        return None
+) -> Engine | str:
+    """The engine of a model that the CPU engine runs, from the packed cache or from its checkpoint; or what needs torch, in words."""
+    if arguments.stages > 1:
+        return "several stages"
+    if arguments.world_size > 1 and rendezvous.parse(arguments.rendezvous).scheme != "file":
+        return "shards that meet at --master-addr"
+    if named != "bfloat16":
+        return f"models in {named}"
+    if arguments.device not in ("cpu", "auto"):
+        return f"models on --device {arguments.device}"
+    if arguments.device == "auto" and may_have_accelerator():
+        if has_torch():
+            return "models on a GPU"
+        told = "this machine has a GPU's driver, and torch is not installed, which GPUs need: pip install 'penstock[torch]'; the CPU serves"
+        log("WARN", told)
     quantize, head, trusted = arguments.quantize or "", arguments.quantize_head, arguments.trust_remote_code
-    how = (trusted, arguments.model_impl, quantize, head, packed_cache, threads_of(arguments.threads))
-    found = choice.find(config, arguments.model_dir, *how)
+    threads, found = threads_of(arguments.threads), None
+    group = TensorGroup(arguments.rank, arguments.world_size)  # as it will be
+    if packed_cache is not None and group.size == 1:
+        how = (trusted, arguments.model_impl, quantize, head, packed_cache, threads)
+        found = choice.find(config, arguments.model_dir, *how)
     if found is None:
-        return None
-    return Engine(
+        from penstock.models import native_choice
+
+        why = native_choice.needs_torch(config, named, arguments.model_impl, group)
+        if why is not None:
+            return why
+    if arguments.draft_model_dir is not None:
+        from penstock.models import native_choice
+
+        why = native_choice.needs_torch(check_folder(arguments.draft_model_dir, trusted), named, "penstock")
+        if why is not None:
+            return f"draft {why}"
+    device = Processor()
+    engine = Engine(
         config,
         arguments.model_dir,
-        BFloat16(),
-        Processor(),
+        tensors.bfloat16,
+        device,
+        rendezvous.meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device),
+        trusted=trusted,
         deterministic=arguments.deterministic,
+        implementation=arguments.model_impl,
+        quantize=quantize,
+        quantize_head=head,
         packed_cache=packed_cache,
         found=found,
         cache_dtype=arguments.kv_cache_dtype,
+        threads=threads,
     )
+    _give_drafter(engine, arguments, packed_cache)
+    return engine
 
 
 def _loaded(
-    arguments: argparse.Namespace, config: dict[str, Any], named: str, packed_cache: PackedCache | None
+    arguments: argparse.Namespace,
+    config: dict[str, Any],
+    named: str,
+    packed_cache: PackedCache | None,
+    what: str,
 ) -> Engine:
-    """The engine of a model that is loaded with torch, with its draft model."""
-    import torch
+    """The engine of a model that needs torch, with its draft model. `what` needs it. Raises UnusableModel."""
+    try:
+        import torch
+    except ImportError as error:
+        raise UnusableModel(what + NEEDS_TORCH) from error
 
-    from penstock.engine import draft_model
     from penstock.loading.device import DTYPES, device_of
-    from penstock.parallel.rendezvous import meet
 
     folder, dtype = arguments.model_dir, DTYPES[named]
     device = device_of(arguments.device, arguments.rank)
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(threads_of(arguments.threads))
-    group = meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device)
+    group = rendezvous.meet(
+        arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device
+    )
     engine = Engine(
         config,
         folder,
@@ -145,27 +191,39 @@ def _loaded(
         quantize_head=arguments.quantize_head,
         packed_cache=packed_cache,
         cache_dtype=arguments.kv_cache_dtype,
+        threads=threads_of(arguments.threads),
     )
-    drafts_natively = True
-    if arguments.draft_model_dir is not None:
-        drafter = draft_model.load(
-            arguments.draft_model_dir,
-            engine.model.config,
-            folder,
-            dtype,
-            device,
-            trusted=arguments.trust_remote_code,
-            quantize=arguments.quantize or "",
-            quantize_head=arguments.quantize_head,
-            packed_cache=packed_cache,
-            cache_dtype=arguments.kv_cache_dtype,
-        )
-        if arguments.deterministic:
-            drafter.make_batch_invariant()
-        engine.drafter, drafts_natively = drafter, drafter.is_native
-    if engine.native is not None and drafts_natively:
+    drafter = _give_drafter(engine, arguments, packed_cache)
+    if engine.native is not None and (drafter is None or drafter.is_native):
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
     return engine
+
+
+def _give_drafter(
+    engine: Engine, arguments: argparse.Namespace, packed_cache: PackedCache | None
+) -> "DraftModel | None":
+    """Loads the draft model, if there is one."""
+    if arguments.draft_model_dir is None:
+        return None
+    from penstock.engine import draft_model
+
+    drafter = draft_model.load(
+        arguments.draft_model_dir,
+        engine.model.config,
+        arguments.model_dir,
+        engine.dtype,
+        engine.device,
+        trusted=arguments.trust_remote_code,
+        quantize=arguments.quantize or "",
+        quantize_head=arguments.quantize_head,
+        packed_cache=packed_cache,
+        cache_dtype=arguments.kv_cache_dtype,
+        threads=threads_of(arguments.threads),
+    )
+    if arguments.deterministic:
+        drafter.make_batch_invariant()
+    engine.drafter = drafter
+    return drafter
 
 
 def _packed_cache(arguments: argparse.Namespace) -> PackedCache | None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import checkpoints
 from penstock.errors import UnusableModel
 from penstock.hub import tokenizer
-from penstock.loading.checkpoint import META, Checkpoint
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder, check_numbers
 from penstock.loading.model_files import read_header, read_json
 from penstock.models import recipes
@@ -102,7 +102,7 @@ def rehearse(folder: Path) -> None:
     """What a worker does with a folder before a byte of the weights is read."""
     config = check_folder(folder)
     recipes.read_config(config)
-    with Checkpoint(folder, torch.float32, META) as checkpoint:
+    with Checkpoint(folder, torch.float32) as checkpoint:
         recipes.load_from(config, checkpoint)
 
 

@@ -2,7 +2,6 @@
 the choice between the two.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,10 @@ pytestmark = pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
 
 
 @pytest.fixture
-def threads() -> Iterator[int]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> int:
     """As many as a server on this machine would have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield 2
-    torch.set_num_threads(before)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    return 2
 
 
 def whole(driver: Driver, slot: int = 0) -> Tensor:

@@ -90,7 +90,8 @@ def test_ngrams_name_the_rows_that_they_name_in_transformers(size: int, number: 
     ids_T = torch.randint(3, 12, (60,), generator=torch.Generator().manual_seed(1))
     ids_T = torch.where(torch.arange(60) % 3 == 1, 5, ids_T)
     wanted_TG = module(ids_T.unsqueeze(0), None).view(60, -1, config.head_dim)[..., 0].long()
-    table = NgramTable(config, Embedding(torch.zeros(config.rows, config.head_dim)), torch.device("cpu"))
+    table = NgramTable(config, Embedding(torch.zeros(config.rows, config.head_dim)))
+    table.to_torch("cpu")
     for cuts in CUTS:
         state_PU, found, begin = torch.zeros(3, config.before), [], 0
         for count in cuts:

@@ -27,12 +27,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(model: Path, folder: Path, size: int = 2, stages: int = 1) -> Iterator[list[Worker]]:
+def started(
+    model: Path, folder: Path, size: int = 2, stages: int = 1, *options: str, **how: Any
+) -> Iterator[list[Worker]]:
     """Ranks that have loaded their parts."""
     place = ["--rendezvous", f"file://{folder}/ranks", "--world-size", str(size), "--stages", str(stages)]
     with ExitStack() as stack:
         ranks = [
-            Worker(model, folder / f"{rank}", "--rank", str(rank), "--threads", "1", *place)
+            Worker(model, folder / f"{rank}", "--rank", str(rank), "--threads", "1", *place, *options, **how)
             for rank in range(size)
         ]
         for rank in ranks:

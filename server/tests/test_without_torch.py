@@ -1,4 +1,5 @@
-"""A worker whose model the packed cache has never imports torch, whatever its requests ask for, and computes what one with torch does."""
+"""A worker whose model the CPU engine runs never imports torch, whatever its requests ask for, whether the packed cache has the model or
+not. What needs torch says so where it is not installed."""
 
 import json
 import time
@@ -12,8 +13,10 @@ import checkpoints
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
+from test_draft_model import llama_of
 from test_parity import PROMPT as LONG
 from test_parity import VARIANTS
+from test_shards import started, steps, together, two_sequences
 
 try:
     SETS = cpu_engine.instruction_sets() if DEVICE == "cpu" else []
@@ -33,6 +36,8 @@ from penstock.worker import main
 main()
 """
 WITHOUT = ("-c", REFUSES)
+# As where it is not installed.
+ABSENT = ("-c", REFUSES.replace("RuntimeError", "ModuleNotFoundError"))
 PROMPT = LONG[:20]
 # What rows are sampled with: all that a sampler does.
 STARTS: list[dict[str, Any]] = [
@@ -43,7 +48,7 @@ STARTS: list[dict[str, Any]] = [
 ]
 
 
-def served(worker: Worker) -> list[tuple[bytes, ...]]:
+def served(worker: Worker, trees: bool = True) -> list[tuple[bytes, ...]]:
     """Answers to a prompt with log probabilities, to rows that are sampled in all ways, masked, and with drafts that are a tree."""
     worker.prepare()
     run = worker.run()
@@ -59,8 +64,9 @@ def served(worker: Worker) -> list[tuple[bytes, ...]]:
     run.send([row(0, None, position, masked=True), row(1, None, position, drafts=[4, 5])])
     run.send_masks(mask_of([3, 9, 11], 199))
     results.append(run.receive())
-    results.append(run.step([row(0, None, position + 1, drafts=[4, 5, 6], parents=[0, 0, 1])]))
-    assert sampled(results[-2])[0] in (3, 9, 11)
+    assert sampled(results[-1])[0] in (3, 9, 11)
+    if trees:
+        results.append(run.step([row(0, None, position + 1, drafts=[4, 5, 6], parents=[0, 0, 1])]))
     worker.check()
     run.end()
     return [(one.sampled, one.top_tokens, one.accepted, *floats_of(one)) for one in results]
@@ -74,7 +80,7 @@ def floats_of(result: Any) -> list[bytes]:
     ("name", "quantize", "cached"),
     [("llama3", "", "auto"), ("dynamic", "int8", "auto"), ("llama3", "", "int8")],
 )
-def test_a_second_start_imports_no_torch_and_answers_the_same(
+def test_no_start_imports_torch_and_all_answer_the_same(
     name: str, quantize: str, cached: str, tmp_path: Path
 ) -> None:
     model = checkpoints.write(tmp_path / "model", checkpoints.config(**VARIANTS[name]))
@@ -83,7 +89,7 @@ def test_a_second_start_imports_no_torch_and_answers_the_same(
     options += ["--kv-cache-dtype", cached]
     if quantize:
         options += ["--quantize", quantize]
-    with Worker(model, tmp_path / "first", *options) as first:
+    with Worker(model, tmp_path / "first", *options, program=WITHOUT) as first:
         expected = served(first)
         wait_for_files(cache, first)
         described = first.describe()
@@ -126,12 +132,57 @@ def wait_for_files(cache: Path, worker: Worker) -> None:
         time.sleep(0.01)
 
 
-def test_without_a_kept_model_torch_is_imported(tmp_path: Path) -> None:
-    """So the refusal above is one."""
+def test_a_draft_model_is_loaded_without_torch(tmp_path: Path) -> None:
+    model, draft = llama_of(tmp_path / "model"), llama_of(tmp_path / "draft", seed=1)
+    options = ["--dtype", "bfloat16", "--packed-cache", "off", "--threads", "2"]
+    flags = {"plain": options, "drafting": [*options, "--draft-model-dir", str(draft)]}
+    answers = []
+    for name, given in flags.items():
+        with Worker(model, tmp_path / name, *given, program=WITHOUT) as worker:
+            answers.append(served(worker, trees=False))
+    assert answers[0] == answers[1]
+
+
+def test_shards_on_the_engine_import_no_torch(tmp_path: Path) -> None:
     model = checkpoints.write(tmp_path / "model", checkpoints.config())
-    worker = Worker(model, tmp_path / "only", "--packed-cache-dir", str(tmp_path / "packed"), program=WITHOUT)
+    options = ("--dtype", "bfloat16", "--packed-cache", "off")
+    with started(model, tmp_path, 2, 1, *options, program=WITHOUT) as ranks:
+        together(ranks, Worker.prepare)
+        results = steps(two_sequences(), [rank.run() for rank in ranks])
+        assert any(sampled(one) for one in results[0]) and not any(one.sampled for one in results[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--dtype", "float32"],
+            "models in float32 need torch, which is not installed: pip install 'penstock[torch]'",
+        ),
+        (["--model-impl", "transformers"], "models through transformers need torch"),
+        (["--device", "cuda"], "models on --device cuda need torch"),
+    ],
+)
+def test_what_needs_torch_says_so_where_there_is_none(options: list[str], says: str, tmp_path: Path) -> None:
+    model = checkpoints.write(tmp_path / "model", checkpoints.config())
+    given = {"--dtype": "bfloat16", **dict(zip(options[::2], options[1::2], strict=True))}
+    flags = [part for pair in given.items() for part in pair]
+    worker = Worker(model, tmp_path / "only", *flags, program=ABSENT)
     assert worker.exit_status() == 1
-    assert any("a worker without torch imports torch" in line["message"] for line in worker.log), worker.log
+    (line,) = [line["message"] for line in worker.log if line["level"] == "ERROR"]
+    assert says in line
+
+
+def test_pickled_weights_say_that_only_torch_reads_them(tmp_path: Path) -> None:
+    model = checkpoints.write(tmp_path / "model", checkpoints.config())
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(b"PK")
+    options = ["--dtype", "bfloat16", "--trust-remote-code", "--packed-cache", "off"]
+    worker = Worker(model, tmp_path / "only", *options, program=ABSENT)
+    assert worker.exit_status() == 1
+    assert any("pickled weights (pytorch_model.bin) need torch" in line["message"] for line in worker.log), (
+        worker.log
+    )
 
 
 def test_the_log_probability_of_a_row_does_not_depend_on_the_others() -> None:

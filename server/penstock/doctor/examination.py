@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from penstock import quantization
 from penstock.doctor.report import Fit, Report
 from penstock.engine import draft_model
@@ -24,27 +22,29 @@ from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import UnusableModel
 from penstock.hub.tokenizer import sources_of
-from penstock.loading.checkpoint import META, Checkpoint
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder, check_numbers, check_weights
-from penstock.loading.device import device_of, dtype_of
+from penstock.loading.host import NEEDS_TORCH, Processor, may_have_accelerator
 from penstock.loading.memory import Room, device_room
 from penstock.loading.model_files import (
     CONFIG,
     GENERATION,
     Stored,
+    dtype_name,
     eos_ids,
     gigabytes,
     read_config,
     read_json,
     weight_files,
 )
-from penstock.models import cache_format, fallback, native_choice, recipes
+from penstock.models import cache_format, native_choice, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.model import ModelConfig
 from penstock.models.packing import Quantizer
 from penstock.parallel.group import Pipeline, TensorGroup
+from penstock_kernels import tensors
 
 # What the server takes at once when its flags do not say otherwise.
 SLOTS, STEP_TOKENS = 128, 2048
@@ -89,8 +89,8 @@ def examine(folder: Path, question: Question) -> Report:
     report = Report(folder=str(folder), num_shard=question.shards, pipeline_parallel=question.stages)
     config: dict[str, Any] | None = None
     stored: dict[str, Stored] | None = None
-    dtype: torch.dtype | None = None
-    device: torch.device | None = None
+    dtype: Any | None = None
+    device: Any | None = None
     try:
         config = read_config(folder)
     except UnusableModel as error:
@@ -111,15 +111,15 @@ def examine(folder: Path, question: Question) -> Report:
         report.problems.append(str(error))
         config = None  # no model can be built from it
     try:
-        device = device_of(question.device)
+        device = examined_device(question.device)
         report.device = str(device)
     except UnusableModel as error:
         report.problems.append(str(error))
     try:
         if config is not None:
             is_free = question.quantize and question.dtype == "auto"
-            dtype = dtype_of(config, "bfloat16" if is_free else question.dtype)
-            report.dtype = str(dtype).removeprefix("torch.")
+            dtype = tensors.as_dtype(dtype_name(config, "bfloat16" if is_free else question.dtype))
+            report.dtype = str(dtype)
     except UnusableModel as error:
         report.problems.append(str(error))
     if config is not None:
@@ -148,6 +148,19 @@ def examine(folder: Path, question: Question) -> Report:
     return report
 
 
+def examined_device(wanted: str) -> Any:
+    """What --device stands for: torch is asked only where it could say something else than the processor. Raises UnusableModel."""
+    if wanted == "cpu" or (wanted == "auto" and not may_have_accelerator()):
+        return Processor()
+    try:
+        from penstock.loading.device import device_of
+    except ImportError as error:
+        if wanted == "auto":
+            return Processor()
+        raise UnusableModel(f"models on --device {wanted}{NEEDS_TORCH}") from error
+    return device_of(wanted)
+
+
 def weights(folder: Path, question: Question, report: Report) -> dict[str, Stored] | None:
     """Files, bytes and dtypes of the weights. None: they are pickled, and not on this machine yet."""
     files = weight_files(folder, question.trusted)
@@ -161,7 +174,7 @@ def weights(folder: Path, question: Question, report: Report) -> dict[str, Store
     report.missing_files += absent
     _, stored = check_weights(folder, question.trusted)
     if files.pickled:
-        with Checkpoint(folder, torch.float32, META, question.trusted) as checkpoint:
+        with Checkpoint(folder, tensors.float32, question.trusted) as checkpoint:
             stored = checkpoint.stored
     report.weight_bytes = sum((folder / name).stat().st_size for name in files.names)
     for one in stored.values():
@@ -199,11 +212,16 @@ def architecture(config: dict[str, Any], folder: Path, report: Report) -> ModelC
 
 
 def fallback_shape(
-    config: dict[str, Any], folder: Path, dtype: torch.dtype | None, question: Question, report: Report
+    config: dict[str, Any], folder: Path, dtype: Any | None, question: Question, report: Report
 ) -> ModelConfig | None:
     """What a model without a recipe is made of, and whether it can be served through transformers."""
     report.architecture = next(iter(architectures(config)), None)
     if report.quantization is not None:
+        return None
+    try:
+        from penstock.models import fallback
+    except ImportError:
+        report.problems.append("models through transformers" + NEEDS_TORCH)
         return None
     try:
         examined = fallback.examine(config, folder, question.trusted)
@@ -237,7 +255,7 @@ def length(shape: ModelConfig, longest: int, report: Report) -> None:
 
 
 def quantized_by(
-    shape: ModelConfig, dtype: torch.dtype, device: torch.device, question: Question, report: Report
+    shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report
 ) -> Quantizer | None:
     """What --quantize stands for; where nothing would, that is a problem."""
     try:
@@ -254,9 +272,7 @@ def quantized_by(
         return None
 
 
-def cached(
-    shape: ModelConfig, dtype: torch.dtype, device: torch.device, question: Question, report: Report
-) -> None:
+def cached(shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report) -> None:
     """Whether the model has the cache that --kv-cache-dtype asks for."""
     served = None if report.fallback else shape
     try:
@@ -268,7 +284,7 @@ def cached(
 def shards(
     config: dict[str, Any],
     folder: Path,
-    dtype: torch.dtype,
+    dtype: Any,
     question: Question,
     report: Report,
     quantizer: Quantizer | None,
@@ -278,7 +294,7 @@ def shards(
     for rank in range(question.processes):
         group = question.group(rank)
         try:
-            with Checkpoint(folder, dtype, META, question.trusted) as checkpoint:
+            with Checkpoint(folder, dtype, question.trusted) as checkpoint:
                 part = recipes.load_from(config, checkpoint, group, quantizer)
                 quantized_bytes = checkpoint.bytes_made
                 parameters += checkpoint.parameters - part.repeated_parameters
@@ -314,8 +330,8 @@ def drafts(
     draft: Path,
     served: ModelConfig,
     folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     question: Question,
     report: Report,
 ) -> Drafting | None:
@@ -330,7 +346,7 @@ def drafts(
             quantizer = native_choice.quantizer(
                 shape, dtype, device, question.group(0), question.quantize, question.quantize_head
             )
-        with Checkpoint(draft, dtype, META, question.trusted) as checkpoint:
+        with Checkpoint(draft, dtype, question.trusted) as checkpoint:
             part = recipes.load_from(config, checkpoint, question.group(0), quantizer)
             weight_bytes = checkpoint.bytes_made
     except UnusableModel as error:
@@ -351,8 +367,8 @@ def drafts(
 
 def memory(
     shape: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     question: Question,
     report: Report,
     drafting: Drafting | None = None,
@@ -360,6 +376,8 @@ def memory(
     """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
     count, whole_context = question.processes, shape.usual_positions
     if device.type == "cuda":
+        import torch
+
         room = device_room(device)
         if count > torch.cuda.device_count():
             report.problems.append(

@@ -13,14 +13,12 @@ choose the same token wherever their distributions agree.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from penstock.engine.arrays import Arrays, HostArrays
 from penstock.engine.columns import I64, Bools
-from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import TILE
 from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
@@ -30,7 +28,6 @@ from penstock.engine.preparation import working_bytes
 from penstock.engine.slot_sampling import SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
-from penstock.engine.torch_arrays import TorchArrays
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
 from penstock.loading.vocabulary import refuse_other_vocabulary
@@ -40,7 +37,11 @@ from penstock.models.model import Model, ModelConfig
 from penstock.models.native import NativeDecoder
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE
+from penstock_kernels.later import torch
 from penstock_kernels.program import Array
+
+if TYPE_CHECKING:
+    from penstock.engine.decoder_steps import DecoderSteps
 
 NO_DRAFTS: I64 = np.zeros(0, np.int64)
 # Steps without a draft of its own after which it takes in nothing.
@@ -55,9 +56,7 @@ class DraftModel:
 
     reads_hidden = False
 
-    def __init__(
-        self, config: dict[str, Any], model: Model, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: dict[str, Any], model: Model, dtype: Any, device: Any) -> None:
         self.model, self.dtype, self.device = model, dtype, device
         self.is_exact = False
         self.model_type = str(config.get("model_type", ""))
@@ -89,7 +88,7 @@ class DraftModel:
     def kv_bytes_per_token(self) -> int:
         """See Drafter."""
         rows, size = self.model.cache_shape
-        return len(self._layers) * rows * size * self.dtype.itemsize
+        return len(self._layers) * rows * size * int(self.dtype.itemsize)
 
     def working_bytes(self, max_slots: int, max_step_tokens: int, longest: int) -> int:
         """See Drafter."""
@@ -100,6 +99,13 @@ class DraftModel:
         # Logits, and what sampling makes of them.
         logits = 4 * 4 * max_slots * config.vocab_size
         return texts + self.model.workspace_bytes(tokens, max_slots, longest) + logits
+
+    def _make_arrays(self) -> Arrays:
+        if self.is_native:
+            return HostArrays()
+        from penstock.engine.torch_arrays import TorchArrays
+
+        return TorchArrays(self.dtype, self.device)
 
     def _tables(self, tables: Tables) -> Tables:
         """Where its layers are: they keep every token, so in the tables of the served model's layers that do."""
@@ -113,10 +119,10 @@ class DraftModel:
         self._slots, self._sampler = slots, sampler
         tables = self._tables(limits.tables)
         shape = self.model.cache_shape
-        self._arrays: Arrays = HostArrays() if self.is_native else TorchArrays(self.dtype, self.device)
+        self._arrays = self._make_arrays()
         self.cache = KvCache(tables, self._layers, shape, self._arrays, limits.pages)
         self.model.serve_up_to(limits.max_sequence_tokens)
-        self._steps: DecoderSteps | NativeSteps
+        self._steps: NativeSteps | DecoderSteps
         if isinstance(self.model, NativeDecoder):
             tokens = fed_at_once(limits.max_slots, limits.max_step_tokens)
             self.model.reserve(tokens, limits.max_slots, limits.max_sequence_tokens)
@@ -124,7 +130,9 @@ class DraftModel:
         else:
             zero_row = self.cache.zero_row
             where = (self.model, slots, zero_row, self.dtype, self.device, self.is_exact)
-            self._steps = DecoderSteps(*where, tables=tables)
+            from penstock.engine import decoder_steps
+
+            self._steps = decoder_steps.DecoderSteps(*where, tables=tables)
         self._logits_SV = self._arrays.empty(limits.max_slots, limits.vocab_size)
         # Tokens of each slot that its cache has. What lies behind, up to the slot's own length, is in its text.
         self._fed: I64 = np.zeros(limits.max_slots, np.int64)
@@ -308,13 +316,14 @@ def load(
     folder: Path,
     served: ModelConfig,
     served_folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     trusted: bool = False,
     quantize: str = "",
     quantize_head: bool = False,
     packed_cache: PackedCache | None = None,
     cache_dtype: str = "auto",
+    threads: int = 0,
 ) -> DraftModel:
     """The draft model in `folder` for a model that is served. Raises UnusableModel, which says of which flag it speaks."""
     try:
@@ -332,6 +341,7 @@ def load(
             quantize_head,
             packed_cache,
             cache_dtype,
+            threads,
         )
     except UnusableModel as error:
         raise UnusableModel(f"{FLAG}: {error}") from error

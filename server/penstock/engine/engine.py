@@ -122,10 +122,12 @@ class Engine:
         packed_cache: PackedCache | None = None,
         found: tuple[str, Model] | None = None,
         cache_dtype: str = "auto",
+        threads: int = 0,
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
         "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
-        gave, with which nothing is loaded, and no torch is needed. `cache_dtype`: of `cache_format.FORMATS`. `dtype` and `device` are torch's, or then those of `host`.
+        gave, with which nothing is loaded. `cache_dtype`: of `cache_format.FORMATS`. `dtype` and `device` are torch's, or of `tensors` and `host`
+        where the CPU engine runs the model. `threads`: its; 0: all.
         """
         self.dtype = dtype
         self.device = device
@@ -145,6 +147,7 @@ class Engine:
                 quantize_head,
                 packed_cache,
                 cache_dtype,
+                threads,
             )
         self.recipe, self.model = found
         if self.native is not None:

@@ -1,10 +1,9 @@
 """Activations that have parameters."""
 
-import torch.nn.functional as F
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.module import Module
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 
 class Xielu(Module):
@@ -24,8 +23,8 @@ class Xielu(Module):
         """As operations of the CPU engine name them: of x^2 above 0, of what is below, of x, and the most that is raised to."""
         beta = float(self.beta)
         return {
-            "alpha": float(F.softplus(self.alpha_p.float())),
-            "lowest": beta + float(F.softplus(self.alpha_n.float())),
+            "alpha": float(tensors.softplus(self.alpha_p.float())),
+            "lowest": beta + float(tensors.softplus(self.alpha_n.float())),
             "scale": beta,
             "limit": float(self.eps),
         }

@@ -2,11 +2,10 @@
 rows one after another.
 """
 
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.module import Module, TiledModule
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import QuantizedMatrix
 
 

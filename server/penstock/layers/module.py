@@ -4,10 +4,14 @@ One walk finds all of them, so that no part has to list what it holds.
 """
 
 from collections.abc import Iterator
-
-from torch import Tensor
+from dataclasses import replace
+from operator import is_
+from typing import Any
 
 import penstock_kernels as ops
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
+from penstock_kernels.tensors import is_tensor
 
 
 class Module:
@@ -17,7 +21,15 @@ class Module:
 
     def weights(self) -> list[Tensor]:
         """Every tensor that it and the modules below it hold, each once."""
-        return list({id(found): found for found in _walk(self) if isinstance(found, Tensor)}.values())
+        return list({id(found): found for found in _walk(self) if is_tensor(found)}.values())
+
+    def to_torch(self, device: Any) -> None:
+        """Has torch's tensors on the device in place of those on the host, here and below: what torch will run."""
+        for name in _attributes(self):
+            held = getattr(self, name)
+            made = _in_torch(held, device)
+            if made is not held:
+                setattr(self, name, made)
 
     def set_tile(self, rows: int) -> None:
         """Has every product here and below done in pieces of `rows` rows (see `ops.linear`)."""
@@ -35,14 +47,34 @@ class TiledModule(Module):
         self.tile = 0
 
 
+def _attributes(module: Module) -> list[str]:
+    slots = [name for kind in type(module).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*slots, *getattr(module, "__dict__", ())]
+
+
+def _in_torch(held: object, device: Any) -> object:
+    """What is held as torch has it: a tensor, or what has some in it; itself where nothing in it is new."""
+    if isinstance(held, tensors.Tensor):
+        return tensors.in_torch(held, device)
+    if isinstance(held, Module):
+        held.to_torch(device)
+    elif isinstance(held, list):
+        held[:] = [_in_torch(one, device) for one in held]
+    elif isinstance(held, tuple):
+        made = tuple(_in_torch(one, device) for one in held)
+        return held if all(map(is_, made, held)) else made
+    elif isinstance(held, ops.ScoreModifiers) and held.sinks_H is not None:
+        return replace(held, sinks_H=tensors.in_torch(held.sinks_H, device))
+    return held
+
+
 def _walk(held: object) -> Iterator[Tensor | Module]:
     """Depth first; what is held twice comes twice."""
-    if isinstance(held, Tensor):
+    if is_tensor(held):
         yield held
     elif isinstance(held, Module):
         yield held
-        slots = [name for kind in type(held).__mro__ for name in getattr(kind, "__slots__", ())]
-        for name in (*slots, *getattr(held, "__dict__", ())):
+        for name in _attributes(held):
             yield from _walk(getattr(held, name))
     elif isinstance(held, list):
         for one in held:

@@ -1,11 +1,9 @@
 """Normalisation layers."""
 
-import torch
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.module import Module
 from penstock.parallel.group import TensorGroup
+from penstock_kernels.later import Tensor, torch
 
 
 class RmsNorm(Module):

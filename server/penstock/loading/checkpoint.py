@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from penstock.errors import UnusableModel
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
 from penstock.loading.model_files import Stored, gigabytes, listed, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
+from penstock_kernels import tensors
+from penstock_kernels.tensors import Dtype, Tensor
 
-META = torch.device("meta")
 LARGE = 1 << 20
 # Tensors that may be missing beyond as many as there are, before it is not worth looking for more.
 MISSING = 1000
@@ -33,19 +33,21 @@ M = TypeVar("M")
 
 def load(
     folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     build: Callable[["Checkpoint"], M],
     trusted: bool = False,
     *,
     tells: bool = True,
+    in_torch: bool = True,
 ) -> M:
     """What `build` makes of the checkpoint in `folder`. Raises UnusableModel, before anything is read if it can.
 
-    `build` runs twice, and each time ends with `check_all_used`: first it gets tensors without numbers, on torch's
-    device meta. `trusted` is the user's consent to pickled weights; `tells`: whether progress is logged.
+    `build` runs twice, and each time ends with `check_all_used`: first it gets tensors without numbers (a rehearsal). `device`: whose
+    memory will hold what is made, torch's or `host.Processor`. `trusted` is the user's consent to pickled weights; `tells`: whether
+    progress is logged. `in_torch`: of a model that torch runs.
     """
-    with Checkpoint(folder, dtype, META, trusted) as checkpoint:
+    with Checkpoint(folder, dtype, trusted) as checkpoint:
         build(checkpoint)
         free = device_room(device).free
         if checkpoint.bytes_made > free:
@@ -53,20 +55,24 @@ def load(
                 f"{folder}: this worker's weights take {gigabytes(checkpoint.bytes_made)} of memory, and "
                 f"{gigabytes(free)} are free; more shards (--num-shard) take less each"
             )
-        with checkpoint.reading(device, tells):
+        checkpoint.torch_device = device if in_torch else None
+        with checkpoint.reading(tells):
             return build(checkpoint)
 
 
 class Checkpoint:
-    """The tensors of a model folder, by name. What does not fit is remembered for `check_all_used`.
+    """The tensors of a model folder, by name, on the host. What does not fit is remembered for `check_all_used`.
 
-    On the device meta nothing is read: every tensor asked for has its shape and dtype only.
+    Until `reading` nothing is read: every tensor asked for has its shape and dtype only.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, trusted: bool = False) -> None:
+    def __init__(self, folder: Path, dtype: Any, trusted: bool = False) -> None:
+        """`dtype`: of what is asked for without one; torch's, or of `tensors`."""
         self.folder = folder
-        self.dtype = dtype
-        self.device = device
+        self.dtype = tensors.as_dtype(dtype)
+        self.is_rehearsal = True
+        self.torch_device: Any = None
+        """Where what is loaded goes, of a model that torch runs; None: it stays on the host, in numpy."""
         self.bytes_made = 0
         """Of all that `new` and `tensor` gave."""
         self.gives_back = False
@@ -90,9 +96,9 @@ class Checkpoint:
         self._reader.close()
 
     @contextmanager
-    def reading(self, device: torch.device, tells: bool) -> Iterator[None]:
-        """From now on tensors have numbers and are on `device`. What was asked for before is read ahead."""
-        self.device, self.bytes_made = device, 0
+    def reading(self, tells: bool) -> Iterator[None]:
+        """From now on tensors have numbers. What was asked for before is read ahead."""
+        self.is_rehearsal, self.bytes_made = False, 0
         with self._reader.reading(self._plan.ranges, self._plan.bytes, tells):
             yield
 
@@ -120,7 +126,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         rows: list[slice] | None = None,
         columns: list[slice] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype | None = None,
     ) -> Tensor:
         """A new tensor with these ranges of the first and of the last dimension, in this order; None: the whole dimension.
 
@@ -130,15 +136,17 @@ class Checkpoint:
         self.fill(made, name, shape, rows, columns)
         return made
 
-    def new(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Memory on the device for what `fill` reads, which may be several tensors in one."""
+    def new(self, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
+        """Memory for what `fill` reads, which may be several tensors in one."""
         dtype = dtype or self.dtype
         size = math.prod(shape) * dtype.itemsize
-        if self.gives_back and self.device.type == "cpu" and size >= LARGE:
-            made = torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+        if self.gives_back and not self.is_rehearsal and size >= LARGE:
+            pages = np.frombuffer(mmap.mmap(-1, size), tensors.held_as(dtype)).reshape(shape)
+            made = tensors.of_memory(pages, dtype)
         else:
-            made = torch.empty(shape, dtype=dtype, device=self.device)
-        ask_for_huge_pages(made)
+            made = tensors.empty(shape, dtype, is_rehearsed=self.is_rehearsal)
+        if not self.is_rehearsal:
+            ask_for_huge_pages(made)
         self.bytes_made += made.nbytes
         return made
 
@@ -154,15 +162,10 @@ class Checkpoint:
         if not self._accepts(name, shape, into.dtype):
             return
         stored = self._stored[name]
-        if self.device == META:
+        if self.is_rehearsal:
             self._plan.add(stored, into.numel())
-            return
-        if self.device.type == "cpu":
-            self._reader.copy(into, name, rows, columns)
         else:
-            host = torch.empty(into.shape, dtype=into.dtype)
-            self._reader.copy(host, name, rows, columns)
-            into.copy_(host)
+            self._reader.copy(into, name, rows, columns)
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
         """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
@@ -196,7 +199,7 @@ class Checkpoint:
                     f"{self._files.source}: {_tensors(names)} with {what}: {listed(names)}{way_out}"
                 )
 
-    def _accepts(self, name: str, shape: tuple[int, ...], wanted: torch.dtype) -> bool:
+    def _accepts(self, name: str, shape: tuple[int, ...], wanted: Dtype) -> bool:
         self._used[name] = math.prod(shape)
         stored = self._stored.get(name)
         if stored is None:

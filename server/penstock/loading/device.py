@@ -1,18 +1,11 @@
-"""What --dtype and --device stand for on this machine. Asked by the worker and by the doctor."""
-
-from typing import Any
+"""What --dtype and --device stand for to torch. Asked by the worker, and by the doctor where there may be an accelerator."""
 
 import torch
 
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import DTYPE_NAMES, dtype_name
+from penstock.loading.model_files import DTYPE_NAMES
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
-
-
-def dtype_of(config: dict[str, Any], wanted: str) -> torch.dtype:
-    """What --dtype stands for. Raises UnusableModel."""
-    return DTYPES[dtype_name(config, wanted)]
 
 
 def device_of(wanted: str, rank: int = 0) -> torch.device:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -16,15 +17,7 @@ class Processor:
         return self.type
 
 
-@dataclass(frozen=True)
-class BFloat16:
-    """What the CPU engine takes activations and caches to be."""
-
-    itemsize: int = 2
-
-    def __str__(self) -> str:
-        return "bfloat16"
-
+NEEDS_TORCH = " need torch, which is not installed: pip install 'penstock[torch]'"
 
 # Where ROCm's driver shows its devices.
 ROCM = Path("/dev/kfd")
@@ -41,6 +34,14 @@ def may_have_accelerator() -> bool:
     return True
 
 
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def threads_of(wanted: int) -> int:
-    """What --threads stands for."""
-    return wanted or len(os.sched_getaffinity(0))
+    """What --threads stands for. The worker says it to OpenMP, and where none is given it is as OpenMP has it."""
+    return wanted or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))

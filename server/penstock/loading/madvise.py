@@ -1,9 +1,9 @@
-"""What Python and torch do not say of a processor's memory, asked of the kernel (Linux; elsewhere nothing happens)."""
+"""What Python does not say of a processor's memory, asked of the kernel (Linux; elsewhere nothing happens)."""
 
 import ctypes
 import mmap
 
-from torch import Tensor
+from penstock_kernels.tensors import Tensor
 
 C_LIBRARY = ctypes.CDLL(None, use_errno=True)
 MADV_DONTNEED, MADV_HUGEPAGE = 4, 14
@@ -16,7 +16,7 @@ def ask_for_huge_pages(fresh: Tensor) -> None:
     """
     begin = -(-fresh.data_ptr() // HUGE) * HUGE
     end = (fresh.data_ptr() + fresh.nbytes) // HUGE * HUGE
-    if fresh.device.type == "cpu" and begin < end:
+    if begin < end:
         _advise(begin, end, MADV_HUGEPAGE)
 
 

@@ -4,6 +4,7 @@ Used by `penstock.loading.checkpoint`, which knows what is wanted. What lies in 
 rest is copied out of the mapped file, which is then let go of, so that memory holds one copy.
 """
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -11,24 +12,31 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from penstock.errors import UnusableModel
-from penstock.loading import pickled
+from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
 from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
 from penstock.loading.read_ahead import Progress, ReadAhead
+from penstock_kernels import tensors
+from penstock_kernels.tensors import HostArray, Tensor, host
 
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+FLOATS = {
+    "F64": tensors.float64,
+    "F32": tensors.float32,
+    "BF16": tensors.bfloat16,
+    "F16": tensors.float16,
+}
 WHOLE = {
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "I64": tensors.int64,
+    "I32": tensors.int32,
+    "I16": tensors.int16,
+    "I8": tensors.int8,
+    "U8": tensors.uint8,
+    "BOOL": tensors.boolean,
 }
 DTYPES = FLOATS | WHOLE
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -46,7 +54,7 @@ class TensorReader:
         self.not_numbers: list[str] = []  # NaN or infinite
         self.too_large: list[str] = []  # for the dtype that is served
         self._files = files
-        self._maps: dict[str, Tensor] = {}
+        self._maps: dict[str, HostArray] = {}  # of bytes
         self._open: dict[str, int] = {}  # descriptors
         self._mapped: dict[str, tuple[int, int]] = {}  # addresses
         self._pickled: dict[str, Tensor] = {}
@@ -71,15 +79,10 @@ class TensorReader:
         """
         self._progress = Progress(total, tells)
         self._ahead = ReadAhead(self.folder, [] if self._files.pickled else ranges)
-        # Threads that wait for each other's pieces asleep: torch's own spin, and on a busy machine that made
-        # loading ten times slower.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            with ThreadPoolExecutor(min(threads, COPIERS)) as self._pool:
+            with ThreadPoolExecutor(min(threads_of(0), COPIERS)) as self._pool:
                 yield
         finally:
-            torch.set_num_threads(threads)
             self._ahead.stop()
             self._ahead = self._progress = self._pool = None
 
@@ -113,16 +116,17 @@ class TensorReader:
         raw = self._map(stored.file)[stored.begin : stored.end]
         dtype = DTYPES[stored.dtype]
         if stored.begin % dtype.itemsize:  # in old files nothing is aligned
-            raw = raw.clone()
-        return raw.view(dtype).view(stored.shape)
+            raw = raw.copy()
+        return tensors.of_memory(raw, tensors.uint8).view(dtype).view(stored.shape)
 
-    def _map(self, file: str) -> Tensor:
+    def _map(self, file: str) -> HostArray:
         """A file's bytes."""
         if file not in self._maps:
-            path = self.folder / file
-            mapped = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-            self._maps[file], self._open[file] = mapped, os.open(path, os.O_RDONLY)
-            self._mapped[file] = (mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes)
+            self._open[file] = descriptor = os.open(self.folder / file, os.O_RDONLY)
+            memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+            self._maps[file] = mapped = np.frombuffer(memory, np.uint8)
+            begin = mapped.__array_interface__["data"][0]
+            self._mapped[file] = (begin, begin + mapped.nbytes)
         return self._maps[file]
 
     def _copy(self, made: Tensor, source: Tensor, name: str) -> None:
@@ -150,13 +154,9 @@ class TensorReader:
         """Copies and converts one piece: (memory, what of the file goes there). Whether all numbers are finite."""
         into, stored = piece
         source = self._read(file, piece) if file in self._open and stored.is_contiguous() else stored
-        if {source.dtype, into.dtype} == {torch.float16, torch.bfloat16}:
-            # By way of float32 it is ten times as fast.
-            floats = self._scratch("floats", source, torch.float32)
-            into.copy_(floats.copy_(source))
-        elif source is not into:
+        if source is not into:
             into.copy_(source)
-        finite = not into.dtype.is_floating_point or _is_finite(into)
+        finite = tensors.are_finite(into)
         if source is stored:
             self._let_go(file, source)
         return finite
@@ -169,8 +169,8 @@ class TensorReader:
         if not 0 <= at < self._maps[file].nbytes:  # a copy, of what is not aligned
             return stored
         there = into.dtype == stored.dtype and into.is_contiguous()
-        read = into if there else self._scratch("read", stored, stored.dtype)
-        left = read.as_strided((read.numel(),), (1,)).view(torch.uint8).numpy().data
+        read = into if there else self._scratch(stored)
+        left = host(read).reshape(-1).view(np.uint8).data
         while left:
             count = os.preadv(self._open[file], [left], at)
             if count == 0:
@@ -178,13 +178,13 @@ class TensorReader:
             left, at = left[count:], at + count
         return read
 
-    def _scratch(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+    def _scratch(self, like: Tensor) -> Tensor:
         """Memory of this thread. Always the same: what is taken and given back between weights that stay leaves holes."""
-        kept = getattr(self._own, name, None)
-        if kept is None or kept.nbytes < like.numel() * dtype.itemsize:
-            kept = torch.empty(like.numel() * dtype.itemsize, dtype=torch.uint8)
-            setattr(self._own, name, kept)
-        return kept[: like.numel() * dtype.itemsize].view(dtype).view(like.shape)
+        kept: HostArray | None = getattr(self._own, "read", None)
+        if kept is None or kept.nbytes < like.nbytes:
+            kept = host(tensors.empty((like.nbytes,), tensors.uint8))
+            self._own.read = kept
+        return tensors.of_memory(kept[: like.nbytes], tensors.uint8).view(like.dtype).view(like.shape)
 
     def _let_go(self, file: str, piece: Tensor) -> None:
         """Takes the pages that a piece was read from out of this process's memory."""
@@ -196,7 +196,7 @@ class TensorReader:
     def _note_not_finite(self, name: str, source: Tensor) -> None:
         shown = f"{name} ({self.stored[name].file})"
         # Infinite after the conversion only?
-        names = self.too_large if bool(torch.isfinite(source).all()) else self.not_numbers
+        names = self.too_large if tensors.are_finite(source) else self.not_numbers
         if shown not in names:
             names.append(shown)
 
@@ -204,23 +204,30 @@ class TensorReader:
         found: dict[str, Stored] = {}
         twice: list[str] = []
         check_present(self.folder, self._files)
+        pickled = _reader_of_pickles()
         for file in self._files.names:
-            tensors, mapped = pickled.read(self.folder / file)
+            of_file, mapped = pickled.read(self.folder / file)
             if mapped:
                 self._mapped[file] = (
-                    min(tensor.data_ptr() for tensor in tensors.values()),
-                    max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values()),
+                    min(tensor.data_ptr() for tensor in of_file.values()),
+                    max(tensor.data_ptr() + tensor.nbytes for tensor in of_file.values()),
                 )
-            for name, tensor in tensors.items():
+            for name, tensor in of_file.items():
                 if name in found:
                     twice.append(f"{name} ({found[name].file}, {file})")
-                self._pickled[name] = tensor
-                dtype = NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-                found[name] = Stored(file, dtype, tuple(tensor.shape), 0, tensor.nbytes)
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                known = next((name for name, one in DTYPES.items() if str(one) == dtype), None)
+                if known is not None:
+                    self._pickled[name] = tensors.of_torch(tensor)
+                found[name] = Stored(file, known or dtype, tuple(tensor.shape), 0, tensor.nbytes)
         compare(self._files, {name: stored.file for name, stored in found.items()}, twice)
         return found
 
 
-def _is_finite(piece: Tensor) -> bool:
-    """A sum is not finite when one of its terms is not, and costs little; it may overflow without that."""
-    return bool(torch.isfinite(piece.sum())) or bool(torch.isfinite(piece).all())
+def _reader_of_pickles() -> Any:
+    """Only torch reads such files as what they are."""
+    try:
+        from penstock.loading import pickled
+    except ImportError as error:
+        raise UnusableModel("pickled weights (pytorch_model.bin)" + NEEDS_TORCH) from error
+    return pickled

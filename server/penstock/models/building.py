@@ -1,11 +1,12 @@
-"""A model made from its checkpoint, with torch: a recipe of ours where there is one, else the fallback."""
+"""A model made from its checkpoint: a recipe of ours where there is one, else the fallback. Torch is imported for what torch runs."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from penstock.models import choice, fallback, native, native_choice, recipes
+from penstock.loading.host import threads_of
+from penstock.models import choice, native, native_choice, recipes
 from penstock.models.decoder import Decoder
 from penstock.models.model import Model
 from penstock.models.packed_cache import PackedCache
@@ -16,8 +17,8 @@ from penstock.parallel.group import TensorGroup
 def load(
     config: dict[str, Any],
     folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     group: TensorGroup,
     trusted: bool,
     implementation: str,
@@ -25,29 +26,33 @@ def load(
     quantize_head: bool = False,
     packed_cache: PackedCache | None = None,
     cache_dtype: str = "auto",
+    threads: int = 0,
 ) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
     `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
     int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
+    `dtype` and `device` are torch's, or of `tensors` and `host`. `threads`: of the CPU engine; 0: all.
     """
+    threads = threads_of(threads)
     shape = None if choice.uses_fallback(config, implementation) else recipes.read_config(config)
     native_choice.refuse_cache(cache_dtype, shape, dtype, device, group)
     quantizer = None
     if quantize:
-        quantizer = native_choice.quantizer(shape, dtype, device, group, quantize, quantize_head)
+        quantizer = native_choice.quantizer(shape, dtype, device, group, quantize, quantize_head, threads)
     if shape is None:
+        from penstock.models import fallback
+
         return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
     name = recipes.served_architecture(config)
     runs = native_choice.instruction_set(shape, dtype, device, group)
-    threads = torch.get_num_threads()
     entry = None
     if runs is not None and packed_cache is not None:
         entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs, group)
         found = None if entry is None else choice.kept_in(entry, runs, threads, group)
         if found is not None:
             return name, found
-    model = recipes.load(config, folder, dtype, device, group, trusted, quantizer)
+    model = recipes.load(config, folder, dtype, device, group, trusted, quantizer, in_torch=runs is None)
     if runs is None:
         return name, model
     assert isinstance(model, Decoder), "the engine serves no other"

@@ -5,9 +5,6 @@ Made by the recipe's loader, called by the decoder as other attention is. A toke
 too. See `ops.compressed_attention`. Letters as there and in `decoder`, and G groups of heads, I index heads.
 """
 
-import torch
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module, TiledModule
@@ -15,6 +12,7 @@ from penstock.layers.norm import RmsNorm
 from penstock.models.layer_cache import LayerCache
 from penstock.models.recurrent_config import CompressedConfig, Compression
 from penstock.models.step import Step
+from penstock_kernels.later import Tensor, torch
 
 
 class Compressor(Module):

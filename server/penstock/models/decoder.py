@@ -9,10 +9,6 @@ vocabulary, N cache rows, X experts. Where a model is divided over ranks, H, K, 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module, TiledModule
@@ -35,6 +31,7 @@ from penstock.models.recurrent import Recurrent
 from penstock.models.step import Step
 from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.program import QuantizedMatrix
 
 

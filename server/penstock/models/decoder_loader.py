@@ -5,12 +5,11 @@ the configuration. A family with a layout of its own overrides the method that r
 `decoder`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from functools import partial
-
-import torch
-from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
@@ -33,6 +32,9 @@ from penstock.models.decoder import (
 from penstock.models.packing import Quantizer
 from penstock.models.recurrent import Recurrent
 from penstock.parallel.group import TensorGroup, ranges
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
+from penstock_kernels.tensors import Dtype
 
 # In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
 COMPUTED = r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached|masked_bias)"
@@ -63,7 +65,7 @@ class Loader:
         self.check_stages()
         mine = self.group.layers(len(self.config.layers))
         self.checkpoint.gives_back = self.quantizer is not None
-        layers = [self.quantized(self.layer(index)) for index in mine]
+        layers = [self.finished(self.layer(index)) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
         if self.quantizer is not None:
             self.quantizer.take_ends(decoder.ends, self.checkpoint)
@@ -92,10 +94,12 @@ class Loader:
             what = "read embeddings of their own (hidden_size_per_layer_input)"
         raise UnusableModel(f"--pipeline-parallel {pipeline.stages}: the model's layers {what}; use 1")
 
-    def quantized(self, layer: Layer) -> Layer:
-        """The layer, quantized where that is asked for: the next one is read when its bf16 is gone."""
+    def finished(self, layer: Layer) -> Layer:
+        """The layer, quantized where that is asked for, or where torch has it: the next one is read when it is gone from here."""
         if self.quantizer is not None:
             self.quantizer.take_layer(layer, self.config, self.checkpoint)
+        elif self.checkpoint.torch_device is not None:
+            layer.to_torch(self.checkpoint.torch_device)
         return layer
 
     def ends(self) -> Ends:
@@ -340,7 +344,7 @@ class Loader:
         if config.sinks:
             mine = [range(self.heads.start, self.heads.stop)]
             sinks = self.checkpoint.tensor(
-                at + self.keys.sinks, (config.heads,), ranges(mine), dtype=torch.float32
+                at + self.keys.sinks, (config.heads,), ranges(mine), dtype=tensors.float32
             )
         return ops.ScoreModifiers(
             softcap=config.softcap,
@@ -394,7 +398,7 @@ class Loader:
                     self.checkpoint.expect(f"{at}{name.format(expert)}.weight", shape)
                 continue
             place = expert - mine.start
-            gate_GE, up_GE = torch.split(up_XGE[place], choice.width)
+            gate_GE, up_GE = tensors.split(up_XGE[place], choice.width)
             self.read(at + keys.gate.format(expert), inner, into=gate_GE)
             self.read(at + keys.up.format(expert), inner, into=up_GE)
             self.read(at + keys.down.format(expert), inner[::-1], into=down_XEF[place])
@@ -413,7 +417,7 @@ class Loader:
         """Router, shared expert and what else belongs to the experts."""
         keys, config = self.keys.experts, self.config
         assert keys is not None
-        router_dtype = torch.float32 if choice.long_router else None
+        router_dtype = tensors.float32 if choice.long_router else None
         router = Linear(
             self.read(at + keys.router, (choice.count, config.width), dtype=router_dtype),
             self.read(at + keys.router, (choice.count,), kind="bias") if choice.biases else None,
@@ -448,7 +452,9 @@ class Loader:
     def correction(self, at: str, choice: ExpertsConfig) -> Tensor:
         """What is added to the scores of experts for the choice: (X,) fp32."""
         assert self.keys.experts is not None
-        return self.checkpoint.tensor(at + self.keys.experts.correction, (choice.count,), dtype=torch.float32)
+        return self.checkpoint.tensor(
+            at + self.keys.experts.correction, (choice.count,), dtype=tensors.float32
+        )
 
     def shared(self, at: str, choice: ExpertsConfig) -> FeedForward:
         """The expert that every token goes to."""
@@ -467,7 +473,7 @@ class Loader:
         """A norm with weight (width,)."""
         choice = choice or self.config.norm
         # Stored as the difference to 1; in a short dtype the sum would lose most of its bits.
-        dtype = torch.float32 if choice.offset else None
+        dtype = tensors.float32 if choice.offset else None
         weight = self.read(name, (width,), dtype=dtype) if choice.weight else None
         if weight is not None and choice.offset:
             weight += choice.offset
@@ -503,7 +509,7 @@ class Loader:
         columns: list[range] | None = None,
         transposed: bool = False,
         kind: str = "weight",
-        dtype: torch.dtype | None = None,
+        dtype: Dtype | None = None,
         into: Tensor | None = None,
     ) -> Tensor:
         """These ranges of the tensor `name`.`kind`, whose shape is `shape`; transposed where it is stored so.
@@ -530,7 +536,7 @@ class Loader:
         counts = [sum(map(len, rows)) for _, _, rows in parts]
         columns, kind = ((), "bias") if width is None else ((width,), "weight")
         made = self.checkpoint.new((sum(counts), *columns))
-        for (name, total, rows), into in zip(parts, torch.split(made, counts), strict=True):
+        for (name, total, rows), into in zip(parts, tensors.split(made, counts), strict=True):
             self.read(name, (total, *columns), rows=rows, transposed=transposed, kind=kind, into=into)
         return made
 
@@ -538,7 +544,7 @@ class Loader:
         """`part` with rows of zeros appended, `rows` in all."""
         if len(part) == rows:
             return part
-        return torch.cat((part, part.new_zeros((rows - len(part), *part.shape[1:]))))
+        return tensors.cat((part, part.new_zeros((rows - len(part), *part.shape[1:]))))
 
 
 def joined(mixers: list[Attention | LatentAttention | Recurrent]) -> Mixer | None:
@@ -549,8 +555,8 @@ def joined(mixers: list[Attention | LatentAttention | Recurrent]) -> Mixer | Non
     assert isinstance(attention, Attention) and not isinstance(other, Attention | LatentAttention)
     weights, biases = zip(*((mixer.out.weight_OI, mixer.out.bias_O) for mixer in mixers), strict=True)
     there = [bias for bias in biases if bias is not None]
-    bias_O = torch.stack(there).sum(0) if there else None
-    attention.out = other.out = out = Linear(torch.cat(weights, 1), bias_O)
+    bias_O = tensors.stack(there).sum(0) if there else None
+    attention.out = other.out = out = Linear(tensors.cat(weights, 1), bias_O)
     return Beside(attention, other, out)
 
 

@@ -7,13 +7,14 @@ in this step, T tokens of decoders, H heads, J = 2 H cache rows of a token, D he
 feed-forward width, V vocabulary, N cache rows or distances, B buckets.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
@@ -26,6 +27,8 @@ from penstock.models.model import Reference
 from penstock.models.recurrent_config import StateShape
 from penstock.models.step import EncoderDecoderStep, Reading
 from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -229,12 +232,20 @@ class EncoderDecoder(Module):
         self.decoder, self.layers = decoder, layers
         self.head = head
         self.logits_bias_V = logits_bias_V
-        self.dtype = embedding.weight_VE.dtype
-        self.residual_dtype = torch.float32 if is_wide(config, self.dtype) else self.dtype
         self.activation: Callable[[Tensor], Tensor] = ops.ACTIVATIONS[config.activation]
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
         self.parameters = sum(t.numel() for t in self.weights())
         self.reference: Reference | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What branches are computed in."""
+        return self.embedding.weight_VE.dtype
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """What they are added up in."""
+        return torch.float32 if is_wide(self.config, self.dtype) else self.dtype
 
     @property
     def cache_shape(self) -> tuple[int, int]:
@@ -353,18 +364,18 @@ class EncoderDecoder(Module):
         return self._sum(layer.norm, x_TE, layer.down(up_TF.to(layer.down.weight_OI.dtype)))
 
 
-def is_wide(config: EncoderDecoderConfig, dtype: torch.dtype) -> bool:
-    """Whether the sum of the branches is kept in fp32, since it leaves the range of fp16 in this family."""
-    return config.wide_residual and dtype == torch.float16
+def is_wide(config: EncoderDecoderConfig, dtype: Any) -> bool:
+    """Whether the sum of the branches is kept in fp32, since it leaves the range of fp16 in this family. `dtype`: of torch or not."""
+    return config.wide_residual and str(dtype).endswith("float16") and not str(dtype).endswith("bfloat16")
 
 
 def table_of_sines(rows: int, width: int, sines: Sines) -> Tensor:
     """(rows, width) in fp32: of each position the sines of all frequencies, then their cosines."""
     half = width // 2
     last = half - 1 if sines.longest_included else half
-    frequencies = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / last))
-    angles = torch.arange(rows, dtype=torch.float64).unsqueeze(1) * frequencies
-    return torch.cat((angles.sin(), angles.cos()), dim=1).float()
+    frequencies = np.exp(np.arange(half, dtype=np.float64) * (-math.log(10000.0) / last))
+    angles = np.arange(rows, dtype=np.float64)[:, None] * frequencies
+    return tensors.of(np.concatenate((np.sin(angles), np.cos(angles)), 1), tensors.float32)
 
 
 def by_distance(table_BH: Tensor, relative: RelativeBias, *, bidirectional: bool) -> Tensor:
@@ -375,16 +386,15 @@ def by_distance(table_BH: Tensor, relative: RelativeBias, *, bidirectional: bool
     of the buckets are for a distance each, the others grow with its logarithm; bidirectional, each side has half.
     """
     furthest = relative.furthest
-    offsets_N = torch.arange(-furthest if bidirectional else 0, furthest + 1)
+    offsets_N = np.arange(-furthest if bidirectional else 0, furthest + 1)
     buckets = relative.buckets // 2 if bidirectional else relative.buckets
     exact = buckets // 2
-    distances_N = offsets_N.abs()
+    distances_N = np.abs(offsets_N)
     # In fp32, as the models were trained: the edges of buckets are where rounding puts them.
-    grown_N = (
-        torch.log(distances_N.clamp(min=1).float() / exact) / math.log(furthest / exact) * (buckets - exact)
-    )
-    far_N = (exact + grown_N.long()).clamp(max=buckets - 1)
-    bucket_N = torch.where(distances_N < exact, distances_N, far_N)
+    logs_N = np.log(np.maximum(distances_N, 1).astype(np.float32) / np.float32(exact))
+    grown_N = logs_N / np.float32(math.log(furthest / exact)) * np.float32(buckets - exact)
+    far_N = np.minimum(exact + grown_N.astype(np.int64), buckets - 1)
+    bucket_N = np.where(distances_N < exact, distances_N, far_N)
     if bidirectional:
         bucket_N += (offsets_N > 0) * buckets
-    return table_BH.index_select(0, bucket_N.to(table_BH.device)).t().contiguous()
+    return table_BH[bucket_N].t().contiguous()

@@ -1,10 +1,9 @@
 """From a checkpoint to an encoder-decoder: what the families call their tensors, and how they are read."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Embedding, Linear
@@ -24,6 +23,9 @@ from penstock.models.encoder_decoder import (
     table_of_sines,
 )
 from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
+from penstock_kernels.tensors import Dtype
 
 # The logit of a token that is never said: finite, since logits that are not are refused.
 NEVER = -1e9
@@ -98,10 +100,10 @@ class EncoderDecoderLoader:
             head = Linear(self._tensor("lm_head.weight", shape))
         bias_V = None
         if keys.logits_bias and self.checkpoint.has(keys.logits_bias):
-            bias_V = self._tensor(keys.logits_bias, (1, config.vocab_size), torch.float32)[0]
+            bias_V = self._tensor(keys.logits_bias, (1, config.vocab_size), tensors.float32)[0]
         if config.never_said is not None:
             if bias_V is None:
-                bias_V = self.checkpoint.new((config.vocab_size,), torch.float32).zero_()
+                bias_V = self.checkpoint.new((config.vocab_size,), tensors.float32).zero_()
             bias_V[config.never_said] = NEVER
         model = EncoderDecoder(
             config,
@@ -184,11 +186,11 @@ class EncoderDecoderLoader:
         return FeedForward(
             norm=self._norm(at + keys.feed_forward_norm),
             up=self._linear(at, keys.up, inner, width),
-            down=self._linear(at, (keys.down,), width, inner, torch.float32 if self.wide else None),
+            down=self._linear(at, (keys.down,), width, inner, tensors.float32 if self.wide else None),
         )
 
     def _linear(
-        self, at: str, parts: tuple[str, ...], rows: int, columns: int, dtype: torch.dtype | None = None
+        self, at: str, parts: tuple[str, ...], rows: int, columns: int, dtype: Dtype | None = None
     ) -> Linear:
         """One matrix of several, each (rows, columns), one below the other."""
         weight = self._stacked([f"{at}{part}.weight" for part in parts], (rows, columns), dtype)
@@ -196,19 +198,19 @@ class EncoderDecoderLoader:
             return Linear(weight)
         return Linear(weight, self._stacked([f"{at}{part}.bias" for part in parts], (rows,), dtype))
 
-    def _stacked(self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+    def _stacked(self, names: list[str], shape: tuple[int, ...], dtype: Dtype | None) -> Tensor:
         """Tensors of one shape, below one another in one."""
         made = self.checkpoint.new((len(names) * shape[0], *shape[1:]), dtype)
-        for name, into in zip(names, torch.split(made, shape[0]), strict=True):
+        for name, into in zip(names, tensors.split(made, shape[0]), strict=True):
             self.checkpoint.fill(into, name, shape)
         return made
 
     def _norm(self, name: str) -> Norm:
         shape, choice = (self.config.width,), self.config.norm
-        weight = self._tensor(f"{name}.weight", shape, torch.float32 if self.wide else None)
+        weight = self._tensor(f"{name}.weight", shape, tensors.float32 if self.wide else None)
         if not choice.layer:
             return RmsNorm(weight, choice.eps)
         return LayerNorm(weight, self._tensor(f"{name}.bias", shape) if choice.bias else None, choice.eps)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
         return self.checkpoint.tensor(name, shape, dtype=dtype)

@@ -2,14 +2,13 @@
 every token goes to. Called by `recorder`; letters as in `decoder`.
 """
 
-import torch
-from torch import Tensor
-
 from penstock.layers.activation import Xielu
 from penstock.models.config import DecoderConfig, ExpertsConfig
 from penstock.models.decoder import Experts, ExpertsBeside, FeedForward
 from penstock.models.packing import align_experts, align_halves, one_matrix, packed
 from penstock.models.program_writer import ACTIVATIONS, ProgramWriter, fp32, optional_fp32, weigh
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     TILE_OUTPUTS,
     Activation,
@@ -186,6 +185,6 @@ def _biases(bias_XO: Tensor | None) -> Tensor | None:
     if bias_XO is None:
         return None
     count, rows = bias_XO.shape
-    made = torch.zeros((count, rounded_up(rows, TILE_OUTPUTS)))
+    made = tensors.zeros((count, rounded_up(rows, TILE_OUTPUTS)))
     made[:, :rows] = fp32(bias_XO)
     return made

@@ -6,15 +6,13 @@ Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hy
 weights but Qwen 4's, which normalises each stream and has a share for each of its numbers, made by a layer of R numbers.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.config import HyperConfig, LowRankHyperConfig
+from penstock_kernels import tensors
+from penstock_kernels.later import F, Tensor, torch
 
 
 def read_parts(
@@ -22,7 +20,7 @@ def read_parts(
 ) -> tuple[Linear, Tensor, Tensor]:
     """Weights, bases and scales, in fp32, of the tensors with these names."""
     weights, base, scale = (
-        checkpoint.tensor(name, shape, dtype=torch.float32)
+        checkpoint.tensor(name, shape, dtype=tensors.float32)
         for name, shape in zip(names, ((rows, columns), (rows,), (scales,)), strict=True)
     )
     return Linear(weights), base, scale

@@ -3,15 +3,13 @@ cache, and a query of several heads that scores them. See `ops.choose_keys` and,
 Letters as there and in `decoder`.
 """
 
-import torch
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
 from penstock.models.config import BlockIndexConfig, IndexConfig
 from penstock.models.step import Step
+from penstock_kernels.later import Tensor, torch
 
 
 class Indexer(Module):

@@ -1,6 +1,6 @@
 """A decoder that the CPU engine runs: one call for a step's hidden states, one for logits. Made at load where the engine
-knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other. In numpy; torch is imported only for what
-the packed cache cannot have: rotary frequencies of other limits, and factors of queries by position.
+knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other. In numpy. Must not
+import torch.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PeerLost
+from penstock.layers.rope_frequencies import frequencies
 from penstock.models import cache_format
 from penstock.models.config import DecoderConfig, Temperature
 from penstock.models.layer_cache import LayerCache
@@ -19,6 +20,7 @@ from penstock.models.model import Reference
 from penstock.models.recording import Recording
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
+from penstock_kernels import tensors
 from penstock_kernels.cpu_engine import I64, CpuProgram, Decodes, RankLost
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import (
@@ -140,22 +142,15 @@ class NativeDecoder:
         config, known = self.config.ropes[rope], self._recording.frequencies
         key = rope, longest if config.depends_on_length else 0
         if key not in known:
-            from penstock.layers.rope_table import frequencies
-
-            per_position, magnitude = frequencies(config, longest)
-            known[key] = per_position.numpy(), magnitude
+            known[key] = frequencies(config, longest)
         return known[key]
 
     def _factors(self, heat: Temperature, longest: int) -> HostArray:
         """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
-        import torch
-
-        import penstock_kernels as ops
-
-        positions = torch.arange(rounded_up(longest + 1, PAGE_TOKENS))
-        factors_THD = torch.ones((len(positions), 1, 1), dtype=torch.bfloat16)
-        ops.scale_by_position(factors_THD, positions, heat.scale, heat.span, heat.offset)
-        return factors_THD.flatten().float().numpy()
+        positions = np.arange(rounded_up(longest + 1, PAGE_TOKENS), dtype=np.float32)
+        spans = np.floor((positions + np.float32(heat.offset)) / np.float32(heat.span))
+        factors = np.log1p(spans) * np.float32(heat.scale) + np.float32(1)
+        return tensors.host(tensors.of(factors, tensors.bfloat16).float())
 
     def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
         """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""

@@ -2,32 +2,34 @@
 by the doctor.
 """
 
-import torch
+from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.models import native
+from penstock.loading.host import threads_of
+from penstock.models import native, recipes
 from penstock.models.cache_format import FLAG as CACHE_FLAG
+from penstock.models.choice import uses_fallback
 from penstock.models.config import DecoderConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packing import FORMATS, Quantizer
 from penstock.models.recorder import undivided, unknown_choice
-from penstock.parallel.exchange import Local
-from penstock.parallel.group import TensorGroup
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
 from penstock_kernels.program import MOST_BYTE_INPUTS
 
 
-def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str | None:
+def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
     """What the engine does not serve of a model that is served in `dtype` by the ranks of `group`; None: it serves it."""
-    if dtype != torch.bfloat16:
-        return f"{str(dtype).removeprefix('torch.')} weights"
+    named = str(dtype).removeprefix("torch.")
+    if named != "bfloat16":
+        return f"{named} weights"
     if group.pipeline is not None:
         return "several stages"
     if not isinstance(shape, DecoderConfig):
         return "no decoder of a recipe"
     if group.size > 1:
-        if group.exchange is not None and not isinstance(group.exchange, Local):
+        if group.exchange is not None and not group.exchange.is_local:
             return "shards that meet at --master-addr"
         undone = undivided(shape, group)
         if undone is not None:
@@ -38,8 +40,8 @@ def why_not(shape: ModelConfig, dtype: torch.dtype, group: TensorGroup) -> str |
 def only_engine(
     says: str,
     shape: ModelConfig | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     group: TensorGroup,
 ) -> str:
     """The instruction set that the CPU engine runs a model of this shape with, where nothing else would do: `says` is why. Raises
@@ -58,9 +60,27 @@ def only_engine(
         raise UnusableModel(f"{says}: {error}") from error
 
 
-def refuse_cache(
-    name: str, shape: ModelConfig | None, dtype: torch.dtype, device: torch.device, group: TensorGroup
-) -> None:
+def needs_torch(
+    config: dict[str, Any], named: str, implementation: str, group: TensorGroup = ALONE
+) -> str | None:
+    """What of a model that the ranks of `group` serve on a CPU only torch runs, in words; None: the CPU engine runs it. `named`: its dtype. Raises
+    UnusableModel.
+    """
+    if uses_fallback(config, implementation):
+        return "models through transformers"
+    why = why_not(recipes.read_config(config), named, group)
+    if why is not None:
+        return f"models with what the CPU engine does not serve ({why})"
+    try:
+        cpu_engine.instruction_set()
+    except WrongInstructionSet as error:
+        raise UnusableModel(str(error)) from error
+    except NoCpuEngine as error:
+        return f"models where there is no CPU engine ({error})"
+    return None
+
+
+def refuse_cache(name: str, shape: ModelConfig | None, dtype: Any, device: Any, group: TensorGroup) -> None:
     """Raises UnusableModel where --kv-cache-dtype asks for what a model of this shape would not have."""
     if name != "auto":
         only_engine(f"{CACHE_FLAG} {name}: only the CPU engine has such a cache", shape, dtype, device, group)
@@ -68,11 +88,12 @@ def refuse_cache(
 
 def quantizer(
     shape: ModelConfig | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     group: TensorGroup,
     quantize: str,
     head: bool,
+    threads: int = 0,
 ) -> Quantizer:
     """Of --quantize and --quantize-head, for a model of this shape; None: transformers run it. Raises UnusableModel where the
     CPU engine would not run it: nothing else computes with quantized weights.
@@ -91,12 +112,10 @@ def quantizer(
         raise UnusableModel(
             f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
         )
-    return Quantizer(FORMATS[quantize], head, runs, torch.get_num_threads())
+    return Quantizer(FORMATS[quantize], head, runs, threads_of(threads))
 
 
-def instruction_set(
-    shape: ModelConfig, dtype: torch.dtype, device: torch.device, group: TensorGroup
-) -> str | None:
+def instruction_set(shape: ModelConfig, dtype: Any, device: Any, group: TensorGroup) -> str | None:
     """What the CPU engine would run a model of this shape with; None: torch runs it, and a line says why. Raises UnusableModel where
     the environment asks for an instruction set that there is not.
     """

@@ -5,9 +5,9 @@ rows that a step finds.
 Cheng et al., "Conditional Memory via Scalable Lookup" (Engram), 2026, has the same parts.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from __future__ import annotations
+
+from itertools import accumulate
 
 import penstock_kernels as ops
 from penstock.layers.linear import Embedding, Linear
@@ -16,17 +16,19 @@ from penstock.models.hyper_connections import StreamNorm
 from penstock.models.layer_cache import LayerCache
 from penstock.models.ngram_config import NgramConfig
 from penstock.models.step import Step
+from penstock_kernels import tensors
+from penstock_kernels.later import F, Tensor, torch
 
 
 class NgramTable(Module):
     """What a token's n-grams find."""
 
-    def __init__(self, config: NgramConfig, table: Embedding, device: torch.device) -> None:
+    def __init__(self, config: NgramConfig, table: Embedding) -> None:
         self.end, self.table = config.end, table
         self.heads = len(config.parts) // config.before  # of each length
         self.multipliers = config.multipliers
-        parts_G = torch.tensor(config.parts, device=device)
-        self.parts_G, self.begins_G = parts_G, parts_G.cumsum(0) - parts_G
+        begins = list(accumulate(config.parts, initial=0))[:-1]
+        self.parts_G, self.begins_G = tensors.tensor(config.parts), tensors.tensor(begins)
 
     def __call__(self, ids_T: Tensor, positions_T: Tensor, before_TU: Tensor) -> Tensor:
         """(T, G Y) of ids and those of the tokens before them, the nearest first."""

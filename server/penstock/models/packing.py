@@ -7,11 +7,8 @@ Matrices of experts are one, of all experts' rows, where each expert begins with
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from penstock.layers.linear import Linear
-from penstock.loading.checkpoint import META, Checkpoint
+from penstock.loading.checkpoint import Checkpoint
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import (
@@ -24,7 +21,8 @@ from penstock.models.decoder import (
     Mixer,
 )
 from penstock.models.recurrent import ShortConv
-from penstock_kernels import tiles
+from penstock_kernels import tensors, tiles
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     TILE_OUTPUTS,
     Format,
@@ -32,7 +30,9 @@ from penstock_kernels.program import (
     quantized_bytes,
     rounded_up,
 )
+from penstock_kernels.tensors import host
 
+ROWS_AT_ONCE = 4096
 FORMATS = {"int8": Format.INT8, "int4": Format.INT4}
 
 
@@ -84,8 +84,8 @@ class Quantizer:
 
     def _quantized(self, matrix_OI: Tensor, checkpoint: Checkpoint) -> QuantizedMatrix:
         rows, columns = matrix_OI.shape
-        into = checkpoint.new((quantized_bytes(self.format, rows, columns),), torch.uint8)
-        if checkpoint.device == META:
+        into = checkpoint.new((quantized_bytes(self.format, rows, columns),), tensors.uint8)
+        if checkpoint.is_rehearsal:
             return QuantizedMatrix(self.format, rows, columns, into, into, into)
         return tiles.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into)
 
@@ -157,9 +157,19 @@ def one_matrix(matrices_XOI: Tensor) -> Tensor:
     return matrices_XOI.reshape(count * wanted, columns)
 
 
+def product(rows_VI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Rows times a matrix: (V, O) in bf16, summed in fp32."""
+    made = rows_VI.new_empty((len(rows_VI), len(weight_OI)))
+    by_IO = host(weight_OI.float()).T
+    for begin in range(0, len(rows_VI), ROWS_AT_ONCE):
+        some_VI = host(rows_VI[begin : begin + ROWS_AT_ONCE].float())
+        made[begin : begin + ROWS_AT_ONCE] = tensors.of(some_VI @ by_IO, tensors.bfloat16)
+    return made
+
+
 def exact_parts(matrix_OI: Tensor) -> list[Tensor]:
     """Matrices of bf16 that add up to one of fp32, to the last bit: three, or fewer where its numbers are short."""
-    if matrix_OI.dtype == torch.bfloat16:
+    if matrix_OI.dtype == tensors.bfloat16:
         return [matrix_OI]
     parts: list[Tensor] = []
     for _ in range(3):

@@ -4,11 +4,10 @@ mixed into what the layer gives. Letters as in `decoder`, and L layers, Y number
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
+from penstock_kernels.later import Tensor
 
 
 class PerLayerEmbedding(Module):

@@ -2,10 +2,9 @@
 by `recorder`; follows `per_layer_inputs`. Letters as there.
 """
 
-import torch
-
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
 from penstock.models.program_writer import ProgramWriter
+from penstock_kernels import tensors
 from penstock_kernels.program import Activation, Epilogue, Format, Kind, Layout
 
 
@@ -61,4 +60,4 @@ def record_per_layer_input(
 
 def in_bf16(factor: float) -> float:
     """Factors are rounded to bf16 first, as the families do it."""
-    return float(torch.tensor(factor, dtype=torch.bfloat16))
+    return float(tensors.tensor(factor, dtype=tensors.bfloat16))

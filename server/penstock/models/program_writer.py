@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.models.packing import exact_parts, one_matrix, packed
 from penstock.models.recording import Recording
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import program as programs
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     BYTE_INPUTS,
     TILE_OUTPUTS,
@@ -121,7 +120,7 @@ class ProgramWriter:
         outputs = self.made.program.buffers[target].width * (2 if epilogue == Epilogue.GATE else 1)
         bias = None
         if linear.bias_O is not None:
-            bias = torch.zeros(programs.rounded_up(outputs, TILE_OUTPUTS))
+            bias = tensors.zeros(programs.rounded_up(outputs, TILE_OUTPUTS))
             bias[: len(linear.bias_O)] = linear.bias_O.float()
         made = self.add(
             Kind.LINEAR,

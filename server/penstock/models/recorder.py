@@ -7,10 +7,6 @@ be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'
 
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
@@ -28,7 +24,7 @@ from penstock.models.decoder import (
 )
 from penstock.models.experts_recorder import hidden_of, record_experts, record_experts_beside
 from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
-from penstock.models.packing import packed
+from penstock.models.packing import packed, product
 from penstock.models.per_layer_recorder import record_per_layer_embedding, record_per_layer_input
 from penstock.models.program_writer import (
     ACTIVATIONS,
@@ -42,18 +38,20 @@ from penstock.models.recurrent_config import LightningConfig, Mamba2Config
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
 from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     MOST_STREAMS,
     TENSORS,
     Activation,
     Epilogue,
-    HostArray,
     Kind,
     Layout,
     NormOver,
     Values,
 )
 from penstock_kernels.program import Norm as NormKind
+from penstock_kernels.tensors import host
 
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
 # Of what makes queries, keys and values: rows beside queries, in heads of keys.
@@ -120,20 +118,14 @@ def record(decoder: Decoder) -> Recording:
     """The decoder's program, its tensors in numpy. Packs its weights."""
     recording = _Recorder(decoder).record()
     # Two operations may read one tensor; none of them is let go of before all are seen, so that no other gets its identity.
-    tensors = {id(tensor): tensor for tensor in recording.program.tensors()}
-    known = {identity: on_host(tensor) for identity, tensor in tensors.items()}
+    held = {id(tensor): tensor for tensor in recording.program.tensors()}
+    known = {identity: host(tensor) for identity, tensor in held.items()}
     for operation in (*recording.program.body, *recording.program.head):
         for name in TENSORS:
             tensor: Tensor | None = getattr(operation, name)
             if tensor is not None:
                 setattr(operation, name, known[id(tensor)])
     return recording
-
-
-def on_host(tensor: Tensor) -> HostArray:
-    """The same memory as numpy sees it: bf16 as whole numbers."""
-    is_bf16 = tensor.dtype == torch.bfloat16
-    return tensor.view(torch.int16).numpy().view(np.uint16) if is_bf16 else tensor.numpy()
 
 
 class _Recorder:
@@ -182,7 +174,7 @@ class _Recorder:
             own = {"first_id": ends.embedding.rows.start, "rows": part}
         if ends.project_in is not None:
             # What it makes of each row of the table, as torch would.
-            table_VE, ends.project_in = ends.project_in(ends.embedding.weight_VE), None
+            table_VE, ends.project_in = product(ends.embedding.weight_VE, ends.project_in.weight_OI), None
             ends.embedding = Embedding(table_VE)
         is_tied = ends.head.weight_OI is ends.embedding.weight_VE
         ends.embedding.weight_VE = packed(ends.embedding.weight_VE)
@@ -197,7 +189,7 @@ class _Recorder:
                 target,
                 columns=config.width,
                 # The factor is rounded to bf16 first, as the families that have one do.
-                scale=float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16)),
+                scale=float(tensors.tensor(config.embedding_scale, dtype=tensors.bfloat16)),
                 weight=ends.embedding.weight_VE,
                 # Of the ranks, one adds them.
                 positions=fp32(ends.positions.weight_VE) if ends.positions and self.group.rank == 0 else None,
@@ -391,7 +383,7 @@ class _Recorder:
             scale=attention.scale,
             softcap=attention.score_modifiers.softcap,
             sinks=optional_fp32(attention.score_modifiers.sinks_H),
-            slopes=torch.tensor(self._own_slopes()) if config.slopes else None,
+            slopes=tensors.tensor(self._own_slopes()) if config.slopes else None,
             slopes_rounded=config.slopes_rounded,
             slopes_scale=config.slopes_scale,
         )

@@ -18,5 +18,5 @@ class Recording:
     rotations: list[tuple[Operation, int]] = field(default_factory=list)
     temperatures: list[tuple[Operation, Temperature]] = field(default_factory=list)
     # Of the model's tables, by number, and by the longest sequence where they depend on it, else by 0: the angle per position of each
-    # plane, and what cos and sin are multiplied with. What was asked for once is kept, since torch computes it.
+    # plane, and what cos and sin are multiplied with. What was asked for once is kept: numpy's powers differ in the last bit from one version to another.
     frequencies: dict[tuple[int, int], tuple[npt.NDArray[np.float32], float]] = field(default_factory=dict)

@@ -8,10 +8,6 @@ V size of a value (not the vocabulary). Of a model that is divided over ranks al
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module, TiledModule
@@ -27,9 +23,14 @@ from penstock.models.recurrent_config import (
 )
 from penstock.models.step import Step
 from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+from penstock_kernels.later import F, Tensor, torch
 
 # What opens gates behind the norm of a delta rule.
-OPENED: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+OPENED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": lambda gates: F.silu(gates),
+    "sigmoid": lambda gates: gates.sigmoid(),
+}
 
 
 class Convolution(Module):
@@ -174,7 +175,7 @@ class LightningAttention(Module):
         self.config, self.heads, self.parts, self.norm, self.out = config, len(heads), parts, norm, out
         self.activation = ops.ACTIVATIONS[config.activation]
         # fp32
-        self.decay_H = -torch.tensor(config.slopes, device=parts.weight_OI.device)[heads.start : heads.stop]
+        self.decay_H = -tensors.tensor(config.slopes)[heads.start : heads.stop]
 
     def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """What `out` reads: (T, H D)."""

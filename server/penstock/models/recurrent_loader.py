@@ -5,9 +5,6 @@ Called by the loaders of recipes, which say what is where in the family's tensor
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
@@ -15,6 +12,8 @@ from penstock.models.decoder_loader import Loader
 from penstock.models.recurrent import Convolution, Mamba1, Mamba2
 from penstock.models.recurrent_config import Mamba1Config, Mamba2Config
 from penstock.parallel.group import ranges
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 # A name, how many rows the whole has, and which of them are taken: see `Loader.stacked`.
 Part = tuple[str, int, list[range]]
@@ -38,17 +37,19 @@ def convolution(
     checkpoint = loader.checkpoint
     weights, biases = [], []
     for name, total, rows in parts:
-        found = checkpoint.tensor(f"{name}.{suffix}", (total, 1, kernel), ranges(rows), dtype=torch.float32)
+        found = checkpoint.tensor(f"{name}.{suffix}", (total, 1, kernel), ranges(rows), dtype=tensors.float32)
         weights.append(found.squeeze(1))
         if bias:
-            biases.append(checkpoint.tensor(f"{name}.bias", (total,), ranges(rows), dtype=torch.float32))
-    weight_WC = torch.cat(weights).t().contiguous()
-    return Convolution(weight_WC, torch.cat(biases) if biases else None)
+            biases.append(checkpoint.tensor(f"{name}.bias", (total,), ranges(rows), dtype=tensors.float32))
+    weight_WC = tensors.cat(weights).t().contiguous()
+    return Convolution(weight_WC, tensors.cat(biases) if biases else None)
 
 
 def numbers(loader: Loader, name: str, shape: tuple[int, ...], rows: list[range] | None = None) -> Tensor:
     """A tensor of its own name, in fp32."""
-    return loader.checkpoint.tensor(name, shape, None if rows is None else ranges(rows), dtype=torch.float32)
+    return loader.checkpoint.tensor(
+        name, shape, None if rows is None else ranges(rows), dtype=tensors.float32
+    )
 
 
 def mamba2(loader: Loader, at: str, mixer: Mamba2Config) -> Mamba2:
@@ -124,9 +125,9 @@ def scale(matrix: Linear, factor: float) -> None:
 
 def scale_rows(parts: Linear, counts: list[int], scales: Sequence[float]) -> None:
     """Multiplies parts of a matrix's rows, so that what it gives is multiplied."""
-    for weight_OI, scale in zip(torch.split(parts.weight_OI, counts), scales, strict=True):
+    for weight_OI, scale in zip(tensors.split(parts.weight_OI, counts), scales, strict=True):
         if scale != 1.0:
             weight_OI.mul_(scale)
     if parts.bias_O is not None:
-        for bias_O, scale in zip(torch.split(parts.bias_O, counts), scales, strict=True):
+        for bias_O, scale in zip(tensors.split(parts.bias_O, counts), scales, strict=True):
             bias_O.mul_(scale)

@@ -2,10 +2,6 @@
 `recorder`; follows `recurrent`, choice by choice. Letters as there.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from penstock.layers.linear import Linear
 from penstock.models.program_writer import ACTIVATIONS, ProgramWriter, fp32, optional_fp32
 from penstock.models.recurrent import (
@@ -30,6 +26,8 @@ from penstock.models.recurrent_config import (
     RecurrentConfig,
     ShortConvConfig,
 )
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 from penstock_kernels.program import Activation, Kind, Layout, Norm, NormOver, Rule
 
 UNIT_EPS = 1e-6  # of `ops.unit_norm`
@@ -112,7 +110,7 @@ def _convolve(
 ) -> int:
     """Into fp32. None: only the activation."""
     target = writer.buffer("convolved", Layout.F32, channels)
-    weight_WC = torch.ones((1, channels)) if convolution is None else fp32(convolution.weight_WC)
+    weight_WC = tensors.ones((1, channels)) if convolution is None else fp32(convolution.weight_WC)
     writer.add(
         Kind.CONVOLVE,
         source,
@@ -451,7 +449,7 @@ def _gated_recurrence(writer: ProgramWriter, layer: int, mixer: GatedRecurrence)
         layer=layer,
         heads=heads,
         head_dim=size,
-        norm_weight=POWER * F.softplus(mixer.rate_I.float()),
+        norm_weight=POWER * tensors.softplus(mixer.rate_I.float()),
         bias=fp32(mixer.gate_biases_HO),
     )
     target = writer.buffer("mixed", Layout.BF16, width)

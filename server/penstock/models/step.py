@@ -6,11 +6,10 @@ Letters as in `decoder` and, for encoder-decoders, `encoder_decoder`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.layers.rope_table import RopeTable
 from penstock.models.layer_cache import LayerCache
+from penstock_kernels.later import Tensor
 
 
 @dataclass(slots=True)

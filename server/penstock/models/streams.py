@@ -5,11 +5,10 @@ Baykal et al., "Alternating Updates for Efficient Transformers", 2023; Menghani 
 Layer", 2024.
 """
 
-from torch import Tensor
-
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
+from penstock_kernels.later import Tensor
 
 SMALLEST = 1e-5  # of a mean square that something is divided by
 

@@ -1,4 +1,4 @@
-"""How ranks exchange tensors: over unix sockets where all are processes of one machine, else over torch.distributed. What the CPU
+"""How ranks exchange tensors: over unix sockets where all are processes of one machine, else as `distributed` does it. What the CPU
 engine sums up in its steps goes through memory that this gives to the ranks.
 
 Used by `group`, made by `rendezvous`. Both sides of an exchange know what comes, so nothing but the numbers is sent. A
@@ -13,15 +13,12 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+import numpy as np
 
 from penstock.errors import PeerLost
+from penstock_kernels.later import Tensor, torch
 
 # Bytes that a connection holds until they are read, as far as the system allows it: fewer turns for what is large.
 BUFFER = 4 << 20
@@ -43,6 +40,9 @@ class Sending(Protocol):
 class Exchange(Protocol):
     """What a rank tells the others of its group, and hears. Every method raises PeerLost."""
 
+    is_local: bool
+    """Whether all ranks are processes of one machine, which can share memory."""
+
     def all_reduce(self, part: Tensor) -> None:
         """Leaves the sum of every rank's tensor in its memory, to the last bit the same on all ranks."""
 
@@ -51,6 +51,9 @@ class Exchange(Protocol):
 
     def broadcast(self, value: Tensor) -> None:
         """The first rank's tensor, in the memory of everyone's."""
+
+    def numbers(self, own: int) -> list[int]:
+        """A whole number of every rank, in their order."""
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Sending | None:
         """To a rank, without waiting for it. None: it has left already."""
@@ -65,6 +68,8 @@ class Local:
     A sum is the same on all ranks: of two numbers the order does not matter, more are added up in one place or in one
     order.
     """
+
+    is_local = True
 
     def __init__(self, rank: int, peers: dict[int, socket.socket]) -> None:
         self._rank = rank
@@ -137,6 +142,16 @@ class Local:
             self._swap(dict.fromkeys(self._peers, content), {})
         else:
             self._swap({}, {0: content})
+
+    def numbers(self, own: int) -> list[int]:
+        """See Exchange."""
+        found = np.zeros((self._size, 1), np.int64)
+        found[self._rank] = own
+        content = [row.view(np.uint8).data for row in found]
+        self._swap(
+            dict.fromkeys(self._peers, content[self._rank]), {peer: content[peer] for peer in self._peers}
+        )
+        return [int(number) for number in found[:, 0]]
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Sending:
         """See Exchange. To one rank everything goes with one tag, and in order."""
@@ -254,47 +269,6 @@ class _Letter:
         self.sent.wait()
         if self.error is not None:
             raise PeerLost(f"the connection to another rank broke: {self.error}") from self.error
-
-
-class Distributed:
-    """Over torch.distributed: NCCL on GPUs, gloo between machines. `process_group`: None for all ranks."""
-
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self._group = process_group
-
-    def all_reduce(self, part: Tensor) -> None:
-        """See Exchange."""
-        with _named():
-            dist.all_reduce(part, group=self._group)
-
-    def all_gather(self, parts: list[Tensor], part: Tensor) -> None:
-        """See Exchange."""
-        with _named():
-            dist.all_gather(parts, part, group=self._group)
-
-    def broadcast(self, value: Tensor) -> None:
-        """See Exchange."""
-        with _named():
-            dist.broadcast(value, group_src=0, group=self._group)
-
-    def send(self, tensor: Tensor, rank: int, tag: int) -> Sending | None:
-        """See Exchange."""
-        with _named():
-            return dist.isend(tensor, group=self._group, group_dst=rank, tag=tag)
-
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """See Exchange."""
-        with _named():
-            dist.recv(tensor, group=self._group, group_src=rank, tag=tag)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Gives what the library raises when another rank is gone its name."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(str(error)) from error
 
 
 def _sum_in_order(parts_RN: Tensor, into_N: Tensor) -> None:

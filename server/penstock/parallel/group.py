@@ -71,7 +71,10 @@ class TensorGroup:
             return part_SV
         import torch
 
-        return torch.cat(self._every(part_SV.contiguous(), self.exchange), -1)
+        part_SV = part_SV.contiguous()
+        parts = [torch.empty_like(part_SV) for _ in range(self.size)]
+        self.exchange.all_gather(parts, part_SV)
+        return torch.cat(parts, -1)
 
     def broadcast(self, value: Tensor) -> Tensor:
         """Rank 0's tensor, in the memory of everyone's."""
@@ -83,24 +86,13 @@ class TensorGroup:
         """The smallest of every rank's numbers."""
         if self.exchange is None:
             return number
-        import torch
-
-        return min(map(int, self._every(torch.tensor([number]), self.exchange)))
+        return min(self.exchange.numbers(number))
 
     def first_says(self, decision: bool) -> bool:
         """Rank 0's decision, where each rank by itself might come to another."""
         if self.exchange is None:
             return decision
-        import torch
-
-        return bool(self.broadcast(torch.tensor([decision])))
-
-    def _every(self, part: Tensor, exchange: Exchange) -> list[Tensor]:
-        import torch
-
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        exchange.all_gather(parts, part)
-        return parts
+        return bool(self.exchange.numbers(int(decision))[0])
 
     def share(self, count: int) -> range:
         """This rank's part of `count` things, as even as can be; the first ranks have one more."""

@@ -2,8 +2,7 @@
 
 Called by `penstock.startup` before the model is loaded. The address comes from whoever starts the workers. Ranks on
 CPUs of one machine meet in a private folder and speak over unix sockets (`exchange`), so that no other user can come
-between them. At a host and port, and on GPUs, torch.distributed brings them together: there exchanges on a
-CPU go over gloo, on GPUs over NCCL, and every process that reaches their ports is trusted.
+between them. At a host and port, and on GPUs, torch.distributed brings them together (`distributed`).
 """
 
 import os
@@ -12,20 +11,13 @@ import stat
 import struct
 import time
 import zlib
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-import torch
-import torch.distributed as dist
-
 from penstock.errors import PeerLost, UnusableModel
-from penstock.parallel.exchange import Distributed, Exchange, Local
+from penstock.parallel.exchange import Exchange, Local
 from penstock.parallel.group import ALONE, Pipeline, TensorGroup
-
-# Longer than any step: a rank that is gone or hangs is for the router to notice, which knows what steps take.
-PATIENCE = timedelta(hours=6)
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -50,7 +42,7 @@ def parse(address: str) -> SplitResult:
     raise ValueError(f"{address!r} is neither file:///PATH nor tcp://HOST:PORT/NAME")
 
 
-def meet(address: str, rank: int, size: int, stages: int, device: torch.device) -> TensorGroup:
+def meet(address: str, rank: int, size: int, stages: int, device: Any) -> TensorGroup:
     """Waits for all `size` ranks and returns the group of this one's stage: neighbouring ranks are shards of one
     stage, in each as many. Raises PeerLost when one ends meanwhile.
     """
@@ -66,10 +58,11 @@ def meet(address: str, rank: int, size: int, stages: int, device: torch.device) 
             made = _meet_here(Path(place.path), rank, [list(range(size)), *parts, *everyone_again])
             neighbours = size
         else:
-            made = _meet_anywhere(place, rank, size, parts, device)
-            machines = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
-            made[0].all_gather(machines, torch.tensor([_machine()]))
-            neighbours = sum(int(other) == _machine() for other in machines)
+            from penstock.parallel import distributed
+
+            made = distributed.meet(place, rank, size, parts, device)
+            own = _machine()
+            neighbours = made[0].numbers(own).count(own)
     except (RuntimeError, OSError) as error:
         raise PeerLost(f"the ranks did not find each other at {address}: {error}") from error
     everyone = TensorGroup(rank, size, made[0], neighbours)
@@ -78,28 +71,6 @@ def meet(address: str, rank: int, size: int, stages: int, device: torch.device) 
     stage, shard = divmod(rank, shards)
     pipeline = Pipeline(stage, stages, everyone, made.get(1 + stages, made[0]))
     return TensorGroup(shard, shards, made.get(1 + stage), neighbours, pipeline)
-
-
-def _meet_anywhere(
-    place: SplitResult, rank: int, size: int, parts: list[list[int]], device: torch.device
-) -> dict[int, Exchange]:
-    """The exchanges of all ranks and of each part that this one is in, by their place in that order."""
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=_store(place, rank, size),
-        rank=rank,
-        world_size=size,
-        timeout=PATIENCE,
-    )
-    made: dict[int, Exchange] = {0: Distributed(None)}
-    if len(parts) > 1:
-        # Every rank takes part in making every group.
-        for number, part in enumerate(parts, 1):
-            group = dist.new_group(part)
-            if rank in part and len(part) > 1:
-                assert isinstance(group, dist.ProcessGroup)
-                made[number] = Distributed(group)
-    return made
 
 
 def _meet_here(path: Path, rank: int, groups: list[list[int]]) -> dict[int, Exchange]:
@@ -205,31 +176,3 @@ def _machine() -> int:
     except OSError:  # some sandboxes have none
         name = socket.gethostname().encode()
     return zlib.crc32(name)
-
-
-def _store(address: SplitResult, rank: int, size: int) -> Any:
-    """A store of torch.distributed, whose type it does not export."""
-    if address.scheme == "file":
-        return dist.FileStore(address.path, size)  # type: ignore[attr-defined]
-    host, port = address.hostname or "", address.port or 0
-    # By itself the store would listen on all interfaces.
-    listening = _listen(host, port).detach() if rank == 0 else None
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        host,
-        port,
-        is_master=rank == 0,
-        timeout=PATIENCE,
-        wait_for_workers=False,
-        master_listen_fd=listening,
-    )
-    return dist.PrefixStore(address.path, store)  # type: ignore[attr-defined]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family)
-    except OSError as error:
-        raise UnusableModel(
-            f"--master-addr, --master-port: cannot listen at {host}:{port}: {error}"
-        ) from error

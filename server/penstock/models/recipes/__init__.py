@@ -1,10 +1,10 @@
 """Families of models: one module each, whose RECIPE maps config.json and checkpoint names to a model's choices."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from penstock.errors import UnusableModel
 from penstock.loading import checkpoint as checkpoints
@@ -16,6 +16,7 @@ from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from penstock.models.packing import Quantizer
 from penstock.models.recipe import DecoderRecipe, EncoderDecoderRecipe
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock_kernels.later import torch
 
 
 def served_architecture(config: dict[str, Any]) -> str:
@@ -54,23 +55,29 @@ def load_from(
 def load(
     config: dict[str, Any],
     folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     group: TensorGroup = ALONE,
     trusted: bool = False,
     quantizer: Quantizer | None = None,
+    in_torch: bool = True,
 ) -> Decoder | EncoderDecoder:
     """Reads a rank's part of the model in `folder` with the recipe of its architecture.
 
-    `trusted`: the user has agreed to pickled weights. `quantizer`: of a decoder that the CPU engine will run.
+    `trusted`: the user has agreed to pickled weights. `quantizer`: of a decoder that the CPU engine will run. `dtype` and
+    `device` are torch's, or of `tensors` and `host`. `in_torch`: torch will run it; else its tensors stay numpy's.
     """
 
     def build(checkpoint: Checkpoint) -> Decoder | EncoderDecoder:
         model = load_from(config, checkpoint, group, quantizer)
         model.parameters = checkpoint.parameters
+        if checkpoint.torch_device is not None:
+            model.to_torch(checkpoint.torch_device)
         return model
 
-    model = checkpoints.load(folder, dtype, device, build, trusted, tells=group.rank == 0)
+    model = checkpoints.load(
+        folder, dtype, device, build, trusted, tells=group.rank == 0, in_torch=in_torch and quantizer is None
+    )
     if group.pipeline is not None:
         # Each stage has asked for its own tensors only.
         own = torch.tensor([model.parameters - model.repeated_parameters])

@@ -6,9 +6,6 @@ Source: transformers 5.23 (axk2), whose defaults are those of skt/A.X-K2.
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig, NormConfig, OutputGate
@@ -17,6 +14,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek
 from penstock.models.recipes.deepseek import DeepseekLoader
 from penstock.models.recipes.fields import Fields
+from penstock_kernels.later import Tensor, torch
 
 DEFAULTS: dict[str, Any] = {
     "kv_lora_rank": 128,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 import penstock_kernels as ops
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig, LayerConfig, NormConfig
@@ -12,6 +10,7 @@ from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 from penstock.parallel.group import ranges
+from penstock_kernels import tensors
 
 KEYS = CheckpointKeys(
     embedding="transformer.wte",
@@ -77,7 +76,7 @@ class DbrxLoader(Loader):
             for name in (keys.gate, keys.up, keys.down)
         )
         return self.mixture(
-            at, choice, mine.start, torch.cat((gate, up), 1), None, down.transpose(1, 2).contiguous(), None
+            at, choice, mine.start, tensors.cat((gate, up), 1), None, down.transpose(1, 2).contiguous(), None
         )
 
 

@@ -7,12 +7,12 @@ deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; and the note of 17 November 202
 head's planes are halves, though those of attention are neighbours.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
@@ -26,6 +26,8 @@ from penstock.models.indexer import Indexer
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 # Families whose experts are chosen as V3 does it.
 THIRD = ("axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
@@ -200,7 +202,7 @@ class DeepseekLoader(Loader):
         assert sizes is not None
         width, heads = config.width, config.heads
 
-        def bias(name: str, rows: int) -> torch.Tensor | None:
+        def bias(name: str, rows: int) -> Tensor | None:
             return self.read(at + name, (rows,), kind="bias") if config.qkv_bias else None
 
         query_down: Linear | None = None
@@ -241,13 +243,13 @@ class DeepseekLoader(Loader):
             None if config.layers[index].choice_of_last else self.indexer(f"{at}indexer."),
         )
 
-    def rotated_last(self, rows: torch.Tensor, plain: int) -> torch.Tensor:
+    def rotated_last(self, rows: Tensor, plain: int) -> Tensor:
         """Rows (H, plain + rope, ...) with the planes of the last ones in halves."""
         sizes = self.config.latent
         assert sizes is not None
         if not self.config.interleaved:
             return rows
-        return torch.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
+        return tensors.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
 
     def query_and_gate(self, at: str, index: int) -> tuple[Linear, Linear | None]:
         """Of this rank's heads; the gate where there is one."""
@@ -274,7 +276,7 @@ class DeepseekLoader(Loader):
         if index.interleaved:
             order = [*order[:rotated:2], *order[1:rotated:2], *order[rotated:]]
 
-        def rotated_first(rows: torch.Tensor) -> torch.Tensor:
+        def rotated_first(rows: Tensor) -> Tensor:
             """Rows (I C, ...) with the coordinates of each plane brought where `ops.rope` reads them."""
             return rows.view(-1, size, *rows.shape[1:])[:, order].flatten(0, 1)
 
@@ -288,7 +290,7 @@ class DeepseekLoader(Loader):
             query=Linear(rotated_first(query)),
             key=Linear(rotated_first(self.read(at + "wk", (size, width)))),
             key_norm=norm,
-            weigh=Linear(self.read(at + "weights_proj", (index.heads, width), dtype=torch.float32)),
+            weigh=Linear(self.read(at + "weights_proj", (index.heads, width), dtype=tensors.float32)),
         )
 
 

@@ -7,13 +7,13 @@ that it converts; for `compress_ratios`, which has entries of layers that predic
 of DeepSeek-V4-Flash and -Pro as others quote them. Published weights are quantized (fp8 and fp4), which is not served yet.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import torch
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
@@ -31,6 +31,9 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 from penstock.models.recurrent_config import CompressedConfig, Compression
 from penstock.parallel.group import TensorGroup, even_part, ranges
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
+from penstock_kernels.tensors import host
 
 NEAR, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 OF_RATIO = {0: NEAR, 4: SPARSE, 128: HEAVY}
@@ -285,7 +288,7 @@ class DeepseekV4Loader(Loader):
                     f"stage, layer {index} the first of them; use 1, or fewer stages"
                 )
 
-    def activation(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def activation(self) -> Callable[[Tensor], Tensor]:
         """Of the shared expert as of all others."""
         experts = self.config.layers[0].experts
         assert experts is not None
@@ -300,11 +303,11 @@ class DeepseekV4Loader(Loader):
             assert self.keys.experts is not None
             shape = (self.config.vocab_size, choice.routing.per_token)
             made.by_token_VA = self.checkpoint.tensor(
-                f"{at}{self.keys.experts.router}.tid2eid", shape, dtype=torch.int64
+                f"{at}{self.keys.experts.router}.tid2eid", shape, dtype=tensors.int64
             )
-            # On the device meta there is nothing to look at.
-            if self.checkpoint.device.type != "meta":
-                least, most = (int(end) for end in made.by_token_VA.aminmax())
+            if not self.checkpoint.is_rehearsal:
+                numbers = host(made.by_token_VA)
+                least, most = int(numbers.min()), int(numbers.max())
                 if least < 0 or most >= choice.count:
                     raise UnusableModel(
                         f"{at}{self.keys.experts.router}.tid2eid names experts {least} to {most}, of {choice.count}"
@@ -313,7 +316,7 @@ class DeepseekV4Loader(Loader):
 
     def norm(self, name: str, width: int, choice: NormConfig | None = None) -> RmsNorm:
         """Norms are kept in fp32."""
-        weight = self.read(name, (width,), dtype=torch.float32)
+        weight = self.read(name, (width,), dtype=tensors.float32)
         return RmsNorm(weight, (choice or self.config.norm).eps)
 
     def token_mixer(self, at: str, index: int) -> CompressedAttention:
@@ -356,7 +359,7 @@ class DeepseekV4Loader(Loader):
             head_norm=RmsNorm(None, config.norm.eps),
             key_norm=self.norm_in_halves(at + self.key_norm, size, rope.head_dim),
             sinks_H=self.checkpoint.tensor(
-                at + "attn_sink", (config.heads,), ranges([heads]), dtype=torch.float32
+                at + "attn_sink", (config.heads,), ranges([heads]), dtype=tensors.float32
             ),
             out_GIO=out_GIO,
             out=self.row_parallel(at + "wo_b", sizes.out_rank, groups, sizes.out_groups, width, False),
@@ -377,21 +380,21 @@ class DeepseekV4Loader(Loader):
         size, at = sizes.index_dim, f"{at}indexer."
         index_pending, index = self.compressor(f"{at}compressor.", sizes.compression, size, rotated)
         query = self.read(at + "wq_b", (sizes.index_heads * size, sizes.query_rank))
-        weigh = self.read(at + "weights_proj", (sizes.index_heads, self.config.width), dtype=torch.float32)
+        weigh = self.read(at + "weights_proj", (sizes.index_heads, self.config.width), dtype=tensors.float32)
         indexer = EntryIndexer(sizes, rotated, Linear(in_halves(query, size, rotated)), Linear(weigh), index)
-        return Linear(torch.cat((pending, index_pending))), compressor, indexer
+        return Linear(tensors.cat((pending, index_pending))), compressor, indexer
 
     def compressor(
         self, at: str, compression: Compression, size: int, rotated: int
-    ) -> tuple[torch.Tensor, Compressor]:
+    ) -> tuple[Tensor, Compressor]:
         """The matrix that makes values and gates of tokens, and what makes entries of them."""
         series, width = 1 + compression.overlaps, self.config.width
         whole = [range(series * size)]
         parts = [(at + name, series * size, whole) for name in ("wkv", "wgate")]
         pending = in_halves(self.stacked(parts, width), size, rotated)
-        bias = self.checkpoint.tensor(f"{at}ape", (compression.rate, series * size), dtype=torch.float32)
+        bias = self.checkpoint.tensor(f"{at}ape", (compression.rate, series * size), dtype=tensors.float32)
         bias = in_halves(bias.t(), size, rotated).t()
-        bias_VD = torch.cat(bias.chunk(series, 1)).contiguous()
+        bias_VD = tensors.cat(bias.chunk(series, 1)).contiguous()
         norm = self.norm_in_halves(at + "norm", size, rotated)
         return pending, Compressor(compression, size, rotated, bias_VD, norm)
 
@@ -403,7 +406,7 @@ class DeepseekV4Loader(Loader):
         return made
 
 
-def in_halves(rows: torch.Tensor, size: int, rotated: int) -> torch.Tensor:
+def in_halves(rows: Tensor, size: int, rotated: int) -> Tensor:
     """Rows (H D, ...) of heads of D = `size` numbers, whose last `rotated` are planes of neighbours, with the planes in halves,
     where `ops.rope` reads them.
     """

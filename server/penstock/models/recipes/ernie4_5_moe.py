@@ -1,9 +1,9 @@
 """ERNIE 4.5 with experts: a softmax with a correction chooses them, and every token goes to shared ones as well."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 import penstock_kernels as ops
 from penstock.models.config import DecoderConfig, ExpertsConfig
@@ -11,6 +11,8 @@ from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek, ernie4_5
 from penstock.models.recipes.fields import Fields
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 EXPERTS = deepseek.KEYS.experts
 assert EXPERTS is not None
@@ -49,11 +51,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 class ErnieLoader(Loader):
     """Reads the correction, which has a row for each group of experts, of which there is one."""
 
-    def correction(self, at: str, choice: ExpertsConfig) -> torch.Tensor:
+    def correction(self, at: str, choice: ExpertsConfig) -> Tensor:
         """(X,) fp32."""
         assert self.keys.experts is not None
         name = at + self.keys.experts.correction
-        return self.checkpoint.tensor(name, (1, choice.count), dtype=torch.float32)[0]
+        return self.checkpoint.tensor(name, (1, choice.count), dtype=tensors.float32)[0]
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, ErnieLoader)

@@ -7,9 +7,6 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
@@ -21,6 +18,7 @@ from penstock.models.recipes import gemma3, gemma4
 from penstock.models.recipes.fields import Fields
 from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import TensorGroup
+from penstock_kernels.later import Tensor, torch
 
 # Of transformers' Gemma3nTextConfig.
 DEFAULTS: dict[str, Any] = {

@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Embedding, Linear
@@ -19,6 +17,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import gemma3
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.stacked_experts import StackedExpertsLoader
+from penstock_kernels import tensors
 
 KEYS = replace(
     gemma3.KEYS,
@@ -202,11 +201,11 @@ class Gemma4Loader(StackedExpertsLoader):
         """Experts beside the dense layer. The factors of what their router reads are brought into its matrix."""
         config = self.config
         experts = self.experts(at, choice)
-        scale_E = self.checkpoint.tensor(f"{at}router.scale", (config.width,), dtype=torch.float32)
+        scale_E = self.checkpoint.tensor(f"{at}router.scale", (config.width,), dtype=tensors.float32)
         experts.router.weight_OI *= scale_E * config.width**-0.5
         return ExpertsBeside(
             experts,
-            self.checkpoint.tensor(f"{at}router.per_expert_scale", (choice.count,), dtype=torch.float32),
+            self.checkpoint.tensor(f"{at}router.per_expert_scale", (choice.count,), dtype=tensors.float32),
             config.norm.eps,
             self.norm(f"{at}pre_feedforward_layernorm_2", config.width),
             self.norm(f"{at}post_feedforward_layernorm_1", config.width),

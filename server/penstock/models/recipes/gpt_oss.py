@@ -1,9 +1,9 @@
 """GPT-OSS: experts with biases and a clamped gate, sinks, and a sliding window in every other layer."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 import penstock_kernels as ops
 from penstock.models.checkpoint_keys import ExpertKeys
@@ -14,6 +14,8 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 from penstock.parallel.group import ranges
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 KEYS = replace(
     llama.KEYS,
@@ -54,7 +56,7 @@ class GptOssLoader(Loader):
         mine = self.group.share(choice.count)
         rows, count, inner = ranges([mine]), choice.count, choice.width
 
-        def taken(name: str, *shape: int) -> torch.Tensor:
+        def taken(name: str, *shape: int) -> Tensor:
             return self.checkpoint.tensor(at + name, (count, *shape), rows)
 
         up = taken(keys.up, width, 2 * inner).transpose(1, 2)
@@ -64,8 +66,8 @@ class GptOssLoader(Loader):
             at,
             choice,
             mine.start,
-            torch.cat((up[:, ::2], up[:, 1::2]), 1),
-            torch.cat((up_bias[:, ::2], up_bias[:, 1::2]), 1),
+            tensors.cat((up[:, ::2], up[:, 1::2]), 1),
+            tensors.cat((up_bias[:, ::2], up_bias[:, 1::2]), 1),
             down,
             taken(f"{keys.down}_bias", width),
         )

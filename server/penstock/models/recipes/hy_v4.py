@@ -4,11 +4,11 @@ output gates, limited gates of experts, and hyper-connections in place of one re
 Source: transformers 5.23 (hy_v4), whose defaults are those of tencent/Hy4-preview, and the names of tensors that it converts.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from penstock.models.recipes import deepseek
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.stacked_experts import StackedExpertsLoader
 from penstock.parallel.group import TensorGroup
+from penstock_kernels.later import Tensor
 
 assert deepseek.KEYS.experts is not None
 KEYS = replace(
@@ -122,7 +123,7 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
         """Of a branch."""
         return HyperConnection(self.hyper, *self.parts(at, 2 * self.hyper.count, 2))
 
-    def parts(self, at: str, rows: int, scales: int) -> tuple[Linear, torch.Tensor, torch.Tensor]:
+    def parts(self, at: str, rows: int, scales: int) -> tuple[Linear, Tensor, Tensor]:
         """Weights, bases and scales, in fp32."""
         names = (f"{at}fn", f"{at}base", f"{at}scale")
         return read_parts(self.checkpoint, names, rows, self.hyper.count * self.config.width, scales)

@@ -5,9 +5,6 @@ shorter than keys, and scaled.
 from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
@@ -18,6 +15,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek, llama
 from penstock.models.recipes.fields import Fields
 from penstock.parallel.group import ranges
+from penstock_kernels import tensors
 
 KEYS = replace(
     deepseek.KEYS,
@@ -104,7 +102,7 @@ class MimoLoader(Loader):
         if self.config.layers[index].window is not None:
             heads = self.config.heads
             sinks_H = self.checkpoint.tensor(
-                at + self.keys.sinks, (heads,), ranges([self.heads]), dtype=torch.float32
+                at + self.keys.sinks, (heads,), ranges([self.heads]), dtype=tensors.float32
             )
             made.score_modifiers = ops.ScoreModifiers(sinks_H=sinks_H)
         return made
@@ -120,8 +118,8 @@ class MimoLoader(Loader):
         ]
         rows = [range(mine.start * short, mine.stop * short)]
         values = self.read(at + keys.v, (total * short, width), rows=rows).view(len(mine), short, width)
-        filled = F.pad(values, (0, 0, 0, size - short)).flatten(0, 1)
-        return Linear(torch.cat((self.stacked(parts, width), filled)))
+        filled = tensors.pad(values, (0, 0, 0, size - short)).flatten(0, 1)
+        return Linear(tensors.cat((self.stacked(parts, width), filled)))
 
     def row_parallel(
         self,
@@ -139,7 +137,7 @@ class MimoLoader(Loader):
         short = self.config.value_dim
         made = super().row_parallel(name, short, mine, total, rows, bias, transposed)
         columns = made.weight_OI.view(rows, len(mine), short)
-        made.weight_OI = F.pad(columns, (0, size - short)).flatten(1)
+        made.weight_OI = tensors.pad(columns, (0, size - short)).flatten(1)
         return made
 
 

@@ -5,14 +5,13 @@ feed-forward layer without a gate.
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from penstock.layers.linear import Linear
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
+from penstock_kernels import tensors
 
 KEYS = replace(llama.KEYS, gate="", up="mlp.fc1", down="mlp.fc2")
 
@@ -43,7 +42,7 @@ class NanoChatLoader(Loader):
         for rows in (made.weight_OI, made.bias_O):
             if rows is not None:
                 heads = rows[:turned].view(-1, size, *rows.shape[1:])
-                rows[:turned] = torch.roll(heads, size // 2, 1).flatten(0, 1)
+                rows[:turned] = tensors.roll(heads, size // 2, 1).flatten(0, 1)
         return made
 
 

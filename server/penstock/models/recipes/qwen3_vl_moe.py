@@ -1,9 +1,9 @@
 """The text of Qwen3-VL with experts: Qwen 3 with experts, in one tensor for all of them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
@@ -11,6 +11,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import qwen3, qwen3_moe
 from penstock.models.recipes.stacked_experts import StackedExpertsLoader
 from penstock.parallel.group import ranges
+from penstock_kernels.later import Tensor
 
 KEYS = replace(
     qwen3.KEYS,
@@ -26,7 +27,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 class Qwen3VlMoeLoader(StackedExpertsLoader):
     """Reads experts as they were published, (X, in, out), and as transformers has saved them since, (X, out, in)."""
 
-    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> torch.Tensor:
+    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> Tensor:
         """(X, O, I) of this rank's experts."""
         keys, experts = self.keys.experts, self.any_experts()
         assert keys is not None

@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import torch
-
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Embedding, Linear
 from penstock.models.config import (
@@ -28,6 +26,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import qwen2_moe, qwen3_5, qwen3_5_moe, qwen3_next
 from penstock.models.recipes.fields import MOST, Fields
 from penstock.models.recurrent_config import DeltaConfig
+from penstock_kernels import tensors
 
 # What hashes n-grams is computed from config.json.
 COMPUTED = r".*\.ple_embedding\.(layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
@@ -220,7 +219,7 @@ class Qwen4Loader(qwen3_5_moe.StackedLoader):
 
     def stream_norm(self, name: str) -> StreamNorm:
         """A norm of each stream."""
-        weight = self.read(name, (self.config.residual_width,), dtype=torch.float32)
+        weight = self.read(name, (self.config.residual_width,), dtype=tensors.float32)
         return StreamNorm((weight + 1.0).view(-1, self.config.width), self.config.norm.eps)
 
     def ngrams(self, at: str, config: NgramConfig) -> NgramInjection:
@@ -230,13 +229,11 @@ class Qwen4Loader(qwen3_5_moe.StackedLoader):
         parts = [(f"{at}key_proj", streams, [range(streams)]), (f"{at}value_proj", width, [range(width)])]
         keys, queries, values = (self.stream_norm(f"{at}norm_{name}") for name in ("key", "query", "conv"))
         weight = self.checkpoint.tensor(
-            f"{at}conv1d.weight", (streams, 1, config.kernel), dtype=torch.float32
+            f"{at}conv1d.weight", (streams, 1, config.kernel), dtype=tensors.float32
         )
         return NgramInjection(
             config,
-            NgramTable(
-                config, self.ngram_table(f"{at}ple_embedding.ngram_embedding.", config), weight.device
-            ),
+            NgramTable(config, self.ngram_table(f"{at}ple_embedding.ngram_embedding.", config)),
             Linear(self.stacked(parts, columns)),
             (keys, queries, values),
             weight.squeeze(1).t().contiguous(),

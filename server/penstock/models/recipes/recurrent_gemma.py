@@ -1,10 +1,10 @@
 """RecurrentGemma (Griffin): two layers of three are gated recurrences, the others attention with a window; Gemma's norms."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig, Window
@@ -16,6 +16,8 @@ from penstock.models.recurrent import GatedRecurrence
 from penstock.models.recurrent_config import GriffinConfig
 from penstock.models.recurrent_loader import convolution, linear, numbers, scaled
 from penstock.parallel.group import ranges
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 KEYS = replace(
     llama.KEYS,
@@ -59,7 +61,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         up_bias=True,
         down_bias=True,
         # In bf16 in every dtype.
-        embedding_scale=float(torch.tensor(math.sqrt(read.width), dtype=torch.bfloat16)),
+        embedding_scale=float(tensors.tensor(math.sqrt(read.width), dtype=tensors.bfloat16)),
         logit_softcap=fields.number("logits_soft_cap", default=30.0),
         tied_head=fields.flag("tie_word_embeddings", True),
     )
@@ -82,12 +84,12 @@ class GriffinLoader(Loader):
         size = total // heads
         rows = scaled([mine], size)
 
-        def of_heads(name: str, *shape: int) -> torch.Tensor:
+        def of_heads(name: str, *shape: int) -> Tensor:
             both = [
                 self.checkpoint.tensor(f"{at}rg_lru.{gate}_gate_{name}", (heads, *shape), ranges([mine]))
                 for gate in ("input", "recurrent")
             ]
-            return torch.cat(both, -1)
+            return tensors.cat(both, -1)
 
         return GatedRecurrence(
             mixer,

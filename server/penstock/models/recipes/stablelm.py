@@ -4,14 +4,13 @@ have parallel branches, and a norm of its own for each query and key head.
 
 from typing import Any
 
-import torch
-
 from penstock.layers.norm import HeadsLayerNorm, Norm
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, LayerConfig, NormConfig
 from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
+from penstock_kernels import tensors
 
 
 class StableLmLoader(Loader):
@@ -23,7 +22,7 @@ class StableLmLoader(Loader):
         shape = (self.config.head_dim,)
         for head in range(all_heads):
             self.checkpoint.expect(f"{name}.norms.{head}.weight", shape)
-        weights_HD = torch.stack([self.read(f"{name}.norms.{head}", shape) for head in heads])
+        weights_HD = tensors.stack([self.read(f"{name}.norms.{head}", shape) for head in heads])
         return HeadsLayerNorm(weights_HD, None, self.config.qk_norm.eps)
 
 

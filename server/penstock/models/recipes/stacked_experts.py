@@ -1,11 +1,12 @@
 """Checkpoints whose experts are one tensor for each matrix: (X, 2 F, E), gate rows, then up rows; and (X, E, F)."""
 
-import torch
+from __future__ import annotations
 
 from penstock.models.config import ExpertsConfig
 from penstock.models.decoder import Experts
 from penstock.models.decoder_loader import Loader
 from penstock.parallel.group import ranges
+from penstock_kernels.later import Tensor
 
 
 class StackedExpertsLoader(Loader):
@@ -20,7 +21,7 @@ class StackedExpertsLoader(Loader):
         down_XEF = self.stack(at + keys.down, choice.count, width, choice.width, mine)
         return self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
 
-    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> torch.Tensor:
+    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> Tensor:
         """(X, O, I) of this rank's experts."""
         return self.checkpoint.tensor(name, (count, outputs, inputs), ranges([mine]))
 
@@ -28,7 +29,7 @@ class StackedExpertsLoader(Loader):
 class TransposedExpertsLoader(StackedExpertsLoader):
     """Reads them where they are stored as (X, in, out)."""
 
-    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> torch.Tensor:
+    def stack(self, name: str, count: int, outputs: int, inputs: int, mine: range) -> Tensor:
         """(X, O, I) of this rank's experts."""
         stored_XIO = self.checkpoint.tensor(name, (count, inputs, outputs), ranges([mine]))
         return stored_XIO.transpose(1, 2).contiguous()

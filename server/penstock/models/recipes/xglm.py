@@ -4,14 +4,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import opt
 from penstock.models.recipes.fields import Fields
+from penstock_kernels import tensors
+from penstock_kernels.later import Tensor
 
 KEYS = replace(
     opt.KEYS,
@@ -45,10 +46,12 @@ class XglmLoader(Loader):
         """Sines of the positions times each frequency, then cosines: transformers' table, rounded as there."""
         rows, width = self.config.learned_positions, self.config.width
         half = width // 2
-        frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
-        angles = torch.arange(rows).float().unsqueeze(1) * frequencies
+        steps = np.arange(half, dtype=np.float64) * -(math.log(10000) / (half - 1))
+        frequencies = np.exp(steps).astype(np.float32)
+        angles = np.arange(rows, dtype=np.float32)[:, None] * frequencies
         found = self.checkpoint.new((rows, width))
-        found[:, : 2 * half] = torch.cat((angles.sin(), angles.cos()), 1)
+        table = np.concatenate((np.sin(angles), np.cos(angles)), 1)
+        found[:, : 2 * half] = tensors.of(table, tensors.float32)
         if width > 2 * half:
             found[:, -1] = 0
         return found
