@@ -130,7 +130,8 @@ def examine(folder: Path, question: Question) -> Report:
             shape = architecture(config, folder, report)
         if shape is not None and question.longest is not None:
             length(shape, question.longest, report)
-        sound = stored is not None and report.quantization is None
+        scheme = report.quantization
+        sound = stored is not None and (scheme is None or quantization.is_served(scheme, config))
         quantizer: Quantizer | None = None
         if shape is not None and dtype is not None and sound:
             if device is not None:
@@ -216,7 +217,7 @@ def fallback_shape(
 ) -> ModelConfig | None:
     """What a model without a recipe is made of, and whether it can be served through transformers."""
     report.architecture = next(iter(architectures(config)), None)
-    if report.quantization is not None:
+    if report.quantization is not None and not quantization.is_served(report.quantization, config):
         return None
     try:
         from penstock.models import fallback

@@ -19,8 +19,9 @@ import numpy as np
 from penstock.errors import UnusableModel
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
-from penstock.loading.model_files import Stored, gigabytes, listed, weight_files
+from penstock.loading.model_files import CONFIG, Stored, gigabytes, listed, read_json, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
+from penstock.quantization import codes
 from penstock_kernels import tensors
 from penstock_kernels.tensors import Dtype, Tensor
 
@@ -81,6 +82,8 @@ class Checkpoint:
         self._files = weight_files(folder, trusted)
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
+        self._block = codes.block_of(read_json(folder, CONFIG) or {})
+        self._has_codes = False
         self._used: dict[str, int] = {}
         self._plan = _Plan()
         self._missing: list[str] = []
@@ -159,13 +162,22 @@ class Checkpoint:
         columns: list[slice] | None = None,
     ) -> None:
         """Copies what `tensor` would give into memory of the same shape."""
+        matrix = self._codes(name, shape)
         if not self._accepts(name, shape, into.dtype):
             return
-        stored = self._stored[name]
-        if self.is_rehearsal:
-            self._plan.add(stored, into.numel())
+        if isinstance(matrix, codes.Matrix):
+            if self.is_rehearsal:
+                self._plan.add(self._stored[matrix.codes], into.numel() * matrix.row_bytes // shape[-1])
+            else:
+                self._reader.decode(into, matrix, rows, columns)
+        elif self.is_rehearsal:
+            stored = self._stored[name]
+            self._plan.add(stored, into.numel() * DTYPES[stored.dtype].itemsize)
         else:
             self._reader.copy(into, name, rows, columns)
+
+    def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | str | None:
+        return codes.find(name, shape, self._stored, self._block)
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
         """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
@@ -174,6 +186,8 @@ class Checkpoint:
         it seems.
         """
         extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
+        if self._has_codes:
+            extra = [name for name in extra if not re.fullmatch(codes.UNUSED, name)]
         # One that holds several parts was asked for several times.
         missing, misshapen, unusable = (
             list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)
@@ -200,7 +214,14 @@ class Checkpoint:
                 )
 
     def _accepts(self, name: str, shape: tuple[int, ...], wanted: Dtype) -> bool:
+        matrix = self._codes(name, shape)
+        if isinstance(matrix, codes.Matrix) and wanted.is_floating_point:
+            self._used[matrix.codes], self._used[matrix.scales], self._has_codes = math.prod(shape), 0, True
+            return True
         self._used[name] = math.prod(shape)
+        if isinstance(matrix, str):
+            self._misshapen.append(matrix)
+            return False
         stored = self._stored.get(name)
         if stored is None:
             self._missing.append(name)
@@ -225,9 +246,9 @@ class _Plan:
         self.ranges: list[Stored] = []
         self.bytes = 0
 
-    def add(self, stored: Stored, numbers: int) -> None:
+    def add(self, stored: Stored, size: int) -> None:
         self.ranges.append(stored)
-        self.bytes += numbers * DTYPES[stored.dtype].itemsize
+        self.bytes += size
 
 
 def part_of(shape: tuple[int, ...], rows: list[slice] | None, columns: list[slice] | None) -> tuple[int, ...]:

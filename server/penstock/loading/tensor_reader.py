@@ -21,6 +21,7 @@ from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
 from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
 from penstock.loading.read_ahead import Progress, ReadAhead
+from penstock.quantization.codes import EXPONENTS, Matrix, powers
 from penstock_kernels import tensors
 from penstock_kernels.tensors import HostArray, Tensor, host
 
@@ -107,6 +108,79 @@ class TensorReader:
                     self._copy(into, source[some.start : some.stop, ..., range_], name)
                     side += wide
             at += count
+
+    def decode(
+        self, made: Tensor, matrix: Matrix, rows: list[slice] | None, columns: list[slice] | None
+    ) -> None:
+        """Copies what these ranges of a matrix of codes stand for, as `copy` does with numbers."""
+        if self._ahead is not None:
+            self._ahead.begin(self.stored[matrix.codes])
+        codes = self._bytes(matrix.codes).reshape(*matrix.shape[:-1], matrix.row_bytes)
+        scales = np.broadcast_to(self._scales(matrix), (*matrix.shape[:-2], *matrix.grid[-2:]))
+        at = 0
+        for some in [slice(0, matrix.shape[0])] if rows is None else rows:
+            into = made[at : at + some.stop - some.start]
+            at += some.stop - some.start
+            if codes.ndim == 2:
+                self._decode(into, codes[some], some.start, scales, matrix, columns)
+                continue
+            flat = into.view(-1, *into.shape[-2:])
+            each = zip(
+                flat,
+                codes[some].reshape(-1, *codes.shape[-2:]),
+                scales[some].reshape(-1, *scales.shape[-2:]),
+                strict=True,
+            )
+            for one, codes_OB, scales_oi in each:
+                self._decode(one, codes_OB, 0, scales_oi, matrix, columns)
+
+    def _decode(
+        self,
+        made: Tensor,
+        codes_RB: HostArray,
+        first_row: int,
+        scales_oi: HostArray,
+        matrix: Matrix,
+        columns: list[slice] | None,
+    ) -> None:
+        """Rows of one matrix, piece by piece."""
+        side, name = 0, matrix.codes
+        for range_ in [slice(0, matrix.shape[-1])] if columns is None else columns:
+            wide = range_.stop - range_.start
+            count = max(PIECE // (4 * max(wide, 1)), 1)
+
+            def take(begin: int, side: int = side, range_: slice = range_, wide: int = wide) -> bool:
+                piece_RB = codes_RB[begin : begin + count]  # noqa: B023
+                numbers = matrix.decoded(piece_RB, scales_oi, first_row + begin, range_)
+                into = made[begin : begin + len(piece_RB), side : side + wide]
+                into.copy_(tensors.of_memory(numbers, tensors.float32))
+                if piece_RB.flags.c_contiguous:
+                    self._let_go(self.stored[name].file, tensors.of_memory(piece_RB, tensors.uint8))
+                return tensors.are_finite(into)
+
+            begins = range(0, len(codes_RB), count)
+            at_once = self._pool.map if len(begins) > 1 and self._pool is not None else map
+            for begin, finite in zip(begins, at_once(take, begins), strict=True):
+                if not finite:
+                    shown = f"{name} ({self.stored[name].file})"
+                    self.not_numbers += [] if shown in self.not_numbers else [shown]
+                if self._ahead is not None and self._progress is not None:
+                    taken = len(codes_RB[begin : begin + count]) * wide * matrix.row_bytes // matrix.shape[-1]
+                    self._ahead.go_on(taken)
+                    self._progress.go_on(taken)
+            side += wide
+
+    def _bytes(self, name: str) -> HostArray:
+        """A tensor of codes, without its shape."""
+        stored = self.stored[name]
+        return self._map(stored.file)[stored.begin : stored.end]
+
+    def _scales(self, matrix: Matrix) -> HostArray:
+        """In fp32, as their grid."""
+        stored = self.stored[matrix.scales]
+        if stored.dtype in EXPONENTS:
+            return powers(self._bytes(matrix.scales)).reshape(matrix.grid)
+        return host(self._source(matrix.scales).float()).reshape(matrix.grid)
 
     def _source(self, name: str) -> Tensor:
         """The whole tensor as it is stored; its pages are read when they are touched."""

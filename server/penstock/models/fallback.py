@@ -377,7 +377,7 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
     model_type = str(config.get("model_type"))
     if not architectures(config):
         raise UnusableModel("config.json: unsupported architecture none; it names none in architectures")
-    quantization.refuse(config, folder)
+    quantization.refuse(config, folder, has_recipe=False)
     known = model_type in transformers.CONFIG_MAPPING
     read: Any = transformers.CONFIG_MAPPING[model_type] if known else None
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None) if known else None

@@ -1,7 +1,7 @@
 """Which scheme a checkpoint is quantized with, from its configuration and the names of its tensors.
 
-Asked by the download, the doctor and the worker before weights are read. Must not import torch. Schemes that
-are served will have a file each beside this one; so far none is.
+Asked by the download, the doctor and the worker before weights are read. Must not import torch. What is served is read
+by `codes`, in the dtype that is asked for; the others are refused by name.
 """
 
 import re
@@ -18,6 +18,10 @@ BESIDE = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
+# Codes of 8 and 4 bits with scales (`codes`).
+SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors")
+COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized")
+
 # What the names of tensors end with that only a quantized checkpoint has. The first that fits.
 TRACES = (
     (re.compile("q_scale|q_scale_max|q_groups"), "exl2"),
@@ -27,6 +31,7 @@ TRACES = (
     (re.compile("qweight"), "gptq or awq"),
     (re.compile("weight_packed"), "compressed-tensors"),
     (re.compile(".*_proj_blocks"), "mxfp4"),
+    (re.compile("weight_scale_2"), "nvfp4"),
     (re.compile("weight_scale_inv|weight_scale|input_scale|activation_scale"), "fp8"),
     (re.compile("weight_scales"), "eetq"),
 )
@@ -57,15 +62,32 @@ def scheme_of(config: dict[str, Any], folder: Path, tensors: Collection[str] = (
     return None
 
 
-def refuse(config: dict[str, Any], folder: Path, tensors: Collection[str] = ()) -> None:
-    """Raises UnusableModel, naming the scheme, when the weights are quantized."""
+def refuse(
+    config: dict[str, Any], folder: Path, tensors: Collection[str] = (), *, has_recipe: bool = True
+) -> None:
+    """Raises UnusableModel, naming the scheme, when the weights are quantized as none is served. `has_recipe`: transformers do not read the model."""
     found = scheme_of(config, folder, tensors)
-    if found is not None:
-        scheme, says = found
-        raise UnusableModel(
-            f"{says}: the weights are quantized ({scheme}), which is not supported yet; serve a checkpoint in "
-            "float32, bfloat16 or float16"
-        )
+    if found is None or (has_recipe and is_served(found[0], config)):
+        return
+    scheme, says = found
+    way_out = "serve a checkpoint in float32, bfloat16 or float16"
+    if scheme in SERVED:
+        way_out = f"of models with a recipe it is; {way_out}"
+    raise UnusableModel(f"{says}: the weights are quantized ({scheme}), which is not supported; {way_out}")
+
+
+def is_served(scheme: str, config: dict[str, Any]) -> bool:
+    """Whether the weights of a model with a recipe are read."""
+    if scheme == "mxfp4":
+        return config.get("model_type") == "gpt_oss"
+    if scheme != "compressed-tensors":
+        return scheme in SERVED
+    for outer in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config"):
+            given = outer.get(key) if isinstance(outer, dict) else None
+            if isinstance(given, dict):
+                return given.get("format") in COMPRESSED
+    return False
 
 
 def _method(given: Any, usual: str | None) -> str | None:
@@ -78,6 +100,8 @@ def _method(given: Any, usual: str | None) -> str | None:
     if isinstance(inner, dict) and inner.get("quant_algo"):  # of NVIDIA's ModelOpt
         return f"modelopt {str(inner['quant_algo']).lower()}"
     method = given.get("quant_method") or given.get("quant_type") or given.get("quant_algo")
+    if method == "modelopt" and given.get("quant_algo"):
+        return f"modelopt {str(given['quant_algo']).lower()}"
     if method:
         return str(method).lower().replace("_", "-")[:40]
     loaded = [given[key] for key in ("load_in_8bit", "load_in_4bit") if key in given]

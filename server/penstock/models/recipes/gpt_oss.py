@@ -50,7 +50,7 @@ class GptOssLoader(Loader):
     """Reads its experts from tensors of all."""
 
     def experts(self, at: str, choice: ExpertsConfig) -> Experts:
-        """Matrices are (in, out); columns of gate and up take turns."""
+        """Matrices are (in, out) unless they are of fp4; columns of gate and up take turns."""
         keys, width = self.keys.experts, self.config.width
         assert keys is not None
         mine = self.group.share(choice.count)
@@ -59,9 +59,12 @@ class GptOssLoader(Loader):
         def taken(name: str, *shape: int) -> Tensor:
             return self.checkpoint.tensor(at + name, (count, *shape), rows)
 
-        up = taken(keys.up, width, 2 * inner).transpose(1, 2)
+        if self.checkpoint.has(f"{at}{keys.up}_blocks"):  # as published: rows of fp4, (out, in)
+            up, down = taken(keys.up, 2 * inner, width), taken(keys.down, width, inner)
+        else:
+            up = taken(keys.up, width, 2 * inner).transpose(1, 2)
+            down = taken(keys.down, inner, width).transpose(1, 2).contiguous()
         up_bias = taken(f"{keys.up}_bias", 2 * inner)
-        down = taken(keys.down, inner, width).transpose(1, 2).contiguous()
         return self.mixture(
             at,
             choice,

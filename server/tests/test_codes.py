@@ -1,0 +1,202 @@
+"""Checkpoints whose weights are codes of 8 and 4 bits are loaded as what the codes stand for: to the last bit what torch makes of them, whole and
+in parts of ranks.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import checkpoints
+from penstock.errors import UnusableModel
+from penstock.loading.checks import check_folder
+from penstock.models import recipes
+from penstock.parallel.group import ALONE, TensorGroup
+
+CPU = torch.device("cpu")
+FP8, POWERS = torch.float8_e4m3fn, torch.float8_e8m0fnu
+Coded = tuple[
+    dict[str, Tensor], Tensor
+]  # what the file has beside the weight's name, and what that stands for in fp32
+
+
+def spread(scales: Tensor, weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """A scale for each number."""
+    rows, columns = weight.shape
+    wide = scales.float().repeat_interleave(block[0], 0)[:rows]
+    return wide.repeat_interleave(block[1], 1)[:, :columns]
+
+
+def random_scales(weight: Tensor, block: tuple[int, int], seed: int) -> Tensor:
+    rows, columns = (-(-side // part) for side, part in zip(weight.shape, block, strict=True))
+    return torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+def blocks(weight: Tensor, seed: int) -> Coded:
+    """As DeepSeek V3: the last blocks are not whole."""
+    scales = random_scales(weight, (48, 40), seed)
+    codes = (weight / spread(scales, weight, (48, 40))).to(FP8)
+    return {"": codes, "_scale_inv": scales}, codes.float() * spread(scales, weight, (48, 40))
+
+
+def rows(weight: Tensor, seed: int) -> Coded:
+    scales = random_scales(weight, (1, weight.shape[1]), seed).bfloat16()
+    codes = (weight / scales.float()).to(torch.float8_e5m2)
+    return {"": codes, "_scale": scales, "@input_scale": torch.ones(1)}, codes.float() * scales.float()
+
+
+def one(weight: Tensor, seed: int) -> Coded:
+    codes = (weight * 8).to(FP8)
+    return {"": codes, "_scale": torch.tensor(0.125)}, codes.float() / 8
+
+
+def whole_numbers(weight: Tensor, seed: int) -> Coded:
+    scales = weight.abs().amax(1) / 127
+    codes = (weight / scales[:, None]).round().to(torch.int8)
+    return {"": codes, "_scale": scales}, codes.float() * scales[:, None]
+
+
+def pairs(weight: Tensor, seed: int) -> Coded:
+    """As experts of DeepSeek V4: two numbers of fp4 in a byte, a power of two for each 32."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = weight.shape
+    codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(119, 125, (rows, columns // 32), dtype=torch.uint8, generator=generator)
+    exact = (
+        convert_moe_packed_tensors(codes.view(1, rows, -1, 16), scales.view(1, rows, -1), dtype=torch.float32)
+        .transpose(1, 2)[0]
+        .contiguous()
+    )
+    return {"": codes.view(torch.int8), "@scale": scales.view(POWERS)}, exact.reshape(rows, columns)
+
+
+KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
+    "blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 40]}),
+    "rows": (rows, {"quant_method": "fbgemm_fp8"}),
+    "one": (one, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "whole numbers": (whole_numbers, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
+    "pairs": (pairs, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+}
+
+
+def written(folder: Path, kind: str) -> tuple[Path, Path]:
+    """A model in codes, and one in what they stand for."""
+    coded, scheme = KINDS[kind]
+    config = checkpoints.config(intermediate_size=128)
+    plain = checkpoints.tensors(config)
+    held: dict[str, Tensor] = {}
+    for seed, (name, weight) in enumerate(plain.items()):
+        if "_proj." not in name:
+            held[name] = weight
+            continue
+        made, plain[name] = coded(weight.float(), seed)
+        held |= {
+            name.removesuffix("weight") + ending[1:] if ending.startswith("@") else name + ending: part
+            for ending, part in made.items()
+        }
+    quantized = checkpoints.write(folder / "codes", config | {"quantization_config": scheme}, held)
+    return quantized, checkpoints.write(folder / "plain", config, plain)
+
+
+@pytest.mark.parametrize("group", [ALONE, TensorGroup(1, 2)], ids=["whole", "part"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_loaded_as_what_they_stand_for(
+    kind: str, dtype: torch.dtype, group: TensorGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loading.tensor_reader.PIECE", 4096)
+    folders = written(tmp_path, kind)
+    coded, plain = (recipes.load(check_folder(folder), folder, dtype, CPU, group) for folder in folders)
+    assert coded.parameters == plain.parameters
+    assert all(map(torch.equal, coded.weights(), plain.weights()))
+
+
+def test_experts_as_gpt_oss_is_published(tmp_path: Path) -> None:
+    """Blocks of fp4, and the same in bf16, where matrices are (in, out)."""
+    config: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"], "swiglu_limit": 7.0,
+        "max_position_embeddings": 64, "sliding_window": 24, "rope_theta": 1e4, "attention_bias": True,
+        "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    at = "model.layers.0."
+    plain = {
+        "model.embed_tokens.weight": random(99, 64),
+        "lm_head.weight": random(99, 64),
+        "model.norm.weight": random(64),
+    }
+    plain |= {f"{at}{name}_layernorm.weight": random(64) for name in ("input", "post_attention")}
+    for name, width in (("q", 64), ("k", 32), ("v", 32)):
+        plain |= {
+            f"{at}self_attn.{name}_proj.weight": random(width, 64),
+            f"{at}self_attn.{name}_proj.bias": random(width),
+        }
+    plain |= {f"{at}self_attn.o_proj.weight": random(64, 64), f"{at}self_attn.o_proj.bias": random(64)}
+    plain |= {
+        f"{at}self_attn.sinks": random(4),
+        f"{at}mlp.router.weight": random(4, 64),
+        f"{at}mlp.router.bias": random(4),
+    }
+    plain |= {
+        f"{at}mlp.experts.gate_up_proj_bias": random(4, 192),
+        f"{at}mlp.experts.down_proj_bias": random(4, 64),
+    }
+    coded = dict(plain)
+    for name, rows_, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
+        shape = (4, rows_, columns // 32)
+        parts = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(118, 126, shape, dtype=torch.uint8, generator=generator)
+        coded |= {f"{at}mlp.experts.{name}_blocks": parts, f"{at}mlp.experts.{name}_scales": scales}
+        # transformers gives it back as its model has it: (in, out).
+        plain[f"{at}mlp.experts.{name}"] = convert_moe_packed_tensors(parts, scales).contiguous()
+    folders = [tmp_path / "coded", tmp_path / "plain"]
+    for folder, held in zip(folders, (coded, plain), strict=True):
+        checkpoints.write(folder, config, held)
+    (folders[0] / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}})
+    )
+    for group in (ALONE, TensorGroup(1, 2)):
+        loaded = [recipes.load(check_folder(one), one, torch.bfloat16, CPU, group) for one in folders]
+        assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UnusableModel) as caught:
+        recipes.load(check_folder(folder), folder, torch.bfloat16, CPU)
+    return str(caught.value)
+
+
+def test_scales_that_fit_no_weight_are_named(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "blocks")
+    held, name = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj.weight_scale_inv"
+    for wrong in (torch.ones(5, 2), torch.ones(0, 2), torch.ones(2, 2, 2)):
+        save_file(held | {name: wrong}, folder / "model.safetensors")
+        assert f"{name} is {list(wrong.shape)}, which is no grid of" in refusal(folder)
+    save_file(held | {name: torch.ones(2, 2, dtype=torch.int32)}, folder / "model.safetensors")
+    assert f"{name} is of I32" in refusal(folder)
+    del held[name]
+    save_file(held, folder / "model.safetensors")
+    assert (
+        "1 tensor of a dtype that cannot be used: model.layers.0.self_attn.q_proj.weight (F8_E4M3)"
+        in refusal(folder)
+    )
+
+
+def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "one")
+    held, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.down_proj.weight"
+    held[name].view(torch.uint8)[3, 5] = 0x7F
+    save_file(held, folder / "model.safetensors")
+    assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
