@@ -1,0 +1,76 @@
+"""Families that are published in fp8, DeepSeek V4 with experts in fp4: the same model in codes and in what they stand for, to the last bit, from the
+names that each family's checkpoints have.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES
+from models import make
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.loading.checks import check_folder
+from penstock.models import recipes
+from penstock.parallel.group import ALONE, TensorGroup
+from penstock.quantization.codes import FP4
+
+LARGE = re.compile(r".*layers\.\d+\..*(attn|mlp|ffn|block_sparse_moe|experts).*\.weight")
+ROUTES = re.compile(r".*(gate|router|norm|embed_tokens|embed|weights_proj|e_score.*)\.weight")
+EXPERTS = re.compile(r".*\.experts\.\d+\..*\.weight")
+BLOCK = 32
+
+
+def in_fp8(weight: Tensor, scales_are_powers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, a scale for each block, and what they stand for."""
+    rows, columns = (-(-side // BLOCK) for side in weight.shape)
+    exponents = torch.randint(-4, -1, (rows, columns), generator=torch.Generator().manual_seed(rows))
+    scales = torch.exp2(exponents.float()) * (1.0 if scales_are_powers else 1.1)
+    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[
+        : weight.shape[0], : weight.shape[1]
+    ]
+    codes = (weight / wide).to(torch.float8_e4m3fn)
+    return codes, scales.to(torch.float8_e8m0fnu) if scales_are_powers else scales, codes.float() * wide
+
+
+def in_fp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two numbers in each byte, a power of two for each 32."""
+    rows, columns = weight.shape
+    codes = torch.randint(0, 16, (rows, columns), generator=torch.Generator().manual_seed(rows))
+    exponents = torch.randint(-6, -3, (rows, columns // 32), generator=torch.Generator().manual_seed(columns))
+    numbers = torch.from_numpy(FP4)[codes] * torch.exp2(exponents.float()).repeat_interleave(32, 1)
+    pairs = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+    return pairs, torch.exp2(exponents.float()).to(torch.float8_e8m0fnu), numbers
+
+
+@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen 3.5"])
+def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
+    config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded, count = dict(plain), 0
+    for name, weight in list(plain.items()):
+        if weight.dim() != 2 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
+            continue
+        of_four = is_v4 and EXPERTS.fullmatch(name) and weight.shape[1] % 32 == 0
+        codes, scales, plain[name] = in_fp4(weight) if of_four else in_fp8(weight.float(), is_v4)
+        beside = name.removesuffix(".weight") + ".scale" if is_v4 else f"{name}_scale_inv"
+        coded |= {name: codes, beside: scales}
+        count += 1
+    assert count > 8, sorted(plain)
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    other = tmp_path / "coded"
+    other.mkdir()
+    save_file(coded, other / "model.safetensors", {"format": "pt"})
+    scheme = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+    (other / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    for group in (ALONE, TensorGroup(1, 2)):
+        loaded = [
+            recipes.load(check_folder(one), one, torch.bfloat16, torch.device("cpu"), group)
+            for one in (folder, other)
+        ]
+        assert loaded[0].parameters == loaded[1].parameters
+        assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
