@@ -76,11 +76,68 @@ def pairs(weight: Tensor, seed: int) -> Coded:
     return {"": codes.view(torch.int8), "@scale": scales.view(POWERS)}, exact.reshape(rows, columns)
 
 
+def packed(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Along the last dimension, as many as fit into words of 32 bits, the first lowest or in this order."""
+    each = 32 // bits
+    made = torch.zeros(*numbers.shape[:-1], numbers.shape[-1] // each, dtype=torch.int64)
+    for place in range(each):
+        made |= numbers[..., (order or range(each))[place] :: each].long() << (bits * place)
+    return made.to(torch.uint32).view(torch.int32).contiguous()
+
+
+def grouped(weight: Tensor, seed: int, bits: int, group_I: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random numbers (O, I) of so many bits, zero points and scales (G, O), and what they stand for."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = int(group_I.max()) + 1
+    numbers = torch.randint(0, 1 << bits, weight.shape, generator=generator)
+    zeros = torch.randint(1, 1 << bits, (groups, len(weight)), generator=generator)
+    scales = (torch.rand(groups, len(weight), generator=generator) / 50).half()
+    exact = (numbers - zeros[group_I].T).float() * scales.float()[group_I].T
+    return numbers, zeros, scales, exact
+
+
+def in_order(weight: Tensor) -> Tensor:
+    return torch.arange(weight.shape[1]) // 16
+
+
+def gptq(weight: Tensor, seed: int) -> Coded:
+    numbers, zeros, scales, exact = grouped(weight, seed, 4, in_order(weight))
+    made = {"@qweight": packed(numbers, 4).T.contiguous(), "@qzeros": packed(zeros - 1, 4), "@scales": scales}
+    return made | {"@g_idx": in_order(weight).int()}, exact
+
+
+def act_order(weight: Tensor, seed: int) -> Coded:
+    """GPTQ of 8 bits in its second version, groups in any order."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
+    group_I = in_order(weight)[order]
+    numbers, zeros, scales, exact = grouped(weight, seed, 8, group_I)
+    made = {"@qweight": packed(numbers, 8).T.contiguous(), "@qzeros": packed(zeros, 8), "@scales": scales}
+    return made | {"@g_idx": group_I.int()}, exact
+
+
+def awq(weight: Tensor, seed: int) -> Coded:
+    numbers, zeros, scales, exact = grouped(weight, seed, 4, in_order(weight))
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    made = {"@qweight": packed(numbers.T, 4, order), "@qzeros": packed(zeros, 4, order), "@scales": scales}
+    return made, exact
+
+
+def compressed(weight: Tensor, seed: int) -> Coded:
+    numbers, _, scales, _ = grouped(weight, seed, 4, in_order(weight))
+    made = {"_packed": packed(numbers, 4), "_scale": scales.T.bfloat16().contiguous()}
+    exact = (numbers - 8).float() * made["_scale"].float()[:, in_order(weight)]
+    return made | {"_shape": torch.tensor(weight.shape)}, exact
+
+
 KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
     "blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 40]}),
     "rows": (rows, {"quant_method": "fbgemm_fp8"}),
     "one": (one, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "whole numbers": (whole_numbers, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 16}),
+    "act order": (act_order, {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
+    "compressed": (compressed, {"quant_method": "compressed-tensors", "format": "pack-quantized"}),
     "pairs": (pairs, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
 }
 
@@ -200,3 +257,19 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     held[name].view(torch.uint8)[3, 5] = 0x7F
     save_file(held, folder / "model.safetensors")
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
+
+
+def test_words_that_fit_no_weight_are_named(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "gptq")
+    held, at = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj."
+    for name, wrong, says in (
+        ("qweight", torch.zeros(6, 64, dtype=torch.int32), "numbers of 2, 4 or 8 bits are not"),
+        ("qzeros", torch.zeros(4, 7, dtype=torch.int32), "not [4, 8]"),
+        ("g_idx", torch.zeros(3, dtype=torch.int32), "not [64]"),
+        ("scales", torch.zeros(4, 63), "which is no grid of"),
+        ("g_idx", torch.zeros(64), "is of F32"),
+    ):
+        save_file(held | {at + name: wrong}, folder / "model.safetensors")
+        assert says in refusal(folder) and at + name in refusal(folder)
+    save_file(held | {f"{at}g_idx": held[f"{at}g_idx"] + 1}, folder / "model.safetensors")
+    assert refusal(folder) == f"{at}g_idx names group 4, and {at}scales has 4"

@@ -27,19 +27,18 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "scheme"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"quantization_config": {"quant_method": "gptq", "checkpoint_format": "marlin"}}, "marlin"),
-        ({"quantization_config": {"quant_method": "awq", "version": "gemm"}}, "awq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
         ({"quantization_config": {"quant_method": "fp_quant"}}, "fp-quant"),
         ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "bitsandbytes"),
         ({"quantization_config": {"quant_method": "exl2", "bits": 3.5}}, "exl2"),
         ({"quantization_config": {"quant_method": "eetq"}}, "eetq"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
+        ({"compression_config": {"format": "nvfp4-pack-quantized"}}, "compressed-tensors"),
         ({"quantization_config": {"quant_algo": "NVFP4"}}, "nvfp4"),
         ({"quantization_config": {"bits": 2}}, "unknown"),
-        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+        ({"text_config": {"quantization_config": {"quant_method": "hqq"}}}, "hqq"),
     ],
 )
 def test_a_scheme_in_config_json_is_named(changes: dict[str, Any], scheme: str, folder: Path) -> None:
@@ -56,9 +55,7 @@ def test_a_config_that_switches_quantization_off_is_none(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "scheme"),
     [
-        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
         ("quantize_config.json", {"bits": 4, "is_marlin_format": True}, "marlin"),
-        ("quant_config.json", {"w_bit": 4, "zero_point": True}, "awq"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "modelopt nvfp4"),
     ],
 )
@@ -72,8 +69,7 @@ def test_a_scheme_in_a_file_beside_it_is_named(
 @pytest.mark.parametrize(
     ("ending", "scheme"),
     [
-        ("g_idx", "gptq"),
-        ("qweight", "gptq or awq"),
+        ("SCB", "bitsandbytes"),
         ("q_scale", "exl2"),
         ("weight_scale_2", "nvfp4"),
         ("weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),

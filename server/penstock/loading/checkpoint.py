@@ -21,7 +21,7 @@ from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
 from penstock.loading.model_files import CONFIG, Stored, gigabytes, listed, read_json, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
-from penstock.quantization import codes
+from penstock.quantization import codes, words
 from penstock_kernels import tensors
 from penstock_kernels.tensors import Dtype, Tensor
 
@@ -82,7 +82,7 @@ class Checkpoint:
         self._files = weight_files(folder, trusted)
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
-        self._block = codes.block_of(read_json(folder, CONFIG) or {})
+        self._config = read_json(folder, CONFIG) or {}
         self._has_codes = False
         self._used: dict[str, int] = {}
         self._plan = _Plan()
@@ -112,7 +112,7 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name."""
-        return name in self._stored
+        return name in self._stored or words.is_there(name, self._stored)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Checks a tensor that another rank reads."""
@@ -165,19 +165,23 @@ class Checkpoint:
         matrix = self._codes(name, shape)
         if not self._accepts(name, shape, into.dtype):
             return
-        if isinstance(matrix, codes.Matrix):
+        if isinstance(matrix, codes.Matrix | words.Words):
+            held = self._stored[matrix.codes]
             if self.is_rehearsal:
-                self._plan.add(self._stored[matrix.codes], into.numel() * matrix.row_bytes // shape[-1])
-            else:
+                self._plan.add(held, into.numel() * (held.end - held.begin) // math.prod(shape))
+            elif isinstance(matrix, codes.Matrix):
                 self._reader.decode(into, matrix, rows, columns)
+            else:
+                self._reader.decode_words(into, matrix, rows, columns)
         elif self.is_rehearsal:
             stored = self._stored[name]
             self._plan.add(stored, into.numel() * DTYPES[stored.dtype].itemsize)
         else:
             self._reader.copy(into, name, rows, columns)
 
-    def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | str | None:
-        return codes.find(name, shape, self._stored, self._block)
+    def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | words.Words | str | None:
+        found = words.find(name, shape, self._stored, self._config)
+        return found or codes.find(name, shape, self._stored, codes.block_of(self._config))
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
         """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
@@ -215,8 +219,9 @@ class Checkpoint:
 
     def _accepts(self, name: str, shape: tuple[int, ...], wanted: Dtype) -> bool:
         matrix = self._codes(name, shape)
-        if isinstance(matrix, codes.Matrix) and wanted.is_floating_point:
-            self._used[matrix.codes], self._used[matrix.scales], self._has_codes = math.prod(shape), 0, True
+        if isinstance(matrix, codes.Matrix | words.Words) and wanted.is_floating_point:
+            self._used |= dict.fromkeys(matrix.names, 0) | {matrix.codes: math.prod(shape)}
+            self._has_codes = True
             return True
         self._used[name] = math.prod(shape)
         if isinstance(matrix, str):

@@ -22,6 +22,7 @@ from penstock.loading.madvise import let_go
 from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
 from penstock.loading.read_ahead import Progress, ReadAhead
 from penstock.quantization.codes import EXPONENTS, Matrix, powers
+from penstock.quantization.words import Words
 from penstock_kernels import tensors
 from penstock_kernels.tensors import HostArray, Tensor, host
 
@@ -169,6 +170,50 @@ class TensorReader:
                     self._ahead.go_on(taken)
                     self._progress.go_on(taken)
             side += wide
+
+    def decode_words(
+        self, made: Tensor, matrix: Words, rows: list[slice] | None, columns: list[slice] | None
+    ) -> None:
+        """The same of a matrix of whole numbers in words."""
+        if self._ahead is not None:
+            self._ahead.begin(self.stored[matrix.codes])
+        parts = {
+            name: self._bytes(name).view(np.uint32).reshape(self.stored[name].shape)
+            for name in matrix.names
+            if name != matrix.scales
+        }
+        parts[matrix.scales] = host(self._source(matrix.scales).float())
+        if matrix.groups is not None:
+            groups, last = len(parts[matrix.scales]), int(parts[matrix.groups].max(initial=0))
+            if last >= groups:
+                raise UnusableModel(f"{matrix.groups} names group {last}, and {matrix.scales} has {groups}")
+        count, wide = max(PIECE // (4 * matrix.shape[1]) // 32 * 32, 32), matrix.shape[1]
+        pieces, at = [], 0
+        for some in [slice(0, matrix.shape[0])] if rows is None else rows:
+            for begin in range(some.start, some.stop, count):
+                piece = slice(begin, min(begin + count, some.stop))
+                pieces.append((piece, at + begin - some.start))
+            at += some.stop - some.start
+
+        def take(one: tuple[slice, int]) -> bool:
+            piece, at = one
+            numbers = tensors.of_memory(matrix.decoded(parts, piece), tensors.float32)
+            side, into = 0, made[at : at + piece.stop - piece.start]
+            for range_ in [slice(0, wide)] if columns is None else columns:
+                across = range_.stop - range_.start
+                into[:, side : side + across].copy_(numbers[:, range_])
+                side += across
+            return tensors.are_finite(into)
+
+        at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
+        for _, finite in zip(pieces, at_once(take, pieces), strict=True):
+            if not finite:
+                shown = f"{matrix.codes} ({self.stored[matrix.codes].file})"
+                self.not_numbers += [] if shown in self.not_numbers else [shown]
+        if self._ahead is not None and self._progress is not None:
+            taken = made.numel() * matrix.bits // 8
+            self._ahead.go_on(taken)
+            self._progress.go_on(taken)
 
     def _bytes(self, name: str) -> HostArray:
         """A tensor of codes, without its shape."""

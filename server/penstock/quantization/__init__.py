@@ -1,7 +1,7 @@
 """Which scheme a checkpoint is quantized with, from its configuration and the names of its tensors.
 
 Asked by the download, the doctor and the worker before weights are read. Must not import torch. What is served is read
-by `codes`, in the dtype that is asked for; the others are refused by name.
+by `codes` and `words`, in the dtype that is asked for; the others are refused by name.
 """
 
 import re
@@ -18,9 +18,9 @@ BESIDE = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-# Codes of 8 and 4 bits with scales (`codes`).
-SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors")
-COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized")
+# Codes of 8 and 4 bits with scales (`codes`), and whole numbers in words (`words`).
+SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
+COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 
 # What the names of tensors end with that only a quantized checkpoint has. The first that fits.
 TRACES = (

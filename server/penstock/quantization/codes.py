@@ -77,6 +77,11 @@ class Matrix:
     block: tuple[int, int]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of both tensors."""
+        return self.codes, self.scales
+
+    @property
     def row_bytes(self) -> int:
         """Of a row in the file."""
         return self.shape[-1] // 2 if self.is_packed else self.shape[-1]

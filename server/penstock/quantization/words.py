@@ -1,0 +1,145 @@
+"""Matrices of whole numbers of 2, 4 or 8 bits, several to a word of 32, with scales (and zero points) for groups of inputs: GPTQ, AWQ and
+compressed-tensors. What they stand for is (number - zero) * scale. Must not import torch.
+
+GPTQ (Frantar et al., 2022; AutoGPTQ's layout): words (I / n, O) go down the inputs; zero points lie one below what is meant, but in `gptq_v2`;
+`g_idx` says the group of each input. AWQ (Lin et al., 2023; AutoAWQ's `gemm`): words (I, O / n) go across the outputs, in an order of their own.
+compressed-tensors (`pack-quantized`): words (O, I / n) of numbers that are moved up by half of their range, and no zero points.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.loading.model_files import Stored
+
+F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
+
+BITS = (2, 4, 8)
+# Which of eight outputs AWQ has in each place of a word.
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A matrix (O, I), and the names of what it is made of."""
+
+    kind: str
+    shape: tuple[int, ...]
+    bits: int
+    codes: str
+    scales: str
+    zeros: str | None
+    groups: str | None
+    """The group of each input; None: as many inputs as it takes, one behind the other."""
+    zero_offset: int
+    """What is added to zero points as they are stored."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors."""
+        return tuple(name for name in (self.codes, self.scales, self.zeros, self.groups) if name is not None)
+
+    def decoded(self, parts: Mapping[str, Any], rows: slice) -> F32:
+        """What these rows stand for: (R, I) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
+        per_word, inputs = 32 // self.bits, self.shape[-1]
+        words, scales = parts[self.codes], parts[self.scales]
+        if self.kind == "compressed":
+            numbers = unpacked(words[rows], self.bits)[:, :inputs].astype(np.float32)
+            numbers -= 1 << (self.bits - 1)
+            group = np.arange(inputs) // (inputs // scales.shape[1])
+            made: F32 = numbers * scales[rows][:, group]
+            return made
+        begin = rows.start // per_word
+        across = slice(begin, -(-rows.stop // per_word))  # of words that hold outputs
+        taken = slice(rows.start - begin * per_word, rows.stop - begin * per_word)
+        order = AWQ_PLACES if self.kind == "awq" else None
+        if self.kind == "awq":
+            numbers_IR = unpacked(words[:, across], self.bits, order)[:, taken]
+        else:
+            numbers_IR = unpacked(np.ascontiguousarray(words[:, rows].T), self.bits).T
+        scales_GR = scales[:, rows]
+        group = np.arange(inputs) // (inputs // len(scales))
+        if self.groups is not None:
+            group = parts[self.groups].astype(np.int64)
+        zeros_GR = np.float32(1 << (self.bits - 1))
+        if self.zeros is not None:
+            zeros = unpacked(parts[self.zeros][:, across], self.bits, order)[:, taken]
+            zeros_GR = (zeros.astype(np.float32) + self.zero_offset)[group]
+        return np.ascontiguousarray(((numbers_IR.astype(np.float32) - zeros_GR) * scales_GR[group]).T)
+
+
+def unpacked(words: U32, bits: int, places: tuple[int, ...] | None = None) -> U32:
+    """The numbers of words along the last dimension, the lowest bits first, or put into these places: (N, W) to (N, W 32 / bits)."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    numbers = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    if places is not None:
+        numbers = numbers[..., np.argsort(places)]
+    return numbers.reshape(*words.shape[:-1], -1)
+
+
+def is_there(name: str, stored: Mapping[str, Any]) -> bool:
+    """Whether a weight is such a matrix."""
+    return f"{name}_packed" in stored or (name.endswith(".weight") and f"{name[:-7]}.qweight" in stored)
+
+
+def find(
+    name: str, shape: tuple[int, ...], stored: Mapping[str, Stored], config: Mapping[str, Any]
+) -> Words | str | None:
+    """The matrix of this name; what is wrong with it, in words; None: it is none of these."""
+    if not is_there(name, stored) or len(shape) != 2:
+        return None
+    rows, inputs = shape
+    if f"{name}_packed" in stored:
+        codes, scales, zeros, groups = f"{name}_packed", f"{name}_scale", None, None
+        if f"{name}_zero_point" in stored or f"{name}_g_idx" in stored:
+            return f"{codes} has zero points or groups of its own, which are not supported"
+        kind, given = "compressed", stored[codes].shape
+        bits = 32 * given[-1] // inputs if len(given) == 2 and given[0] == rows else 0
+    else:
+        module = name.removesuffix("weight")
+        codes, scales, zeros, groups = (module + one for one in ("qweight", "scales", "qzeros", "g_idx"))
+        given, kind, bits = stored[codes].shape, "gptq", 0
+        if len(given) == 2 and given[1] == rows:
+            bits = 32 * given[0] // inputs
+        elif len(given) == 2 and given[0] == inputs:
+            kind, bits = "awq", 32 * given[1] // rows
+        zeros, groups = (one if one in stored else None for one in (zeros, groups))
+    if (
+        bits not in BITS
+        or (kind == "awq" and bits != 4)
+        or (rows * inputs * bits != 32 * given[0] * given[1])
+    ):
+        return f"{codes} is {list(given)}, and {list(shape)} numbers of 2, 4 or 8 bits are not"
+    held = stored.get(scales)
+    count = 0 if held is None or len(held.shape) != 2 else held.shape[1 if kind == "compressed" else 0]
+    if (
+        held is None
+        or count < 1
+        or held.shape[0] * held.shape[1] != count * rows
+        or (groups is None and inputs % count)
+    ):
+        return f"{scales} is {None if held is None else list(held.shape)}, which is no grid of {codes}"
+    if zeros is not None and stored[zeros].shape != (count, rows * bits // 32):
+        return f"{zeros} is {list(stored[zeros].shape)}, not {[count, rows * bits // 32]}"
+    if groups is not None and stored[groups].shape != (inputs,):
+        return f"{groups} is {list(stored[groups].shape)}, not {[inputs]}"
+    names = [one for one in (codes, zeros, groups) if one is not None]
+    wrong = [one for one in names if stored[one].dtype not in ("I32", "U32")]
+    wrong += [scales] if held.dtype not in ("F16", "BF16", "F32") else []
+    if wrong:
+        return f"{wrong[0]} is of {stored[wrong[0]].dtype}"
+    is_first_version = kind == "gptq" and format_of(config) != "gptq_v2"
+    return Words(kind, shape, bits, codes, scales, zeros, groups, int(is_first_version))
+
+
+def format_of(config: Mapping[str, Any]) -> str:
+    """`checkpoint_format` of GPTQ."""
+    for outer in (config, config.get("text_config")):
+        given = outer.get("quantization_config") if isinstance(outer, dict) else None
+        if isinstance(given, dict):
+            return str(given.get("checkpoint_format", ""))
+    return ""
