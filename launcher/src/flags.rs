@@ -199,7 +199,10 @@ impl Dtype {
 /// Values of --quantize, and what the worker calls them.
 const QUANTIZATIONS: [(&str, &str); 3] = [("int8", "int8"), ("eetq", "int8"), ("int4", "int4")];
 
-/// What the worker calls a value of --quantize. None: an empty one, which asks for nothing, or an unknown one.
+/// TGI's names of how a checkpoint is quantized, which it says itself.
+const AS_PUBLISHED: [&str; 4] = ["awq", "compressed-tensors", "fp8", "gptq"];
+
+/// What the worker calls a value of --quantize. None: one that asks for nothing while weights are loaded, or an unknown one.
 pub fn quantization_name(given: &str) -> Option<&'static str> {
     QUANTIZATIONS.iter().find(|(name, _)| *name == given).map(|(_, name)| *name)
 }
@@ -352,6 +355,11 @@ fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), 
 pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
     let mut warnings = check_model(model)?;
     check_quantization(worker)?;
+    if let Some(name) = worker.quantize.as_deref().filter(|name| AS_PUBLISHED.contains(name)) {
+        warnings.push(format!(
+            "--quantize {name} changes nothing: a checkpoint says itself how it is quantized, and is served as the numbers that it stands for"
+        ));
+    }
     check_cache_dtype(worker)?;
     check_python(worker)?;
     let shards = worker.num_shard.unwrap_or(1);
@@ -387,10 +395,17 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
 pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
     match worker.quantize.as_deref() {
         // TGI has many more names; a scheme that is not there is no wrong usage.
-        Some(name) if !name.is_empty() && quantization_name(name).is_none() => {
-            Err("--quantize (QUANTIZE) is int8, eetq or int4; other schemes are not supported yet".into())
+        Some(name)
+            if !name.is_empty() && quantization_name(name).is_none() && !AS_PUBLISHED.contains(&name) =>
+        {
+            let names = AS_PUBLISHED.join(", ");
+            Err(format!(
+                "--quantize (QUANTIZE) is int8, eetq or int4, or how the checkpoint is quantized: {names}"
+            ))
         }
-        None | Some("") if worker.quantize_head => Err("--quantize-head needs --quantize".into()),
+        given if worker.quantize_head && given.and_then(quantization_name).is_none() => {
+            Err("--quantize-head needs --quantize int8, eetq or int4".into())
+        }
         _ => Ok(()),
     }
 }
@@ -522,7 +537,7 @@ mod tests {
             ("--speculate-model a/b --num-shard 2", "--num-shard"),
             ("--speculate-model a/b --pipeline-parallel 2", "--speculate-model"),
             ("--speculate-model a/b --worker-address tcp:localhost:9000", "--worker-address"),
-            ("--quantize gptq", "--quantize"),
+            ("--quantize exl2", "--quantize"),
             ("--quantize-head", "--quantize-head"),
             ("--kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--worker-address tcp:localhost:9000 --kv-cache-dtype int8", "--kv-cache-dtype"),
@@ -594,5 +609,8 @@ mod tests {
         assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), Some("int8"));
         assert_eq!(cli.worker.kv_cache_dtype.as_deref().and_then(cache_dtype_name), Some("fp8_e4m3fn"));
         assert!(cli.log.json_output);
+        let (cli, warnings) = accepted("--quantize gptq");
+        assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), None);
+        assert!(warnings[0].starts_with("--quantize gptq changes nothing"), "{warnings:?}");
     }
 }

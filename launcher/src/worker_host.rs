@@ -279,7 +279,7 @@ mod tests {
             ("--listen tcp:localhost:9000 --rank 1", "--rank 1"),
             ("--listen tcp:localhost:9000 --num-shard 2", "--master-addr"),
             ("--listen tcp:localhost:9000 --revision main", "--revision"),
-            ("--listen tcp:localhost:9000 --quantize gptq", "--quantize"),
+            ("--listen tcp:localhost:9000 --quantize exl2", "--quantize"),
             ("--listen tcp:localhost:9000 --kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--listen tcp:localhost:9000 --num-shard 2 --speculate-model small", "--speculate-model"),
         ] {

@@ -39,7 +39,7 @@ fn everything_else_is_exit_code_1_and_one_line() {
         (&["--ngrok-authtoken", "sesame"], &[], "--ngrok-authtoken is not supported yet"),
         (&[], &[("NGROK_AUTHTOKEN", "sesame")], "NGROK_AUTHTOKEN is not supported yet"),
         (&["--api-key-file", "/no/such/file"], &[], "--api-key-file /no/such/file"),
-        (&[], &[("QUANTIZE", "fp8")], "QUANTIZE"),
+        (&[], &[("QUANTIZE", "exl2")], "QUANTIZE"),
         (&[], &[("NUM_SHARD", "2"), ("SHARDED", "false")], "--num-shard"),
         (&["--sharded", "true"], &[("CUDA_VISIBLE_DEVICES", "3")], "CUDA_VISIBLE_DEVICES shows 1"),
         (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
