@@ -1,11 +1,12 @@
 """Speed of families that differ in attention, in their recurrent layers or in what feeds forward, beside `transformers` `generate`.
 
-    python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32]
+    python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32] [--peers penstock,torch]
     python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768
 
 Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 million parameters), random weights in
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
-each length, and while decoding behind prompts of that length: median of three rounds in turn, and the ratio.
+each length, and while decoding behind prompts of that length: median of three rounds in turn, and the ratio. `--peers`: those of
+`engine_speed.py`, of which the first is compared with the second.
 
 With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
 and one sequence's tokens per second while it decodes behind them, the families in turn. What is in the cache is not
@@ -49,6 +50,7 @@ WIDE: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 LATENT = {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
+INDEX = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 1024}
 
 DELTA = {
     "head_dim": 128,
@@ -85,6 +87,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16,
         "n_routed_experts": 32,
         "moe_intermediate_size": 384,
+    },
+    # Real ones choose 2,048 keys: behind a prompt of 4,000 about as large a share of them is chosen here.
+    "DeepSeek V3.2": {
+        **WIDE,
+        **LATENT,
+        **INDEX,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 384,
+        "n_routed_experts": 32,
+        "moe_intermediate_size": 384,
+        "max_position_embeddings": 8192,
+    },
+    "GLM-5": {
+        **WIDE,
+        **LATENT,
+        **INDEX,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 384,
+        "n_routed_experts": 32,
+        "moe_intermediate_size": 384,
+        "max_position_embeddings": 8192,
     },
     "GPT-OSS": {
         **WIDE,
@@ -145,6 +168,8 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--prompts", default="32,500")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--peers", default="penstock,transformers")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contexts", default="", help="memory and decoding behind so many tokens")
     arguments = parser.parse_args()
     if arguments.contexts:
@@ -158,14 +183,14 @@ def main() -> None:
             made = make(Path(folder), FAMILIES[family] | SHAPES[family])
             peers = {
                 name: peer(name, made, torch.bfloat16, max(prompts) + arguments.tokens)
-                for name in ("penstock", "transformers")
+                for name in arguments.peers.split(",")
             }
             for prompt in prompts:
                 rounds = [
                     [measure_prefill(one, prompt, 32000, 1, CLOCK)[0] for one in peers.values()]
-                    for _ in range(3)
+                    for _ in range(arguments.rounds)
                 ]
-                tell(f"{family:24} prompt {prompt:5}          ", rounds)
+                tell(f"{family:24} prompt {prompt:5}          ", list(peers), rounds)
                 for batch in map(int, arguments.batches.split(",")):
                     # In turn: what else the machine does meets both.
                     rounds = [
@@ -173,9 +198,9 @@ def main() -> None:
                             measure(one, batch, prompt, arguments.tokens, 32000, 1, CLOCK)[0]
                             for one in peers.values()
                         ]
-                        for _ in range(3)
+                        for _ in range(arguments.rounds)
                     ]
-                    tell(f"{family:24} prompt {prompt:5} batch {batch:3}", rounds)
+                    tell(f"{family:24} prompt {prompt:5} batch {batch:3}", list(peers), rounds)
 
 
 def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> None:
@@ -233,10 +258,10 @@ def decode_behind(engine: Engine, context: int, tokens: int, longest: int) -> fl
     return tokens / (CLOCK() - begin)
 
 
-def tell(what: str, rounds: list[list[float]]) -> None:
-    """Prints a line of ours and theirs."""
+def tell(what: str, peers: list[str], rounds: list[list[float]]) -> None:
+    """Prints a line of the first and the second."""
     ours, theirs = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-    print(f"{what}: {ours:8.1f} tok/s, transformers {theirs:8.1f}, ratio {ours / theirs:.2f}", flush=True)
+    print(f"{what}: {ours:8.1f} tok/s, {peers[1]} {theirs:8.1f}, ratio {ours / theirs:.2f}", flush=True)
 
 
 if __name__ == "__main__":

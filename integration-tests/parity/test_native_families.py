@@ -1,4 +1,4 @@
-"""Experts, recurrent layers, latents and linear biases on the CPU engine, one family for each kind: near to fp32 with every instruction set; the same to
+"""Experts, recurrent layers, latents, chosen keys and linear biases on the CPU engine, one family for each kind: near to fp32 with every instruction set; the same to
 the last bit in pieces, beside others, behind a snapshot, with one thread and with two; and quantized, with keys and values in 8 bits.
 """
 
@@ -57,6 +57,9 @@ KINDS = (
     "Mamba",
     "DeepSeek V2 Lite",
     "DeepSeek V3",
+    "DeepSeek V3.2",
+    "GLM-5",
+    "GLM-5, layers that share a choice",
     "Mistral Small 4 with images",
     "Llama 4",
     "Hunyuan",

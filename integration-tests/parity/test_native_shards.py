@@ -41,6 +41,8 @@ KINDS = (
     "Llama 4",
     "DeepSeek V2 Lite",
     "DeepSeek V3",
+    "DeepSeek V3.2",
+    "GLM-5, layers that share a choice",
     "Qwen3-Next",
     "Qwen 3.5",
     "Kimi Linear",

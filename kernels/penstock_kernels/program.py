@@ -48,6 +48,8 @@ class Kind(IntEnum):
     MATCH = 20
     SPARSE_GATE = 21
     REDUCE = 22
+    WRITE_INDEX = 23
+    CHOOSE = 24
 
 
 class Norm(IntEnum):

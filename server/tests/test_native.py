@@ -19,9 +19,12 @@ from penstock.engine.tables import BLOCK_SIZE
 from penstock.errors import UnusableModel
 from penstock.models import building, recipes
 from penstock.models.config import (
+    BlockIndexConfig,
     DecoderConfig,
     ExpertsConfig,
     HyperConfig,
+    IndexConfig,
+    LatentConfig,
     NormConfig,
     StreamsConfig,
 )
@@ -284,6 +287,13 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"streams": StreamsConfig(17, 0, 8)}, "more than 16 residual streams"),
     ({"hyper": HyperConfig(4, 1.0, 1e-6, 1e-6)}, "hyper-connections"),
+    ({"index": BlockIndexConfig(4, 16, 4, 8, NormConfig(1e-5))}, "chosen blocks of keys"),
+    (
+        {"latent": LatentConfig(32, 8, 16, 24, index=IndexConfig(8, 1024, 20))},
+        "an index of more than 1024 heads, or 512 numbers",
+    ),
+    ({"norm_gate_rank": 4}, "norms with gates"),
+    ({"latent": LatentConfig(32, 8, 16, 24, reads_both=True)}, "queries of what is normed and is not"),
     ({"activation": "gelu_python_other"}, "the activation gelu_python_other"),
 ]
 

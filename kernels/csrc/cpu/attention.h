@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache_codes.h"
+#include "chosen_keys.h"
 #include "norms.h"
 
 namespace {
@@ -226,37 +227,46 @@ INLINE F16 slope_of(const AttentionArgs &args, int query_head, int64_t key) {
     return from_bf16(to_bf16(from_bf16(to_bf16(slope)) * from_bf16(to_bf16(positions)))) * args.slopes_scale;
 }
 
-// Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score.
+// Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score. `numbers` of the pages
+// say which begins 16 keys further each; `chosen`: bits of the keys that are attended to, or null.
 SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, const uint8_t *const *held,
-                     int pages, int64_t first_key, int64_t lowest, int64_t position, float *largest, float *total) {
+                     int pages, const int *numbers, const uint16_t *chosen, int64_t first_key, int64_t lowest, int64_t position,
+                     float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
     const bool has_factors = args.heads.format == PENSTOCK_CACHE_INT8;
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
-    while (begin < pages && first_key + begin * 16 + 15 < lowest) begin++;
-    while (end > begin && first_key + (end - 1) * 16 > position) end--;
+    while (begin < pages && first_key + numbers[begin] * 16 + 15 < lowest) begin++;
+    while (end > begin && first_key + numbers[end - 1] * 16 > position) end--;
     for (int page = 0; page < pages; page++)
         if (page < begin || page >= end) store_bf16(weights + page * 32, H16{});
     if (begin == end) return;
     F16 best = hidden;
     for (int page = begin; page < end; page++) {
+        if (chosen && !chosen[page]) continue;
         float *at = scores + page * kBlockFloats;
         F16 x = load(at) * args.scale;
         if (has_factors) x = x * load(factors_of(args.heads, held[page]));
         if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
-        const int64_t key = first_key + page * 16;
+        const int64_t key = first_key + numbers[page] * 16;
         if (args.slopes) x = x + slope_of(args, query_head, key);
         if (key + 15 > position || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
             x = keys > static_cast<int32_t>(position) ? hidden : x;
             x = keys < static_cast<int32_t>(lowest) ? hidden : x;
         }
+        if (chosen && chosen[page] != 0xffff) x = select(are_set(chosen[page]), x, hidden);
         store(at, x);
         best = maximum(x, best);
     }
     *largest = maximum_of(best);
+    const bool has_none = chosen && *largest == -__builtin_inff();
     F16 sum = {};
     for (int page = begin; page < end; page++) {
+        if (chosen && (has_none || !chosen[page])) {
+            store_bf16(weights + page * 32, H16{});
+            continue;
+        }
         F16 x = exponential(load(scores + page * kBlockFloats) - *largest);
         sum += x;
         // What is not seen keeps the weight 0, whatever its place has as a factor.
@@ -268,9 +278,8 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
 }
 
 // Puts copies in the places of those pages that hold positions of the row's path out of their order.
-SEPARATE void follow_path(const AttentionArgs &args, const Row &row, int head, int64_t first_page, int pages,
+SEPARATE void follow_path(const Heads &heads, const uint8_t *cache, const Row &row, int head, int64_t first_page, int pages,
                           uint8_t *memory, const uint8_t **page) {
-    const Heads &heads = args.heads;
     int64_t copied = -1;
     uint8_t *copy = nullptr;
     for (int64_t move = 0; move < row.moves; move++) {
@@ -282,8 +291,8 @@ SEPARATE void follow_path(const AttentionArgs &args, const Row &row, int head, i
             __builtin_memcpy(copy, page[number], static_cast<size_t>(heads.head_bytes));
             page[number] = copy;
         }
-        const uint8_t *from = args.cache + row.pages[place / PENSTOCK_PAGE_TOKENS] * heads.page_bytes +
-                              head * heads.head_bytes;
+        const uint8_t *from =
+            cache + row.pages[place / PENSTOCK_PAGE_TOKENS] * heads.page_bytes + head * heads.head_bytes;
         copy_token(heads, from, place % PENSTOCK_PAGE_TOKENS, copy, position % PENSTOCK_PAGE_TOKENS);
     }
 }
@@ -315,12 +324,22 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
     for (int split = item.split_begin; split < item.split_end; split++) {
         const int64_t first_page = most((int64_t)split * kPagesInSplit, lowest / PENSTOCK_PAGE_TOKENS);
         const int64_t end_page = least((int64_t)(split + 1) * kPagesInSplit, last_position / PENSTOCK_PAGE_TOKENS + 1);
-        const int pages = static_cast<int>(end_page - first_page);
+        int pages = static_cast<int>(end_page - first_page);
         if (pages <= 0) continue;
         const uint8_t *page[kPagesInSplit], *decoded[kPagesInSplit];
+        int numbers[kPagesInSplit];
+        uint16_t chosen[kQueries][kPagesInSplit];  // of each token
         for (int i = 0; i < pages; i++)
             page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
-        if (row.moves) follow_path(args, row, head, first_page, pages, s.path, page);
+        if (row.moves) follow_path(heads, args.cache, row, head, first_page, pages, s.path, page);
+        for (int i = 0; i < pages; i++) numbers[i] = i;
+        const bool is_choice = args.chosen && last_position >= args.most_chosen;
+        if (is_choice) {
+            // Pages that no query attends to would add zeros.
+            pages = choose_pages(args, item, queries, first_page, pages, numbers, chosen);
+            if (pages == 0) continue;
+            for (int i = 0; i < pages; i++) page[i] = page[numbers[i]];
+        }
         const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
         for (int i = 0; i < pages; i += kMostTiles) {
             if (is_decode)
@@ -343,11 +362,12 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;
+            const uint16_t *own = is_choice ? chosen[position - first_position] : nullptr;
             soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16,
-                   s.weights + i * kWeightBytes, page, pages, first_page * PENSTOCK_PAGE_TOKENS,
+                   s.weights + i * kWeightBytes, page, pages, numbers, own, first_page * PENSTOCK_PAGE_TOKENS,
                    first_seen(args, position), position, &split_largest[i], &split_total[i]);
         }
-        const int64_t there = filled - (end_page - 1) * PENSTOCK_PAGE_TOKENS;  // tokens of the last page
+        const int64_t there = filled - (first_page + numbers[pages - 1]) * PENSTOCK_PAGE_TOKENS;  // tokens of the last page
         if (there < PENSTOCK_PAGE_TOKENS && !is_coded) {
             copy_filled(page[pages - 1] + heads.value_offset, heads.value_dim / 2, there, s.page);
             page[pages - 1] = s.page - heads.value_offset;

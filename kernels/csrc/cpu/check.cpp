@@ -232,9 +232,27 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("latents that this library does not know");
                 break;
             }
+            case PENSTOCK_WRITE_INDEX:
+            case PENSTOCK_CHOOSE: {
+                const bool writes = operation.kind == PENSTOCK_WRITE_INDEX;
+                const Buffer &queries = writes ? target : buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || operation.kv_heads != 1 || operation.heads < 1 || operation.heads > 1024 ||
+                    operation.head_dim < 2 || operation.head_dim > 512 || queries.layout != PENSTOCK_QUERIES ||
+                    queries.width != operation.heads * operation.head_dim || operation.rope_dim < 0 || operation.rope_dim % 2 ||
+                    operation.rope_dim > operation.head_dim ||
+                    !fits(operation.second, 0, operation.heads * (writes ? operation.head_dim : 1)) ||
+                    (writes && !fits(operation.source, 0, operation.head_dim)))
+                    throw wrong("an index that this library does not know");
+                if (!writes && (operation.columns < 1 || target.layout != PENSTOCK_F32 || target.width != operation.columns))
+                    throw wrong("a choice of keys that this library does not know");
+                break;
+            }
             case PENSTOCK_WRITE_KV:
             case PENSTOCK_ATTENTION:
                 if (is_head) throw wrong("the head does not attend");
+                if (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0 &&
+                    (operation.columns < 1 || !fits(operation.second, 0, operation.columns) || operation.window))
+                    throw wrong("attention to keys that were chosen otherwise");
                 if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
                     operation.head_dim > 1024)
                     throw wrong("heads that this library does not know");

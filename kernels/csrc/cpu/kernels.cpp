@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "draw.h"
 #include "experts.h"
+#include "indexer.h"
 #include "kernels.h"
 #include "linear.h"
 #include "logits.h"
@@ -50,6 +51,9 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .write_latent = write_latent,
         .attention = attention,
         .join_attention = join_attention,
+        .write_index = write_index,
+        .score = score,
+        .choose = choose,
         .convolve = convolve,
         .rates = rates,
         .recur = recur,

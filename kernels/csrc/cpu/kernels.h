@@ -314,6 +314,41 @@ struct AttentionArgs {
     int64_t part_floats;  // of one key head; a part has kv_heads of them
     uint8_t *target;
     int64_t target_bytes;
+    // Of each token from position `most_chosen` on, the places of that many keys, ascending, which it attends to; or null.
+    const uint8_t *chosen = nullptr;
+    int64_t chosen_bytes = 0;
+    int most_chosen = 0;
+};
+
+// Of an index: heads have no values, and `cache` is where its keys begin in page 0.
+struct WriteIndexArgs {
+    int64_t tokens;
+    const int32_t *token_rows, *token_positions, *token_places;
+    const Row *rows;
+    Heads heads;
+    int rope_dim;
+    const float *cos, *sin;
+    const uint8_t *source, *asked;
+    int64_t source_bytes, asked_bytes;
+    uint8_t *queries;
+    uint8_t *cache;
+};
+
+struct ChooseArgs {
+    int64_t count;          // of the tokens that choose: others attend to all keys that they see
+    const int32_t *tokens;
+    const int32_t *token_rows, *token_positions;
+    const Row *rows;
+    Heads heads;
+    float scale;
+    int most;
+    const uint8_t *queries, *weights, *cache;
+    int64_t weights_bytes;
+    int64_t splits;  // of the longest token's keys, where `score` has been through them: tokens have scores each; 0: members have
+    float *scores;
+    int64_t score_step;
+    uint8_t *target;
+    int64_t target_bytes;
 };
 
 // Of a row: its tokens in this step and its sequence's state.
@@ -497,6 +532,9 @@ struct Kernels {
     void (*write_latent)(const WriteLatentArgs &, const Work &);
     void (*attention)(const AttentionArgs &, const Work &);
     void (*join_attention)(const AttentionArgs &, const Work &);
+    void (*write_index)(const WriteIndexArgs &, const Work &);
+    void (*score)(const ChooseArgs &, const Work &);
+    void (*choose)(const ChooseArgs &, const Work &);
     void (*convolve)(const ConvolveArgs &, const Work &);
     void (*rates)(const RatesArgs &, const Work &);
     void (*recur)(const RecurArgs &, const Work &);

@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 12 };
+enum { PENSTOCK_CPU_ABI = 13 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -86,6 +86,12 @@ enum penstock_kind {
     PENSTOCK_SPARSE_GATE = 21,  // target, of bf16, = activation(gate - shut) times the number at inner_at, of `columns` gates of the
                                 // source that are over `shut`, their mean and `alpha` deviations; 0 for others, and beyond
     PENSTOCK_REDUCE = 22,       // target = the sum of every rank's source, which is shared, in their order; or target += scale times it
+    // An index, whose heads score keys. A token attends to all keys that it sees, where those are `columns` or fewer, and else to so many.
+    PENSTOCK_WRITE_INDEX = 23,  // queries, of `heads` times head_dim numbers of `second`, to target, and a key of as many of the source
+                                // to the cache, behind keys and values; the first rope_dim numbers of each rotated
+    PENSTOCK_CHOOSE = 24,       // target = of tokens that see more, the places of the `columns` keys for which the sum over heads of
+                                // scale, weight in `second` and relu(query key) is largest, in whole numbers of 32 bits, ascending;
+                                // equal ones go to the earlier key. ATTENTION with them as `second` is to these keys alone
 };
 
 // Residual streams of a model.
@@ -313,7 +319,7 @@ PENSTOCK_CPU_API int penstock_cpu_tell(penstock_program *program, void *numbers,
 
 // Memory of a layer's pages, `page_bytes` from one to the next, the table they are in, and a penstock_cache_format, which all layers
 // share. A layer uses kv_heads (D rounded up to 32 + D rounded up to 16) 32 bytes of each of its pages; of formats of 8 bits half of
-// that, and of int8 kv_heads 128 more.
+// that, and of int8 kv_heads 128 more. Behind them 32 bytes for each number of an index key, rounded up to 32.
 PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t layer, void *pages, int64_t page_bytes,
                                             int32_t table, int32_t format);
 

@@ -95,6 +95,18 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
             layers = std::max(layers, operation.layer + 1);
         }
+        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE) {
+            const Heads heads = heads_of(operation);
+            Heads &of_queries = (operation.kind == PENSTOCK_CHOOSE ? source : target).heads;
+            if (of_queries.kv_heads && (of_queries.group != heads.group || of_queries.key_dim != heads.key_dim))
+                throw wrong("a buffer of queries of heads of several sizes");
+            of_queries = heads;
+            key_dim_ = std::max(key_dim_, heads.key_dim);
+            layers = std::max(layers, operation.layer + 1);
+        }
+        if (operation.kind == PENSTOCK_CHOOSE &&
+            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.most == operation.columns; }))
+            choices_.push_back({operation.columns, {}});
         if (operation.kind == PENSTOCK_REDUCE) {
             const int turn = static_cast<int>(reductions_++ % 2);
             if (source.turn == 1 - turn) throw wrong("sums of ranks do not take turns");
@@ -160,6 +172,19 @@ Heads Program::cached_heads(const penstock_operation &operation) const {
     return heads;
 }
 
+Heads Program::index_heads(const penstock_operation &operation) const {
+    Heads heads = heads_of(operation);
+    heads.value_size = heads.value_dim = 0;
+    heads.head_bytes = heads.value_offset;
+    heads.page_bytes = caches_[static_cast<size_t>(operation.layer)].page_bytes;
+    return heads;
+}
+
+uint8_t *Program::index_keys(const penstock_operation &operation) const {
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    return cache.pages + cache.index_offset;
+}
+
 // Parts of attention at once: rows are divided while there are few of them for the threads.
 int64_t Program::part_count(const Division &division, int64_t longest) const {
     return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
@@ -170,7 +195,7 @@ int64_t Program::item_count(const Division &division, int64_t tokens, int64_t lo
 }
 
 int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
-                         int64_t *scratch) const {
+                         int64_t *scratch, int64_t *scores) const {
     int64_t end = 0;
     const auto place = [&end](int64_t bytes) {
         const int64_t begin = end;
@@ -196,6 +221,7 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
     for (const Division &division : divisions_)
         most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
     *parts = place(most_parts * part_floats(value_dim_) * 4);
+    *scores = place(choices_.empty() ? 0 : score_rows() * score_floats(longest) * 4);
     *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage) * team_.size());
     return end;
 }
@@ -211,15 +237,16 @@ int64_t Program::row_bytes_of(const Buffer &buffer) const {
 
 int64_t Program::workspace(int64_t tokens, int64_t rows, int64_t longest) const {
     std::vector<Buffer> buffers = buffers_;
-    int64_t parts, scratch;
+    int64_t parts, scratch, scores;
     int64_t items = 0;
     for (const Division &division : divisions_) items += item_count(division, tokens, longest);
-    return lay_out(buffers, tokens, rows, longest, &parts, &scratch) +
-           items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8 * (1 + per_token_);
+    return lay_out(buffers, tokens, rows, longest, &parts, &scratch, &scores) +
+           items * static_cast<int64_t>(sizeof(AttentionItem)) + tokens * 8 * (1 + per_token_) +
+           tokens * 4 * static_cast<int64_t>(choices_.size());
 }
 
 void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
-    memory_ = Memory(lay_out(buffers_, tokens, rows, longest, &parts_, &scratch_));
+    memory_ = Memory(lay_out(buffers_, tokens, rows, longest, &parts_, &scratch_, &scores_));
     longest_ = longest, most_tokens_ = tokens, most_rows_ = rows;
     token_rows_.assign(static_cast<size_t>(tokens), 0);
     token_positions_.assign(static_cast<size_t>(tokens), 0);
@@ -230,6 +257,7 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
         grouped_.begins.assign(static_cast<size_t>(experts_ + 2), 0);
         grouped_.active.assign(static_cast<size_t>(experts_), 0);
     }
+    for (Choice &choice : choices_) choice.tokens.reserve(static_cast<size_t>(tokens));
     for (Division &division : divisions_) {
         division.items.reserve(static_cast<size_t>(item_count(division, tokens, longest)));
         division.joins.reserve(static_cast<size_t>(4 * team_.size() + 1));
@@ -240,12 +268,16 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
     if (wanted < PENSTOCK_CACHE_BF16 || wanted > PENSTOCK_CACHE_INT8) throw wrong("a format of a cache that there is not");
     const auto format = static_cast<penstock_cache_format>(wanted);
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
-    for (const penstock_operation &operation : body_)
-        if (operation.kind == PENSTOCK_ATTENTION && operation.layer == layer &&
-            heads_of(operation, format).page_bytes > page_bytes)
-            throw wrong("pages that are too short for a layer's heads");
+    int64_t held = 0, index = 0;
+    for (const penstock_operation &operation : body_) {
+        if (operation.layer != layer) continue;
+        if (operation.kind == PENSTOCK_ATTENTION) held = std::max(held, heads_of(operation, format).page_bytes);
+        if (operation.kind == PENSTOCK_WRITE_INDEX) index = heads_of(operation).value_offset;
+    }
+    if (held + index > page_bytes) throw wrong("pages that are too short for a layer's heads");
     LayerCache &cache = caches_[static_cast<size_t>(layer)];
     cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table, cache.format = format;
+    cache.index_offset = held;
     tables_ = std::max(tables_, table + 1);
 }
 
@@ -281,6 +313,7 @@ void Program::step(const penstock_step &step) {
     if (has_states_) note_states(step);
     now_ = &step;
     for (Division &division : divisions_) divide(division);
+    note_choices(step);
     if (reductions_ > 0) place_shared();
     run(body_, step.tokens);
     now_ = nullptr;
@@ -335,18 +368,34 @@ void Program::note_rows(const penstock_step &step) {
 
 void Program::move(const int64_t *sources, const int64_t *targets, int64_t count) {
     for (const penstock_operation &operation : body_) {
-        if (operation.kind != PENSTOCK_WRITE_KV && operation.kind != PENSTOCK_WRITE_LATENT) continue;
+        const bool is_index = operation.kind == PENSTOCK_WRITE_INDEX;
+        if (operation.kind != PENSTOCK_WRITE_KV && operation.kind != PENSTOCK_WRITE_LATENT && !is_index) continue;
         if (operation.values == PENSTOCK_VALUES_NONE) continue;  // another layer's
         const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
-        const Heads heads = cached_heads(operation);
+        const Heads heads = is_index ? index_heads(operation) : cached_heads(operation);
+        uint8_t *pages = is_index ? index_keys(operation) : cache.pages;
         for (int64_t at = cache.table * count; at < (cache.table + 1) * count; at++)
             for (int head = 0; head < heads.kv_heads; head++) {
                 const auto page = [&](int64_t place) {
-                    return cache.pages + place / PENSTOCK_PAGE_TOKENS * heads.page_bytes + head * heads.head_bytes;
+                    return pages + place / PENSTOCK_PAGE_TOKENS * heads.page_bytes + head * heads.head_bytes;
                 };
                 copy_token(heads, page(sources[at]), sources[at] % PENSTOCK_PAGE_TOKENS, page(targets[at]),
                            targets[at] % PENSTOCK_PAGE_TOKENS);
             }
+    }
+}
+
+void Program::note_choices(const penstock_step &step) {
+    for (Choice &choice : choices_) {
+        choice.tokens.clear();
+        int64_t last = 0;
+        for (int64_t token = 0; token < step.tokens; token++) {
+            const int32_t position = token_positions_[static_cast<size_t>(token)];
+            if (position < choice.most) continue;
+            choice.tokens.push_back(static_cast<int32_t>(token));
+            last = std::max<int64_t>(last, position);
+        }
+        choice.splits = last / kSplit + 1;
     }
 }
 
@@ -692,6 +741,12 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_WRITE_LATENT:
             write_latent(operation, work);
             return true;
+        case PENSTOCK_WRITE_INDEX:
+            write_index(operation, work);
+            return true;
+        case PENSTOCK_CHOOSE:
+            choose(operation, work);
+            return true;
         case PENSTOCK_WRITE_KV: {
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
             kernels_.write_kv(
@@ -719,6 +774,7 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
         return one.window == operation.window && one.chunked == (operation.chunked != 0) &&
                one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads;
     });
+    const bool has_choice = operation.second >= 0;
     const AttentionArgs args = {division.items.data(),
                                 static_cast<int64_t>(division.items.size()),
                                 division.joins.data(),
@@ -739,7 +795,10 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 reinterpret_cast<float *>(memory_.begin() + parts_),
                                 part_floats(value_dim_),
                                 memory_.begin() + target.offset,
-                                target.row_bytes};
+                                target.row_bytes,
+                                has_choice ? at(operation.second, work.member, now_->tokens) : nullptr,
+                                has_choice ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0,
+                                operation.columns};
     kernels_.attention(args, work);
     if (args.join_count == 0) return;
     team_.barrier();
@@ -822,6 +881,49 @@ void Program::write_latent(const penstock_operation &operation, const Work &work
          at(operation.third, work.member, rows), bytes(operation.source), bytes(operation.second),
          bytes(operation.third), at(operation.target, work.member, rows), cache.pages},
         work);
+}
+
+void Program::write_index(const penstock_operation &operation, const Work &work) {
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens;
+    kernels_.write_index({rows, token_rows_.data(), token_positions_.data(), token_places_.data(),
+                          rows_.data() + cache.table * row_count_, index_heads(operation), operation.rope_dim, operation.cos,
+                          operation.sin, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
+                          buffers_[static_cast<size_t>(operation.source)].row_bytes,
+                          buffers_[static_cast<size_t>(operation.second)].row_bytes, at(operation.target, work.member, rows),
+                          index_keys(operation)},
+                         work);
+}
+
+void Program::choose(const penstock_operation &operation, const Work &work) {
+    const Choice &choice = *std::find_if(choices_.begin(), choices_.end(),
+                                         [&](const Choice &one) { return one.most == operation.columns; });
+    if (choice.tokens.empty()) return;
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens, count = static_cast<int64_t>(choice.tokens.size());
+    const bool few = count <= score_rows();
+    const ChooseArgs args = {count,
+                             choice.tokens.data(),
+                             token_rows_.data(),
+                             token_positions_.data(),
+                             rows_.data() + cache.table * row_count_,
+                             index_heads(operation),
+                             operation.scale,
+                             operation.columns,
+                             at(operation.source, work.member, rows),
+                             at(operation.second, work.member, rows),
+                             index_keys(operation),
+                             buffers_[static_cast<size_t>(operation.second)].row_bytes,
+                             few ? choice.splits : 0,
+                             reinterpret_cast<float *>(memory_.begin() + scores_),
+                             score_floats(longest_),
+                             at(operation.target, work.member, rows),
+                             buffers_[static_cast<size_t>(operation.target)].row_bytes};
+    if (few) {
+        kernels_.score(args, work);
+        team_.barrier();
+    }
+    kernels_.choose(args, work);
 }
 
 }  // namespace penstock

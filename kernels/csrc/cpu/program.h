@@ -50,7 +50,9 @@ inline bool reads_second(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_GATED_NORM || operation.kind == PENSTOCK_RECUR ||
            operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
            operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_PREDICT ||
-           operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_MATCH || (operation.kind == PENSTOCK_RATES && operation.heads > 0);
+           operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_MATCH || (operation.kind == PENSTOCK_RATES && operation.heads > 0) ||
+           operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE ||
+           (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
 }
 
 class Program {
@@ -110,6 +112,7 @@ private:
         int64_t page_bytes = 0;
         int table = 0;
         penstock_cache_format format = PENSTOCK_CACHE_BF16;
+        int64_t index_offset = 0;  // of index keys in a page
         States states[2] = {};  // of a convolution, and of heads
     };
 
@@ -120,6 +123,13 @@ private:
         int32_t active_count = 0, most = 0;
     };
 
+    // Tokens of a step that see more keys than so many, of which an index chooses.
+    struct Choice {
+        int most;
+        std::vector<int32_t> tokens;
+        int64_t splits = 0;  // of the keys of the one that sees the most
+    };
+
     // What a rank's memory holds, in bytes from its beginning.
     struct SharedPlaces {
         int64_t regions[2], told[2], logits, end;
@@ -128,8 +138,14 @@ private:
     static Heads heads_of(const penstock_operation &operation, penstock_cache_format format = PENSTOCK_CACHE_BF16);
     // The same with the format and the stride of the layer's pages.
     Heads cached_heads(const penstock_operation &operation) const;
+    // The heads of an index, as the layer's pages have its keys.
+    Heads index_heads(const penstock_operation &operation) const;
+    uint8_t *index_keys(const penstock_operation &operation) const;
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
-                    int64_t *scratch) const;
+                    int64_t *scratch, int64_t *scores) const;
+    // Tokens whose scores are in memory at once.
+    int64_t score_rows() const { return 2 * team_.size(); }
+    static int64_t score_floats(int64_t longest) { return round_up(longest + PENSTOCK_PAGE_TOKENS, kSplit); }
     int64_t part_count(const Division &division, int64_t longest) const;
     int64_t item_count(const Division &division, int64_t tokens, int64_t longest) const;
     static bool may_be_own(const penstock_operation &operation, const Buffer &target);
@@ -153,6 +169,9 @@ private:
     Groups groups();
     void recur(const penstock_operation &operation, const Work &work);
     void write_latent(const penstock_operation &operation, const Work &work);
+    void write_index(const penstock_operation &operation, const Work &work);
+    void choose(const penstock_operation &operation, const Work &work);
+    void note_choices(const penstock_step &step);
     void note_rows(const penstock_step &step);
     void note_states(const penstock_step &step);
 
@@ -160,6 +179,7 @@ private:
     std::vector<Buffer> buffers_;
     std::vector<penstock_operation> body_, head_;
     std::vector<Division> divisions_;
+    std::vector<Choice> choices_;
     std::vector<LayerCache> caches_;
     int tables_ = 1;
     int key_dim_ = 32, value_dim_ = 32;
@@ -170,7 +190,7 @@ private:
     int threads_;
 
     Memory memory_;
-    int64_t parts_ = 0, scratch_ = 0, longest_ = 0, most_tokens_ = 0, most_rows_ = 0;
+    int64_t parts_ = 0, scratch_ = 0, scores_ = 0, longest_ = 0, most_tokens_ = 0, most_rows_ = 0;
     const penstock_step *now_ = nullptr;
     // (tables, row_count_): the step's rows as attention sees them. Each token of a tree is one.
     std::vector<Row> rows_;

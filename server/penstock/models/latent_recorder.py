@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.models.config import Window
 from penstock.models.decoder import LatentAttention
+from penstock.models.index_recorder import chosen_keys, record_choice
 from penstock.models.program_writer import ProgramWriter, optional_fp32
 from penstock_kernels.program import Kind, Layout
 
@@ -13,17 +14,21 @@ LARGEST_LATENT = 1024  # with what is rotated behind it
 
 
 def record_latent_attention(
-    writer: ProgramWriter, layer: int, attention: LatentAttention, window: Window | None
+    writer: ProgramWriter, layer: int, attention: LatentAttention, window: Window | None, reads_short: int
 ) -> int:
-    """What the layer's gates and its last matrix read: a buffer of bf16."""
+    """What the layer's gates and its last matrix read: a buffer of bf16. `reads_short`: what attention reads, in bf16."""
     heads, sizes = attention.heads, attention.sizes
     rank, size = sizes.rank, sizes.plain_dim + sizes.rope_dim
-    reads = writer.normed
+    reads, short = writer.normed, reads_short
     if attention.query_down is not None and attention.query_norm is not None:
         low = writer.buffer("low queries", Layout.F32, sizes.query_rank)
         writer.linear(reads, low, attention.query_down)
         reads = writer.buffer("normed low queries", writer.layout, sizes.query_rank)
         writer.norm(low, reads, attention.query_norm, columns=sizes.query_rank)
+        short = reads
+        if attention.indexer is not None and writer.is_quantized:
+            short = writer.buffer("normed low queries in bf16", Layout.BF16, sizes.query_rank)
+            writer.norm(low, short, attention.query_norm, columns=sizes.query_rank)
     asked = writer.buffer("asked", Layout.BF16, heads * size)
     writer.linear(reads, asked, attention.query)
     latent = writer.buffer("latents", Layout.F32, rank + sizes.rope_dim)
@@ -54,6 +59,11 @@ def record_latent_attention(
         writer.made.rotations.append((write, attention.rope))
     if attention.temperature is not None:
         writer.made.temperatures.append((write, attention.temperature))
+    if attention.indexer is not None and attention.rope is not None:
+        record_choice(writer, layer, attention.indexer, attention.rope, reads_short, short)
+    choice = {}
+    if sizes.index is not None:
+        choice = {"second": chosen_keys(writer, sizes.index), "columns": sizes.index.most}
     found = writer.buffer("latents attended to", Layout.BF16, heads * rank)
     writer.add(
         Kind.ATTENTION,
@@ -65,6 +75,7 @@ def record_latent_attention(
         scale=attention.scale,
         softcap=attention.score_modifiers.softcap,
         sinks=optional_fp32(attention.score_modifiers.sinks_H),
+        **choice,
     )
     attended = writer.buffer("attended", Layout.BF16, heads * sizes.value_dim)
     writer.heads_linear(found, attended, attention.values_HVR, step=rank)

@@ -101,9 +101,11 @@ class NativeDecoder:
         latent = self.config.latent
         if latent is not None:  # latents are held as keys and as values
             key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
-            return cache_format.held(
+            rows, size = cache_format.held(
                 self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2)
             )
+            index = 0 if latent.index is None else rounded_up(latent.index.head_dim, TILE_INPUTS)
+            return rows, size + index // rows  # index keys are in bf16
         # As many as the layer with the most has.
         config = self.config
         shapes = [

@@ -59,6 +59,7 @@ ROWS_OF_KEY = {Values.OWN: 2, Values.KEYS: 1, Values.NONE: 0}
 GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
 LARGEST_HEAD = 512
 MOST_EXPERTS = 4096
+MOST_INDEX_HEADS = 1024
 
 
 def unknown_choice(config: DecoderConfig) -> str | None:
@@ -72,9 +73,15 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     mixers = {unknown_mixer(layer.recurrent) for layer in config.layers if layer.recurrent is not None}
     attending = [at for at, layer in enumerate(config.layers) if layer.attends and config.latent is None]
     sizes = sorted({config.head_dim_of(at) for at in attending})
+    index = None if config.latent is None else config.latent.index
     checks = (
-        (config.index is not None, "chosen keys"),
-        (config.latent is not None and config.latent.index is not None, "chosen keys"),
+        (config.index is not None, "chosen blocks of keys"),
+        (
+            index is not None and (index.heads > MOST_INDEX_HEADS or index.head_dim > LARGEST_HEAD),
+            f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
+        ),
+        (config.norm_gate_rank > 0, "norms with gates"),
+        (config.latent is not None and config.latent.reads_both, "queries of what is normed and is not"),
         (
             config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
             f"latents of more than {LARGEST_LATENT}",
@@ -208,7 +215,8 @@ class _Recorder:
         if attention is not None:
             attends = attention.attention if isinstance(attention, Beside) else attention
             has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
-            short = self._read(layer.attention_norm, has_gate)
+            has_index = isinstance(attends, LatentAttention) and attends.indexer is not None
+            short = self._read(layer.attention_norm, has_gate or has_index)
         reads = self.normed
         if config.parallel and feed_forward is not None:
             if layer.feed_forward_norm is not None:
@@ -324,7 +332,7 @@ class _Recorder:
             return writer.readable(attended)
         if isinstance(mixer, LatentAttention):
             window = config.windows[mixer.window]
-            attended = record_latent_attention(writer, index, mixer, window)
+            attended = record_latent_attention(writer, index, mixer, window, reads_short)
             self._open(mixer, mixer.heads, mixer.sizes.value_dim, reads_short, attended, None)
             return writer.readable(attended)
         assert not isinstance(mixer, CompressedAttention), "unknown_choice names it"

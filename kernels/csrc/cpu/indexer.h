@@ -1,0 +1,154 @@
+// What chooses the keys that a query attends to: keys of an index behind a page's keys and values, scores by small heads, and of each
+// token those that score best. Included by kernels.cpp. DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2 (the "lightning indexer");
+// penstock_kernels/chosen_keys.py is the definition.
+#pragma once
+
+#include "attention.h"
+
+namespace {
+
+using penstock::ChooseArgs;
+using penstock::WriteIndexArgs;
+
+void write_index(const WriteIndexArgs &args, const Work &work) {
+    const Heads &heads = args.heads;
+    const int size = heads.head_dim, width = heads.key_dim, rope = args.rope_dim;
+    float *x = reinterpret_cast<float *>(work.scratch);
+    uint16_t *key = reinterpret_cast<uint16_t *>(x + width);
+    for (int64_t token; (token = take(work, 1)) < args.tokens;) {
+        const int64_t position = args.token_positions[token];
+        const float *cos = args.cos ? args.cos + position * (rope / 2) : nullptr;
+        const float *sin = args.sin ? args.sin + position * (rope / 2) : nullptr;
+        const auto turned = [&](const float *from, uint16_t *to) {
+            for (int at = 0; at < size; at += 16) store_up_to(x + at, load_up_to(from + at, size - at), size - at);
+            if (cos) rotate(x, rope, cos, sin);
+            shorten(x, size, width, 1.0f, to);
+        };
+        const float *asked = reinterpret_cast<const float *>(args.asked + token * args.asked_bytes);
+        for (int head = 0; head < heads.group; head++)
+            turned(asked + head * size,
+                   reinterpret_cast<uint16_t *>(args.queries + (token * heads.group + head) * width * 2));
+        turned(reinterpret_cast<const float *>(args.source + token * args.source_bytes), key);
+        const int64_t place = args.token_places[token];
+        const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
+        uint8_t *there = args.cache + page * heads.page_bytes + place % PENSTOCK_PAGE_TOKENS * 4;
+        for (int pair = 0; pair < width / 2; pair++)
+            *reinterpret_cast<uint32_t *>(there + pair * 64) = key[2 * pair] | (uint32_t)key[2 * pair + 1] << 16;
+    }
+}
+
+// Of the key of each score a whole number: the larger the score, the larger it is. -0 is 0, and what is no number is the largest.
+INLINE I16 in_order(F16 x) {
+    const I16 bits = select(is_same(x, F16{}), I16{}, (I16)x);
+    const I16 made = select(is_above(I16{}, bits), ~bits, bits | (I16{} + INT32_MIN));
+    return select(is_same(x, x), made, I16{} - 1);
+}
+
+struct IndexScratch {
+    float *products;      // kMostTiles blocks
+    float *weights;       // of heads
+    uint32_t *histogram;  // kBuckets
+    uint8_t *path;        // kPathPages pages of index keys
+};
+
+constexpr int kBuckets = 1 << 11;
+
+INLINE IndexScratch index_scratch_of(const Work &work) {
+    uint8_t *at = work.scratch;
+    float *floats = reinterpret_cast<float *>(at);
+    return {floats, floats + kMostTiles * kBlockFloats, reinterpret_cast<uint32_t *>(at + 8 * 1024), at + 16 * 1024};
+}
+
+// Scores of the keys of some pages, 16 of each: sum over heads, in their order, of weight relu(query key).
+SEPARATE void score_pages(const Heads &heads, const uint8_t *queries, const float *weights, const uint8_t *const *pages, int count,
+                          float *products, int *configured, float *scores) {
+    F16 sums[kMostTiles] = {};
+    for (int first = 0; first < heads.group; first += kQueries) {
+        const int rows = static_cast<int>(least(kQueries, heads.group - first));
+        if (rows != *configured) configure_attention(*configured = rows);
+        product(queries + first * heads.key_dim * 2, heads.key_dim * 2, rows, pages, count, heads.key_dim / PENSTOCK_TILE_INPUTS,
+                kOfAttention, 0, products);
+        for (int page = 0; page < count; page++)
+            for (int row = 0; row < rows; row++) {
+                const F16 x = load(products + page * kBlockFloats + row * 16);
+                sums[page] += select(is_less(x, F16{}), F16{}, x) * weights[first + row];
+            }
+    }
+    for (int page = 0; page < count; page++) store(scores + page * 16, sums[page]);
+}
+
+// Scores of a token's keys in some pages of its row, into those of all its keys.
+SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, int64_t end, const IndexScratch &s, int *configured,
+                         float *scores) {
+    const Heads &heads = args.heads;
+    const Row &row = args.rows[args.token_rows[token]];
+    const uint8_t *queries = args.queries + token * heads.group * heads.key_dim * 2;
+    const float *weights = reinterpret_cast<const float *>(args.weights + token * args.weights_bytes);
+    for (int head = 0; head < heads.group; head++) s.weights[head] = weights[head] * args.scale;
+    for (int64_t first = begin; first < end; first += kPagesInSplit) {
+        const int pages = static_cast<int>(least(kPagesInSplit, end - first));
+        const uint8_t *page[kPagesInSplit];
+        for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first + i] * heads.page_bytes;
+        if (row.moves) follow_path(heads, args.cache, row, 0, first, pages, s.path, page);
+        for (int i = 0; i < pages; i += kMostTiles) {
+            const int some = static_cast<int>(least(kMostTiles, pages - i));
+            for (int next = i + some; next < least(i + some + kMostTiles, pages); next++) fetch_near(page[next], heads.head_bytes);
+            score_pages(heads, queries, s.weights, page + i, some, s.products, configured, scores + (first + i) * 16);
+        }
+    }
+}
+
+// The places of the `most` largest of more scores, ascending; equal ones go to the earlier place. Scores become whole numbers, of which
+// the smallest that is taken is found by its bits, 11 at a time.
+SEPARATE void choose_best(float *scores, int64_t count, int most, uint32_t *histogram, int32_t *chosen) {
+    for (int64_t at = 0; at < count; at += 16) *reinterpret_cast<I16 *>(scores + at) = in_order(load(scores + at));
+    const uint32_t *order = reinterpret_cast<const uint32_t *>(scores);
+    uint32_t smallest = 0, known = 0;  // of the smallest that is taken, these bits
+    int64_t left = most;               // to be taken of those that have them
+    for (int shift = 21; shift >= 0; shift -= shift > 10 ? 11 : 10) {
+        const int bits = shift ? 11 : 10;
+        for (int bucket = 0; bucket < 1 << bits; bucket++) histogram[bucket] = 0;
+        for (int64_t at = 0; at < count; at++)
+            if ((order[at] & known) == smallest) histogram[order[at] >> shift & ((1u << bits) - 1)]++;
+        uint32_t bucket = (1u << bits) - 1;
+        while (histogram[bucket] < left) left -= histogram[bucket--];
+        smallest |= bucket << shift, known |= ((1u << bits) - 1) << shift;
+    }
+    int64_t made = 0;
+    for (int64_t at = 0; at < count && made < most; at++) {
+        const bool is_equal = order[at] == smallest && left > 0;
+        left -= is_equal;
+        chosen[made] = static_cast<int32_t>(at);
+        made += is_equal || order[at] > smallest;
+    }
+}
+
+INLINE int32_t *chosen_of(const ChooseArgs &args, int64_t token) {
+    return reinterpret_cast<int32_t *>(args.target + token * args.target_bytes);
+}
+
+// Where few tokens choose, several threads score a token's keys, a split each. `choose` follows behind a barrier.
+void score(const ChooseArgs &args, const Work &work) {
+    const IndexScratch s = index_scratch_of(work);
+    int configured = 0;
+    for (int64_t number; (number = take(work, 1)) < args.count * args.splits;) {
+        const int64_t token = args.tokens[number / args.splits], first = number % args.splits * kPagesInSplit;
+        const int64_t pages = args.token_positions[token] / PENSTOCK_PAGE_TOKENS + 1;
+        if (first < pages)
+            score_keys(args, token, first, least(first + kPagesInSplit, pages), s, &configured,
+                       args.scores + number / args.splits * args.score_step);
+    }
+}
+
+void choose(const ChooseArgs &args, const Work &work) {
+    const IndexScratch s = index_scratch_of(work);
+    int configured = 0;
+    for (int64_t number; (number = take(work, 1)) < args.count;) {
+        const int64_t token = args.tokens[number], position = args.token_positions[token];
+        float *scores = args.scores + (args.splits ? number : work.member) * args.score_step;
+        if (!args.splits) score_keys(args, token, 0, position / PENSTOCK_PAGE_TOKENS + 1, s, &configured, scores);
+        choose_best(scores, position + 1, args.most, s.histogram, chosen_of(args, token));
+    }
+}
+
+}  // namespace

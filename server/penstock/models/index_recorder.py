@@ -1,0 +1,41 @@
+"""The indexer as operations: keys of an index, queries that score them, and the choice that attention reads. Called by `latent_recorder`;
+follows `Indexer`, choice by choice. Letters as there.
+"""
+
+from penstock.models.config import IndexConfig
+from penstock.models.indexer import Indexer
+from penstock.models.program_writer import ProgramWriter
+from penstock_kernels.program import Kind, Layout
+
+
+def chosen_keys(writer: ProgramWriter, sizes: IndexConfig) -> int:
+    """The buffer with what the last indexer has chosen: whole numbers in place of fp32."""
+    return writer.buffer("chosen keys", Layout.F32, sizes.most)
+
+
+def record_choice(
+    writer: ProgramWriter, layer: int, indexer: Indexer, rope: int, reads: int, reads_low: int
+) -> None:
+    """Behind the layer's keys in the cache. Both buffers are of bf16: what attention reads, and what its queries are made of."""
+    sizes = indexer.sizes
+    keys = writer.buffer("index keys", Layout.F32, sizes.head_dim)
+    writer.linear(reads, keys, indexer.key)
+    writer.norm(keys, keys, indexer.key_norm, columns=sizes.head_dim)
+    width = sizes.heads * sizes.head_dim
+    asked = writer.buffer("asked of the index", Layout.F32, width)
+    writer.linear(reads_low, asked, indexer.query)
+    weights = writer.buffer("weights of index heads", Layout.F32, sizes.heads)
+    writer.short_linear(reads, weights, indexer.weigh)
+    queries = writer.buffer("index queries", Layout.QUERIES, width)
+    shape = {"layer": layer, "heads": sizes.heads, "kv_heads": 1, "head_dim": sizes.head_dim}
+    write = writer.add(Kind.WRITE_INDEX, keys, queries, second=asked, rope_dim=indexer.rope_dim, **shape)
+    writer.made.rotations.append((write, rope))
+    writer.add(
+        Kind.CHOOSE,
+        queries,
+        chosen_keys(writer, sizes),
+        second=weights,
+        columns=sizes.most,
+        scale=indexer.scale,
+        **shape,
+    )
