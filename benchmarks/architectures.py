@@ -1,7 +1,7 @@
 """Speed of families that differ in attention, in their recurrent layers or in what feeds forward, beside `transformers` `generate`.
 
     python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32] [--peers penstock,torch]
-    python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768
+    python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768 [--batches 1,8]
 
 Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 million parameters), random weights in
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
@@ -9,11 +9,12 @@ each length, and while decoding behind prompts of that length: median of three r
 `engine_speed.py`, of which the first is compared with the second.
 
 With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
-and one sequence's tokens per second while it decodes behind them, the families in turn. What is in the cache is not
-computed: pages of zeros are read as fast.
+and tokens per second of so many sequences while they decode behind them, the families in turn. What is in the cache is not
+computed: pages of zeros are read as fast; where keys are chosen they are random, so that the choice is, too.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -173,9 +174,10 @@ def main() -> None:
     parser.add_argument("--contexts", default="", help="memory and decoding behind so many tokens")
     arguments = parser.parse_args()
     if arguments.contexts:
-        behind_contexts(
-            arguments.only, [int(count) for count in arguments.contexts.split(",")], arguments.tokens
+        contexts, batches = (
+            [int(count) for count in given.split(",")] for given in (arguments.contexts, arguments.batches)
         )
+        behind_contexts(arguments.only, contexts, batches, arguments.tokens)
         return
     prompts = [int(count) for count in arguments.prompts.split(",")]
     for family in arguments.only:
@@ -203,7 +205,7 @@ def main() -> None:
                     tell(f"{family:24} prompt {prompt:5} batch {batch:3}", list(peers), rounds)
 
 
-def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> None:
+def behind_contexts(families: list[str], contexts: list[int], batches: list[int], tokens: int) -> None:
     """Measures the families in turn, three times."""
     longest = max(contexts) + tokens + 1
     engines: dict[str, Engine] = {}
@@ -213,17 +215,19 @@ def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> No
         shape |= {name: longest + 16 for name in ("max_position_embeddings", "seq_length") if name in shape}
         with tempfile.TemporaryDirectory() as folder:
             engines[family] = prepared_engine(make(Path(folder), shape), torch.bfloat16, longest)
-    for context in contexts:
+        if "index_topk" in shape:
+            fill(engines[family], max(batches) * pages_of(max(contexts), tokens))
+    for context, batch in itertools.product(contexts, batches):
         rates: dict[str, list[float]] = {family: [] for family in families}
         for _ in range(3):
             for family, engine in engines.items():
                 torch.set_num_threads(1 if engine.native is not None else threads)
-                rates[family].append(decode_behind(engine, context, tokens, longest))
+                rates[family].append(decode_behind(engine, context, tokens, longest, batch))
         for family, engine in engines.items():
             taken = sequence_bytes(engine, context, longest) / 2**20
             speed = statistics.median(rates[family])
             print(
-                f"{family:24} context {context:6}: a sequence takes {taken:7.1f} MiB; {speed:7.1f} tok/s  "
+                f"{family:24} context {context:6} batch {batch:3}: a sequence takes {taken:7.1f} MiB; {speed:7.1f} tok/s  "
                 f"({min(rates[family]):.1f} .. {max(rates[family]):.1f})",
                 flush=True,
             )
@@ -232,30 +236,49 @@ def behind_contexts(families: list[str], contexts: list[int], tokens: int) -> No
 def sequence_bytes(engine: Engine, tokens: int, longest: int) -> int:
     """Of a sequence's pages and of its state."""
     tables, config = engine.tables(longest), engine.model.config
-    page = page_bytes(tables, numbers_of(config.cached_layers(ALONE)), engine.model.cache_shape, engine.dtype)
-    return tables.pages(tokens) * page + state_bytes(config.state_shapes(ALONE), engine.dtype)
+    itemsize = engine.arrays.itemsize
+    page = page_bytes(tables, numbers_of(config.cached_layers(ALONE)), engine.model.cache_shape, itemsize)
+    return tables.pages(tokens) * page + state_bytes(config.state_shapes(ALONE), itemsize)
 
 
-def decode_behind(engine: Engine, context: int, tokens: int, longest: int) -> float:
-    """Tokens per second of one sequence whose first `context` tokens are taken to be cached."""
+def pages_of(context: int, tokens: int) -> int:
+    """Of a sequence and table."""
+    return -(-(context + tokens + 1) // 16)
+
+
+def fill(engine: Engine, pages: int) -> None:
+    """Random numbers in the cache's first pages."""
+    some = torch.randn(1 << 22).bfloat16()
+    for rows_NJD in engine.cache.tensors_NJD:
+        if isinstance(rows_NJD, np.ndarray):
+            flat, source = rows_NJD[: 16 * pages].reshape(-1), some.view(torch.int16).numpy().view(np.uint16)
+        else:
+            flat, source = rows_NJD[: 16 * pages].view(-1), some
+        for begin in range(0, len(flat), len(source)):
+            here = flat[begin : begin + len(source)]
+            here[:] = source[: len(here)]
+
+
+def decode_behind(engine: Engine, context: int, tokens: int, longest: int, rows: int) -> float:
+    """Tokens per second of some sequences whose first `context` tokens are taken to be cached."""
     engine.clear()
     none = np.zeros(0, np.uint32)
-    starts = greedy_starts(1)
+    starts = greedy_starts(rows)
     if engine.states is not None:
-        starts = replace(starts, state_sources=np.zeros(1, np.uint32))
-    pages = -(-(context + tokens + 1) // 16)
-    blocks = np.arange(pages * engine.tables(longest + 16).count, dtype=np.uint32)
-    slots, ones = np.zeros(1, np.int64), np.ones(1, np.int64)
+        starts = replace(starts, state_sources=np.zeros(rows, np.uint32))
+    pages = pages_of(context, tokens)
+    blocks = np.arange(rows * pages * engine.tables(longest + 16).count, dtype=np.uint32)
+    slots, ones = np.arange(rows), np.ones(rows, np.int64)
     engine.step(
-        Plan(1, none, slots, np.full(1, START | SAMPLE, np.uint8), np.full(1, context), ones,
-             np.full(1, 5, np.uint32), np.full(1, pages), blocks, none, starts)
+        Plan(1, none, slots, np.full(rows, START | SAMPLE, np.uint8), np.full(rows, context), ones,
+             np.full(rows, 5, np.uint32), np.full(rows, pages), blocks, none, starts)
     )  # fmt: skip
-    flags, zeros = np.full(1, CONTINUE | SAMPLE, np.uint8), np.zeros(1, np.int64)
+    flags, zeros = np.full(rows, CONTINUE | SAMPLE, np.uint8), np.zeros(rows, np.int64)
     begin = CLOCK()
     for at in range(1, tokens + 1):
-        position = np.full(1, context + at)
+        position = np.full(rows, context + at)
         engine.step(Plan(at + 1, none, slots, flags, position, ones, none, zeros, none, none, None))
-    return tokens / (CLOCK() - begin)
+    return tokens * rows / (CLOCK() - begin)
 
 
 def tell(what: str, peers: list[str], rounds: list[list[float]]) -> None:

@@ -204,6 +204,7 @@ struct AttentionScratch {
     uint8_t *page;     // values of the last page, where it is not full
     uint8_t *decoded;  // keys of kMostTiles pages, or as many columns of values of a split's pages, where the cache has codes
     uint8_t *path;     // kPathPages pages of a key head
+    uint8_t *gathered;  // kMostGathered keys of one
 };
 
 INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) {
@@ -215,7 +216,8 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
     s.page = at, at += args.heads.value_dim * 32;
     s.sums = reinterpret_cast<float *>(at), at += kQueries * args.heads.value_dim * 4;
     s.decoded = at, at += most(kMostTiles * args.heads.key_dim * 32, kPagesInSplit * kMostTiles * 512);
-    s.path = at;
+    s.path = at, at += kPathPages * (32 * (args.heads.key_dim + args.heads.value_dim) + 128);
+    s.gathered = at;
     return s;
 }
 
@@ -312,7 +314,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             const Decoded &codes, float *largest, float *total, float *sums) {
     const Heads &heads = args.heads;
     const Row &row = args.rows[item.row];
-    const int queries = static_cast<int>(least(kQueries, row.count * heads.group - item.first_query));
+    const int queries = item.queries;
     const uint8_t *q =
         args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
     const int64_t first_position = row.position + item.first_query / heads.group;
@@ -328,19 +330,33 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         if (pages <= 0) continue;
         const uint8_t *page[kPagesInSplit], *decoded[kPagesInSplit];
         int numbers[kPagesInSplit];
-        uint16_t chosen[kQueries][kPagesInSplit];  // of each token
+        uint16_t chosen[kPagesInSplit];
         for (int i = 0; i < pages; i++)
             page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
         if (row.moves) follow_path(heads, args.cache, row, head, first_page, pages, s.path, page);
         for (int i = 0; i < pages; i++) numbers[i] = i;
         const bool is_choice = args.chosen && last_position >= args.most_chosen;
+        bool is_gathered = false;
         if (is_choice) {
-            // Pages that no query attends to would add zeros.
-            pages = choose_pages(args, item, queries, first_page, pages, numbers, chosen);
-            if (pages == 0) continue;
-            for (int i = 0; i < pages; i++) page[i] = page[numbers[i]];
+            const int64_t first_key = first_page * PENSTOCK_PAGE_TOKENS;
+            const auto *list = reinterpret_cast<const int32_t *>(
+                args.chosen + (row.first_token + item.first_query / heads.group) * args.chosen_bytes);
+            const int before = places_below(list, args.most_chosen, first_key);
+            list += before;
+            const int count = places_below(list, args.most_chosen - before, first_key + pages * PENSTOCK_PAGE_TOKENS);
+            if (count == 0) continue;
+            is_gathered = count <= kMostGathered && !is_coded;
+            if (is_gathered) {
+                pages = gather_chosen(heads, args.has_latents, list, count, first_key, page, s.gathered);
+                for (int i = 0; i < pages; i++) page[i] = s.gathered + i * heads.head_bytes, chosen[i] = 0xffff;
+                if (count % PENSTOCK_PAGE_TOKENS)
+                    chosen[pages - 1] = static_cast<uint16_t>((1u << count % PENSTOCK_PAGE_TOKENS) - 1);
+            } else {
+                pages = choose_pages(list, count, first_key, numbers, chosen);
+                for (int i = 0; i < pages; i++) page[i] = page[numbers[i]];
+            }
         }
-        const bool is_decode = row.count == 1;  // pages come from far, and serve these queries only
+        const bool is_decode = row.count == 1 && !is_gathered;  // pages come from far, and serve these queries only
         for (int i = 0; i < pages; i += kMostTiles) {
             if (is_decode)
                 for (int next = i; next < least(i + kMostTiles, pages); next++) {
@@ -362,12 +378,15 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
             const int64_t position = row.position + (item.first_query + i) / heads.group;
-            const uint16_t *own = is_choice ? chosen[position - first_position] : nullptr;
+            // What was gathered is seen, wherever it was.
             soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16,
-                   s.weights + i * kWeightBytes, page, pages, numbers, own, first_page * PENSTOCK_PAGE_TOKENS,
-                   first_seen(args, position), position, &split_largest[i], &split_total[i]);
+                   s.weights + i * kWeightBytes, page, pages, numbers, is_choice ? chosen : nullptr,
+                   is_gathered ? 0 : first_page * PENSTOCK_PAGE_TOKENS, first_seen(args, position),
+                   is_gathered ? kSplit : position, &split_largest[i], &split_total[i]);
         }
-        const int64_t there = filled - (first_page + numbers[pages - 1]) * PENSTOCK_PAGE_TOKENS;  // tokens of the last page
+        // Tokens of the last page.
+        const int64_t there =
+            is_gathered ? PENSTOCK_PAGE_TOKENS : filled - (first_page + numbers[pages - 1]) * PENSTOCK_PAGE_TOKENS;
         if (there < PENSTOCK_PAGE_TOKENS && !is_coded) {
             copy_filled(page[pages - 1] + heads.value_offset, heads.value_dim / 2, there, s.page);
             page[pages - 1] = s.page - heads.value_offset;
@@ -428,13 +447,11 @@ void attention(const AttentionArgs &args, const Work &work) {
     for (int64_t number; (number = take(work, 1)) < args.item_count * heads.kv_heads;) {
         const AttentionItem &item = args.items[number / heads.kv_heads];
         const int head = static_cast<int>(number % heads.kv_heads);
-        const int queries =
-            static_cast<int>(least(kQueries, args.rows[item.row].count * heads.group - item.first_query));
-        if (queries != configured) configure_attention(configured = queries);
+        if (item.queries != configured) configure_attention(configured = item.queries);
         float largest[kQueries], total[kQueries];
         if (item.part < 0) {
             attend(args, item, head, s, codes, largest, total, s.sums);
-            for (int i = 0; i < queries; i++)
+            for (int i = 0; i < item.queries; i++)
                 write_attended(args, item, head, i, largest[i], total[i], s.sums + i * heads.value_dim);
             continue;
         }
@@ -449,10 +466,8 @@ void join_attention(const AttentionArgs &args, const Work &work) {
     for (int64_t number; (number = take(work, 1)) < args.join_count * heads.kv_heads;) {
         const AttentionJoin &parts = args.joins[number / heads.kv_heads];
         const int head = static_cast<int>(number % heads.kv_heads);
-        const int queries =
-            static_cast<int>(least(kQueries, args.rows[parts.row].count * heads.group - parts.first_query));
-        const AttentionItem item = {parts.row, parts.first_query, 0, 0, -1};
-        for (int i = 0; i < queries; i++) {
+        const AttentionItem item = {parts.row, parts.first_query, 0, 0, -1, parts.queries};
+        for (int i = 0; i < parts.queries; i++) {
             float largest = 0.0f, total = 0.0f;
             for (int split = 0; split < parts.parts; split++) {
                 const float *part =

@@ -15,6 +15,9 @@ namespace penstock {
 constexpr int kSplit = 256;
 constexpr int kPagesInSplit = kSplit / PENSTOCK_PAGE_TOKENS;
 
+// Keys that a token may have chosen of a split for attention to be to copies of them.
+constexpr int kMostGathered = kSplit / 2;
+
 // Queries of a key head that are attended to together: rows of a tile.
 constexpr int kQueries = 16;
 
@@ -287,11 +290,12 @@ struct AttentionItem {
     int32_t first_query;  // of the count * group queries of a key head, token by token
     int32_t split_begin, split_end;
     int32_t part;  // where its part of the sums goes; -1: it is the whole, and goes to the target
+    int32_t queries;
 };
 
 // A row whose splits are parts, to be joined.
 struct AttentionJoin {
-    int32_t row, first_query, first_part, parts;
+    int32_t row, first_query, first_part, parts, queries;
 };
 
 struct AttentionArgs {
@@ -314,10 +318,12 @@ struct AttentionArgs {
     int64_t part_floats;  // of one key head; a part has kv_heads of them
     uint8_t *target;
     int64_t target_bytes;
-    // Of each token from position `most_chosen` on, the places of that many keys, ascending, which it attends to; or null.
+    // Of each token from position `most_chosen` on, the places of that many keys, ascending, which it attends to; or null. Items are
+    // then of one token each. `has_latents`: keys begin with their values.
     const uint8_t *chosen = nullptr;
     int64_t chosen_bytes = 0;
     int most_chosen = 0;
+    bool has_latents = false;
 };
 
 // Of an index: heads have no values, and `cache` is where its keys begin in page 0.
@@ -561,10 +567,11 @@ constexpr int kUnpackedOffset = 32 * 1024;
 constexpr int kLongestPath = 64;
 constexpr int kPathPages = kLongestPath / PENSTOCK_PAGE_TOKENS + 1;
 
-[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs) {
+[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs, bool gathers) {
     // Scores, weights and values of a split, what is decoded of keys or of values at once, and pages of a path.
     const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim) + 128 * key_dim +
-                              kPagesInSplit * 2048 + kPathPages * (32 * (key_dim + value_dim) + 128);
+                              kPagesInSplit * 2048 + kPathPages * (32 * (key_dim + value_dim) + 128) +
+                              (gathers ? kMostGathered * 2 * (key_dim + value_dim) : 0);
     const int64_t unpacking =
         kUnpackedOffset + 2 * PENSTOCK_TILE_OUTPUTS * round_up(int4_inputs, PENSTOCK_INT4_INPUTS);
     return attending > unpacking ? attending : unpacking;

@@ -116,11 +116,12 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             const bool chunked = operation.chunked != 0;
             const bool known = std::any_of(divisions_.begin(), divisions_.end(), [&](const Division &division) {
                 return division.window == operation.window && division.chunked == chunked &&
-                       division.group == operation.heads / operation.kv_heads && division.kv_heads == operation.kv_heads;
+                       division.group == operation.heads / operation.kv_heads && division.kv_heads == operation.kv_heads &&
+                       division.by_token == (operation.second >= 0);
             });
             if (!known)
-                divisions_.push_back(
-                    {operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads, {}, {}});
+                divisions_.push_back({operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads,
+                                      operation.second >= 0, {}, {}});
         }
     }
     for (const penstock_operation &operation : head_) {
@@ -222,7 +223,7 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
         most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
     *parts = place(most_parts * part_floats(value_dim_) * 4);
     *scores = place(choices_.empty() ? 0 : score_rows() * score_floats(longest) * 4);
-    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage) * team_.size());
+    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_, !choices_.empty()), kPage) * team_.size());
     return end;
 }
 
@@ -425,9 +426,13 @@ void Program::divide(Division &division) {
     for (int64_t row = row_count_ - 1; row >= 0; row--) {
         const Row &here = rows_[static_cast<size_t>(row)];
         const int64_t queries = here.count * division.group;
+        // Of a tile all queries are of the row, or of one token.
+        const int64_t unit = division.by_token ? division.group : queries, tiles = (unit + kQueries - 1) / kQueries;
         // The longest first: what is short fills the gaps in the end.
-        for (int64_t first = (queries - 1) / kQueries * kQueries; first >= 0; first -= kQueries) {
-            const int64_t last_position = here.position + (std::min(first + kQueries, queries) - 1) / division.group;
+        for (int64_t tile = queries / unit * tiles - 1; tile >= 0; tile--) {
+            const int64_t begin_of_unit = tile / tiles * unit, first = begin_of_unit + tile % tiles * kQueries;
+            const int64_t count = std::min<int64_t>(kQueries, begin_of_unit + unit - first);
+            const int64_t last_position = here.position + (first + count - 1) / division.group;
             const int64_t position = here.position + first / division.group;
             int64_t lowest = 0;
             if (division.window)
@@ -435,14 +440,14 @@ void Program::divide(Division &division) {
                                           : std::max<int64_t>(position + 1 - division.window, 0);
             const int begin = static_cast<int>(lowest / kSplit), end = static_cast<int>(last_position / kSplit) + 1;
             const auto number = static_cast<int32_t>(row);
-            const auto query = static_cast<int32_t>(first);
-            if (!few || queries > kQueries || end - begin < 2) {
-                division.items.push_back({number, query, begin, end, -1});
+            const auto query = static_cast<int32_t>(first), some = static_cast<int32_t>(count);
+            if (!few || queries > std::min<int64_t>(kQueries, unit) || end - begin < 2) {
+                division.items.push_back({number, query, begin, end, -1, some});
                 continue;
             }
-            division.joins.push_back({number, query, part, end - begin});
+            division.joins.push_back({number, query, part, end - begin, some});
             for (int split = begin; split < end; split++)
-                division.items.push_back({number, query, split, split + 1, part++});
+                division.items.push_back({number, query, split, split + 1, part++, some});
         }
     }
 }
@@ -581,7 +586,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
     const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
     Work work = {team_.next(), team_.shares(), member, threads_,
-                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_), kPage)};
+                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_, !choices_.empty()), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
@@ -772,7 +777,8 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
         return one.window == operation.window && one.chunked == (operation.chunked != 0) &&
-               one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads;
+               one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads &&
+               one.by_token == (operation.second >= 0);
     });
     const bool has_choice = operation.second >= 0;
     const AttentionArgs args = {division.items.data(),
@@ -798,7 +804,8 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 target.row_bytes,
                                 has_choice ? at(operation.second, work.member, now_->tokens) : nullptr,
                                 has_choice ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0,
-                                operation.columns};
+                                operation.columns,
+                                operation.value_dim != 0};
     kernels_.attention(args, work);
     if (args.join_count == 0) return;
     team_.barrier();

@@ -103,6 +103,7 @@ private:
         int window;
         bool chunked;
         int group, kv_heads;
+        bool by_token;  // where tokens attend to keys that they have chosen
         std::vector<AttentionItem> items;
         std::vector<AttentionJoin> joins;
     };

@@ -21,6 +21,7 @@ typedef int8_t B16 __attribute__((vector_size(16)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint8_t B64 __attribute__((vector_size(64)));
 typedef uint16_t H32 __attribute__((vector_size(64)));
+typedef uint32_t U16Memory __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int8_t B16Memory __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t B64Memory __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint16_t H16Memory __attribute__((vector_size(32), aligned(2), may_alias));
