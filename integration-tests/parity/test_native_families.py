@@ -58,6 +58,7 @@ KINDS = (
     "DeepSeek V2 Lite",
     "DeepSeek V3",
     "DeepSeek V3.2",
+    "A.X K2",
     "GLM-5",
     "GLM-5, layers that share a choice",
     "Mistral Small 4 with images",

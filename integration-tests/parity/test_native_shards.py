@@ -42,6 +42,7 @@ KINDS = (
     "DeepSeek V2 Lite",
     "DeepSeek V3",
     "DeepSeek V3.2",
+    "A.X K2",
     "GLM-5, layers that share a choice",
     "Qwen3-Next",
     "Qwen 3.5",

@@ -292,8 +292,6 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
         {"latent": LatentConfig(32, 8, 16, 24, index=IndexConfig(8, 1024, 20))},
         "an index of more than 1024 heads, or 512 numbers",
     ),
-    ({"norm_gate_rank": 4}, "norms with gates"),
-    ({"latent": LatentConfig(32, 8, 16, 24, reads_both=True)}, "queries of what is normed and is not"),
     ({"activation": "gelu_python_other"}, "the activation gelu_python_other"),
 ]
 

@@ -15,11 +15,11 @@ LARGEST_LATENT = 1024  # with what is rotated behind it
 
 def record_latent_attention(
     writer: ProgramWriter, layer: int, attention: LatentAttention, window: Window | None, reads_short: int
-) -> int:
-    """What the layer's gates and its last matrix read: a buffer of bf16. `reads_short`: what attention reads, in bf16."""
+) -> tuple[int, int]:
+    """What the layer's last matrix reads, a buffer of bf16, and what its gates are made of. `reads_short`: what attention reads, in bf16."""
     heads, sizes = attention.heads, attention.sizes
     rank, size = sizes.rank, sizes.plain_dim + sizes.rope_dim
-    reads, short = writer.normed, reads_short
+    reads, short, opens = writer.normed, reads_short, reads_short
     if attention.query_down is not None and attention.query_norm is not None:
         low = writer.buffer("low queries", Layout.F32, sizes.query_rank)
         writer.linear(reads, low, attention.query_down)
@@ -29,6 +29,11 @@ def record_latent_attention(
         if attention.indexer is not None and writer.is_quantized:
             short = writer.buffer("normed low queries in bf16", Layout.BF16, sizes.query_rank)
             writer.norm(low, short, attention.query_norm, columns=sizes.query_rank)
+        if sizes.reads_both:
+            opens = writer.buffer("low queries, normed and not", Layout.BF16, 2 * sizes.query_rank)
+            writer.norm(low, opens, attention.query_norm, columns=sizes.query_rank)
+            writer.norm(low, opens, None, columns=sizes.query_rank).target_at = sizes.query_rank
+            reads = writer.readable(opens)
     asked = writer.buffer("asked", Layout.BF16, heads * size)
     writer.linear(reads, asked, attention.query)
     latent = writer.buffer("latents", Layout.F32, rank + sizes.rope_dim)
@@ -80,4 +85,4 @@ def record_latent_attention(
     attended = writer.buffer("attended", Layout.BF16, heads * sizes.value_dim)
     writer.heads_linear(found, attended, attention.values_HVR, step=rank)
     attention.values_HVR = attention.values_HVR.new_empty((0, *attention.values_HVR.shape[1:]))
-    return attended
+    return attended, opens

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.layers.gated_norm import GatedNorm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.models.packing import exact_parts, one_matrix, packed
@@ -99,6 +100,22 @@ class ProgramWriter:
             made.norm_weight = optional_fp32(norm.weight_E)
             made.bias = optional_fp32(norm.bias_E) if isinstance(norm, LayerNorm) else None
         return made
+
+    def gated_norm(self, norm: GatedNorm) -> int:
+        """The residual, normed and times gates that are made of that, to what the layers' products read; a buffer with it in bf16."""
+        short = self.normed
+        if self.is_quantized:
+            short = self.buffer("normed in bf16", Layout.BF16, self.width)
+        self.norm(self.x, short, norm)
+        low = self.buffer("low gates of norms", Layout.BF16, len(norm.down.weight_OI))
+        self.linear(short, low, norm.down, epilogue=Epilogue.ACTIVATE)
+        gates = self.buffer("gates of norms", Layout.F32, self.width)
+        self.linear(low, gates, norm.up)
+        opens = {"heads": 1, "head_dim": self.width, "columns": self.width}
+        self.add(Kind.OPEN, gates, short, **opens, activation=Activation.SIGMOID)
+        if self.is_quantized:
+            self.add(Kind.QUANTIZE, short, self.normed)
+        return short
 
     def linear(
         self,

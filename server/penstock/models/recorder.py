@@ -7,6 +7,7 @@ be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'
 
 from typing import Any
 
+from penstock.layers.gated_norm import GatedNorm
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
@@ -80,8 +81,6 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             index is not None and (index.heads > MOST_INDEX_HEADS or index.head_dim > LARGEST_HEAD),
             f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
         ),
-        (config.norm_gate_rank > 0, "norms with gates"),
-        (config.latent is not None and config.latent.reads_both, "queries of what is normed and is not"),
         (
             config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
             f"latents of more than {LARGEST_LATENT}",
@@ -296,6 +295,8 @@ class _Recorder:
         if self.config.residual_normed and norm is not None:
             self.writer.norm(self.x, self.x, norm)
             norm = None
+        if isinstance(norm, GatedNorm):
+            return self.writer.gated_norm(norm)
         self.writer.norm(self.x, self.normed, norm)
         return self._shortened(norm, self.normed) if wants_short else None
 
@@ -332,8 +333,8 @@ class _Recorder:
             return writer.readable(attended)
         if isinstance(mixer, LatentAttention):
             window = config.windows[mixer.window]
-            attended = record_latent_attention(writer, index, mixer, window, reads_short)
-            self._open(mixer, mixer.heads, mixer.sizes.value_dim, reads_short, attended, None)
+            attended, opens = record_latent_attention(writer, index, mixer, window, reads_short)
+            self._open(mixer, mixer.heads, mixer.sizes.value_dim, opens, attended, None)
             return writer.readable(attended)
         assert not isinstance(mixer, CompressedAttention), "unknown_choice names it"
         return writer.readable(record_mixer(writer, index, mixer))

@@ -6,6 +6,7 @@ Source: transformers 5.23 (axk2), whose defaults are those of skt/A.X-K2.
 from dataclasses import replace
 from typing import Any
 
+from penstock.layers.gated_norm import GatedNorm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import DecoderConfig, NormConfig, OutputGate
@@ -14,7 +15,6 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek
 from penstock.models.recipes.deepseek import DeepseekLoader
 from penstock.models.recipes.fields import Fields
-from penstock_kernels.later import Tensor, torch
 
 DEFAULTS: dict[str, Any] = {
     "kv_lora_rank": 128,
@@ -29,22 +29,6 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 RANK = 16  # of the norms' gates
-
-
-class GatedNorm(RmsNorm):
-    """RMS norm, times sigmoids that two matrices make of what it gives."""
-
-    __slots__ = ("down", "up")
-
-    def __init__(self, norm: RmsNorm, down: Linear, up: Linear) -> None:
-        super().__init__(norm.weight_E, norm.eps)
-        self.down, self.up = down, up
-
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        """(T, E) to (T, E)."""
-        normed_TE = super().__call__(x_TE)
-        gates_TE = self.up(torch.nn.functional.silu(self.down(normed_TE)))
-        return (normed_TE * gates_TE.float().sigmoid()).to(normed_TE.dtype)
 
 
 class Axk2Loader(DeepseekLoader):
