@@ -227,3 +227,31 @@ def test_a_token_is_the_same_to_the_last_bit(family: str, quantize: str, cached:
     begins = {"state_source": 2} if driver.has_state else {}
     driver.step([row(9, sequence[48:], 48, shared, start=begins)])
     assert torch.equal(driver.last_logits()[0], whole_TV[LENGTH - 1])
+
+
+def test_keys_chosen_of_several_splits_are_those_of_fp32_and_the_same_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first splits have most of their keys chosen and are read where they are, the last ones are copied."""
+    from client import row
+    from driver import Driver
+
+    config = {**FAMILIES["DeepSeek V3.2"], "index_topk": 180, "max_position_embeddings": 1024}
+    folder, sequence = make(tmp_path, config), ids(vocabulary_of(config), 1, 700)
+    reference = Reference(folder, [sequence])
+    limits = {"max_slots": 4, "max_step_tokens": 800, "max_sequence_tokens": 720, "blocks": 100}
+    for name in SETS:
+        monkeypatch.setenv(cpu_engine.VARIABLE, name)
+        driver = Driver(folder, torch.bfloat16, **limits)
+        assert isinstance(driver.engine.model, NativeDecoder)
+        whole_TV = whole(driver, sequence)
+        for position in range(0, 700, 23):
+            reference.check(whole_TV[position], 0, position, torch.bfloat16)
+        blocks, position = list(range(50, 94)), 0
+        for count in (1, 190, 77, 256, 150, *[1] * 26):
+            fed = sequence[position : position + count]
+            start: dict[str, Any] | None = None if position else {}
+            driver.step([row(1, fed, position, [] if position else blocks, start=start)])
+            position += count
+            assert torch.equal(driver.last_logits()[0], whole_TV[position - 1]), position
+        assert position == 700
