@@ -4,8 +4,11 @@
 
 The shipped model over HTTP. A bomb is a grammar that takes long to compile, or much memory, or has no end; some are
 refused and some run for a few tokens. Each client sends the next when it has its answer, and no two of a run are alike,
-so that none is found compiled. They are a process of their own, and their texts are made before. On a machine whose processors are all at work the compiler's threads take their
-share of them as well: the figure is of this machine.
+so that none is found compiled. They are a process of their own, and their texts are made before.
+
+What the clients themselves cost is a third turn: as many requests in the same time, with the same bytes, which are
+refused by their content type before they are read. Streams are read by one thread that only counts events, since what it computes takes from
+the server where both have the same processors. The figure is of this machine.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import http.client
 import itertools
 import json
 import multiprocessing
+import selectors
+import socket
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
@@ -59,67 +63,94 @@ def bomb(number: int) -> dict[str, Any]:
     return kinds[number % len(kinds)]
 
 
-def throw(port: int, seconds: float, numbers: range, ready: Event, begin: Event, sent: Queue[int]) -> None:
-    """Sends bombs for so long, one after the other."""
+def throw(
+    port: int,
+    seconds: float,
+    numbers: range,
+    pace: float | None,
+    ready: Event,
+    begin: Event,
+    sent: Queue[int],
+) -> None:
+    """Sends bombs for so long, one after the other; with a pace, one in so many seconds that is refused unread."""
+    kind = "application/json" if pace is None else "text/plain"
     bodies = [
         json.dumps({"inputs": "x", "parameters": {"grammar": bomb(number), "max_new_tokens": 4}}).encode()
         for number in numbers
     ]
     ready.set()
     begin.wait()
-    end, count = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end and count < len(bodies):
+    start = time.perf_counter()
+    count = 0
+    while time.perf_counter() < start + seconds and count < len(bodies):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("POST", "/generate", bodies[count], {"content-type": "application/json"})
+        connection.request("POST", "/generate", bodies[count], {"content-type": kind})
         connection.getresponse().read()
         connection.close()
         count += 1
+        if pace is not None:
+            time.sleep(max(0.0, start + count * pace - time.perf_counter()))
     sent.put(count)
 
 
-def gaps(server: Server, arguments: argparse.Namespace, bombs: int, numbers: Iterator[int]) -> list[float]:
-    """Seconds between tokens of the streams, while so many clients send bombs."""
+def stream(port: int, number: int, tokens: int) -> socket.socket:
+    """Begins a stream; what comes is left to the caller."""
+    body = json.dumps(
+        {"prompt": f"Number {number}:", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    )
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    opened = socket.create_connection(("127.0.0.1", port))
+    opened.sendall((head + body).encode())
+    return opened
+
+
+def read(port: int, streams: int, tokens: int, seconds: float) -> list[float]:
+    """Seconds between the events of each stream, the next of which begins when one has ended."""
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    with selectors.DefaultSelector() as selector:
+        for number in range(streams):
+            selector.register(stream(port, number, tokens), selectors.EVENT_READ, [number, 0.0])
+        while (now := time.perf_counter()) < end:
+            for key, _ in selector.select(end - now):
+                opened, (number, last) = key.fileobj, key.data
+                assert isinstance(opened, socket.socket)
+                piece = opened.recv(1 << 16)
+                now = time.perf_counter()
+                events = piece.count(b"data: {")
+                if events and last:
+                    found += [now - last] + [0.0] * (events - 1)
+                if events:
+                    key.data[1] = now
+                if not piece:
+                    selector.unregister(opened)
+                    opened.close()
+                    selector.register(stream(port, number, tokens), selectors.EVENT_READ, [number, 0.0])
+        for key in list(selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+    return found
+
+
+def gaps(
+    server: Server, arguments: argparse.Namespace, bombs: int, numbers: Iterator[int], pace: float | None
+) -> tuple[list[float], int]:
+    """Seconds between tokens of the streams, while so many clients send bombs; and how many bombs."""
     begin, sent = multiprocessing.Event(), multiprocessing.Queue()
     throwers = []
     for _ in range(bombs):
         ready, first = multiprocessing.Event(), next(numbers)
         span = range(first * MOST_BOMBS, (first + 1) * MOST_BOMBS)
-        throwing = (server.port, arguments.seconds, span, ready, begin, sent)
+        throwing = (server.port, arguments.seconds, span, pace, ready, begin, sent)
         throwers.append(multiprocessing.Process(target=throw, args=throwing))
         throwers[-1].start()
         ready.wait()
-    end = time.perf_counter() + arguments.seconds
-    found: list[float] = []
-
-    def stream(number: int) -> None:
-        last = None
-        body = {
-            "prompt": f"Number {number}:",
-            "max_tokens": arguments.tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        while time.perf_counter() < end:
-            for _ in server.events("/v1/completions", body):
-                now = time.perf_counter()
-                if last is not None:
-                    found.append(now - last)
-                last = now
-                if now > end:
-                    return
-            last = None
-
-    threads = [threading.Thread(target=stream, args=(number,)) for number in range(arguments.streams)]
-    for thread in threads:
-        thread.start()
     begin.set()
-    for thread in threads:
-        thread.join()
+    found = read(server.port, arguments.streams, arguments.tokens, arguments.seconds)
     count = sum(sent.get() for _ in throwers)
     for thrower in throwers:
         thrower.join()
-    print(f"  {bombs} clients with bombs: {count} bombs, {len(found)} gaps", flush=True)
-    return found
+    return found, count
 
 
 def main() -> None:
@@ -134,17 +165,30 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{processor()}; {arguments.streams} free streams, {arguments.seconds:g} s a round")
     numbers = itertools.count(1)
-    figures: dict[int, dict[str, list[float]]] = {0: {}, arguments.bombs: {}}
+    figures: dict[str, dict[str, list[float]]] = {"alone": {}, "beside bombs": {}, "beside their clients": {}}
     with penstock() as server:
         for _ in range(arguments.rounds):
-            for bombs, seen in figures.items():
-                found = sorted(gaps(server, arguments, bombs, numbers))
-                for name, share in (("p50", 0.5), ("p99", 0.99)):
+            bombs_sent = 0
+            for turn, seen in figures.items():
+                bombs = 0 if turn == "alone" else arguments.bombs
+                pace = (
+                    arguments.seconds * bombs / max(1, bombs_sent) if turn == "beside their clients" else None
+                )
+                found, count = gaps(server, arguments, bombs, numbers, pace)
+                bombs_sent = count
+                print(f"  {turn}: {count} requests, {len(found)} gaps", flush=True)
+                found.sort()
+                for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
                     seen.setdefault(name, []).append(1000 * found[int(share * (len(found) - 1))])
-    for name in ("p50", "p99"):
-        alone, beside = (figures[bombs][name] for bombs in (0, arguments.bombs))
-        ratio = statistics.median(beside) / statistics.median(alone)
-        print(f"{name}: alone {spread(alone, ' ms')}, beside bombs {spread(beside, ' ms')}; {ratio:.3f}")
+                seen.setdefault("tokens/s", []).append(len(found) / arguments.seconds)
+    for name in figures["alone"]:
+        unit = " ms" if name.startswith("p") else ""
+        alone = statistics.median(figures["alone"][name])
+        parts = []
+        for turn, seen in figures.items():
+            ratio = "" if turn == "alone" else f" = {statistics.median(seen[name]) / alone:.3f}"
+            parts.append(f"{turn} {spread(seen[name], unit)}{ratio}")
+        print(f"{name}: {', '.join(parts)}")
 
 
 if __name__ == "__main__":
