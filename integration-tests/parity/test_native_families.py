@@ -239,7 +239,12 @@ def test_keys_chosen_of_several_splits_are_those_of_fp32_and_the_same_in_pieces(
     config = {**FAMILIES["DeepSeek V3.2"], "index_topk": 180, "max_position_embeddings": 1024}
     folder, sequence = make(tmp_path, config), ids(vocabulary_of(config), 1, 700)
     reference = Reference(folder, [sequence])
-    limits = {"max_slots": 4, "max_step_tokens": 800, "max_sequence_tokens": 720, "blocks": 100}
+    limits: dict[str, Any] = {
+        "max_slots": 4,
+        "max_step_tokens": 800,
+        "max_sequence_tokens": 720,
+        "blocks": 100,
+    }
     for name in SETS:
         monkeypatch.setenv(cpu_engine.VARIABLE, name)
         driver = Driver(folder, torch.bfloat16, **limits)

@@ -73,10 +73,10 @@ pub fn compiler(
 impl GrammarCompiler for Grammars {
     fn compile(
         &self,
-        source: &GrammarSource,
+        source: GrammarSource,
         cancelled: &CancellationToken,
     ) -> Result<Arc<dyn Grammar>, GrammarError> {
-        let source = match source.clone() {
+        let source = match source {
             GrammarSource::JsonObject => Source::JsonObject,
             GrammarSource::JsonSchema(schema) => Source::JsonSchema(schema),
             GrammarSource::Regex(pattern) => Source::Regex(pattern),
@@ -90,7 +90,7 @@ impl GrammarCompiler for Grammars {
             gone.cancelled().await;
             told.cancel();
         }));
-        match self.0.compile(&source, &cancel) {
+        match self.0.compile(source, &cancel) {
             Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
             Err(error) => {
                 let text = error.to_string();

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (seed, schema) in all.iter().enumerate() {
             let source = Source::JsonSchema(schema.clone());
             let start = Instant::now();
-            let grammar = compiler.compile(&source, &Cancel::new())?;
+            let grammar = compiler.compile(source, &Cancel::new())?;
             compiling.push(start.elapsed());
             let mut mask = vec![0; grammar.mask_words()];
             let mut random = Random(seed as u64 * 2 + 1);

@@ -1,6 +1,6 @@
 //! Runs the cases of MaskBench (arXiv 2501.10868) through the crate and prints what it prints.
 //!
-//! `maskbench CASES [--json] [--failures] [--vocabulary N]`: CASES is a file of JSON lines, or a folder of JSON files, each
+//! `maskbench CASES [--json] [--failures] [--slowest N] [--vocabulary N]`: CASES is a file of JSON lines, or a folder of JSON files, each
 //! `{"schema": ..., "tests": [{"valid": ..., "data": ...}]}`. Every instance is written as Python's `json.dumps` would,
 //! tokenized, and walked: a mask before each token. A grammar has the properties in the schema's order, so an instance
 //! that is refused as it is given is tried once more in that order. One thread; nothing is cached between cases.
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
+use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Matcher, Source};
 use serde_json::{Value, json};
 
 /// Python's separators: `", "` and `": "`.
@@ -103,9 +103,16 @@ struct Report {
     accepted: usize,
     accepted_instances: usize,
     instances: usize,
-    /// By the wall clock, and as the thread was running.
-    masks: Vec<(Duration, Duration)>,
+    masks: Vec<Timed>,
     first_masks: Vec<Duration>,
+}
+
+/// A mask that was computed: how long by the wall clock, and as the thread was running; of which case, and what stood before it.
+struct Timed {
+    wall: Duration,
+    running: Duration,
+    case: usize,
+    before: String,
 }
 
 /// Whether every token of the text is in the mask before it, and the end at last.
@@ -113,16 +120,22 @@ fn walk(
     grammar: &Grammar,
     vocabulary: &synthetic::Vocabulary,
     text: &[u8],
-    masks: &mut Vec<(Duration, Duration)>,
+    case: usize,
+    masks: &mut Vec<Timed>,
 ) -> Result<(), String> {
     let mut matcher = grammar.matcher();
     let mut mask = vec![0; grammar.mask_words()];
     let mut at = 0_usize;
-    for token in vocabulary.tokenize(text) {
+    let mut timed = |matcher: &mut Matcher, mask: &mut [u32], at: usize| {
         let (start, running) = (Instant::now(), synthetic::cpu_time());
-        let computed = matcher.mask(&mut mask);
-        let running = synthetic::cpu_time() - running;
-        masks.push((start.elapsed(), running));
+        let computed = matcher.mask(mask);
+        let (running, wall) = (synthetic::cpu_time() - running, start.elapsed());
+        let before = String::from_utf8_lossy(&text[at.saturating_sub(60)..at]).into_owned();
+        masks.push(Timed { wall, running, case, before });
+        computed
+    };
+    for token in vocabulary.tokenize(text) {
+        let computed = timed(&mut matcher, &mut mask, at);
         let around = String::from_utf8_lossy(&text[at..(at + 40).min(text.len())]).into_owned();
         computed.map_err(|error| format!("{error} at {around:?}"))?;
         if mask[token as usize / 32] >> (token % 32) & 1 == 0 {
@@ -131,10 +144,7 @@ fn walk(
         matcher.advance(token).map_err(|error| format!("{error} at {around:?}"))?;
         at += vocabulary.tokens[token as usize].bytes.len();
     }
-    let (start, running) = (Instant::now(), synthetic::cpu_time());
-    matcher.mask(&mut mask).map_err(|error| format!("{error} at the end"))?;
-    let running = synthetic::cpu_time() - running;
-    masks.push((start.elapsed(), running));
+    timed(&mut matcher, &mut mask, at).map_err(|error| format!("{error} at the end"))?;
     let may_end = mask[vocabulary.eos as usize / 32] >> (vocabulary.eos % 32) & 1 == 1;
     if may_end { Ok(()) } else { Err("the text may not end".into()) }
 }
@@ -146,29 +156,30 @@ fn percentile(sorted: &[Duration], share: f64) -> f64 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut cases = None;
-    let (mut as_json, mut show_failures, mut size) = (false, false, 128_000);
+    let (mut as_json, mut show_failures, mut size, mut slowest) = (false, false, 128_000, 0);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--json" => as_json = true,
             "--failures" => show_failures = true,
+            "--slowest" => slowest = arguments.next().ok_or("--slowest wants a number")?.parse()?,
             "--vocabulary" => size = arguments.next().ok_or("--vocabulary wants a size")?.parse()?,
             _ => cases = Some(argument),
         }
     }
-    let path = cases.ok_or("usage: maskbench CASES [--json] [--failures] [--vocabulary N]")?;
+    let path = cases.ok_or("usage: maskbench CASES [--json] [--failures] [--slowest N] [--vocabulary N]")?;
     let cases = read(Path::new(&path))?;
     let vocabulary = synthetic::Vocabulary::new(size);
     let limits = Limits { timeout: Duration::from_secs(10), cache_bytes: 0, ..Limits::default() };
     let compiler = Compiler::new(vocabulary.tokens.clone(), size, &[vocabulary.eos], limits)?;
 
     let mut report = Report { cases: cases.len(), ..Report::default() };
-    for case in cases {
+    for (number, case) in cases.iter().enumerate() {
         report.instances += case.tests.len();
         let source = Source::JsonSchema(case.schema.clone());
         let start = Instant::now();
         // The first mask is computed when a grammar is compiled.
-        let compiled = compiler.compile(&source, &Cancel::new());
+        let compiled = compiler.compile(source, &Cancel::new());
         let elapsed = start.elapsed();
         let grammar = match compiled {
             Ok(grammar) => grammar,
@@ -185,13 +196,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (mut refused, mut accepted) = (0, 0);
         for (valid, data) in &case.tests {
             let mut text = dumps(data);
-            let mut result = walk(&grammar, &vocabulary, &text, &mut report.masks);
+            let mut result = walk(&grammar, &vocabulary, &text, number, &mut report.masks);
             if result.is_err() {
                 let ordered = dumps(&order::of_schema(&case.schema, data));
                 if ordered != text {
                     report.refused_as_given += usize::from(*valid);
                     text = ordered;
-                    result = walk(&grammar, &vocabulary, &text, &mut report.masks);
+                    result = walk(&grammar, &vocabulary, &text, number, &mut report.masks);
                 }
             }
             refused += usize::from(*valid && result.is_err());
@@ -208,7 +219,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         report.accepted_instances += accepted;
         report.passing += usize::from(refused == 0 && accepted == 0);
     }
-    let (mut walls, mut runs): (Vec<Duration>, Vec<Duration>) = report.masks.iter().copied().unzip();
+    report.masks.sort_by_key(|mask| std::cmp::Reverse(mask.running));
+    for Timed { wall, running, case, before } in report.masks.iter().take(slowest) {
+        let (running, wall) = (running.as_micros(), wall.as_micros());
+        eprintln!("{running} us ({wall} by the clock): {} behind {before:?}", cases[*case].name);
+    }
+    let (mut walls, mut runs): (Vec<Duration>, Vec<Duration>) =
+        report.masks.iter().map(|mask| (mask.wall, mask.running)).unzip();
     walls.sort();
     runs.sort();
     report.first_masks.sort();

@@ -85,7 +85,7 @@ impl Compiler {
 
     /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and [`Limits::timeout`]
     /// together; returns soon after `cancel` is set.
-    pub fn compile(&self, source: &Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {
+    pub fn compile(&self, source: Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {
         let content = source.content(&self.limits)?;
         if let Some(grammar) = locked(&self.cache).get(&content) {
             return Ok(grammar);
@@ -95,7 +95,7 @@ impl Compiler {
         if let Some(grammar) = locked(&self.cache).get(&content) {
             return Ok(grammar);
         }
-        let grammar = self.compile_on_thread(source.clone(), place, cancel)?;
+        let grammar = self.compile_on_thread(source, place, cancel)?;
         locked(&self.cache).insert(content, grammar.clone());
         Ok(grammar)
     }
@@ -130,6 +130,8 @@ impl Compiler {
             let compiled =
                 catch_unwind(AssertUnwindSafe(|| grammar::compile(&source, &vocabulary, &limits, &stop)))
                     .unwrap_or_else(|panic| Err(panicked(&*panic)));
+            // A long one takes long to drop.
+            drop(source);
             // The caller may have left.
             let _ = sender.send(compiled.map(Arc::new));
         };

@@ -275,8 +275,8 @@ mod tests {
         for source in sources() {
             let mut random = Random(7);
             let (grammar, other) = (
-                learning.compile(&source, &Cancel::new()).unwrap(),
-                fresh.compile(&source, &Cancel::new()).unwrap(),
+                learning.compile(source.clone(), &Cancel::new()).unwrap(),
+                fresh.compile(source.clone(), &Cancel::new()).unwrap(),
             );
             for round in 0..8 {
                 // Some begin together and end one after the other, some begin before others end.
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn of_texts_that_began_together_one_is_taken_over() {
-        let grammar = compiler(Limits::default()).compile(&sources()[0], &Cancel::new()).unwrap();
+        let grammar = compiler(Limits::default()).compile(sources()[0].clone(), &Cancel::new()).unwrap();
         let begun = lexer(&grammar);
         let mut texts: Vec<Matcher> = (0..2).map(|_| grammar.matcher()).collect();
         for (text, letter) in texts.iter_mut().zip(["abab the", "thethe ab"]) {
@@ -333,7 +333,7 @@ mod tests {
         let limits = Limits { cache_bytes: 4 << 20, lexer_states: 20_000, ..Limits::default() };
         let compiler = compiler(limits);
         let source = Source::Regex("[ab]*a[ab]{60}c".into());
-        let grammar = compiler.compile(&source, &Cancel::new()).unwrap();
+        let grammar = compiler.compile(source, &Cancel::new()).unwrap();
         let budget = grammar.learned().budget.clone();
         let whole = budget.left.load(Ordering::Relaxed) + locked(&grammar.learned().known).bytes;
         let mut random = Random(3);

@@ -21,7 +21,7 @@ fn compiler_with(limits: Limits) -> Compiler {
 }
 
 fn compile(source: Source) -> Result<Arc<Grammar>, CompileError> {
-    compiler_with(Limits::default()).compile(&source, &Cancel::new())
+    compiler_with(Limits::default()).compile(source, &Cancel::new())
 }
 
 fn schema(schema: Value) -> Source {
@@ -102,7 +102,7 @@ fn special_tokens_are_never_allowed() {
     tokens.insert(256, Token { bytes: b"a".to_vec(), special: true });
     // More logits than tokens, and two ends.
     let compiler = Compiler::new(tokens, 300, &[257, 290], Limits::default()).unwrap();
-    let grammar = compiler.compile(&Source::Regex("a+".into()), &Cancel::new()).unwrap();
+    let grammar = compiler.compile(Source::Regex("a+".into()), &Cancel::new()).unwrap();
     let mut mask = vec![u32::MAX; grammar.mask_words()];
     assert_eq!(mask.len(), 10);
     let mut matcher = grammar.matcher();
@@ -121,7 +121,7 @@ fn logits_may_be_fewer_than_tokens() {
     let mut tokens = bytes();
     tokens.push(Token { bytes: b"aa".to_vec(), special: false });
     let compiler = Compiler::new(tokens, 257, &[EOS], Limits::default()).unwrap();
-    let grammar = compiler.compile(&Source::Regex("aa".into()), &Cancel::new()).unwrap();
+    let grammar = compiler.compile(Source::Regex("aa".into()), &Cancel::new()).unwrap();
     assert_eq!(grammar.mask_words(), 9);
     assert_eq!(grammar.matcher().advance(257), Err(MatchError::NotAllowed(257)));
 }
@@ -131,7 +131,7 @@ fn two_tokens_of_the_same_bytes_are_both_allowed() {
     let mut tokens = bytes();
     tokens.push(Token { bytes: b"a".to_vec(), special: false });
     let compiler = Compiler::new(tokens, 258, &[EOS], Limits::default()).unwrap();
-    let grammar = compiler.compile(&Source::Regex("ab".into()), &Cancel::new()).unwrap();
+    let grammar = compiler.compile(Source::Regex("ab".into()), &Cancel::new()).unwrap();
     let mut mask = vec![0; grammar.mask_words()];
     grammar.matcher().mask(&mut mask).unwrap();
     assert!(mask[3] >> 1 & 1 == 1 && mask[8] >> 1 & 1 == 1);
@@ -266,8 +266,8 @@ fn options_of_the_compiler_are_not_for_clients() {
 fn the_same_content_is_compiled_once() {
     let compiler = compiler_with(Limits::default());
     let source = || schema(json!({"type": "object", "properties": {"a": {"type": "integer"}}}));
-    let one = compiler.compile(&source(), &Cancel::new()).unwrap();
-    let other = compiler.compile(&source(), &Cancel::new()).unwrap();
+    let one = compiler.compile(source(), &Cancel::new()).unwrap();
+    let other = compiler.compile(source(), &Cancel::new()).unwrap();
     assert!(Arc::ptr_eq(&one, &other));
     assert_eq!(compiler.cache_counts().hits, 1);
     assert_eq!(compiler.cache_counts().grammars, 1);
@@ -277,11 +277,11 @@ fn the_same_content_is_compiled_once() {
 fn the_cache_is_bounded_and_forgets_the_oldest() {
     let compiler = compiler_with(Limits { cache_bytes: 1 << 20, ..Limits::default() });
     let source = |index: usize| Source::Choice(vec![format!("{index}")]);
-    let first = compiler.compile(&source(0), &Cancel::new()).unwrap();
+    let first = compiler.compile(source(0), &Cancel::new()).unwrap();
     for index in 1..200 {
-        compiler.compile(&source(index), &Cancel::new()).unwrap();
+        compiler.compile(source(index), &Cancel::new()).unwrap();
         // Used all the time, so it stays.
-        assert!(Arc::ptr_eq(&first, &compiler.compile(&source(0), &Cancel::new()).unwrap()));
+        assert!(Arc::ptr_eq(&first, &compiler.compile(source(0), &Cancel::new()).unwrap()));
         assert!(compiler.cache_counts().bytes <= 1 << 20);
     }
     let counts = compiler.cache_counts();
@@ -292,7 +292,7 @@ fn the_cache_is_bounded_and_forgets_the_oldest() {
 fn a_request_that_is_gone_compiles_nothing() {
     let cancel = Cancel::new();
     cancel.cancel();
-    let error = compiler_with(Limits::default()).compile(&Source::JsonObject, &cancel).unwrap_err();
+    let error = compiler_with(Limits::default()).compile(Source::JsonObject, &cancel).unwrap_err();
     assert_eq!(error.kind, Kind::Cancelled);
 }
 
@@ -428,7 +428,7 @@ fn bombs_end_in_time() {
     let compiler = compiler_with(Limits { threads: 64, ..Limits::default() });
     for (name, source) in bombs() {
         let start = Instant::now();
-        let result = compiler.compile(&source, &Cancel::new());
+        let result = compiler.compile(source, &Cancel::new());
         let elapsed = start.elapsed();
         println!(
             "{name}: {:?} in {elapsed:?}",
@@ -465,7 +465,7 @@ fn more_symbols_than_the_parser_can_number_are_refused() {
         json!({"type": "object", "properties": properties})
     });
     let error = compiler_with(Limits { timeout: Duration::from_secs(60), ..Limits::default() })
-        .compile(&schema(nested), &Cancel::new())
+        .compile(schema(nested), &Cancel::new())
         .unwrap_err();
     assert_eq!((error.kind, error.to_string().contains("65525 symbols")), (Kind::TooLarge, true), "{error}");
 }
@@ -475,7 +475,7 @@ fn more_symbols_than_the_parser_can_number_are_refused() {
 fn what_a_matcher_holds_is_bounded() {
     let limits = Limits { matcher_bytes: 4 << 20, ..Limits::default() };
     let source = Source::Regex("[ab]*a[ab]{60}c".into());
-    let grammar = compiler_with(limits).compile(&source, &Cancel::new()).unwrap();
+    let grammar = compiler_with(limits).compile(source, &Cancel::new()).unwrap();
     let (mut matcher, mut mask) = (grammar.matcher(), vec![0; grammar.mask_words()]);
     let mut random = 1u64;
     let error = (0..200_000).find_map(|_| {
@@ -500,7 +500,7 @@ fn cancelling_ends_a_long_compile() {
     let slow = bombs().into_iter().find(|(name, _)| *name == "long lark").unwrap().1;
     let cancel = Cancel::new();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| compiler.compile(&slow, &cancel));
+        let waiting = scope.spawn(|| compiler.compile(slow, &cancel));
         let start = Instant::now();
         cancel.cancel();
         assert_eq!(waiting.join().unwrap().unwrap_err().kind, Kind::Cancelled);
@@ -518,9 +518,9 @@ fn a_thread_whose_caller_left_ends_too() {
     };
     let compiler = compiler_with(limits);
     for (name, source) in bombs() {
-        if compiler.compile(&source, &Cancel::new()).is_err_and(|error| error.kind == Kind::TimedOut) {
+        if compiler.compile(source, &Cancel::new()).is_err_and(|error| error.kind == Kind::TimedOut) {
             let start = Instant::now();
-            let result = compiler.compile(&Source::Choice(vec![name.into()]), &Cancel::new());
+            let result = compiler.compile(Source::Choice(vec![name.into()]), &Cancel::new());
             println!("{name}: its thread ended after {:?}", start.elapsed());
             // It may be slow itself beside other tests; but it had its thread.
             let busy = result.is_err_and(|error| error.kind == Kind::Busy);

@@ -154,7 +154,7 @@ impl Checker {
         let is_near = |number: i128, bound: Bound<'_>| {
             bound.is_some_and(|(text, out)| out && (number - exact(text)).abs() < near)
         };
-        let grammar = match self.compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()) {
+        let grammar = match self.compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()) {
             Ok(grammar) => grammar,
             Err(error) => {
                 assert_eq!(error.kind, Kind::Unsatisfiable, "{schema}: {error}");
@@ -277,7 +277,7 @@ fn an_exclusive_bound_holds_wherever_it_stands() {
     ];
     let compiler = Checker::new().compiler;
     for (schema, out, within) in cases {
-        let grammar = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
+        let grammar = compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
         assert!(!accepts(&grammar, out), "{schema} accepts {out}");
         assert!(accepts(&grammar, within), "{schema} refuses {within}");
     }

@@ -152,7 +152,7 @@ impl World {
     }
 
     fn compile(&self, parts: Vec<Part>) -> Arc<Grammar> {
-        let compiled = self.compiler.compile(&Source::Parts(parts.clone()), &Cancel::new());
+        let compiled = self.compiler.compile(Source::Parts(parts.clone()), &Cancel::new());
         compiled.unwrap_or_else(|error| panic!("{error}: {parts:?}"))
     }
 

@@ -18,7 +18,7 @@ fn instances_are_judged_rightly() {
         let case: Value = serde_json::from_str(line).unwrap();
         let schema = &case["schema"];
         cases += 1;
-        let Ok(grammar) = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()) else {
+        let Ok(grammar) = compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()) else {
             continue;
         };
         compiled += 1;

@@ -44,7 +44,7 @@ fn compile(source: Source, tokenize: Option<Tokenize>) -> Arc<Grammar> {
     tokens.extend(WORDS.map(|word| Token { bytes: word.into(), special: false }));
     let size = tokens.len();
     let compiler = Compiler::with_tokenizer(tokens, size, &[EOS], Limits::default(), tokenize).unwrap();
-    compiler.compile(&source, &Cancel::new()).unwrap()
+    compiler.compile(source, &Cancel::new()).unwrap()
 }
 
 fn own() -> Option<Tokenize> {

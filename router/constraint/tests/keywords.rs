@@ -465,7 +465,7 @@ fn rows() -> Vec<Row> {
 fn status(row: &Row, compiler: &Compiler, vocabulary: &Vocabulary) -> &'static str {
     let (mut works, mut refused) = (0, 0);
     for trial in &row.trials {
-        let grammar = compiler.compile(&Source::JsonSchema(trial.schema.clone()), &Cancel::new());
+        let grammar = compiler.compile(Source::JsonSchema(trial.schema.clone()), &Cancel::new());
         let claimed = trial.valid.len() + trial.invalid.len();
         let grammar = match (grammar, claimed) {
             (Ok(grammar), 1..) => grammar,

@@ -15,7 +15,7 @@ fn compile(parts: Vec<Part>) -> Result<Arc<Grammar>, CompileError> {
     tokens.extend(SPECIAL.map(|name| Token { bytes: name.into(), special: true }));
     let size = tokens.len();
     let compiler = Compiler::new(tokens, size, &[EOS], Limits::default()).unwrap();
-    compiler.compile(&Source::Parts(parts), &Cancel::new())
+    compiler.compile(Source::Parts(parts), &Cancel::new())
 }
 
 /// The tokens of a text; the names of special tokens are these tokens.

@@ -56,7 +56,7 @@ fn is_valid(schema: &Value, value: &Value) -> bool {
 /// Walks and returns how many texts ended.
 fn check(schema: &Value, compiler: &Compiler, vocabulary: &Vocabulary, walks: usize, seed: u64) -> usize {
     let grammar = compiler
-        .compile(&Source::JsonSchema(schema.clone()), &Cancel::new())
+        .compile(Source::JsonSchema(schema.clone()), &Cancel::new())
         .unwrap_or_else(|error| panic!("{schema}: {error}"));
     let mut random = Random(seed * 2 + 1);
     let mut ended = 0;
@@ -105,7 +105,7 @@ fn what_masks_let_through_is_valid_for_whatever_compiles() {
     let seeds = std::env::var("PENSTOCK_SEEDS").map_or(1_000, |seeds| seeds.parse().unwrap());
     for seed in 0..seeds {
         let schema = schemas::wild(seed);
-        if compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).is_ok() {
+        if compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()).is_ok() {
             compiled += 1;
             ended += check(&schema, &compiler, &vocabulary, 6, seed);
         }
@@ -154,7 +154,7 @@ fn masks_let_every_valid_instance_through() {
     let compiler = compiler(&vocabulary);
     for seed in 0..150 {
         let schema = schemas::generated(seed);
-        let grammar = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
+        let grammar = compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
         let mut mask = vec![0; grammar.mask_words()];
         let mut random = Random(seed * 2 + 1);
         for _ in 0..20 {
@@ -181,8 +181,8 @@ fn instances_that_were_let_through_are_let_through_again_in_other_tokens() {
     let mut random = Random(11);
     for schema in schemas::written() {
         let source = Source::JsonSchema(schema.clone());
-        let grammar = drawing.compile(&source, &Cancel::new()).unwrap();
-        let again = checking.compile(&source, &Cancel::new()).unwrap();
+        let grammar = drawing.compile(source.clone(), &Cancel::new()).unwrap();
+        let again = checking.compile(source, &Cancel::new()).unwrap();
         for _ in 0..3 {
             let Some(text) = walk(&grammar, &one, &mut random, 200) else { continue };
             let mut matcher = again.matcher();
@@ -209,7 +209,7 @@ fn a_token_outside_of_the_mask_is_an_error() {
     let compiler = compiler(&vocabulary);
     let mut random = Random(7);
     for schema in schemas::written().iter().step_by(7) {
-        let grammar = compiler.compile(&Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
+        let grammar = compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
         let mut mask = vec![0; grammar.mask_words()];
         let mut on_the_way = grammar.matcher();
         for _ in 0..6 {

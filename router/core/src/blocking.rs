@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 pub const SHORT: usize = 16 << 10;
 
 /// Bytes that are worked on in some ten milliseconds.
-const MEDIUM: usize = 128 << 10;
+pub const MEDIUM: usize = 128 << 10;
 
 /// So many threads for each class of sizes: up to `SHORT`, up to `MEDIUM`, and above.
 pub struct BlockingPool {

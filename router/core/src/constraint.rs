@@ -9,6 +9,8 @@ use penstock_proto::ids::TokenId;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking::MEDIUM;
+
 /// What the text has to be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GrammarSource {
@@ -25,11 +27,12 @@ pub enum GrammarSource {
 }
 
 impl GrammarSource {
-    /// Bytes of it, about: what compiling takes grows with them.
+    /// Bytes of it, about: what compiling takes grows with them. Of a long schema as many as make it long, since this is asked on
+    /// an async thread.
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
-            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::JsonSchema(schema) => bytes(schema),
             Self::Regex(text) | Self::Lark(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::Parts(parts) => parts.iter().map(Part::bytes).sum(),
@@ -37,11 +40,34 @@ impl GrammarSource {
     }
 }
 
+/// Bytes of a value as JSON, about, up to somewhat more than `MEDIUM`.
+fn bytes(value: &Value) -> usize {
+    let mut bytes = 0;
+    let mut todo = vec![value];
+    while let Some(value) = todo.pop()
+        && bytes <= MEDIUM
+    {
+        bytes += match value {
+            Value::String(text) => text.len() + 3,
+            Value::Array(items) => {
+                todo.extend(items.iter().take(MEDIUM));
+                2
+            }
+            Value::Object(members) => {
+                todo.extend(members.values().take(MEDIUM));
+                members.keys().take(MEDIUM).map(|name| name.len() + 4).sum::<usize>() + 2
+            }
+            _ => 5,
+        };
+    }
+    bytes
+}
+
 pub trait GrammarCompiler: Debug + Send + Sync {
     /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time.
     fn compile(
         &self,
-        source: &GrammarSource,
+        source: GrammarSource,
         cancelled: &CancellationToken,
     ) -> Result<Arc<dyn Grammar>, GrammarError>;
 }

@@ -21,7 +21,7 @@ pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
     const NAME: &str = request_fields::GRAMMAR.name;
     match fields.tree(&request_fields::GRAMMAR)? {
         None => Ok(None),
-        Some(grammar) => source_of(&NAME.into(), &grammar, &TYPES[1..], nested),
+        Some(grammar) => source_of(&NAME.into(), grammar, &TYPES[1..], nested),
     }
 }
 
@@ -30,25 +30,24 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     const FORMAT: &str = request_fields::RESPONSE_FORMAT.name;
     let format = fields.tree(&request_fields::RESPONSE_FORMAT)?;
     let format =
-        format.map(|format| source_of(&FORMAT.into(), &format, &TYPES, nested)).transpose()?.flatten();
+        format.map(|format| source_of(&FORMAT.into(), format, &TYPES, nested)).transpose()?.flatten();
     let mut asked = format.map(|source| Asked { field: FORMAT, source });
-    let outputs = fields.tree(&request_fields::STRUCTURED_OUTPUTS)?;
+    let mut outputs = fields.tree(&request_fields::STRUCTURED_OUTPUTS)?;
     for (field, member, kind) in [
         (&request_fields::GUIDED_JSON, "json", "json"),
         (&request_fields::GUIDED_REGEX, "regex", "regex"),
         (&request_fields::GUIDED_CHOICE, "choice", "choice"),
         (&request_fields::GUIDED_GRAMMAR, "grammar", "lark"),
     ] {
-        let member =
-            outputs.as_ref().and_then(|outputs| outputs.get(member)).filter(|value| !value.is_null());
+        let member = outputs.as_mut().and_then(|outputs| taken(outputs, member));
         for (field, value) in
-            [(field.name, fields.tree(field)?), (request_fields::STRUCTURED_OUTPUTS.name, member.cloned())]
+            [(field.name, fields.tree(field)?), (request_fields::STRUCTURED_OUTPUTS.name, member)]
         {
             let Some(value) = value else { continue };
             if let Some(Asked { field: first, .. }) = asked {
                 return Err(ApiError::invalid(field, format!("and `{first}` must not both be given")));
             }
-            asked = source(&field.into(), kind, Some(&value))?.map(|source| Asked { field, source });
+            asked = source(&field.into(), kind, Some(value))?.map(|source| Asked { field, source });
         }
     }
     Ok(asked)
@@ -57,61 +56,66 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
 const TYPES: [&str; 7] = ["text", "json", "json_object", "json_schema", "regex", "choice", "lark"];
 
 /// `text.format` of OpenAI's responses: a schema is beside its `type`. `None` for text.
-pub fn response_text(place: &Place, format: &Value) -> Result<Option<GrammarSource>, ApiError> {
+pub fn response_text(place: &Place, format: Value) -> Result<Option<GrammarSource>, ApiError> {
     source_of(place, format, &TYPES, beside)
 }
 
 /// Anthropic's `output_config.format`.
-pub fn message_output(place: &Place, format: &Value) -> Result<Option<GrammarSource>, ApiError> {
+pub fn message_output(place: &Place, format: Value) -> Result<Option<GrammarSource>, ApiError> {
     source_of(place, format, &["json_schema"], beside)
 }
 
-/// Where a dialect has the schema of the type `json_schema`.
-type SchemaOf = for<'a> fn(&Place, &'a Value) -> (Place, Option<&'a Value>);
+/// Takes a member that is not null; a schema of a megabyte is not copied.
+fn taken(object: &mut Value, name: &str) -> Option<Value> {
+    object.get_mut(name).filter(|value| !value.is_null()).map(Value::take)
+}
 
-fn nested<'a>(place: &Place, format: &'a Value) -> (Place, Option<&'a Value>) {
-    let value = format.get("value").filter(|value| !value.is_null());
-    let schema = value.or_else(|| format.get("json_schema")).and_then(|schema| schema.get("schema"));
+/// Where a dialect has the schema of the type `json_schema`, which is taken.
+type SchemaOf = fn(&Place, &mut Value) -> (Place, Option<Value>);
+
+fn nested(place: &Place, format: &mut Value) -> (Place, Option<Value>) {
+    let holder = taken(format, "value").or_else(|| taken(format, "json_schema"));
+    let schema = holder.and_then(|mut holder| holder.get_mut("schema").map(Value::take));
     (place.member("json_schema").member("schema"), schema)
 }
 
-fn beside<'a>(place: &Place, format: &'a Value) -> (Place, Option<&'a Value>) {
-    (place.member("schema"), format.get("schema"))
+fn beside(place: &Place, format: &mut Value) -> (Place, Option<Value>) {
+    (place.member("schema"), format.get_mut("schema").map(Value::take))
 }
 
 /// OpenAI's shapes and TGI's `{"type", "value"}`. `None` for text.
 fn source_of(
     place: &Place,
-    format: &Value,
-    types: &[&str],
+    mut format: Value,
+    types: &[&'static str],
     schema_of: SchemaOf,
 ) -> Result<Option<GrammarSource>, ApiError> {
     if !format.is_object() {
         return Err(ApiError::invalid(place, "must be an object").given(shortened(&format.to_string())));
     }
-    let Some(kind) = format["type"].as_str().filter(|kind| types.contains(kind)) else {
+    let Some(&kind) = types.iter().find(|kind| format["type"].as_str() == Some(kind)) else {
         let text = format!("must be one of {}", types.join(", "));
         return Err(
             ApiError::invalid(place.member("type"), text).given(shortened(&format["type"].to_string()))
         );
     };
     if kind == "json_schema" {
-        return match schema_of(place, format) {
+        return match schema_of(place, &mut format) {
             (_, Some(schema @ (Value::Object(_) | Value::Bool(_)))) => {
-                Ok(Some(GrammarSource::JsonSchema(schema.clone())))
+                Ok(Some(GrammarSource::JsonSchema(schema)))
             }
             (at, _) => Err(ApiError::invalid(at, "must be an object, the JSON schema")),
         };
     }
-    let given = |name: &str| format.get(name).filter(|value| !value.is_null());
+    let is_given = |name: &str| format.get(name).is_some_and(|value| !value.is_null());
     // Some clients write as for llama.cpp, such as LangChain's.
-    let is_beside = matches!(kind, "json" | "json_object") && given("value").is_none();
-    let name = if is_beside && given("schema").is_some() { "schema" } else { "value" };
-    source(&place.member(name), kind, given(name))
+    let is_beside = matches!(kind, "json" | "json_object") && !is_given("value");
+    let name = if is_beside && is_given("schema") { "schema" } else { "value" };
+    source(&place.member(name), kind, taken(&mut format, name))
 }
 
 /// `place` is that of `value`.
-fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<GrammarSource>, ApiError> {
+fn source(place: &Place, kind: &str, value: Option<Value>) -> Result<Option<GrammarSource>, ApiError> {
     const SCHEMA: &str = "must be a JSON schema, an object or a string that holds one";
     let wrong = |text: &'static str| Err(ApiError::invalid(place, text));
     let source = match (kind, value) {
@@ -119,10 +123,8 @@ fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<Gra
         // TGI knows `json` only with a schema; OpenAI's `json_object` is any object.
         ("json_object", None) => GrammarSource::JsonObject,
         ("json", None) => return wrong("is required: the JSON schema"),
-        ("json" | "json_object", Some(schema @ Value::Object(_))) => {
-            GrammarSource::JsonSchema(schema.clone())
-        }
-        ("json" | "json_object", Some(Value::String(text))) => match tree_of(text) {
+        ("json" | "json_object", Some(schema @ Value::Object(_))) => GrammarSource::JsonSchema(schema),
+        ("json" | "json_object", Some(Value::String(text))) => match tree_of(&text) {
             Ok(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
             Ok(_) => return wrong(SCHEMA),
             Err(error) => {
@@ -130,14 +132,16 @@ fn source(place: &Place, kind: &str, value: Option<&Value>) -> Result<Option<Gra
             }
         },
         ("json" | "json_object", Some(_)) => return wrong(SCHEMA),
-        ("regex", Some(Value::String(text))) => GrammarSource::Regex(text.clone()),
+        ("regex", Some(Value::String(text))) => GrammarSource::Regex(text),
         ("regex", _) => return wrong("must be a string, the regular expression"),
-        ("lark", Some(Value::String(text))) => GrammarSource::Lark(text.clone()),
+        ("lark", Some(Value::String(text))) => GrammarSource::Lark(text),
         ("lark", _) => return wrong("must be a string, a grammar in Lark's notation"),
-        _ => {
-            let texts = value.and_then(Value::as_array).filter(|texts| !texts.is_empty());
-            let texts =
-                texts.and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+        (_, value) => {
+            let text = |value| if let Value::String(text) = value { Some(text) } else { None };
+            let texts = match value {
+                Some(Value::Array(texts)) if !texts.is_empty() => texts.into_iter().map(text).collect(),
+                _ => None,
+            };
             let Some(texts) = texts else {
                 return wrong("must be a list of strings that is not empty");
             };

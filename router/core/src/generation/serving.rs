@@ -135,7 +135,7 @@ impl Serving {
     async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GenerationFailure> {
         let compiler = self.grammars.clone().await.map_err(GrammarError::Invalid)?;
         let compiled =
-            self.compiling.run(source.bytes(), move |cancelled| compiler.compile(&source, cancelled));
+            self.compiling.run(source.bytes(), move |cancelled| compiler.compile(source, cancelled));
         let began = Instant::now();
         match compiled.await {
             Ok(compiled) => {

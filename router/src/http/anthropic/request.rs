@@ -138,7 +138,7 @@ fn output(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     if format.is_null() {
         return Ok(None);
     }
-    let source = constraints::message_output(&Place::path(field), &format)?;
+    let source = constraints::message_output(&Place::path(field), format)?;
     Ok(source.map(|source| Asked { field, source }))
 }
 

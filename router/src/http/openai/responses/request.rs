@@ -154,7 +154,7 @@ fn grammar(text: &Value, warnings: &mut Warnings) -> Result<Option<constraints::
         warnings.no_effect("text.verbosity", "here");
     }
     let Some(format) = text.get("format").filter(|format| !format.is_null()) else { return Ok(None) };
-    let source = constraints::response_text(&Place::path(NAMES.grammar), format)?;
+    let source = constraints::response_text(&Place::path(NAMES.grammar), format.clone())?;
     Ok(source.map(|source| constraints::Asked { field: NAMES.grammar, source }))
 }
 
