@@ -153,6 +153,55 @@ def test_attention_is_to_the_chosen_keys_alone(name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("most", [7, 130, 300])
+def test_latents_are_attended_to_alone_as_well(name: str, most: int) -> None:
+    """Keys that begin with their values, and are copied from them where few are chosen of a split."""
+    rank, rotated = 48, 8
+    size, tokens, index_heads = rank + rotated, 400, 5
+    index = numbers(tokens, index_heads)[:, QKV:]
+    table = torch.cat((random(tokens, (HEADS + 1) * size, scale=1.2), index), 1)
+    bench = Bench(name, table)
+    program, ends = bench.program, (HEADS * rank, HEADS * size, (HEADS + 1) * size)
+
+    def part(buffer: str, layout: Layout, first: int, width: int) -> int:
+        made = program.buffer(buffer, layout, width)
+        bench.add(Kind.NORM, bench.x, made, source_at=first, columns=width)
+        return made
+
+    asked = part("asked", Layout.BF16, 0, HEADS * rank)
+    turned_last = part("rotated", Layout.BF16, ends[0], HEADS * rotated)
+    latent = part("latents", Layout.F32, ends[1], size)
+    key = part("index key", Layout.F32, ends[2], INDEX)
+    index_asked = part("index asked", Layout.F32, ends[2] + INDEX, index_heads * INDEX)
+    weights = part("weights", Layout.F32, ends[2] + INDEX * (1 + index_heads), index_heads)
+    shape = {"heads": HEADS, "kv_heads": 1, "head_dim": size, "value_dim": rank}
+    queries = program.buffer("queries", Layout.QUERIES, HEADS * size)
+    attended = program.buffer("attended", Layout.BF16, HEADS * rank)
+    bench.add(Kind.WRITE_LATENT, asked, queries, second=turned_last, third=latent, rope_dim=rotated, **shape)
+    of_index = {"heads": index_heads, "kv_heads": 1, "head_dim": INDEX}
+    index_queries = program.buffer("index queries", Layout.QUERIES, index_heads * INDEX)
+    turns = {"rope_dim": ROTATED, "cos": COS, "sin": SIN}
+    bench.add(Kind.WRITE_INDEX, key, index_queries, second=index_asked, **of_index, **turns)
+    chosen = program.buffer("chosen", Layout.F32, most)
+    bench.add(Kind.CHOOSE, index_queries, chosen, second=weights, columns=most, scale=0.5, **of_index)
+    bench.add(Kind.ATTENTION, queries, attended, **shape, scale=0.2, second=chosen, columns=most)
+    held = rounded_up(size, TILE_INPUTS) + rank + rounded_up(INDEX, TILE_INPUTS)
+    rows = 3 * rounded_up(LONGEST, PAGE_TOKENS)
+    bench.caches[0] = torch.full((rows, held), torch.nan, dtype=torch.bfloat16)
+    got = bench.run(list(range(tokens))).rows(attended, tokens)
+    exact = wanted(torch.cat((torch.zeros(tokens, QKV), index), 1), index_heads, most)
+    x = table[:, : ends[2]].bfloat16().double()
+    q = torch.cat(
+        (x[:, : ends[0]].view(tokens, HEADS, rank), x[:, ends[0] : ends[1]].view(tokens, HEADS, rotated)), -1
+    )
+    k = x[:, ends[1] :]
+    for token in (0, most, 200, 255, 256, 270, 300, 399):
+        taken = exact[token] if token >= most else torch.arange(token + 1)
+        shares = (q[token] @ k[taken].T * 0.2).softmax(-1)
+        close(got[token], (shares @ k[taken, :rank]).flatten(), ulps=2.0)
+
+
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("format", CacheFormat)
 @pytest.mark.parametrize("most", [20, 130])
 def test_a_token_gets_the_same_to_the_last_bit_in_pieces_and_beside_others(
