@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     ),
     "no weights": (remove(WEIGHTS), ("safetensors",)),
     "only pickled weights": (only_pickled, ("pytorch_model.bin", "--trust-remote-code")),
-    "quantized": (edit_config(quantization_config={"quant_method": "gptq"}), ("quantized (gptq)",)),
+    "quantized": (edit_config(quantization_config={"quant_method": "exl2"}), ("quantized (exl2)",)),
     "no tokenizer": (remove("tokenizer.json"), ("tokenizer.json",)),
     "tokenizer is broken": (write("tokenizer.json", b'{"version": 1}'), ("tokenizer.json",)),
     "truncated weights": (truncate_weights, (WEIGHTS,)),

@@ -254,7 +254,7 @@ def test_a_flag_that_does_not_exist_or_parse_exits_2(launch_null: Launch, argume
         ("--sharded true", "--num-shard"),
         ("--sharded true --num-shard 1", "--num-shard"),
         ("--revision main", "--revision"),
-        ("--quantize gptq", "--quantize"),
+        ("--quantize exl2", "--quantize"),
         ("--quantize-head", "--quantize-head"),
         ("--tokenizer-config-path /no/such.json", "--tokenizer-config-path"),
     ],

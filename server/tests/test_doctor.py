@@ -214,7 +214,7 @@ def break_architecture(folder: Path) -> None:
 
 
 def break_quantization(folder: Path) -> None:
-    config = checkpoints.config(vocab_size=4096, quantization_config={"quant_method": "awq"})
+    config = checkpoints.config(vocab_size=4096, quantization_config={"quant_method": "aqlm"})
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -236,7 +236,7 @@ def break_tokenizer(folder: Path) -> None:
     [
         (break_config, "no config.json"),
         (break_architecture, "NobodysModel"),
-        (break_quantization, "quantized (awq)"),
+        (break_quantization, "quantized (aqlm)"),
         (break_weights, "cut short"),
         (break_pickled, "--trust-remote-code"),
         (break_tokenizer, "tokenizer.json: missing"),
