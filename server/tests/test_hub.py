@@ -262,8 +262,8 @@ def test_pickled_weights_and_code_are_fetched_with_consent_only(machine: Machine
 
 def test_quantized_weights_are_refused_before_they_are_fetched(machine: Machine) -> None:
     files = machine.hub.repos["owner/model"].files
-    files["quantize_config.json"] = b'{"bits": 4}'
-    assert "the weights are quantized (exl2)" in machine.run("owner/model").failure
+    files["quantize_config.json"] = b'{"bits": 4, "is_marlin_format": true}'
+    assert "the weights are quantized (marlin)" in machine.run("owner/model").failure
     assert "model.safetensors" not in machine.hub.bodies()
 
 
