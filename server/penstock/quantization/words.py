@@ -21,6 +21,11 @@ U32 = npt.NDArray[np.uint32]
 BITS = (2, 4, 8)
 # Which of eight outputs AWQ has in each place of a word.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+# The numbers of each byte, the lowest bits first: words are stored with their lowest byte first.
+OF_BYTES: dict[int, F32] = {
+    bits: (np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1).astype(np.float32)
+    for bits in BITS
+}
 
 
 @dataclass(frozen=True)
@@ -45,40 +50,50 @@ class Words:
 
     def decoded(self, parts: Mapping[str, Any], rows: slice) -> F32:
         """What these rows stand for: (R, I) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
-        per_word, inputs = 32 // self.bits, self.shape[-1]
         words, scales = parts[self.codes], parts[self.scales]
         if self.kind == "compressed":
-            numbers = unpacked(words[rows], self.bits)[:, :inputs].astype(np.float32)
-            numbers -= 1 << (self.bits - 1)
-            group = np.arange(inputs) // (inputs // scales.shape[1])
-            made: F32 = numbers * scales[rows][:, group]
-            return made
+            numbers = unpacked(words[rows], self.bits)[:, : self.shape[-1]]
+            return scaled(numbers, np.float32(1 << (self.bits - 1)), scales[rows], None)
+        # Of words that hold outputs, those of these rows and some beside them.
+        per_word = 32 // self.bits
         begin = rows.start // per_word
-        across = slice(begin, -(-rows.stop // per_word))  # of words that hold outputs
+        across = slice(begin, -(-rows.stop // per_word))
         taken = slice(rows.start - begin * per_word, rows.stop - begin * per_word)
-        order = AWQ_PLACES if self.kind == "awq" else None
-        if self.kind == "awq":
-            numbers_IR = unpacked(words[:, across], self.bits, order)[:, taken]
-        else:
-            numbers_IR = unpacked(np.ascontiguousarray(words[:, rows].T), self.bits).T
-        scales_GR = scales[:, rows]
-        group = np.arange(inputs) // (inputs // len(scales))
-        if self.groups is not None:
-            group = parts[self.groups].astype(np.int64)
-        zeros_GR = np.float32(1 << (self.bits - 1))
+        places = AWQ_PLACES if self.kind == "awq" else None
+        zeros_RG: F32 | np.float32 = np.float32(1 << (self.bits - 1))
         if self.zeros is not None:
-            zeros = unpacked(parts[self.zeros][:, across], self.bits, order)[:, taken]
-            zeros_GR = (zeros.astype(np.float32) + self.zero_offset)[group]
-        return np.ascontiguousarray(((numbers_IR.astype(np.float32) - zeros_GR) * scales_GR[group]).T)
+            zeros_RG = (
+                unpacked(parts[self.zeros][:, across], self.bits, places)[:, taken].T + self.zero_offset
+            )
+        if self.kind == "awq":
+            numbers = np.ascontiguousarray(unpacked(words[:, across], self.bits, places)[:, taken].T)
+        else:
+            numbers = unpacked(words[:, rows].T, self.bits)
+        group_I = None if self.groups is None else parts[self.groups].astype(np.int64)
+        return scaled(numbers, zeros_RG, scales[:, rows].T, group_I)
 
 
-def unpacked(words: U32, bits: int, places: tuple[int, ...] | None = None) -> U32:
-    """The numbers of words along the last dimension, the lowest bits first, or put into these places: (N, W) to (N, W 32 / bits)."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    numbers = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+def scaled(numbers: F32, zeros_RG: F32 | np.float32, scales_RG: F32, group_I: Any) -> F32:
+    """(number - zero) * scale, in their memory: (R, I). `group_I`: of each input; None: as many inputs each, one group behind the other."""
+    if group_I is None:
+        parts = numbers.reshape(len(numbers), scales_RG.shape[1], -1)
+        parts -= zeros_RG[:, :, None] if isinstance(zeros_RG, np.ndarray) else zeros_RG
+        parts *= scales_RG[:, :, None]
+        return parts.reshape(len(numbers), -1)
+    numbers -= zeros_RG[:, group_I] if isinstance(zeros_RG, np.ndarray) else zeros_RG
+    numbers *= scales_RG[:, group_I]
+    return numbers
+
+
+def unpacked(words: U32, bits: int, places: tuple[int, ...] | None = None) -> F32:
+    """The numbers of words (N, W) in fp32, the lowest bits first, or put into these places: (N, W 32 / bits)."""
+    codes = np.ascontiguousarray(words).view(np.uint8)
+    numbers: F32 = OF_BYTES[bits][codes].reshape(len(words), -1)
     if places is not None:
-        numbers = numbers[..., np.argsort(places)]
-    return numbers.reshape(*words.shape[:-1], -1)
+        numbers = np.take(numbers.reshape(len(words), -1, len(places)), np.argsort(places), 2).reshape(
+            len(words), -1
+        )
+    return numbers
 
 
 def is_there(name: str, stored: Mapping[str, Any]) -> bool:
