@@ -259,6 +259,18 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
 
 
+def test_biases_that_older_files_have_for_all_matrices_are_passed_over_where_they_are_zeros(
+    tmp_path: Path,
+) -> None:
+    folder, plain = written(tmp_path, "gptq")
+    held, name = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj.bias"
+    save_file(held | {name: torch.zeros(64, dtype=torch.float16)}, folder / "model.safetensors")
+    coded, exact = (recipes.load(check_folder(one), one, torch.bfloat16, CPU) for one in (folder, plain))
+    assert all(map(torch.equal, coded.weights(), exact.weights()))
+    save_file(held | {name: torch.full((64,), 0.5, dtype=torch.float16)}, folder / "model.safetensors")
+    assert f"1 tensor without a place in the model: {name}" in refusal(folder)
+
+
 def test_words_that_fit_no_weight_are_named(tmp_path: Path) -> None:
     folder, _ = written(tmp_path, "gptq")
     held, at = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj."

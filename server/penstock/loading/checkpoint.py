@@ -191,7 +191,12 @@ class Checkpoint:
         """
         extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
         if self._has_codes:
-            extra = [name for name in extra if not re.fullmatch(codes.UNUSED, name)]
+            extra = [
+                name
+                for name in extra
+                if not re.fullmatch(codes.UNUSED, name)
+                and not (words.may_be_idle(name, self._stored) and self._reader.is_zero(name))
+            ]
         # One that holds several parts was asked for several times.
         missing, misshapen, unusable = (
             list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)

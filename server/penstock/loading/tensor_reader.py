@@ -110,6 +110,10 @@ class TensorReader:
                     side += wide
             at += count
 
+    def is_zero(self, name: str) -> bool:
+        """Whether all numbers of a tensor are 0."""
+        return self.stored[name].dtype in DTYPES and not host(self._source(name)).any()
+
     def decode(
         self, made: Tensor, matrix: Matrix, rows: list[slice] | None, columns: list[slice] | None
     ) -> None:

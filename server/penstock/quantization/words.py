@@ -101,6 +101,11 @@ def is_there(name: str, stored: Mapping[str, Any]) -> bool:
     return f"{name}_packed" in stored or (name.endswith(".weight") and f"{name[:-7]}.qweight" in stored)
 
 
+def may_be_idle(name: str, stored: Mapping[str, Any]) -> bool:
+    """Whether it may be one of the biases that GPTQ's older writers gave to every matrix: zeros, where the model has none."""
+    return name.endswith(".bias") and f"{name[:-5]}.qweight" in stored
+
+
 def find(
     name: str, shape: tuple[int, ...], stored: Mapping[str, Stored], config: Mapping[str, Any]
 ) -> Words | str | None:
