@@ -141,15 +141,10 @@ def _without_torch(
         tensors.bfloat16,
         device,
         rendezvous.meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device),
-        trusted=trusted,
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
-        quantize=quantize,
-        quantize_head=head,
-        packed_cache=packed_cache,
         found=found,
-        cache_dtype=arguments.kv_cache_dtype,
-        threads=threads,
+        **_options(arguments, packed_cache),
     )
     _give_drafter(engine, arguments, packed_cache)
     return engine
@@ -184,19 +179,26 @@ def _loaded(
         dtype,
         device,
         group,
-        trusted=arguments.trust_remote_code,
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
-        quantize=arguments.quantize or "",
-        quantize_head=arguments.quantize_head,
-        packed_cache=packed_cache,
-        cache_dtype=arguments.kv_cache_dtype,
-        threads=threads_of(arguments.threads),
+        **_options(arguments, packed_cache),
     )
     drafter = _give_drafter(engine, arguments, packed_cache)
     if engine.native is not None and (drafter is None or drafter.is_native):
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
     return engine
+
+
+def _options(arguments: argparse.Namespace, packed_cache: PackedCache | None) -> dict[str, Any]:
+    """What is said of the model that is served and of its draft model alike."""
+    return {
+        "trusted": arguments.trust_remote_code,
+        "quantize": arguments.quantize or "",
+        "quantize_head": arguments.quantize_head,
+        "packed_cache": packed_cache,
+        "cache_dtype": arguments.kv_cache_dtype,
+        "threads": threads_of(arguments.threads),
+    }
 
 
 def _give_drafter(
@@ -213,12 +215,7 @@ def _give_drafter(
         arguments.model_dir,
         engine.dtype,
         engine.device,
-        trusted=arguments.trust_remote_code,
-        quantize=arguments.quantize or "",
-        quantize_head=arguments.quantize_head,
-        packed_cache=packed_cache,
-        cache_dtype=arguments.kv_cache_dtype,
-        threads=threads_of(arguments.threads),
+        **_options(arguments, packed_cache),
     )
     if arguments.deterministic:
         drafter.make_batch_invariant()

@@ -259,6 +259,16 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "whole numbers"])
+def test_pickled_codes_are_read_as_well(kind: str, tmp_path: Path) -> None:
+    folder, plain = written(tmp_path, kind)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    coded = recipes.load(check_folder(folder, True), folder, torch.bfloat16, CPU, trusted=True)
+    exact = recipes.load(check_folder(plain), plain, torch.bfloat16, CPU)
+    assert all(map(torch.equal, coded.weights(), exact.weights()))
+
+
 def test_biases_that_older_files_have_for_all_matrices_are_passed_over_where_they_are_zeros(
     tmp_path: Path,
 ) -> None:

@@ -167,12 +167,9 @@ class TensorReader:
             at_once = self._pool.map if len(begins) > 1 and self._pool is not None else map
             for begin, finite in zip(begins, at_once(take, begins), strict=True):
                 if not finite:
-                    shown = f"{name} ({self.stored[name].file})"
-                    self.not_numbers += [] if shown in self.not_numbers else [shown]
-                if self._ahead is not None and self._progress is not None:
-                    taken = len(codes_RB[begin : begin + count]) * wide * matrix.row_bytes // matrix.shape[-1]
-                    self._ahead.go_on(taken)
-                    self._progress.go_on(taken)
+                    self._note(name, self.not_numbers)
+                rows = len(codes_RB[begin : begin + count])
+                self._go_on(rows * wide * matrix.row_bytes // matrix.shape[-1])
             side += wide
 
     def decode_words(
@@ -212,15 +209,13 @@ class TensorReader:
         at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
         for _, finite in zip(pieces, at_once(take, pieces), strict=True):
             if not finite:
-                shown = f"{matrix.codes} ({self.stored[matrix.codes].file})"
-                self.not_numbers += [] if shown in self.not_numbers else [shown]
-        if self._ahead is not None and self._progress is not None:
-            taken = made.numel() * matrix.bits // 8
-            self._ahead.go_on(taken)
-            self._progress.go_on(taken)
+                self._note(matrix.codes, self.not_numbers)
+        self._go_on(made.numel() * matrix.bits // 8)
 
     def _bytes(self, name: str) -> HostArray:
         """A tensor of codes, without its shape."""
+        if self._files.pickled:
+            return host(self._pickled[name]).reshape(-1).view(np.uint8)
         stored = self.stored[name]
         return self._map(stored.file)[stored.begin : stored.end]
 
@@ -269,9 +264,7 @@ class TensorReader:
         for (_, piece), finite in zip(pieces, at_once(take, pieces), strict=True):
             if not finite:
                 self._note_not_finite(name, piece)
-            if self._ahead is not None and self._progress is not None:
-                self._ahead.go_on(piece.nbytes)
-                self._progress.go_on(piece.nbytes)
+            self._go_on(piece.nbytes)
 
     def _take(self, file: str, piece: tuple[Tensor, Tensor]) -> bool:
         """Copies and converts one piece: (memory, what of the file goes there). Whether all numbers are finite."""
@@ -317,11 +310,19 @@ class TensorReader:
             let_go(first, first + length)
 
     def _note_not_finite(self, name: str, source: Tensor) -> None:
-        shown = f"{name} ({self.stored[name].file})"
         # Infinite after the conversion only?
-        names = self.too_large if tensors.are_finite(source) else self.not_numbers
-        if shown not in names:
-            names.append(shown)
+        self._note(name, self.too_large if tensors.are_finite(source) else self.not_numbers)
+
+    def _note(self, name: str, wrong: list[str]) -> None:
+        shown = f"{name} ({self.stored[name].file})"
+        if shown not in wrong:
+            wrong.append(shown)
+
+    def _go_on(self, count: int) -> None:
+        """So many bytes more of the files are copied."""
+        if self._ahead is not None and self._progress is not None:
+            self._ahead.go_on(count)
+            self._progress.go_on(count)
 
     def _read_pickles(self) -> dict[str, Stored]:
         found: dict[str, Stored] = {}

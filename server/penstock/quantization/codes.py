@@ -110,6 +110,9 @@ def find(
         wanted = (count, rows, columns // 32, 16), (count, rows, columns // 32)
         if (stored[blocks].shape, stored[exponents].shape) != wanted:
             return f"{blocks} is {list(stored[blocks].shape)}, not {list(wanted[0])}"
+        other = next((one for one in (blocks, exponents) if stored[one].dtype != "U8"), None)
+        if other is not None:
+            return f"{other} is of {stored[other].dtype}"
         return Matrix(blocks, exponents, shape, stored[blocks].dtype, True, wanted[1], (1, 32))
     codes = stored.get(name)
     scales = scales_of(name, stored)
