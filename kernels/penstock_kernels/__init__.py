@@ -9,7 +9,8 @@ sequence, H query heads, K key/value heads, J = 2 K (keys, then values), D head 
 feed-forward width, V vocabulary, B blocks, P tokens per block, N = B P cache rows, X experts. Modules say which others
 they have.
 
-Torch is imported with the first operation that is asked for: `cpu_engine`, `program`, `draws` and `routing` do without it.
+Operations are imported with the first that is asked for, which starts from the packed cache never do, and torch with the first that is
+called (`later`).
 """
 
 from pathlib import Path

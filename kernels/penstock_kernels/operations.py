@@ -1,4 +1,4 @@
-"""Every operation of the package, imported at once: what `penstock_kernels` gives when it is asked for one of them. Imports torch."""
+"""Every operation of the package, imported at once: what `penstock_kernels` gives when it is asked for one of them."""
 
 from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, gated_limited, xielu
 from penstock_kernels.attention import (
