@@ -105,9 +105,16 @@ impl<'a> Translator<'a> {
                     continue;
                 }
                 let Some(negated) = self.negation_in(other, option, &[kind], demanded, place) else {
-                    let reason = format!(
-                        "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
-                    );
+                    let reason = if self.steps.get() == 0 {
+                        format!(
+                            "`oneOf`: its options take more than {} comparisons to tell apart; use `anyOf`",
+                            logic::STEPS
+                        )
+                    } else {
+                        format!(
+                            "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
+                        )
+                    };
                     let path = format!("{}/{index}", place.path);
                     return Err(CompileError::at(Kind::Unsupported, path, reason));
                 };

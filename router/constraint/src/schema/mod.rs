@@ -58,8 +58,12 @@ impl Place<'_> {
 
 type Result<T> = std::result::Result<T, CompileError>;
 
-/// The core of a schema.
+/// The core of a schema. One that is given up for its time says so, whatever was left undecided by then.
 pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
+    translate(root, limits, stop).map_err(|error| stop.check(limits).err().unwrap_or(error))
+}
+
+fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
     let mut translator = Translator {
         document: Document::read(root),
         limits,
@@ -457,5 +461,28 @@ fn all_of(mut parts: Vec<Value>) -> Value {
         0 => Value::Bool(true),
         1 => parts.remove(0),
         _ => json!({"allOf": parts}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::stop::Cancel;
+
+    #[test]
+    fn a_schema_given_up_for_its_time_says_so_and_nothing_of_its_options() {
+        let options: Vec<Value> = (0..2_000)
+            .map(|n| json!({"type": "integer", "minimum": n * 10, "maximum": n * 10 + 5}))
+            .collect();
+        let schema = json!({"oneOf": options});
+        let limits = Limits::default();
+        let late = Stop { cancel: Cancel::new(), deadline: Instant::now() + Duration::from_millis(5) };
+        assert_eq!(to_core(&schema, &limits, &late).unwrap_err().kind, Kind::TimedOut);
+        let in_time = Stop { cancel: Cancel::new(), deadline: Instant::now() + Duration::from_secs(600) };
+        let error = to_core(&schema, &limits, &in_time).unwrap_err();
+        assert_eq!(error.kind, Kind::Unsupported);
+        assert!(error.to_string().contains("more than 1000000 comparisons"), "{error}");
     }
 }
