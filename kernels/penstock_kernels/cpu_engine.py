@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 13
+ABI = 14
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -90,7 +90,7 @@ TENSORS = (
     *("weight", "bias", "norm_weight", "second_weight", "cos", "sin", "positions", "scales", "sums"),
     *("sinks", "slopes", "second_bias"),
 )
-RANK_LOST = -1
+RANK_LOST, NO_GROUPS = -1, -2
 NO_SAVES: I64 = np.zeros((0, 3), np.int64)
 NO_MOVES: I64 = np.zeros((0, 3), np.int64)
 

@@ -86,12 +86,21 @@ class Epilogue(IntEnum):
 
 
 class Format(IntEnum):
-    """Of a weight's numbers; those of ROWS are in bf16, and in no tiles."""
+    """Of a weight's numbers; those of ROWS are in bf16, and in no tiles. GROUPS are of 4 bits, with a scale and a zero point for so many
+    inputs.
+    """
 
     BF16 = 0
     INT8 = 1
     INT4 = 2
     ROWS = 3
+    GROUPS_32 = 4
+    GROUPS_64 = 5
+    GROUPS_128 = 6
+
+
+# Formats with groups, and the inputs of each.
+GROUPED = {Format.GROUPS_128: 128, Format.GROUPS_64: 64, Format.GROUPS_32: 32}
 
 
 class CacheFormat(IntEnum):
@@ -232,18 +241,18 @@ TENSORS = tuple(one.name for one in fields(Operation) if one.default is None)
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix (rows, columns) in tiles of int8 or int4, with a scale for each row: see csrc/cpu/penstock_cpu.h."""
+    """A matrix (rows, columns) in tiles of int8 or 4 bits, with a scale for each row or group: see csrc/cpu/penstock_cpu.h."""
 
     format: Format
     rows: int
     columns: int
     tiles: Array  # uint8
-    scales: Array  # of whole tiles
+    scales: Array  # of whole tiles; None, as `sums`: groups have theirs, in the tiles
     sums: Array
 
     @property
     def nbytes(self) -> int:
-        return int(self.tiles.nbytes + self.scales.nbytes + self.sums.nbytes)
+        return int(sum(part.nbytes for part in (self.tiles, self.scales, self.sums) if part is not None))
 
 
 @dataclass
@@ -311,6 +320,9 @@ def rounded_up(number: int, multiple: int) -> int:
 def quantized_bytes(format: Format, rows: int, columns: int) -> int:
     """Of the tiles of a matrix."""
     panels = rounded_up(rows, TILE_OUTPUTS) // TILE_OUTPUTS
+    tiles = panels * (rounded_up(columns, INT4_INPUTS) // INT4_INPUTS)
+    if format in GROUPED:
+        return tiles * (1024 + INT4_INPUTS // GROUPED[format] * 64)
     if format == Format.INT4:
-        return panels * (rounded_up(columns, INT4_INPUTS) // INT4_INPUTS) * INT4_BYTES
+        return tiles * INT4_BYTES
     return panels * TILE_OUTPUTS * rounded_up(columns, BYTE_INPUTS)

@@ -3,9 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_kernels import tensors
-from penstock_kernels.cpu_engine import address, library, succeeded
+from penstock_kernels.cpu_engine import NO_GROUPS, address, library, succeeded
 from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
+    GROUPED,
     TILE_INPUTS,
     TILE_OUTPUTS,
     Format,
@@ -43,6 +44,37 @@ def quantize(
     """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
     `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
     """
+    made = _in_tiles(matrix_OI, format, instruction_set, threads, into)
+    assert made is not None, "of groups only"
+    return made
+
+
+def group_format(matrix_OI: Tensor, instruction_set: str) -> Format | None:
+    """Of a matrix of bf16 whose first numbers were of 4 bits with scales for groups of inputs: those groups."""
+    some_OI = matrix_OI[:TILE_OUTPUTS]
+    return next((one for one in GROUPED if _in_tiles(some_OI, one, instruction_set) is not None), None)
+
+
+def regroup(
+    matrix_OI: Tensor,
+    format: Format,
+    instruction_set: str,
+    threads: int = 1,
+    into: Tensor | None = None,
+) -> QuantizedMatrix | None:
+    """A matrix of bf16 that was of 4 bits with a scale and a zero point for each group of inputs, as that again: the same whole numbers, and
+    scales that round to the same bf16. None: it was not. `into`: as for `quantize`.
+    """
+    return _in_tiles(matrix_OI, format, instruction_set, threads, into)
+
+
+def _in_tiles(
+    matrix_OI: Tensor,
+    format: Format,
+    instruction_set: str,
+    threads: int = 1,
+    into: Tensor | None = None,
+) -> QuantizedMatrix | None:
     rows, columns = matrix_OI.shape
     matrix_OI = matrix_OI.contiguous()
     whole = rounded_up(rows, TILE_OUTPUTS)
@@ -53,21 +85,26 @@ def quantize(
     panel_bytes = size * TILE_OUTPUTS // whole
     share = rounded_up(-(-rows // threads), TILE_OUTPUTS)
 
-    def quantize_some(first: int) -> None:
+    def quantize_some(first: int) -> bool:
         end, panel = first + share, first // TILE_OUTPUTS
-        succeeded(
-            library().penstock_cpu_quantize(
-                instruction_set.encode(),
-                int(format),
-                address(matrix_OI[first:end]),
-                min(share, rows - first),
-                columns,
-                address(tiles[panel * panel_bytes : (panel + share // TILE_OUTPUTS) * panel_bytes]),
-                address(scales[first:end]),
-                address(sums[first:end]),
-            )
+        result = library().penstock_cpu_quantize(
+            instruction_set.encode(),
+            int(format),
+            address(matrix_OI[first:end]),
+            min(share, rows - first),
+            columns,
+            address(tiles[panel * panel_bytes : (panel + share // TILE_OUTPUTS) * panel_bytes]),
+            address(scales[first:end]),
+            address(sums[first:end]),
         )
+        if result != NO_GROUPS:
+            succeeded(result)
+        return bool(result != NO_GROUPS)
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(quantize_some, range(0, rows, share)))
+        are_made = list(pool.map(quantize_some, range(0, rows, share)))
+    if not all(are_made):
+        return None
+    if format in GROUPED:
+        return QuantizedMatrix(format, rows, columns, tiles, None, None)
     return QuantizedMatrix(format, rows, columns, tiles, scales, sums)

@@ -11,6 +11,7 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock_kernels.program import (
     BYTE_INPUTS,
+    GROUPED,
     Activation,
     Epilogue,
     Format,
@@ -19,6 +20,7 @@ from penstock_kernels.program import (
     Operation,
     rounded_up,
 )
+from published import held, published, worth
 from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 
 WIDTH, INNER, EXPERTS = 96, 48, 8
@@ -102,6 +104,10 @@ class Mixture:
         rows = 2 * self.inner if self.gated else self.inner
         self.up = random(EXPERTS, rows, WIDTH, scale=WIDTH**-0.5, seed=2).bfloat16()
         self.down = random(EXPERTS, WIDTH, self.inner, scale=self.inner**-0.5, seed=3).bfloat16()
+        if self.format in GROUPED:
+            group = GROUPED[self.format]
+            self.up = published(EXPERTS * rows, WIDTH, group, seed=2)[2].view_as(self.up)
+            self.down = published(EXPERTS * WIDTH, self.inner, group, seed=3)[2].view_as(self.down)
         has_biases = choices.get("biases", False)
         self.up_bias = random(EXPERTS, rows, scale=0.2, seed=4) if has_biases else None
         self.down_bias = random(EXPERTS, WIDTH, scale=0.2, seed=5) if has_biases else None
@@ -160,7 +166,10 @@ class Mixture:
             setattr(self, which, matrices.float())
             return {"rows": rows, "columns": rounded_up(columns, 32), "weight": packed(whole)}
         made = quantized(whole, self.format, name)
-        numbers = whole_numbers(made) * made.scales[: count * rows, None]
+        if self.format in GROUPED:
+            numbers = worth(*held(made), GROUPED[self.format]).float()
+        else:
+            numbers = whole_numbers(made) * made.scales[: count * rows, None]
         setattr(self, which, numbers.view(count, rows, columns))
         return {
             "rows": rows,
@@ -219,6 +228,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "narrow": {"inner": 16},
     "int8": {"format": Format.INT8},
     "int4": {"format": Format.INT4},
+    "int4 in groups": {"format": Format.GROUPS_32},
+    "int4 in groups of 64": {"format": Format.GROUPS_64, "inner": 64},
     "int8 not gated": {"format": Format.INT8, "gated": False, "biases": True},
 }
 
@@ -254,7 +265,7 @@ def test_a_weight_may_be_a_factor_of_what_an_expert_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("format", [Format.BF16, Format.INT8, Format.INT4])
+@pytest.mark.parametrize("format", [Format.BF16, Format.INT8, Format.INT4, Format.GROUPS_32])
 def test_a_token_gets_the_same_from_its_experts_to_the_last_bit(name: str, format: Format) -> None:
     """Alone, among few and among many; with one thread and with two."""
     mixture = Mixture(name, ops.Routing(3, normalize=True), format=format)

@@ -91,8 +91,8 @@ pub struct WorkerArgs {
     /// Type of weights and activations [default: the checkpoint's]
     #[arg(long, env)]
     pub dtype: Option<Dtype>,
-    /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4; on a CPU, of dense decoders, with
-    /// bf16 beside them
+    /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4; on a CPU, with bf16 beside them.
+    /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors) stay what they are there, but with none
     #[arg(long, env)]
     pub quantize: Option<String>,
     /// With --quantize, the matrix that makes logits as well
@@ -197,7 +197,8 @@ impl Dtype {
 }
 
 /// Values of --quantize, and what the worker calls them.
-const QUANTIZATIONS: [(&str, &str); 3] = [("int8", "int8"), ("eetq", "int8"), ("int4", "int4")];
+const QUANTIZATIONS: [(&str, &str); 4] =
+    [("int8", "int8"), ("eetq", "int8"), ("int4", "int4"), ("none", "none")];
 
 /// TGI's names of how a checkpoint is quantized, which it says itself.
 const AS_PUBLISHED: [&str; 4] = ["awq", "compressed-tensors", "fp8", "gptq"];
@@ -357,7 +358,7 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
     check_quantization(worker)?;
     if let Some(name) = worker.quantize.as_deref().filter(|name| AS_PUBLISHED.contains(name)) {
         warnings.push(format!(
-            "--quantize {name} changes nothing: a checkpoint says itself how it is quantized, and is served as the numbers that it stands for"
+            "--quantize {name} changes nothing: a checkpoint says itself how it is quantized"
         ));
     }
     check_cache_dtype(worker)?;
@@ -400,10 +401,13 @@ pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
         {
             let names = AS_PUBLISHED.join(", ");
             Err(format!(
-                "--quantize (QUANTIZE) is int8, eetq or int4, or how the checkpoint is quantized: {names}"
+                "--quantize (QUANTIZE) is int8, eetq, int4 or none, or how the checkpoint is quantized: {names}"
             ))
         }
-        given if worker.quantize_head && given.and_then(quantization_name).is_none() => {
+        given
+            if worker.quantize_head
+                && given.and_then(quantization_name).is_none_or(|name| name == "none") =>
+        {
             Err("--quantize-head needs --quantize int8, eetq or int4".into())
         }
         _ => Ok(()),

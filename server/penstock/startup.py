@@ -17,7 +17,7 @@ from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
-from penstock.loading.host import NEEDS_TORCH, Processor, has_torch, may_have_accelerator, threads_of
+from penstock.loading.host import NEEDS_TORCH, Processor, has_torch, in_bf16, may_have_accelerator, threads_of
 from penstock.loading.model_files import GENERATION, dtype_name, eos_ids, read_config, read_json
 from penstock.models import choice
 from penstock.models.architectures import left_out
@@ -26,6 +26,7 @@ from penstock.models.packed_cache import PackedCache, usual_folder
 from penstock.parallel import rendezvous
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
+from penstock.quantization import NONE
 from penstock.rpc.address import Address
 from penstock.rpc.description import description_of
 from penstock.rpc.server import ProcessExit, listen
@@ -45,12 +46,18 @@ def serve(
     folder: Path = arguments.model_dir
     config = read_config(folder)
     # Of what is quantized the rest is bf16: nothing else is served with it.
-    is_free = arguments.dtype == "auto" and arguments.quantize
+    is_free = arguments.dtype == "auto" and arguments.quantize not in (None, NONE)
     dtype = dtype_name(config, "bfloat16" if is_free else arguments.dtype)
     packed_cache = _packed_cache(arguments)
-    engine = _without_torch(arguments, config, dtype, packed_cache)
+    on_engine = in_bf16(dtype, arguments.dtype)
+    engine = _without_torch(arguments, config, on_engine, packed_cache)
     if isinstance(engine, str):
         engine = _loaded(arguments, config, dtype, packed_cache, engine)
+    elif on_engine != dtype and arguments.rank == 0:
+        log(
+            "WARN",
+            f"{dtype} weights are served in bfloat16, as the CPU engine computes; --dtype {dtype} has torch serve them",
+        )
     only_text = left_out(config)
     if only_text is not None and arguments.rank == 0:
         log("WARN", only_text)

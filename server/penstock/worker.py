@@ -107,8 +107,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--quantize",
-        choices=["int8", "int4"],
-        help="quantize the weights of layers while they are read; on a CPU, of dense decoders",
+        choices=["int8", "int4", "none"],
+        help="quantize the weights of layers while they are read; on a CPU, of dense decoders [default: none, but what is published in 4 bits stays so]",
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
     parser.add_argument(
@@ -181,8 +181,8 @@ def _arguments() -> argparse.Namespace:
         parser.error("--world-size above 1 needs --rendezvous")
     if arguments.world_size > 1 and arguments.draft_model_dir:
         parser.error("--draft-model-dir is for one rank")
-    if arguments.quantize_head and not arguments.quantize:
-        parser.error("--quantize-head needs --quantize")
+    if arguments.quantize_head and arguments.quantize in (None, "none"):
+        parser.error("--quantize-head needs --quantize int8 or int4")
     if arguments.threads < 0:
         parser.error("--threads must not be negative")
     files = (arguments.tls_cert, arguments.tls_key, arguments.tls_ca)

@@ -73,14 +73,15 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
                 const int outputs = operation.epilogue == PENSTOCK_GATE ? operation.rows / 2 : operation.rows;
                 const bool is_bf16 = operation.format == PENSTOCK_FORMAT_BF16;
-                if (operation.format < PENSTOCK_FORMAT_BF16 || operation.format > PENSTOCK_FORMAT_INT4)
+                const int group = group_of(static_cast<penstock_format>(operation.format));
+                if (!group && (operation.format < PENSTOCK_FORMAT_BF16 || operation.format > PENSTOCK_FORMAT_INT4))
                     throw wrong("a format of weights that this library does not know");
                 if (source.layout != (is_bf16 ? PENSTOCK_BF16 : PENSTOCK_BYTES))
                     throw wrong(is_bf16 ? "a product reads bf16" : "a product with quantized weights reads bytes");
                 const int inputs = is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS;
                 if (operation.columns % inputs || operation.columns != round_up(source.width, inputs))
                     throw wrong("a product's inputs are not its source's");
-                if (!is_bf16 && (operation.columns > kMostByteInputs || !operation.scales || !operation.sums))
+                if (!is_bf16 && (operation.columns > kMostByteInputs || (!group && (!operation.scales || !operation.sums))))
                     throw wrong("quantized weights without scales, or with sums beyond 32 bits");
                 if (outputs != target.width || (operation.epilogue == PENSTOCK_GATE && outputs % 16))
                     throw wrong("a product's outputs are not its target's");

@@ -122,6 +122,25 @@ struct QuantizeArgs {
     int64_t target_bytes;
 };
 
+// Inputs of a group of a format that has a scale for each; 0: a format that has one for an output.
+[[maybe_unused]] static constexpr int group_of(penstock_format format) {
+    return format == PENSTOCK_FORMAT_GROUPS_32    ? 32
+           : format == PENSTOCK_FORMAT_GROUPS_64  ? 64
+           : format == PENSTOCK_FORMAT_GROUPS_128 ? 128
+                                                  : 0;
+}
+
+// Of a tile of 16 outputs x 128 inputs in 4 bits.
+[[maybe_unused]] static constexpr int64_t tile_bytes_of(penstock_format format) {
+    const int group = group_of(format);
+    return group ? 1024 + PENSTOCK_INT4_INPUTS / group * 64 : PENSTOCK_INT4_BYTES;
+}
+
+// Of such a tile as tiles of int8, and what grouped.h keeps in front of them.
+[[maybe_unused]] static constexpr int64_t unpacked_bytes(int group) {
+    return group == 0 ? 2048 : PENSTOCK_INT4_INPUTS / group * 128 + (group == 32 ? 4096 : 2048);
+}
+
 struct QuantizeWeightArgs {
     penstock_format format;
     int64_t rows, columns;
@@ -129,7 +148,7 @@ struct QuantizeWeightArgs {
     uint8_t *to;
     float *scales;
     int32_t *sums;
-    float *row;  // memory for three times the columns rounded up to 512
+    float *row;  // memory for three times the columns rounded up to 2,048
 };
 
 struct LinearArgs {
@@ -549,7 +568,7 @@ struct Kernels {
     void (*update_streams)(const StreamsArgs &, const Work &);
     void (*match)(const MatchArgs &, const Work &);
     void (*open_sparsely)(const SparseGateArgs &, const Work &);
-    void (*quantize_weight)(const QuantizeWeightArgs &);
+    bool (*quantize_weight)(const QuantizeWeightArgs &);  // see quantize.h
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);
     void (*draw)(const DrawArgs &, const Work &);
@@ -560,20 +579,25 @@ struct Kernels {
     return kQueries * (2 + value_dim);
 }
 
-// Columns of int4 tiles are brought to int8 behind the sums.
+// Columns of tiles of 4 bits are brought to int8 behind the sums: two whole ones, or some tiles of four.
 constexpr int kUnpackedOffset = 32 * 1024;
+
+[[maybe_unused]] static constexpr int64_t unpacked_columns(penstock_format format, int inputs) {
+    if (format != PENSTOCK_FORMAT_INT4 && !group_of(format)) return 0;
+    const int64_t tiles = round_up(inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS;
+    return (tiles > 2 ? 2 * tiles : 4) * unpacked_bytes(group_of(format));
+}
 
 // The longest path of drafts that are a tree, and pages that it may be in.
 constexpr int kLongestPath = 64;
 constexpr int kPathPages = kLongestPath / PENSTOCK_PAGE_TOKENS + 1;
 
-[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int int4_inputs, bool gathers) {
+[[maybe_unused]] static constexpr int64_t scratch_bytes(int key_dim, int value_dim, int64_t unpacked, bool gathers) {
     // Scores, weights and values of a split, what is decoded of keys or of values at once, and pages of a path.
     const int64_t attending = 64 * 1024 + kQueries * 16 * (key_dim + 2 * value_dim) + 128 * key_dim +
                               kPagesInSplit * 2048 + kPathPages * (32 * (key_dim + value_dim) + 128) +
                               (gathers ? kMostGathered * 2 * (key_dim + value_dim) : 0);
-    const int64_t unpacking =
-        kUnpackedOffset + 2 * PENSTOCK_TILE_OUTPUTS * round_up(int4_inputs, PENSTOCK_INT4_INPUTS);
+    const int64_t unpacking = kUnpackedOffset + unpacked;
     return attending > unpacking ? attending : unpacking;
 }
 

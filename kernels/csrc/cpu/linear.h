@@ -2,6 +2,7 @@
 // kernels.cpp.
 #pragma once
 
+#include "grouped.h"
 #include "int4.h"
 #include "quantize.h"
 #include "work.h"
@@ -74,8 +75,14 @@ INLINE void finish_activated(penstock_activation activation, const Finish &finis
     }
 }
 
-// From sums of 32 bits to what they stand for, where they are.
+// From sums of 32 bits to what they stand for, where they are; those of groups have their scales already.
 INLINE void scale_sums(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums) {
+    if (group_of(args.format)) {
+        const uint8_t *from = args.source + first_row * args.source_bytes + scale_offset(args.inputs);
+        for (int row = 0; row < rows; row++, from += args.source_bytes)
+            store(sums + row * 16, load(sums + row * 16) * *reinterpret_cast<const float *>(from));
+        return;
+    }
     const F16 scales = load(args.scales + tile * 16);
     const I16 turned = kIsTurned ? (I16)load(reinterpret_cast<const float *>(args.sums) + tile * 16) : I16{};
     const uint8_t *from = args.source + first_row * args.source_bytes + scale_offset(args.inputs);
@@ -204,10 +211,44 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
     }
 }
 
+// Up to four tiles of outputs of some rows, of weights in groups.
+template <int group>
+INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
+                        float *sums) {
+    const int k_tiles = static_cast<int>(round_up(args.inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS);
+    const int64_t column_bytes = k_tiles * tile_bytes_of(args.format);
+    const uint8_t *columns[kMostTiles];
+    for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
+    uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
+    const bool is_unpacked = args.rows > 16, gated = args.epilogue == PENSTOCK_GATE;
+    if (is_unpacked) unpack_columns<group>(columns, count, k_tiles, unpacked);
+    for (int64_t row = begin; row < end; row += 16) {
+        const int rows = static_cast<int>(least(16, end - row));
+        group_product<group>(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles,
+                             next * column_bytes, unpacked, is_unpacked, sums);
+        for (int i = 0; i < count; i += gated ? 2 : 1)
+            finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
+                   gated ? tiles[i + 1] : 0);
+    }
+}
+
+SEPARATE void any_group_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
+                              float *sums) {
+    switch (args.format) {
+        case PENSTOCK_FORMAT_GROUPS_32:
+            return group_block<32>(args, begin, end, tiles, count, next, sums);
+        case PENSTOCK_FORMAT_GROUPS_64:
+            return group_block<64>(args, begin, end, tiles, count, next, sums);
+        default:
+            return group_block<128>(args, begin, end, tiles, count, next, sums);
+    }
+}
+
 // Up to four tiles of outputs of some rows. `next`: how many tiles further those are that this thread multiplies next; 0:
 // not known.
 INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
                          float *sums) {
+    if (group_of(args.format)) return any_group_block(args, begin, end, tiles, count, next, sums);
     const bool gated = args.epilogue == PENSTOCK_GATE, is_bf16 = args.format == PENSTOCK_FORMAT_BF16;
     bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
     const int k_tiles = args.inputs / (is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS);
@@ -263,7 +304,7 @@ void linear(const LinearArgs &args, const Work &work) {
     const int half = all_tiles / 2;
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
     const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
-    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 && args.rows > 16;
+    const bool is_unpacked_whole = (args.format == PENSTOCK_FORMAT_INT4 || group_of(args.format)) && args.rows > 16;
     // All rows of a stream pass while it is read: two columns leave registers for more of them than four do.
     const bool is_two = is_unpacked_whole || (kRowsAtOnce<4> < args.rows && args.rows <= kRowsAtOnce<2>);
     const int units_at_once = units * chunks >= 16 * work.members && !is_two ? 2 : 1;

@@ -16,10 +16,10 @@ extern "C" {
 #define PENSTOCK_CPU_API __attribute__((visibility("default")))
 
 // What is returned where another rank of the model has ended.
-enum { PENSTOCK_RANK_LOST = -1 };
+enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 13 };
+enum { PENSTOCK_CPU_ABI = 14 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -38,6 +38,13 @@ enum penstock_format {
     PENSTOCK_FORMAT_INT4 = 2,
     // bf16 row by row, in no tiles: of EMBED alone.
     PENSTOCK_FORMAT_ROWS = 3,
+    // Groups of 32, 64 or 128 inputs, as checkpoints of 4 bits are published: 16 outputs x 128 inputs in 64 bytes for each
+    // group, and 1 KB as INT4 has it. Of a group and an output there is a word: its lowest five bits are a zero point from 0
+    // to 31, and the word without them is a scale in fp32. The number is (u - zero) times scale; sums of a group are whole
+    // numbers, and groups are added in fp32, in their order. A weight has no `scales` and no `sums`.
+    PENSTOCK_FORMAT_GROUPS_32 = 4,
+    PENSTOCK_FORMAT_GROUPS_64 = 5,
+    PENSTOCK_FORMAT_GROUPS_128 = 6,
 };
 enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };
 
@@ -286,7 +293,8 @@ PENSTOCK_CPU_API const char *penstock_cpu_instruction_sets(void);
 PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns);
 
 // Quantizes a matrix (rows, columns) of bf16 into tiles of `format`, as many as cover it: rounded to the nearest, by the
-// scales that make the squared error least. `to` is 64-byte aligned; `scales` and `sums` are those of an operation.
+// scales that make the squared error least. `to` is 64-byte aligned; `scales` and `sums` are those of an operation. Of a
+// format with groups nothing is rounded: PENSTOCK_NO_GROUPS where the numbers are not of 4 bits in such groups.
 PENSTOCK_CPU_API int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows,
                                            int64_t columns, void *to, float *scales, int32_t *sums);
 

@@ -21,8 +21,9 @@ std::invalid_argument wrong(const std::string &what) {
 // From one expert's tiles to the next one's.
 int64_t expert_bytes(const penstock_operation &operation) {
     const int64_t panels = round_up(operation.rows, PENSTOCK_TILE_OUTPUTS) / PENSTOCK_TILE_OUTPUTS;
-    if (operation.format == PENSTOCK_FORMAT_INT4)
-        return panels * (round_up(operation.columns, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS) * PENSTOCK_INT4_BYTES;
+    const auto format = static_cast<penstock_format>(operation.format);
+    if (format == PENSTOCK_FORMAT_INT4 || group_of(format))
+        return panels * (round_up(operation.columns, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS) * tile_bytes_of(format);
     const int64_t number = operation.format == PENSTOCK_FORMAT_BF16 ? 2 : 1;
     return panels * PENSTOCK_TILE_OUTPUTS * operation.columns * number;
 }
@@ -76,8 +77,9 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         if (reads_third(operation)) buffers_[static_cast<size_t>(operation.third)].in_body = true;
         target.in_body = true;
         if (may_be_own(operation, target)) target.own_offset = 0;
-        if (is_product(operation) && operation.format == PENSTOCK_FORMAT_INT4)
-            int4_inputs_ = std::max(int4_inputs_, operation.columns);
+        if (is_product(operation))
+            unpacked_bytes_ = std::max(
+                unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
         experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
             operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR) {
@@ -129,8 +131,9 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         target.in_head = true;
         if (may_be_own(operation, target)) target.own_offset = 0;
-        if (is_product(operation) && operation.format == PENSTOCK_FORMAT_INT4)
-            int4_inputs_ = std::max(int4_inputs_, operation.columns);
+        if (is_product(operation))
+            unpacked_bytes_ = std::max(
+                unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
     }
     // What anyone writes a part of is everyone's.
     for (const std::vector<penstock_operation> *operations : {&body_, &head_})
@@ -223,7 +226,7 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
         most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
     *parts = place(most_parts * part_floats(value_dim_) * 4);
     *scores = place(choices_.empty() ? 0 : score_rows() * score_floats(longest) * 4);
-    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_, !choices_.empty()), kPage) * team_.size());
+    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, !choices_.empty()), kPage) * team_.size());
     return end;
 }
 
@@ -586,7 +589,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
     const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
     Work work = {team_.next(), team_.shares(), member, threads_,
-                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, int4_inputs_, !choices_.empty()), kPage)};
+                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, !choices_.empty()), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),

@@ -184,7 +184,7 @@ private:
     std::vector<LayerCache> caches_;
     int tables_ = 1;
     int key_dim_ = 32, value_dim_ = 32;
-    int int4_inputs_ = 0;  // most of a weight of int4
+    int64_t unpacked_bytes_ = 0;  // most of a weight of 4 bits
     int experts_ = 0, per_token_ = 0;
     bool has_states_ = false;
     Team team_;

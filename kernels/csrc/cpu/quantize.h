@@ -1,7 +1,8 @@
 // Weights as whole numbers of 8 or 4 bits: included by kernels.cpp. An output's numbers have one scale, and of int4 a
 // factor for each group of 32 inputs, which is a whole number as well: so sums of products stay whole numbers, and an
 // output is multiplied by its scale once. Scales are those, of some that are tried, that make the squared error least;
-// given the whole numbers, the best scale is known (least squares).
+// given the whole numbers, the best scale is known (least squares). Numbers that were of 4 bits in groups before they were bf16 are
+// recognized, and become again what they were.
 #pragma once
 
 #include "kernels.h"
@@ -139,14 +140,119 @@ static float quantize_row_int4(const float *x, int64_t columns, int8_t *to, int8
     return best_scale(with_numbers, squares, scale);
 }
 
-void quantize_weight(const QuantizeWeightArgs &args) {
-    const bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
-    const int64_t tile_inputs = is_int4 ? PENSTOCK_INT4_INPUTS : PENSTOCK_BYTE_INPUTS;
-    const int64_t tile_bytes = is_int4 ? PENSTOCK_INT4_BYTES : kTileBytes;
+// Half of what lies between a positive number of bf16 and the next one.
+INLINE F16 half_step(F16 x) {
+    return (F16)((U16)x & 0x7f800000u) * 0.00390625f;
+}
+
+// Of 16 groups of bf16, one in each lane: their scales and zero points, if each group is of whole numbers from -zero to 15 - zero times its
+// scale, rounded to bf16; else false. A scale of fp16 is taken where one fits: most published ones are.
+template <int group>
+static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
+    F16 largest = {};
+    for (int i = 0; i < group; i++) largest = maximum(size_of(load(x + i * 16)), largest);
+    const I16 is_empty = is_less(largest, all(1e-30f));
+    I16 found = is_empty;
+    *scales = F16{}, *zeros = I16{} + kInt4Zero;
+    // The largest number may stand for 1, or for any up to 16.
+    for (int most = 1; most <= 16; most++) {
+        const F16 inverse = select(is_empty, F16{}, static_cast<float>(most) / largest);
+        F16 above = {}, below = all(__builtin_inff()), highest = all(-16.0f), lowest = all(16.0f);
+        I16 fails = {};
+        for (int i = 0; i < group; i++) {
+            const F16 number = load(x + i * 16), size = size_of(number);
+            const F16 q = __builtin_convertvector(rounded(number * inverse), F16), times = size_of(q);
+            highest = maximum(q, highest), lowest = minimum(q, lowest);
+            const I16 is_zero = is_less(times, all(0.5f));
+            const F16 divisor = select(is_zero, all(1.0f), times), step = half_step(number);
+            // Below a power of two numbers are half as far apart.
+            const F16 down = select((I16)((U16)number & 0x7f0000u) == I16{}, step * 0.5f, step);
+            above = select(is_zero, above, maximum((size - down) / divisor, above));
+            below = select(is_zero, below, minimum((size + step) / divisor, below));
+            fails |= is_zero & is_less(F16{}, size);
+        }
+        // Scales between these bounds make all the numbers, but where one lies half-way between two of bf16: then some do.
+        fails |= is_less(below * 1.000001f, above) | is_less(all(15.0f), highest - lowest) | is_less(all(15.0f), highest);
+        const F16 middle = (above + below) * 0.5f;
+        const U16 half = ((U16)middle + 0x1000u) & ~0x1fffu;
+        const F16 tried[] = {(F16)half, (F16)(half - 0x2000u), (F16)(half + 0x2000u), middle};
+        F16 scale = {};
+        I16 is_made = {};
+        for (const F16 one : tried) {
+            const F16 kept = (F16)(((U16)one + 16u) & ~31u);  // its lowest bits are a zero point's
+            I16 differs = {};
+            for (int i = 0; i < group; i++) {
+                const F16 number = load(x + i * 16);
+                const F16 q = __builtin_convertvector(rounded(number * inverse), F16);
+                differs |= ~is_same(from_bf16(to_bf16(q * kept)), number);
+            }
+            scale = select(~differs & ~is_made, kept, scale), is_made |= ~differs;
+        }
+        const I16 here = ~fails & ~found & is_made;
+        const F16 zero = maximum(minimum(all(kInt4Zero), 15.0f - highest), -lowest);
+        *scales = select(here, scale, *scales);
+        *zeros = select(here, __builtin_convertvector(zero, I16), *zeros);
+        found |= here;
+        bool all_found = true;
+        for (int lane = 0; lane < 16; lane++) all_found &= found[lane] != 0;
+        if (all_found) return true;
+    }
+    return false;
+}
+
+// u of a row (columns, a multiple of 128) into `to`, and a word for each group of them. False: some group is none.
+template <int group>
+static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
+    constexpr int64_t at_once = 16 * group;
+    const int64_t groups = columns / group, padded = round_up(columns, at_once);
+    for (int64_t i = 0; i < padded; i++) {
+        const int64_t of = i / group;
+        lanes[of / 16 * at_once + i % group * 16 + of % 16] = i < columns ? x[i] : 0.0f;
+    }
+    for (int64_t first = 0; first < groups; first += 16) {
+        F16 scales;
+        I16 zeros;
+        if (!find_groups<group>(lanes + first * group, &scales, &zeros)) return false;
+        for (int64_t of = first; of < least(first + 16, groups); of++) {
+            const uint32_t word = ((U16)scales)[of - first];
+            words[of] = word | static_cast<uint32_t>(zeros[of - first]);
+            union {
+                uint32_t bits;
+                float number;
+            } scale = {word};
+            const float inverse = scale.number > 0.0f ? 1.0f / scale.number : 0.0f;
+            for (int i = 0; i < group; i += 16)
+                *reinterpret_cast<B16Memory *>(to + of * group + i) = __builtin_convertvector(
+                    rounded(load(x + of * group + i) * inverse) + zeros[of - first], B16);
+        }
+    }
+    return true;
+}
+
+static bool quantize_row_groups(int group, const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
+    if (group == 32) return quantize_row_groups<32>(x, columns, to, words, lanes);
+    if (group == 64) return quantize_row_groups<64>(x, columns, to, words, lanes);
+    return quantize_row_groups<128>(x, columns, to, words, lanes);
+}
+
+// 128 numbers of 4 bits of one output.
+INLINE void put_in_tile(const int8_t *numbers, uint8_t *tile, int64_t output) {
+    const uint32_t *low = reinterpret_cast<const uint32_t *>(numbers);
+    for (int quad = 0; quad < 16; quad++)
+        reinterpret_cast<uint32_t *>(tile)[quad * 16 + output] = low[quad] | low[16 + quad] << 4;
+}
+
+// False: the numbers are not of 4 bits in such groups.
+bool quantize_weight(const QuantizeWeightArgs &args) {
+    const int group = group_of(args.format);
+    const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8;
+    const int64_t tile_inputs = is_int8 ? PENSTOCK_BYTE_INPUTS : PENSTOCK_INT4_INPUTS;
+    const int64_t tile_bytes = is_int8 ? kTileBytes : tile_bytes_of(args.format);
     const int64_t columns = round_up(args.columns, tile_inputs), k_tiles = columns / tile_inputs;
     float *x = args.row, *lanes = x + columns;
-    int8_t *numbers = reinterpret_cast<int8_t *>(lanes + round_up(columns, 16 * PENSTOCK_INT4_GROUP));
+    int8_t *numbers = reinterpret_cast<int8_t *>(lanes + round_up(columns, 16 * PENSTOCK_INT4_INPUTS));
     int8_t *factors = numbers + columns;
+    uint32_t *words = reinterpret_cast<uint32_t *>(factors);
     for (int64_t row = 0; row < round_up(args.rows, PENSTOCK_TILE_OUTPUTS); row++) {
         const int64_t output = row % PENSTOCK_TILE_OUTPUTS;
         uint8_t *panel = args.to + row / PENSTOCK_TILE_OUTPUTS * k_tiles * tile_bytes;
@@ -159,25 +265,34 @@ void quantize_weight(const QuantizeWeightArgs &args) {
             x[i] = both.number;
         }
         int64_t sum = 0;
-        if (!is_int4) {
+        if (is_int8) {
             args.scales[row] = quantize_row_int8(x, columns, numbers);
             for (int64_t i = 0; i < columns; i++) sum += numbers[i];
             for (int64_t quad = 0; quad < columns / 4; quad++)
                 reinterpret_cast<uint32_t *>(panel)[quad * 16 + output] =
                     reinterpret_cast<const uint32_t *>(numbers)[quad];
+        } else if (group) {
+            if (!quantize_row_groups(group, x, columns, numbers, words, lanes)) return false;
+            const int per_tile = PENSTOCK_INT4_INPUTS / group;
+            for (int64_t k = 0; k < k_tiles; k++) {
+                uint8_t *tile = panel + k * tile_bytes;
+                for (int of = 0; of < per_tile; of++)
+                    reinterpret_cast<uint32_t *>(tile)[of * 16 + output] = words[k * per_tile + of];
+                put_in_tile(numbers + k * tile_inputs, tile + per_tile * 64, output);
+            }
+            continue;
         } else {
             args.scales[row] = quantize_row_int4(x, columns, numbers, factors, lanes);
             for (int64_t i = 0; i < columns; i++) sum += (numbers[i] - kInt4Zero) * factors[i / PENSTOCK_INT4_GROUP];
             for (int64_t k = 0; k < k_tiles; k++) {
                 uint8_t *tile = panel + k * tile_bytes;
                 for (int group = 0; group < 4; group++) tile[group * 16 + output] = (uint8_t)factors[k * 4 + group];
-                const uint32_t *low = reinterpret_cast<const uint32_t *>(numbers + k * tile_inputs);
-                for (int quad = 0; quad < 16; quad++)
-                    reinterpret_cast<uint32_t *>(tile + 64)[quad * 16 + output] = low[quad] | low[16 + quad] << 4;
+                put_in_tile(numbers + k * tile_inputs, tile + 64, output);
             }
         }
         args.sums[row] = static_cast<int32_t>(128 * sum);
     }
+    return true;
 }
 
 }  // namespace

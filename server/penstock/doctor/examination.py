@@ -24,7 +24,7 @@ from penstock.errors import UnusableModel
 from penstock.hub.tokenizer import sources_of
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder, check_numbers, check_weights
-from penstock.loading.host import NEEDS_TORCH, Processor, may_have_accelerator
+from penstock.loading.host import NEEDS_TORCH, Processor, in_bf16, may_have_accelerator
 from penstock.loading.memory import Room, device_room
 from penstock.loading.model_files import (
     CONFIG,
@@ -117,8 +117,11 @@ def examine(folder: Path, question: Question) -> Report:
         report.problems.append(str(error))
     try:
         if config is not None:
-            is_free = question.quantize and question.dtype == "auto"
-            dtype = tensors.as_dtype(dtype_name(config, "bfloat16" if is_free else question.dtype))
+            is_free = question.quantize not in ("", quantization.NONE) and question.dtype == "auto"
+            named = dtype_name(config, "bfloat16" if is_free else question.dtype)
+            if device is not None and device.type == "cpu":
+                named = served_dtype(config, named, question, report)
+            dtype = tensors.as_dtype(named)
             report.dtype = str(dtype)
     except UnusableModel as error:
         report.problems.append(str(error))
@@ -136,8 +139,8 @@ def examine(folder: Path, question: Question) -> Report:
         if shape is not None and dtype is not None and sound:
             if device is not None:
                 cached(shape, dtype, device, question, report)
-            if question.quantize and device is not None:
-                quantizer = quantized_by(shape, dtype, device, question, report)
+            if device is not None:
+                quantizer = quantized_by(config, shape, dtype, device, question, report)
             if not report.fallback:
                 shards(config, folder, dtype, question, report, quantizer)
             drafting: Drafting | None = None
@@ -255,10 +258,29 @@ def length(shape: ModelConfig, longest: int, report: Report) -> None:
         )
 
 
+def served_dtype(config: dict[str, Any], named: str, question: Question, report: Report) -> str:
+    """What a CPU serves a checkpoint in, of its dtype or that of --dtype."""
+    tried = in_bf16(named, question.dtype)
+    if tried == named or question.stages > 1:
+        return named
+    try:
+        if native_choice.needs_torch(config, tried, question.implementation, question.group(0)) is not None:
+            return named
+    except UnusableModel:  # said where it is asked for
+        return named
+    report.warnings.append(f"{named} weights are served in {tried}, as the CPU engine computes")
+    return tried
+
+
 def quantized_by(
-    shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report
+    config: dict[str, Any], shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report
 ) -> Quantizer | None:
-    """What --quantize stands for; where nothing would, that is a problem."""
+    """What --quantize stands for; where nothing would, that is a problem. Without it, what is published in 4 bits stays so."""
+    if question.quantize == quantization.NONE:
+        return None
+    if not question.quantize:
+        served = None if report.fallback else shape
+        return native_choice.published(config, served, dtype, device, question.group(0))
     try:
         return native_choice.quantizer(
             None if report.fallback else shape,
@@ -343,10 +365,12 @@ def drafts(
         config = check_folder(draft, question.trusted)
         shape = draft_model.refuse(config, served, folder, draft)
         quantizer = None
-        if question.quantize:
+        if question.quantize not in ("", quantization.NONE):
             quantizer = native_choice.quantizer(
                 shape, dtype, device, question.group(0), question.quantize, question.quantize_head
             )
+        elif not question.quantize:
+            quantizer = native_choice.published(config, shape, dtype, device, question.group(0))
         with Checkpoint(draft, dtype, question.trusted) as checkpoint:
             part = recipes.load_from(config, checkpoint, question.group(0), quantizer)
             weight_bytes = checkpoint.bytes_made

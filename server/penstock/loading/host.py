@@ -34,6 +34,14 @@ def may_have_accelerator() -> bool:
     return True
 
 
+def in_bf16(dtype: str, wanted: str) -> str:
+    """The dtype that a checkpoint is tried in first, of its own and of what --dtype says: the CPU engine has bf16. Of fp32 that costs digits,
+    and is done where nothing is installed that would keep them.
+    """
+    is_free = wanted == "auto" and (dtype == "float16" or (dtype == "float32" and not has_torch()))
+    return "bfloat16" if is_free else dtype
+
+
 def has_torch() -> bool:
     """Whether torch is installed."""
     try:

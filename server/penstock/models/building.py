@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from penstock import quantization
 from penstock.loading.host import threads_of
 from penstock.models import choice, native, native_choice, recipes
 from penstock.models.decoder import Decoder
@@ -31,15 +32,18 @@ def load(
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
     `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
-    int4, of the weights of layers and, with `quantize_head`, of the head. `packed_cache`: where packed weights are kept, if they are.
+    int4, of the weights of layers and, with `quantize_head`, of the head; "" leaves those that are published in 4 bits what they are, and none
+    does not. `packed_cache`: where packed weights are kept, if they are.
     `dtype` and `device` are torch's, or of `tensors` and `host`. `threads`: of the CPU engine; 0: all.
     """
     threads = threads_of(threads)
     shape = None if choice.uses_fallback(config, implementation) else recipes.read_config(config)
     native_choice.refuse_cache(cache_dtype, shape, dtype, device, group)
     quantizer = None
-    if quantize:
+    if quantize not in ("", quantization.NONE):
         quantizer = native_choice.quantizer(shape, dtype, device, group, quantize, quantize_head, threads)
+    elif not quantize:
+        quantizer = native_choice.published(config, shape, dtype, device, group, threads)
     if shape is None:
         from penstock.models import fallback
 
@@ -48,7 +52,8 @@ def load(
     runs = native_choice.instruction_set(shape, dtype, device, group)
     entry = None
     if runs is not None and packed_cache is not None:
-        entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs, group)
+        how = quantization.as_served(config, quantize) if quantizer is not None else ""
+        entry = packed_cache.entry(folder, config, trusted, how, quantize_head, runs, group)
         found = None if entry is None else choice.kept_in(entry, runs, threads, group)
         if found is not None:
             return name, found

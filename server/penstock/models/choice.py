@@ -5,6 +5,7 @@ and `building` makes the others from their checkpoints. Must not import torch.
 from pathlib import Path
 from typing import Any
 
+from penstock import quantization
 from penstock.models.architectures import architecture_of
 from penstock.models.native import NativeDecoder, on_cpu_engine
 from penstock.models.packed_cache import Entry, PackedCache
@@ -40,7 +41,8 @@ def find(
         runs = cpu_engine.instruction_set()
     except NoCpuEngine:  # `building` says why
         return None
-    entry = packed_cache.entry(folder, config, trusted, quantize, quantize_head, runs)
+    how = quantization.as_served(config, quantize)
+    entry = packed_cache.entry(folder, config, trusted, how, quantize_head, runs)
     model = None if entry is None or not entry.path.exists() else kept_in(entry, runs, threads)
     return None if model is None else (name, model)
 

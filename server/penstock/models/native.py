@@ -24,11 +24,13 @@ from penstock_kernels import tensors
 from penstock_kernels.cpu_engine import I64, CpuProgram, Decodes, RankLost
 from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import (
+    GROUPED,
     PAGE_TOKENS,
     TILE_INPUTS,
     TILE_OUTPUTS,
     Array,
     CacheFormat,
+    Format,
     HostArray,
     Kind,
     rounded_up,
@@ -88,12 +90,8 @@ class NativeDecoder:
             {one.format for one in operations if one.kind in (Kind.LINEAR, Kind.EXPERTS)}
             for operations in (self.program.body, self.program.head)
         )
-        said = " and ".join(one.name.lower() for one in sorted(layers))
-        return (
-            said
-            if layers == head
-            else f"{said}, head in {' and '.join(one.name.lower() for one in sorted(head))}"
-        )
+        said = " and ".join(map(_in_words, sorted(layers)))
+        return said if layers == head else f"{said}, head in {' and '.join(map(_in_words, sorted(head)))}"
 
     @property
     def cache_shape(self) -> tuple[int, int]:
@@ -261,6 +259,11 @@ def _named() -> Iterator[None]:
 def in_tiles(head_dim: int) -> int:
     """Half of the numbers that a page holds of a key and its value."""
     return (rounded_up(head_dim, TILE_INPUTS) + rounded_up(head_dim, TILE_OUTPUTS)) // 2
+
+
+def _in_words(format: Format) -> str:
+    """In words."""
+    return f"int4 in groups of {GROUPED[format]}" if format in GROUPED else format.name.lower()
 
 
 def on_cpu_engine(

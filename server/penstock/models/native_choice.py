@@ -4,6 +4,7 @@ by the doctor.
 
 from typing import Any
 
+from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.host import threads_of
 from penstock.models import native, recipes
@@ -16,7 +17,7 @@ from penstock.models.recorder import undivided, unknown_choice
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
-from penstock_kernels.program import MOST_BYTE_INPUTS
+from penstock_kernels.program import GROUPED, MOST_BYTE_INPUTS, Format
 
 
 def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
@@ -101,18 +102,48 @@ def quantizer(
     says = f"--quantize {quantize}: only the CPU engine quantizes weights"
     runs = only_engine(says, shape, dtype, device, group)
     assert isinstance(shape, DecoderConfig), "it serves no other"
-    widest = max(
+    widest = _widest(shape)
+    if widest > MOST_BYTE_INPUTS:
+        raise UnusableModel(
+            f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
+        )
+    return Quantizer(FORMATS[quantize], head, runs, threads_of(threads))
+
+
+def published(
+    config: dict[str, Any],
+    shape: ModelConfig | None,
+    dtype: Any,
+    device: Any,
+    group: TensorGroup,
+    threads: int = 0,
+) -> Quantizer | None:
+    """Of a checkpoint that is published in 4 bits: it stays what it is where the CPU engine runs it. None: it is served in bf16."""
+    size = quantization.published_group(config)
+    if size is None or shape is None or device.type != "cpu" or why_not(shape, dtype, group) is not None:
+        return None
+    assert isinstance(shape, DecoderConfig), "it serves no other"
+    format = next(one for one, inputs in GROUPED.items() if inputs == size)
+    try:
+        runs = cpu_engine.instruction_set()
+    except (NoCpuEngine, WrongInstructionSet):  # `instruction_set` says why
+        return None
+    return (
+        None
+        if _widest(shape) > MOST_BYTE_INPUTS
+        else Quantizer(Format.INT8, False, runs, threads_of(threads), format)
+    )
+
+
+def _widest(shape: DecoderConfig) -> int:
+    """Most inputs of a matrix."""
+    return max(
         shape.width,
         shape.feed_forward,
         shape.mixer_width // 4,
         *(layer.feed_forward for layer in shape.layers),
         *(shape.heads_of(at) * shape.head_dim_of(at) for at in range(shape.num_layers)),
     )
-    if widest > MOST_BYTE_INPUTS:
-        raise UnusableModel(
-            f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
-        )
-    return Quantizer(FORMATS[quantize], head, runs, threads_of(threads))
 
 
 def instruction_set(shape: ModelConfig, dtype: Any, device: Any, group: TensorGroup) -> str | None:

@@ -1,5 +1,6 @@
 """Brings a decoder's matrices into the CPU engine's tiles: in bf16 where they lie, once the model is loaded; or as whole numbers of
-8 or 4 bits (`--quantize`), layer by layer while it is read, so that memory never holds the model in bf16.
+8 or 4 bits (`--quantize`), layer by layer while it is read, so that memory never holds the model in bf16. Those of a checkpoint that is
+published in 4 bits become what they were there.
 
 Matrices of experts are one, of all experts' rows, where each expert begins with a tile.
 """
@@ -44,6 +45,8 @@ class Quantizer:
     head: bool
     instruction_set: str
     threads: int
+    published: Format | None = None
+    """The groups of a checkpoint of 4 bits: matrices that are of such groups stay what they are, and others are quantized."""
 
     def take_layer(self, layer: Layer, config: DecoderConfig, checkpoint: Checkpoint) -> None:
         """Quantizes the matrices of a layer that was just read. Those that choose and open stay as they are: they are small."""
@@ -84,10 +87,26 @@ class Quantizer:
 
     def _quantized(self, matrix_OI: Tensor, checkpoint: Checkpoint) -> QuantizedMatrix:
         rows, columns = matrix_OI.shape
-        into = checkpoint.new((quantized_bytes(self.format, rows, columns),), tensors.uint8)
+        format = self.format
+        if self.published is not None:
+            format = self.published
+            if not checkpoint.is_rehearsal:
+                found = tiles.group_format(matrix_OI, self.instruction_set)
+                made = None if found is None else self._regrouped(matrix_OI, found, checkpoint)
+                if made is not None:
+                    return made
+                format = self.format
+        into = checkpoint.new((quantized_bytes(format, rows, columns),), tensors.uint8)
         if checkpoint.is_rehearsal:
-            return QuantizedMatrix(self.format, rows, columns, into, into, into)
-        return tiles.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into)
+            return QuantizedMatrix(format, rows, columns, into, into, into)
+        return tiles.quantize(matrix_OI, format, self.instruction_set, self.threads, into)
+
+    def _regrouped(self, matrix_OI: Tensor, format: Format, checkpoint: Checkpoint) -> QuantizedMatrix | None:
+        into = checkpoint.new((quantized_bytes(format, *matrix_OI.shape),), tensors.uint8)
+        made = tiles.regroup(matrix_OI, format, self.instruction_set, self.threads, into)
+        if made is None:
+            checkpoint.bytes_made -= into.nbytes
+        return made
 
 
 def _matrices(mixer: Mixer) -> Iterator[Linear]:

@@ -20,7 +20,13 @@ BESIDE = {
 }
 # Codes of 8 and 4 bits with scales (`codes`), and whole numbers in words (`words`).
 SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
+WORDS = ("compressed-tensors", "gptq", "awq")
 COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+
+# How weights of 4 bits with scales for groups of inputs are served where the CPU engine runs: as they are. And the value of --quantize that
+# has them, like all others, served as the numbers of bf16 that they stand for.
+PUBLISHED, NONE = "published", "none"
+GROUPS = (32, 64, 128)
 
 # What the names of tensors end with that only a quantized checkpoint has. The first that fits.
 TRACES = (
@@ -88,6 +94,38 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
             if isinstance(given, dict):
                 return given.get("format") in COMPRESSED
     return False
+
+
+def published_group(config: dict[str, Any]) -> int | None:
+    """How many inputs a scale is for, of a checkpoint of whole numbers of 4 bits whose groups are inputs beside each other; None: it is none."""
+    for outer in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config"):
+            given = outer.get(key) if isinstance(outer, dict) else None
+            if not isinstance(given, dict) or _method(given, "compressed-tensors") not in WORDS:
+                continue
+            groups = given.get("config_groups")
+            weights = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+            held = weights.get("weights") if isinstance(weights, dict) else given
+            if not isinstance(held, dict) or held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
+                continue
+            size = held.get("group_size", held.get("q_group_size"))
+            if size in (-1, None):  # one for all inputs of an output
+                return GROUPS[-1]
+            # Ordered by activations, a group's inputs are anywhere.
+            if (
+                type(size) is int
+                and not given.get("desc_act")
+                and held.get("actorder") in (None, False, "weight", "static")
+            ):
+                return next((one for one in reversed(GROUPS) if size % one == 0), None)
+    return None
+
+
+def as_served(config: dict[str, Any], quantize: str) -> str:
+    """How weights are quantized while the CPU engine loads them, of a --quantize: "" is not at all."""
+    if not quantize:
+        return PUBLISHED if published_group(config) is not None else ""
+    return "" if quantize == NONE else quantize
 
 
 def _method(given: Any, usual: str | None) -> str | None:

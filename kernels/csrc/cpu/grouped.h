@@ -1,0 +1,205 @@
+// Weights of 4 bits in groups, as checkpoints are published: of each group whole numbers from 0 to 15, a zero point, and a scale. Sums of
+// a group's products are whole numbers; groups are added in fp32, in their order, so that a token's sums do not depend on the rows beside
+// it. Included by linear.h.
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+// Of the numbers of a tile that belong to a group, the scale and the zero point of each output.
+INLINE F16 scale_of(U16 words) {
+    return (F16)(words & ~31u);
+}
+INLINE I16 zero_of(U16 words) {
+    return (I16)(words & 31u);
+}
+INLINE U16 words_of(const uint8_t *tile, int group) {
+    return (U16) * reinterpret_cast<const U16Memory *>(tile + group * 64);
+}
+
+// One more group. Every path adds with this: so all round alike.
+INLINE F16 add_group(F16 sum, I16 whole, F16 scale) {
+#if defined(PENSTOCK_AVX512)
+    return (F16)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)whole), (__m512)scale, (__m512)sum);
+#else
+    return sum + __builtin_convertvector(whole, F16) * scale;
+#endif
+}
+
+// What a tile becomes for products of int8: of each group 64 bytes that are taken off where numbers are turned, then 64 bytes of scales;
+// behind them tiles of (u - zero). Groups of 32 have a tile each, half of which is zeros.
+template <int group>
+constexpr int kGroups = PENSTOCK_INT4_INPUTS / group;
+template <int group>
+constexpr int kTilesOfGroup = group == 128 ? 2 : 1;
+template <int group>
+constexpr int64_t kUnpackedGroups = unpacked_bytes(group);
+
+template <int group>
+INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
+    constexpr int groups = kGroups<group>;
+    constexpr U16 ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    uint8_t *const tiles = to + groups * 128;
+    I16 total[groups] = {};
+    // Quads 0 to 7 and 8 to 15, of the lower and of the upper 64 inputs: 32 inputs each.
+    for (int part = 0; part < 4; part++) {
+        const int upper = part / 2, half = part % 2, of = part * 32 / group;
+        const B64 zero = (B64)((U16)zero_of(words_of(from, of)) * (ones * 0x01010101u));
+        uint8_t *const tile = tiles + (group == 32 ? part : upper) * kTileBytes;
+        B64 bytes = {};
+        for (int p = 8 * half; p < 8 * half + 8; p++) {
+            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + groups * 64 + p * 64);
+            const B64 u = (B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu);
+            bytes += u;  // at most 8 times 15
+            *reinterpret_cast<B64Memory *>(tile + p * 64) = u - zero;
+            if (group == 32) *reinterpret_cast<B64Memory *>(tile + (p ^ 8) * 64) = B64{};
+        }
+        const U16 quads = (U16)bytes;
+        const U16 sums = (quads & 255u) + (quads >> 8 & 255u) + (quads >> 16 & 255u) + (quads >> 24);
+        total[of] += (I16)sums - zero_of(words_of(from, of)) * 32;
+    }
+    for (int i = 0; i < groups; i++) {
+        store(reinterpret_cast<float *>(to + i * 128), (F16)(total[i] * 128));
+        store(reinterpret_cast<float *>(to + i * 128 + 64), scale_of(words_of(from, i)));
+    }
+}
+
+// Products of up to 16 rows with 128 inputs of some columns, added to `sums`. `whole`: memory for as many sums.
+template <int group>
+INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *unpacked, int count, float *whole,
+                          float *sums) {
+    constexpr int groups = kGroups<group>;
+    for (int at = 0; at < groups; at++) {
+        const uint8_t *from[kMostTiles];
+        for (int i = 0; i < count; i++)
+            from[i] = unpacked[i] + groups * 128 + (int64_t)at * kTilesOfGroup<group> * kTileBytes;
+        // Groups of 32 are half of the 64 inputs that their tile is for.
+        const int first = at * group / PENSTOCK_BYTE_INPUTS * PENSTOCK_BYTE_INPUTS;
+        byte_product(a + first, a_bytes, rows, from, count, kTilesOfGroup<group>, kOfCached, 0, false, whole);
+        for (int i = 0; i < count; i++) {
+            const F16 scale = load(reinterpret_cast<const float *>(unpacked[i] + at * 128 + 64));
+            const I16 turned = kIsTurned ? (I16)load(reinterpret_cast<const float *>(unpacked[i] + at * 128)) : I16{};
+            for (int r = 0; r < rows; r++) {
+                float *const sum = sums + i * kBlockFloats + r * 16;
+                store(sum, add_group(load(sum), (I16)load(whole + i * kBlockFloats + r * 16) - turned, scale));
+            }
+        }
+    }
+}
+
+#if defined(PENSTOCK_AVX512)
+// One or two rows times columns as they are. Inputs have a sign here: of a group, the sum of products with numbers from 0 to 15, less the
+// zero point times the sum of the inputs.
+template <int group, int rows, int count>
+INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int tiles, long step, float *c) {
+    constexpr int groups = kGroups<group>;
+    constexpr long tile_bytes = groups * 64 + 1024;
+    const __m512i nibbles = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1);
+    const __m512i sign = _mm512_set1_epi8(kIsTurned ? -128 : 0);
+    F16 sum[rows][count] = {};
+    for (int k = 0; k < tiles; k++) {
+        const long at = (long)k * tile_bytes;
+        for (int i = 0; i < count; i++) fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
+        // Groups of 32 in their order, or of the lower and the upper 64 inputs.
+        constexpr int parts = group == 32 ? 4 : 2;
+        __m512i part[parts][rows][count] = {}, inputs[parts][rows] = {};
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const int lower = group == 32 ? half : 0, upper = group == 32 ? 2 + half : 1;
+#pragma GCC unroll 8
+            for (int p = 0; p < 8; p++) {
+                __m512i x[rows], y[rows];
+                for (int r = 0; r < rows; r++) {
+                    // Beyond the inputs there are other bytes, and numbers that are their zero point.
+                    const uint8_t *quad = a + r * a_bytes + (long)k * PENSTOCK_INT4_INPUTS + half * 32 + p * 4;
+                    x[r] = _mm512_xor_si512(_mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad)), sign);
+                    y[r] = _mm512_xor_si512(
+                        _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS)), sign);
+                    inputs[lower][r] = _mm512_dpbusd_epi32(inputs[lower][r], ones, x[r]);
+                    inputs[upper][r] = _mm512_dpbusd_epi32(inputs[upper][r], ones, y[r]);
+                }
+                for (int i = 0; i < count; i++) {
+                    const __m512i both =
+                        _mm512_loadu_si512(columns[i] + at + groups * 64 + half * 512 + p * 64);
+                    const __m512i low = _mm512_and_si512(both, nibbles);
+                    const __m512i high = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
+                    for (int r = 0; r < rows; r++) {
+                        part[lower][r][i] = _mm512_dpbusd_epi32(part[lower][r][i], low, x[r]);
+                        part[upper][r][i] = _mm512_dpbusd_epi32(part[upper][r][i], high, y[r]);
+                    }
+                }
+            }
+        }
+        for (int g = 0; g < groups; g++)
+            for (int i = 0; i < count; i++) {
+                const U16 words = words_of(columns[i] + at, g);
+                for (int r = 0; r < rows; r++) {
+                    I16 whole = (I16)part[g][r][i], of_inputs = (I16)inputs[g][r];
+                    if (group == 128) whole += (I16)part[1][r][i], of_inputs += (I16)inputs[1][r];
+                    sum[r][i] = add_group(sum[r][i], whole - of_inputs * zero_of(words), scale_of(words));
+                }
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) store(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+
+// As many of these columns as their sums leave registers for. Returns how many.
+template <int group, int rows>
+INLINE int some_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int count, int tiles, long step,
+                           float *c) {
+    if constexpr (rows == 1)
+        if (count == 4) {
+            group_rows<group, rows, 4>(a, a_bytes, columns, tiles, step, c);
+            return 4;
+        }
+    if (count > 1) {
+        group_rows<group, rows, 2>(a, a_bytes, columns, tiles, step, c);
+        return 2;
+    }
+    group_rows<group, rows, 1>(a, a_bytes, columns, tiles, step, c);
+    return 1;
+}
+#endif
+
+// Up to 16 rows times some columns: fp32 sums. `unpacked`: of more than 16 rows in all, the columns that were unpacked before; of fewer,
+// memory for a tile of each column.
+template <int group>
+INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
+                          long step, uint8_t *unpacked, bool is_unpacked, float *sums) {
+#if defined(PENSTOCK_AVX512)
+    while (!is_unpacked && rows <= 2 && count > 0) {
+        const int some = rows == 1 ? some_group_rows<group, 1>(a, a_bytes, columns, count, tiles, step, sums)
+                                   : some_group_rows<group, 2>(a, a_bytes, columns, count, tiles, step, sums);
+        columns += some, count -= some, sums += some * kBlockFloats;
+    }
+    if (count == 0) return;
+#endif
+    constexpr long tile_bytes = kGroups<group> * 64 + 1024;
+    float *const whole = sums + kMostTiles * kBlockFloats;
+    for (int i = 0; i < count; i++)
+        for (int r = 0; r < rows; r++) store(sums + i * kBlockFloats + r * 16, F16{});
+    for (int k = 0; k < tiles; k++) {
+        const uint8_t *from[kMostTiles];
+        for (int i = 0; i < count; i++) {
+            uint8_t *const own = unpacked + ((is_unpacked ? (int64_t)i * tiles + k : i) * kUnpackedGroups<group>);
+            if (!is_unpacked) {
+                fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
+                unpack_groups<group>(columns[i] + k * tile_bytes, own);
+            }
+            from[i] = own;
+        }
+        add_groups_of<group>(a + (long)k * PENSTOCK_INT4_INPUTS, a_bytes, rows, from, count, whole, sums);
+    }
+}
+
+template <int group>
+INLINE void unpack_columns(const uint8_t *const *columns, int count, int tiles, uint8_t *unpacked) {
+    constexpr long tile_bytes = kGroups<group> * 64 + 1024;
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < tiles; k++)
+            unpack_groups<group>(columns[i] + k * tile_bytes, unpacked + ((int64_t)i * tiles + k) * kUnpackedGroups<group>);
+}
+
+}  // namespace

@@ -1,0 +1,56 @@
+"""Matrices as checkpoints of 4 bits are published: whole numbers, zero points and scales, and the bf16 that they are read as."""
+
+import torch
+from torch import Tensor
+
+from penstock_kernels.program import GROUPED, TILE_OUTPUTS, QuantizedMatrix, rounded_up
+
+
+def published(
+    rows: int,
+    columns: int,
+    group: int,
+    *,
+    symmetric: bool = False,
+    seed: int = 0,
+    scales: torch.dtype = torch.float16,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers less their zero point (O, I), scales (O, G), and in bf16 what they stand for. The last group may be cut off."""
+    chance = torch.Generator().manual_seed(seed)
+    groups = -(-columns // group)
+    codes_OGI = torch.randint(0, 16, (rows, groups, group), generator=chance)
+    # What fills up a group is 0, and no zero point of 16 has that.
+    zeros_OG = torch.randint(0, 16 if columns % group else 17, (rows, groups), generator=chance)
+    numbers_OGI = codes_OGI - (8 if symmetric else zeros_OG[:, :, None])
+    scales_OG = (torch.rand((rows, groups), generator=chance) * 0.02 + 0.001).to(scales).float()
+    matrix_OI = (numbers_OGI * scales_OG[:, :, None]).flatten(1)[:, :columns].bfloat16()
+    return numbers_OGI.flatten(1)[:, :columns], scales_OG, matrix_OI
+
+
+def held(matrix: QuantizedMatrix) -> tuple[Tensor, Tensor]:
+    """What the tiles hold, read back by the description of the format: numbers less their zero point (O, I), and scales (O, G)."""
+    group = GROUPED[matrix.format]
+    panels, per_tile = rounded_up(matrix.rows, TILE_OUTPUTS) // TILE_OUTPUTS, 128 // group
+    tiles = matrix.tiles.view(panels, -1, per_tile * 64 + 1024)
+    words = (
+        tiles[..., : per_tile * 64]
+        .contiguous()
+        .view(torch.int32)
+        .view(panels, -1, per_tile, 16)
+        .permute(0, 3, 1, 2)
+    )
+    zeros = (words & 31).reshape(panels * 16, -1)
+    scales = (words & ~31).contiguous().view(torch.float32).reshape(panels * 16, -1)
+    quads = tiles[..., per_tile * 64 :].reshape(panels, -1, 16, 16, 4).permute(0, 3, 1, 2, 4).flatten(-2)
+    codes = (
+        torch.stack((quads & 15, quads >> 4), -2).flatten(-2).reshape(panels * 16, -1, group).to(torch.int32)
+    )
+    numbers = (codes - zeros[:, :, None]).flatten(1)
+    assert numbers[:, matrix.columns :].count_nonzero() == 0 and numbers[matrix.rows :].count_nonzero() == 0
+    groups = -(-matrix.columns // group)
+    return numbers[: matrix.rows, : matrix.columns], scales[: matrix.rows, :groups]
+
+
+def worth(numbers_OI: Tensor, scales_OG: Tensor, group: int) -> Tensor:
+    """What they stand for, in fp64: (O, I)."""
+    return numbers_OI.double() * scales_OG.double().repeat_interleave(group, 1)[:, : numbers_OI.shape[1]]

@@ -1,0 +1,147 @@
+"""Weights of 4 bits in groups: what becomes of published ones, and products with them, for every instruction set that this processor has."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock_kernels import tiles
+from penstock_kernels.program import (
+    BYTE_INPUTS,
+    GROUPED,
+    TILE_OUTPUTS,
+    Activation,
+    Epilogue,
+    Format,
+    Kind,
+    Layout,
+    QuantizedMatrix,
+    rounded_up,
+)
+from penstock_kernels.tensors import in_torch
+from published import held, published, worth
+from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, random
+
+
+def regrouped(matrix_OI: Tensor, format: Format, name: str, threads: int = 1) -> QuantizedMatrix:
+    """In torch's tensors."""
+    made = tiles.regroup(matrix_OI, format, name, threads)
+    assert made is not None and made.scales is None and made.sums is None
+    return replace(made, tiles=in_torch(made.tiles))
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", GROUPED)
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 128), (50, 384), (33, 192), (20, 64)])
+def test_published_numbers_are_recognized(
+    name: str, format: Format, scales: torch.dtype, rows: int, columns: int
+) -> None:
+    group = GROUPED[format]
+    for symmetric in (False, True):
+        numbers, scales_OG, matrix = published(rows, columns, group, symmetric=symmetric, scales=scales)
+        matrix[3] = 0
+        numbers[3] = 0
+        made = regrouped(matrix, format, name, threads=2)
+        own, own_scales = held(made)
+        # Where all numbers of a group have a divisor, its scale is as much larger.
+        stands_for = worth(own, own_scales, group)
+        assert torch.equal(stands_for.bfloat16(), matrix), "the same in bf16, to the last bit"
+        off = (stands_for / worth(numbers, scales_OG, group) - 1).nan_to_num().abs()
+        assert off.max() < 2**-8, "which bf16 does not tell apart"
+        if scales == torch.float16 and rows == 50:
+            assert (off == 0).double().mean() > 0.4, "scales that are found to the last bit"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_groups_of_a_matrix_are_found_and_what_has_none_is_left(name: str) -> None:
+    for format, group in GROUPED.items():
+        _, _, matrix = published(64, 256, group, seed=group)
+        assert tiles.group_format(matrix, name) == format
+        assert tiles.group_format((matrix.float() * 1.1).bfloat16(), name) is None, "rounded twice"
+        matrix[63, 255] = 1.0
+        assert tiles.regroup(matrix, format, name) is None, "but for one number"
+    assert tiles.group_format(random(64, 256).bfloat16(), name) is None
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", GROUPED)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (128, 50), (192, 16), (1152, 96), (320, 1060)])
+def test_products_with_groups_are_exact_but_for_their_scales(
+    name: str, format: Format, inputs: int, outputs: int
+) -> None:
+    group = GROUPED[format]
+    table, bias = random(512, inputs), torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
+    table[7] = 0
+    bias[:outputs] = random(outputs, seed=2)
+    made = regrouped(published(outputs, inputs, group)[2], format, name)
+    bench = Bench(name, table)
+    source = bench.program.buffer("bytes", Layout.BYTES, inputs)
+    bench.add(Kind.QUANTIZE, bench.rounded(), source)
+    plain = bench.program.buffer("plain", Layout.F32, outputs)
+    short = bench.program.buffer("short", Layout.BF16, outputs)
+    shape = {
+        "rows": outputs,
+        "columns": rounded_up(inputs, BYTE_INPUTS),
+        "weight": made.tiles,
+        "bias": bias,
+        "format": format,
+    }
+    bench.add(Kind.LINEAR, source, plain, **shape)
+    bench.add(Kind.LINEAR, source, plain, **shape, epilogue=Epilogue.ADD, scale=0.5)
+    bench.add(Kind.LINEAR, source, short, **shape, epilogue=Epilogue.ACTIVATE, activation=Activation.RELU)
+    weight = worth(*held(made), group)
+    every: list[Tensor] = []
+    for rows in ROWS:
+        ids = [(7 * i) % 512 for i in range(rows)]
+        ran = bench.run(ids)
+        q, scale = in_bytes(table[ids].bfloat16().float())
+        exact = (q.double() @ weight.T * scale + bias[:outputs]).float()
+        got = ran.rows(plain, rows).clone()
+        torch.testing.assert_close(got, 1.5 * exact, atol=1e-5, rtol=1e-5)
+        close(ran.rows(short, rows), exact.relu())
+        every.append(got)
+    for got in every:
+        assert torch.equal(got, every[-1][: len(got)]), "whatever is computed beside it"
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", GROUPED)
+def test_gated_layers_with_groups(name: str, format: Format) -> None:
+    group = GROUPED[format]
+    table = random(64, 128)
+    bench = Bench(name, table)
+    source = bench.program.buffer("bytes", Layout.BYTES, 128)
+    bench.add(Kind.QUANTIZE, bench.rounded(), source)
+    hidden = bench.program.buffer("hidden", Layout.BF16, 80)
+    made = regrouped(published(160, 128, group)[2], format, name)
+    bench.add(
+        Kind.LINEAR,
+        source,
+        hidden,
+        rows=160,
+        columns=128,
+        weight=made.tiles,
+        format=format,
+        epilogue=Epilogue.GATE,
+        activation=Activation.SILU,
+    )
+    weight = worth(*held(made), group)
+    for rows in ROWS:
+        ids = [(7 * i) % 64 for i in range(rows)]
+        q, scale = in_bytes(table[ids].bfloat16().float())
+        both = (q.double() @ weight.T * scale).float()
+        exact = torch.nn.functional.silu(both[:, :80]) * both[:, 80:]
+        close(bench.run(ids).rows(hidden, rows), exact)
+
+
+def test_a_weight_in_groups_wants_no_scales_and_others_do() -> None:
+    made = regrouped(published(16, 128, 128)[2], Format.GROUPS_128, "generic")
+    bench = Bench("generic", random(8, 128))
+    source = bench.program.buffer("bytes", Layout.BYTES, 128)
+    bench.add(Kind.QUANTIZE, bench.rounded(), source)
+    out = bench.program.buffer("out", Layout.F32, 16)
+    bench.add(Kind.LINEAR, source, out, rows=16, columns=128, weight=made.tiles, format=Format.INT4)
+    with pytest.raises(ValueError, match="quantized weights without scales"):
+        bench.run([0])
