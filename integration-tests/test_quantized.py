@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import wire
 from conftest import Launch, fails
 from launched import PACKED_CACHE_DIR
+from penstock import tiny
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from processes import wait_for
@@ -61,6 +66,61 @@ def test_a_quantized_model_answers_the_same_alone_and_among_others(
     for thread in threads:
         thread.join()
     assert together == {number: alone[number % len(QUESTIONS)] for number in range(12)}
+
+
+def published_in_4_bits(folder: Path) -> Path:
+    """The shipped model as GPTQ's files have it: the nearest whole numbers, with a zero point and a scale for each 128 inputs."""
+    shutil.copytree(tiny.MODEL, folder)
+    held: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj." not in name:
+            held[name] = weight
+            continue
+        module, groups = name.removesuffix("weight"), weight.float().view(len(weight), -1, 128)
+        lowest, highest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scales = ((highest - lowest) / 15).half()
+        zeros = (-lowest / scales.float()).round().clamp(1, 15)
+        numbers = ((groups / scales.float()[:, :, None]).round() + zeros[:, :, None]).clamp(0, 15).flatten(1)
+        held[f"{module}qweight"] = words(numbers).T.contiguous()
+        held[f"{module}qzeros"] = words(zeros.T - 1)
+        held[f"{module}scales"] = scales.T.contiguous()
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+    # As most of them are published.
+    config["torch_dtype"] = "float16"
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def words(numbers: torch.Tensor) -> torch.Tensor:
+    """Eight numbers along the last dimension in each word, the first lowest."""
+    made = sum(numbers[:, place::8].long() << 4 * place for place in range(8))
+    assert isinstance(made, torch.Tensor)
+    return made.to(torch.uint32).view(torch.int32).contiguous()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_checkpoint_of_4_bits_is_served_as_it_is(launch: Launch, tmp_path: Path, shards: int) -> None:
+    folder = published_in_4_bits(tmp_path / "model")
+    flags = ("--model-id", str(folder), "--num-shard", str(shards))
+    server = launch(*flags, "--quantize", "gptq", env={PACKED_CACHE_DIR: str(tmp_path)}).wait_ready()
+    assert "int4 in groups of 128, head in bf16" in server.log()
+    assert "--quantize gptq changes nothing: a checkpoint says itself how it is quantized" in server.log()
+    assert "float16 weights are served in bfloat16" in server.log()
+    question = {"messages": [{"role": "user", "content": QUESTIONS[2]}], "max_tokens": 40, "temperature": 0}
+    answers = [wire.post(server.address, "/v1/chat/completions", question).json()]
+    server.stop()
+    again = launch(*flags, env={PACKED_CACHE_DIR: str(tmp_path)}).wait_ready()
+    assert "packed weights are mapped from" in again.log()
+    answers.append(wire.post(again.address, "/v1/chat/completions", question).json())
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert texts == ["12 + 30 = 42"] * 2
+    plain = launch(*flags, "--quantize", "none").wait_ready()
+    assert ", bf16, threads: " in plain.log()
+    assert wire.post(plain.address, "/v1/chat/completions", question).json()["choices"][0]["message"][
+        "content"
+    ]
 
 
 @pytest.mark.parametrize("shards", [1, 2])

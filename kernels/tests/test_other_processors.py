@@ -29,7 +29,7 @@ SHAPES = " or ".join(
     (
         "test_attention and 4-2-80 and softcap",
         "attention_is_that and 4-2-80 and softcap",
-        "products and (40-50 or 160-1060 or 2112-80-2)",
+        "products and (40-50 or 160-1060 or 2112-80-2 or 128-50)",
         "experts_give and int4",
         "last_bit and [2-",
     )

@@ -67,6 +67,24 @@ def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:
     assert text.endswith("would be served") and "LlamaForCausalLM, recipe llama" in text
 
 
+def test_weights_that_the_engine_serves_in_another_dtype_are_a_warning(tmp_path: Path) -> None:
+    try:
+        cpu_engine.instruction_set()
+    except NoCpuEngine as error:
+        pytest.skip(str(error))
+    folder = write(tmp_path / "model", checkpoints.config(vocab_size=4096, torch_dtype="float16"))
+    report = examine(folder, Question(device="cpu"))
+    assert report.would_serve and report.dtype == "bfloat16"
+    assert report.warnings == ["float16 weights are served in bfloat16, as the CPU engine computes"]
+    for question in (
+        Question(device="cpu", dtype="float16"),
+        Question(device="cpu", stages=2),
+        Question(device="cpu", implementation="transformers"),
+    ):
+        report = examine(folder, question)
+        assert report.would_serve and report.dtype == "float16" and not report.warnings, question
+
+
 def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> None:
     config = checkpoints.config(vocab_size=4096, intermediate_size=128)  # in whole tiles
     folder = write(tmp_path / "model", config)

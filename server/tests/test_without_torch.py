@@ -173,6 +173,24 @@ def test_what_needs_torch_says_so_where_there_is_none(options: list[str], says: 
     assert says in line
 
 
+@pytest.mark.parametrize(
+    ("dtype", "program"), [("float16", WITHOUT), ("float32", ABSENT)], ids=["fp16", "fp32"]
+)
+def test_weights_of_another_dtype_are_served_in_bf16_and_a_line_says_so(
+    dtype: str, program: tuple[str, ...], tmp_path: Path
+) -> None:
+    """fp16 always, fp32 where there is no torch; and the same text as of --dtype bfloat16."""
+    model = checkpoints.write(tmp_path / "model", checkpoints.config(torch_dtype=dtype))
+    options = ("--packed-cache", "off", "--threads", "2")
+    with Worker(model, tmp_path / "auto", *options, program=program) as worker:
+        assert worker.describe().dtype == "bfloat16"
+        answers = served(worker)
+    assert any(line["message"].startswith(f"{dtype} weights are served in bfloat16") for line in worker.log)
+    with Worker(model, tmp_path / "asked", *options, "--dtype", "bfloat16", program=program) as asked:
+        assert served(asked) == answers
+    assert not any("are served in bfloat16" in line["message"] for line in asked.log)
+
+
 def test_pickled_weights_say_that_only_torch_reads_them(tmp_path: Path) -> None:
     model = checkpoints.write(tmp_path / "model", checkpoints.config())
     (model / "model.safetensors").unlink()
