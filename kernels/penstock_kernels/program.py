@@ -87,7 +87,7 @@ class Epilogue(IntEnum):
 
 class Format(IntEnum):
     """Of a weight's numbers; those of ROWS are in bf16, and in no tiles. GROUPS are of 4 bits, with a scale and a zero point for so many
-    inputs.
+    inputs, and FP4 is a number of fp4 times a power of two.
     """
 
     BF16 = 0
@@ -97,10 +97,11 @@ class Format(IntEnum):
     GROUPS_32 = 4
     GROUPS_64 = 5
     GROUPS_128 = 6
+    FP4_32 = 7
 
 
 # Formats with groups, and the inputs of each.
-GROUPED = {Format.GROUPS_128: 128, Format.GROUPS_64: 64, Format.GROUPS_32: 32}
+GROUPED = {Format.GROUPS_128: 128, Format.GROUPS_64: 64, Format.GROUPS_32: 32, Format.FP4_32: 32}
 
 
 class CacheFormat(IntEnum):

@@ -1,5 +1,6 @@
 """Matrices in the CPU engine's tiles: see csrc/cpu/penstock_cpu.h. Used while a model is loaded."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_kernels import tensors
@@ -49,10 +50,12 @@ def quantize(
     return made
 
 
-def group_format(matrix_OI: Tensor, instruction_set: str) -> Format | None:
-    """Of a matrix of bf16 whose first numbers were of 4 bits with scales for groups of inputs: those groups."""
+def group_formats(matrix_OI: Tensor, expected: Format, instruction_set: str) -> Iterator[Format]:
+    """The formats that have the first numbers of a matrix of bf16, which was of 4 bits with scales for groups of inputs: first the expected one."""
     some_OI = matrix_OI[:TILE_OUTPUTS]
-    return next((one for one in GROUPED if _in_tiles(some_OI, one, instruction_set) is not None), None)
+    for one in (expected, *(one for one in GROUPED if one != expected)):
+        if _in_tiles(some_OI, one, instruction_set) is not None:
+            yield one
 
 
 def regroup(

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from penstock_kernels.program import GROUPED, TILE_OUTPUTS, QuantizedMatrix, rounded_up
+from penstock_kernels.program import GROUPED, TILE_OUTPUTS, Format, QuantizedMatrix, rounded_up
+
+TWICE_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int32)
+
+
+def of_format(format: Format, rows: int, columns: int, seed: int = 0) -> Tensor:
+    """In bf16 what a published matrix of such groups stands for."""
+    if format == Format.FP4_32:
+        return published_fp4(rows, columns, seed)[2]
+    return published(rows, columns, GROUPED[format], seed=seed)[2]
 
 
 def published(
@@ -27,6 +36,16 @@ def published(
     return numbers_OGI.flatten(1)[:, :columns], scales_OG, matrix_OI
 
 
+def published_fp4(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of fp4: twice its numbers, half of its powers of two."""
+    chance = torch.Generator().manual_seed(seed)
+    groups = -(-columns // 32)
+    numbers_OI = TWICE_FP4[torch.randint(0, 16, (rows, groups * 32), generator=chance)]
+    scales_OG = torch.exp2(torch.randint(-12, -3, (rows, groups), generator=chance).float())
+    matrix_OI = numbers_OI * scales_OG.repeat_interleave(32, 1)
+    return numbers_OI[:, :columns], scales_OG, matrix_OI[:, :columns].bfloat16()
+
+
 def held(matrix: QuantizedMatrix) -> tuple[Tensor, Tensor]:
     """What the tiles hold, read back by the description of the format: numbers less their zero point (O, I), and scales (O, G)."""
     group = GROUPED[matrix.format]
@@ -45,7 +64,11 @@ def held(matrix: QuantizedMatrix) -> tuple[Tensor, Tensor]:
     codes = (
         torch.stack((quads & 15, quads >> 4), -2).flatten(-2).reshape(panels * 16, -1, group).to(torch.int32)
     )
-    numbers = (codes - zeros[:, :, None]).flatten(1)
+    if matrix.format == Format.FP4_32:
+        assert bool((zeros == 12).all())
+        numbers = TWICE_FP4[codes].flatten(1)
+    else:
+        numbers = (codes - zeros[:, :, None]).flatten(1)
     assert numbers[:, matrix.columns :].count_nonzero() == 0 and numbers[matrix.rows :].count_nonzero() == 0
     groups = -(-matrix.columns // group)
     return numbers[: matrix.rows, : matrix.columns], scales[: matrix.rows, :groups]

@@ -20,7 +20,7 @@ from penstock_kernels.program import (
     Operation,
     rounded_up,
 )
-from published import held, published, worth
+from published import held, of_format, worth
 from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 
 WIDTH, INNER, EXPERTS = 96, 48, 8
@@ -105,9 +105,8 @@ class Mixture:
         self.up = random(EXPERTS, rows, WIDTH, scale=WIDTH**-0.5, seed=2).bfloat16()
         self.down = random(EXPERTS, WIDTH, self.inner, scale=self.inner**-0.5, seed=3).bfloat16()
         if self.format in GROUPED:
-            group = GROUPED[self.format]
-            self.up = published(EXPERTS * rows, WIDTH, group, seed=2)[2].view_as(self.up)
-            self.down = published(EXPERTS * WIDTH, self.inner, group, seed=3)[2].view_as(self.down)
+            self.up = of_format(self.format, EXPERTS * rows, WIDTH, seed=2).view_as(self.up)
+            self.down = of_format(self.format, EXPERTS * WIDTH, self.inner, seed=3).view_as(self.down)
         has_biases = choices.get("biases", False)
         self.up_bias = random(EXPERTS, rows, scale=0.2, seed=4) if has_biases else None
         self.down_bias = random(EXPERTS, WIDTH, scale=0.2, seed=5) if has_biases else None
@@ -229,6 +228,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int8": {"format": Format.INT8},
     "int4": {"format": Format.INT4},
     "int4 in groups": {"format": Format.GROUPS_32},
+    "int4 of fp4": {"format": Format.FP4_32, "biases": True, "clamp": (0.7, 1.702)},
     "int4 in groups of 64": {"format": Format.GROUPS_64, "inner": 64},
     "int8 not gated": {"format": Format.INT8, "gated": False, "biases": True},
 }

@@ -20,8 +20,11 @@ from penstock_kernels.program import (
     rounded_up,
 )
 from penstock_kernels.tensors import in_torch
-from published import held, published, worth
+from published import held, of_format, published, published_fp4, worth
 from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, random
+
+# Of whole numbers.
+WHOLE = [format for format in GROUPED if format != Format.FP4_32]
 
 
 def regrouped(matrix_OI: Tensor, format: Format, name: str, threads: int = 1) -> QuantizedMatrix:
@@ -32,7 +35,7 @@ def regrouped(matrix_OI: Tensor, format: Format, name: str, threads: int = 1) ->
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("format", GROUPED)
+@pytest.mark.parametrize("format", WHOLE)
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "columns"), [(16, 128), (50, 384), (33, 192), (20, 64)])
 def test_published_numbers_are_recognized(
@@ -55,14 +58,27 @@ def test_published_numbers_are_recognized(
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 128), (50, 384), (33, 96)])
+def test_numbers_of_fp4_are_what_they_were(name: str, rows: int, columns: int) -> None:
+    numbers, scales_OG, matrix = published_fp4(rows, columns)
+    matrix[3], numbers[3] = 0, 0
+    own, own_scales = held(regrouped(matrix, Format.FP4_32, name, threads=2))
+    assert torch.equal(worth(own, own_scales, 32), worth(numbers, scales_OG, 32))
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_groups_of_a_matrix_are_found_and_what_has_none_is_left(name: str) -> None:
-    for format, group in GROUPED.items():
-        _, _, matrix = published(64, 256, group, seed=group)
-        assert tiles.group_format(matrix, name) == format
-        assert tiles.group_format((matrix.float() * 1.1).bfloat16(), name) is None, "rounded twice"
+    for format in GROUPED:
+        matrix = of_format(format, 64, 256, seed=format)
+        assert next(tiles.group_formats(matrix, format, name)) == format
+        # Groups of 128 inputs are twice as many of 64, too.
+        finer = [one for one in WHOLE if format != Format.FP4_32 and GROUPED[one] < GROUPED[format]]
+        assert list(tiles.group_formats(matrix, Format.FP4_32, name)) == [format, *finer]
+        rounded_twice = (matrix.float() * 1.1).bfloat16()
+        assert not list(tiles.group_formats(rounded_twice, format, name))
         matrix[63, 255] = 1.0
         assert tiles.regroup(matrix, format, name) is None, "but for one number"
-    assert tiles.group_format(random(64, 256).bfloat16(), name) is None
+    assert not list(tiles.group_formats(random(64, 256).bfloat16(), Format.FP4_32, name))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -75,7 +91,7 @@ def test_products_with_groups_are_exact_but_for_their_scales(
     table, bias = random(512, inputs), torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
     table[7] = 0
     bias[:outputs] = random(outputs, seed=2)
-    made = regrouped(published(outputs, inputs, group)[2], format, name)
+    made = regrouped(of_format(format, outputs, inputs), format, name)
     bench = Bench(name, table)
     source = bench.program.buffer("bytes", Layout.BYTES, inputs)
     bench.add(Kind.QUANTIZE, bench.rounded(), source)
@@ -115,7 +131,7 @@ def test_gated_layers_with_groups(name: str, format: Format) -> None:
     source = bench.program.buffer("bytes", Layout.BYTES, 128)
     bench.add(Kind.QUANTIZE, bench.rounded(), source)
     hidden = bench.program.buffer("hidden", Layout.BF16, 80)
-    made = regrouped(published(160, 128, group)[2], format, name)
+    made = regrouped(of_format(format, 160, 128), format, name)
     bench.add(
         Kind.LINEAR,
         source,

@@ -174,8 +174,8 @@ def test_codes_are_loaded_as_what_they_stand_for(
     assert all(map(torch.equal, coded.weights(), plain.weights()))
 
 
-def test_experts_as_gpt_oss_is_published(tmp_path: Path) -> None:
-    """Blocks of fp4, and the same in bf16, where matrices are (in, out)."""
+def gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
+    """A model with experts in blocks of fp4, and the same in bf16, where matrices are (in, out)."""
     config: dict[str, Any] = {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99,
@@ -224,6 +224,11 @@ def test_experts_as_gpt_oss_is_published(tmp_path: Path) -> None:
     (folders[0] / "config.json").write_text(
         json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}})
     )
+    return folders[0], folders[1]
+
+
+def test_experts_as_gpt_oss_is_published(tmp_path: Path) -> None:
+    folders = gpt_oss(tmp_path)
     for group in (ALONE, TensorGroup(1, 2)):
         loaded = [recipes.load(check_folder(one), one, torch.bfloat16, CPU, group) for one in folders]
         assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 import checkpoints
+from client import row
 from driver import Driver
 from penstock import quantization
 from penstock.loading.checks import check_folder
 from penstock.models import recipes
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels.program import Kind
-from test_codes import CPU, grouped, packed
+from test_codes import CPU, gpt_oss, grouped, packed
 from test_native import SETS, relative_error, whole
-from test_parity import LENGTH
+from test_parity import LENGTH, blocks_for
 
 pytestmark = pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
 
@@ -84,6 +85,25 @@ def test_groups_of_4_bits_stay_what_they_are(
     assert formats(numbers) == {"BF16"} and torch.equal(whole(numbers), exact)
 
 
+def test_experts_of_fp4_stay_what_they_are(tmp_path: Path) -> None:
+    codes, plain = gpt_oss(tmp_path)
+    driver = Driver(codes, torch.bfloat16, max_sequence_tokens=64)
+    native = driver.engine.native
+    assert native is not None and "int8 and fp4 in groups of 32, head in bf16" in native.weight_formats
+    experts = {one.format.name for one in native.program.body if one.kind == Kind.EXPERTS}
+    assert experts == {"FP4_32"}
+    exact = logits_of(Driver(plain, torch.bfloat16, max_sequence_tokens=64))
+    assert relative_error(logits_of(driver), exact) < 0.1
+    numbers = Driver(codes, torch.bfloat16, max_sequence_tokens=64, quantize="none")
+    assert torch.equal(logits_of(numbers), exact)
+
+
+def logits_of(driver: Driver) -> Tensor:
+    """Behind every token of a short prompt."""
+    ids = list(range(3, 43))
+    return driver.all_logits([row(0, ids, 0, blocks_for(40), start={}, sample=False, targets=[1] * 40)])
+
+
 def test_matrices_of_no_groups_are_of_8_bits_beside_them(tmp_path: Path) -> None:
     codes, plain = written(tmp_path, "gptq", 128, left_out="down_proj")
     driver = Driver(codes, torch.bfloat16, max_sequence_tokens=LENGTH)
@@ -100,22 +120,25 @@ def test_what_the_engine_has_no_groups_of_is_served_in_bf16(tmp_path: Path) -> N
 
 
 def test_a_group_is_what_config_json_says() -> None:
-    def of(**given: Any) -> int | None:
-        return quantization.published_group({"quantization_config": given})
+    def of(**given: Any) -> str | None:
+        return quantization.published({"quantization_config": given})
 
-    assert of(quant_method="gptq", bits=4, group_size=128) == 128
-    assert of(quant_method="gptq", bits=4, group_size=-1) == 128
-    assert of(quant_method="awq", bits=4, group_size=64) == 64
-    assert of(quant_method="gptq", bits=4, group_size=256) == 128
+    assert of(quant_method="gptq", bits=4, group_size=128) == "groups_128"
+    assert of(quant_method="gptq", bits=4, group_size=-1) == "groups_128"
+    assert of(quant_method="awq", bits=4, group_size=64) == "groups_64"
+    assert of(quant_method="gptq", bits=4, group_size=256) == "groups_128"
     assert of(quant_method="gptq", bits=8, group_size=128) is None
     assert of(quant_method="gptq", bits=4, group_size=128, desc_act=True) is None
     assert of(quant_method="fp8", bits=4, group_size=128) is None
     weights = {"num_bits": 4, "group_size": 128, "actorder": "group"}
     assert of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) is None
     weights["actorder"] = "static"
-    assert of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) == 128
-    assert quantization.published_group({"quantization_config": "gptq"}) is None
-    assert quantization.published_group({}) is None
+    assert (
+        of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) == "groups_128"
+    )
+    assert of(quant_method="mxfp4") == "fp4_32"
+    assert quantization.published({"quantization_config": "gptq"}) is None
+    assert quantization.published({}) is None
 
 
 def test_memory_is_counted_as_4_bits(tmp_path: Path) -> None:

@@ -27,6 +27,38 @@ INLINE F16 add_group(F16 sum, I16 whole, F16 scale) {
 #endif
 }
 
+// What 4 bits of each byte stand for: themselves, or of fp4 their number with the zero point.
+template <bool is_fp4>
+INLINE B64 numbers_of(B64 x) {
+    if constexpr (!is_fp4) return x;
+    constexpr int8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if defined(PENSTOCK_AVX512)
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+    return (B64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)x);
+#else
+    union {
+        B64 whole;
+#if defined(__AVX2__)
+        __m256i parts[2];
+#elif defined(PENSTOCK_NEON)
+        uint8x16_t parts[4];
+#else
+        uint8_t parts[64];
+#endif
+    } numbers = {x};
+#if defined(__AVX2__)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+    for (__m256i &part : numbers.parts) part = _mm256_shuffle_epi8(all, part);
+#elif defined(PENSTOCK_NEON)
+    const uint8x16_t all = vreinterpretq_u8_s8(vld1q_s8(table));
+    for (uint8x16_t &part : numbers.parts) part = vqtbl1q_u8(all, part);
+#else
+    for (uint8_t &part : numbers.parts) part = static_cast<uint8_t>(table[part]);
+#endif
+    return numbers.whole;
+#endif
+}
+
 // What a tile becomes for products of int8: of each group 64 bytes that are taken off where numbers are turned, then 64 bytes of scales;
 // behind them tiles of (u - zero). Groups of 32 have a tile each, half of which is zeros.
 template <int group>
@@ -36,7 +68,7 @@ constexpr int kTilesOfGroup = group == 128 ? 2 : 1;
 template <int group>
 constexpr int64_t kUnpackedGroups = unpacked_bytes(group);
 
-template <int group>
+template <int group, bool is_fp4>
 INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     constexpr int groups = kGroups<group>;
     constexpr U16 ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -50,8 +82,8 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
         B64 bytes = {};
         for (int p = 8 * half; p < 8 * half + 8; p++) {
             const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + groups * 64 + p * 64);
-            const B64 u = (B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu);
-            bytes += u;  // at most 8 times 15
+            const B64 u = numbers_of<is_fp4>((B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu));
+            bytes += u;  // at most 8 times 24
             *reinterpret_cast<B64Memory *>(tile + p * 64) = u - zero;
             if (group == 32) *reinterpret_cast<B64Memory *>(tile + (p ^ 8) * 64) = B64{};
         }
@@ -89,9 +121,9 @@ INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_
 }
 
 #if defined(PENSTOCK_AVX512)
-// One or two rows times columns as they are. Inputs have a sign here: of a group, the sum of products with numbers from 0 to 15, less the
+// One or two rows times columns as they are. Inputs have a sign here: of a group, the sum of products with numbers without one, less the
 // zero point times the sum of the inputs.
-template <int group, int rows, int count>
+template <int group, bool is_fp4, int rows, int count>
 INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int tiles, long step, float *c) {
     constexpr int groups = kGroups<group>;
     constexpr long tile_bytes = groups * 64 + 1024;
@@ -122,8 +154,9 @@ INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *col
                 for (int i = 0; i < count; i++) {
                     const __m512i both =
                         _mm512_loadu_si512(columns[i] + at + groups * 64 + half * 512 + p * 64);
-                    const __m512i low = _mm512_and_si512(both, nibbles);
-                    const __m512i high = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
+                    const auto low = (__m512i)numbers_of<is_fp4>((B64)_mm512_and_si512(both, nibbles));
+                    const auto high =
+                        (__m512i)numbers_of<is_fp4>((B64)_mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles));
                     for (int r = 0; r < rows; r++) {
                         part[lower][r][i] = _mm512_dpbusd_epi32(part[lower][r][i], low, x[r]);
                         part[upper][r][i] = _mm512_dpbusd_epi32(part[upper][r][i], high, y[r]);
@@ -146,32 +179,32 @@ INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *col
 }
 
 // As many of these columns as their sums leave registers for. Returns how many.
-template <int group, int rows>
+template <int group, bool is_fp4, int rows>
 INLINE int some_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int count, int tiles, long step,
                            float *c) {
     if constexpr (rows == 1)
         if (count == 4) {
-            group_rows<group, rows, 4>(a, a_bytes, columns, tiles, step, c);
+            group_rows<group, is_fp4, rows, 4>(a, a_bytes, columns, tiles, step, c);
             return 4;
         }
     if (count > 1) {
-        group_rows<group, rows, 2>(a, a_bytes, columns, tiles, step, c);
+        group_rows<group, is_fp4, rows, 2>(a, a_bytes, columns, tiles, step, c);
         return 2;
     }
-    group_rows<group, rows, 1>(a, a_bytes, columns, tiles, step, c);
+    group_rows<group, is_fp4, rows, 1>(a, a_bytes, columns, tiles, step, c);
     return 1;
 }
 #endif
 
 // Up to 16 rows times some columns: fp32 sums. `unpacked`: of more than 16 rows in all, the columns that were unpacked before; of fewer,
 // memory for a tile of each column.
-template <int group>
+template <int group, bool is_fp4>
 INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
                           long step, uint8_t *unpacked, bool is_unpacked, float *sums) {
 #if defined(PENSTOCK_AVX512)
     while (!is_unpacked && rows <= 2 && count > 0) {
-        const int some = rows == 1 ? some_group_rows<group, 1>(a, a_bytes, columns, count, tiles, step, sums)
-                                   : some_group_rows<group, 2>(a, a_bytes, columns, count, tiles, step, sums);
+        const int some = rows == 1 ? some_group_rows<group, is_fp4, 1>(a, a_bytes, columns, count, tiles, step, sums)
+                                   : some_group_rows<group, is_fp4, 2>(a, a_bytes, columns, count, tiles, step, sums);
         columns += some, count -= some, sums += some * kBlockFloats;
     }
     if (count == 0) return;
@@ -186,7 +219,7 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
             uint8_t *const own = unpacked + ((is_unpacked ? (int64_t)i * tiles + k : i) * kUnpackedGroups<group>);
             if (!is_unpacked) {
                 fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
-                unpack_groups<group>(columns[i] + k * tile_bytes, own);
+                unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, own);
             }
             from[i] = own;
         }
@@ -194,12 +227,12 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
     }
 }
 
-template <int group>
+template <int group, bool is_fp4>
 INLINE void unpack_columns(const uint8_t *const *columns, int count, int tiles, uint8_t *unpacked) {
     constexpr long tile_bytes = kGroups<group> * 64 + 1024;
     for (int i = 0; i < count; i++)
         for (int k = 0; k < tiles; k++)
-            unpack_groups<group>(columns[i] + k * tile_bytes, unpacked + ((int64_t)i * tiles + k) * kUnpackedGroups<group>);
+            unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, unpacked + ((int64_t)i * tiles + k) * kUnpackedGroups<group>);
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ struct QuantizeArgs {
 // Inputs of a group of a format that has a scale for each; 0: a format that has one for an output.
 [[maybe_unused]] static constexpr int group_of(penstock_format format) {
     return format == PENSTOCK_FORMAT_GROUPS_32    ? 32
+           : format == PENSTOCK_FORMAT_FP4_32     ? 32
            : format == PENSTOCK_FORMAT_GROUPS_64  ? 64
            : format == PENSTOCK_FORMAT_GROUPS_128 ? 128
                                                   : 0;

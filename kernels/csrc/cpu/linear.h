@@ -212,7 +212,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
 }
 
 // Up to four tiles of outputs of some rows, of weights in groups.
-template <int group>
+template <int group, bool is_fp4>
 INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
                         float *sums) {
     const int k_tiles = static_cast<int>(round_up(args.inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS);
@@ -221,10 +221,10 @@ INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, cons
     for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
     uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
     const bool is_unpacked = args.rows > 16, gated = args.epilogue == PENSTOCK_GATE;
-    if (is_unpacked) unpack_columns<group>(columns, count, k_tiles, unpacked);
+    if (is_unpacked) unpack_columns<group, is_fp4>(columns, count, k_tiles, unpacked);
     for (int64_t row = begin; row < end; row += 16) {
         const int rows = static_cast<int>(least(16, end - row));
-        group_product<group>(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles,
+        group_product<group, is_fp4>(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles,
                              next * column_bytes, unpacked, is_unpacked, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
             finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
@@ -236,11 +236,13 @@ SEPARATE void any_group_block(const LinearArgs &args, int64_t begin, int64_t end
                               float *sums) {
     switch (args.format) {
         case PENSTOCK_FORMAT_GROUPS_32:
-            return group_block<32>(args, begin, end, tiles, count, next, sums);
+            return group_block<32, false>(args, begin, end, tiles, count, next, sums);
         case PENSTOCK_FORMAT_GROUPS_64:
-            return group_block<64>(args, begin, end, tiles, count, next, sums);
+            return group_block<64, false>(args, begin, end, tiles, count, next, sums);
+        case PENSTOCK_FORMAT_FP4_32:
+            return group_block<32, true>(args, begin, end, tiles, count, next, sums);
         default:
-            return group_block<128>(args, begin, end, tiles, count, next, sums);
+            return group_block<128, false>(args, begin, end, tiles, count, next, sums);
     }
 }
 

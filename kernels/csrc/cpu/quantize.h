@@ -15,7 +15,7 @@ namespace {
 constexpr int kByteShares = 8;
 constexpr float kByteShareStep = 0.025f;
 constexpr float kInt4Shares[] = {1.08f, 1.0f, 0.93f, 0.86f, 0.8f};
-constexpr int kMostFactor = 15, kInt4Zero = 8, kFactorsTried = 5;
+constexpr int kMostFactor = 15, kInt4Zero = 8, kFp4Zero = 12, kFactorsTried = 5;
 
 INLINE F16 bounded(F16 x, float lowest, float highest) {
     return minimum(maximum(x, all(lowest)), all(highest));
@@ -229,6 +229,42 @@ static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uin
     return true;
 }
 
+// The same of fp4, whose scales are powers of two and whose numbers have few digits: nothing is rounded.
+static bool quantize_row_fp4(const float *x, int64_t columns, int8_t *to, uint32_t *words) {
+    constexpr int group = 32;
+    constexpr int largest_for[] = {12, 8, 6, 4, 3, 2, 1};
+    static constexpr int8_t codes[13] = {0, 1, 2, 3, 4, -1, 5, -1, 6, -1, -1, -1, 7};
+    for (int64_t first = 0; first < columns; first += group) {
+        F16 largest = {};
+        for (int i = 0; i < group; i += 16) largest = maximum(size_of(load(x + first + i)), largest);
+        const float most = maximum_of(largest);
+        bool found = most == 0.0f;
+        union {
+            float number;
+            uint32_t bits;
+        } scale = {0.0f};
+        for (const int times : largest_for) {
+            if (found) break;
+            scale.number = most / static_cast<float>(times);
+            if (scale.bits & 0x7fffffu) continue;
+            found = true;
+            for (int i = 0; i < group && found; i++) {
+                const float number = x[first + i] / scale.number, size = number < 0.0f ? -number : number;
+                const int whole = static_cast<int>(size);
+                found = static_cast<float>(whole) == size && codes[whole] >= 0;
+            }
+        }
+        if (!found) return false;
+        for (int i = 0; i < group; i++) {
+            const float number = most == 0.0f ? 0.0f : x[first + i] / scale.number;
+            const int8_t code = codes[static_cast<int>(number < 0.0f ? -number : number)];
+            to[first + i] = static_cast<int8_t>(number < 0.0f ? code + 8 : code);
+        }
+        words[first / group] = scale.bits | kFp4Zero;
+    }
+    return true;
+}
+
 static bool quantize_row_groups(int group, const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
     if (group == 32) return quantize_row_groups<32>(x, columns, to, words, lanes);
     if (group == 64) return quantize_row_groups<64>(x, columns, to, words, lanes);
@@ -272,7 +308,11 @@ bool quantize_weight(const QuantizeWeightArgs &args) {
                 reinterpret_cast<uint32_t *>(panel)[quad * 16 + output] =
                     reinterpret_cast<const uint32_t *>(numbers)[quad];
         } else if (group) {
-            if (!quantize_row_groups(group, x, columns, numbers, words, lanes)) return false;
+            if (args.format == PENSTOCK_FORMAT_FP4_32) {
+                if (!quantize_row_fp4(x, columns, numbers, words)) return false;
+            } else if (!quantize_row_groups(group, x, columns, numbers, words, lanes)) {
+                return false;
+            }
             const int per_tile = PENSTOCK_INT4_INPUTS / group;
             for (int64_t k = 0; k < k_tiles; k++) {
                 uint8_t *tile = panel + k * tile_bytes;

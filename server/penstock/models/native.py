@@ -263,7 +263,9 @@ def in_tiles(head_dim: int) -> int:
 
 def _in_words(format: Format) -> str:
     """In words."""
-    return f"int4 in groups of {GROUPED[format]}" if format in GROUPED else format.name.lower()
+    if format in GROUPED:
+        return f"{'fp4' if format == Format.FP4_32 else 'int4'} in groups of {GROUPED[format]}"
+    return format.name.lower()
 
 
 def on_cpu_engine(

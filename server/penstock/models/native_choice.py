@@ -17,7 +17,7 @@ from penstock.models.recorder import undivided, unknown_choice
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
-from penstock_kernels.program import GROUPED, MOST_BYTE_INPUTS, Format
+from penstock_kernels.program import MOST_BYTE_INPUTS, Format
 
 
 def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
@@ -119,11 +119,10 @@ def published(
     threads: int = 0,
 ) -> Quantizer | None:
     """Of a checkpoint that is published in 4 bits: it stays what it is where the CPU engine runs it. None: it is served in bf16."""
-    size = quantization.published_group(config)
-    if size is None or shape is None or device.type != "cpu" or why_not(shape, dtype, group) is not None:
+    named = quantization.published(config)
+    if named is None or shape is None or device.type != "cpu" or why_not(shape, dtype, group) is not None:
         return None
     assert isinstance(shape, DecoderConfig), "it serves no other"
-    format = next(one for one, inputs in GROUPED.items() if inputs == size)
     try:
         runs = cpu_engine.instruction_set()
     except (NoCpuEngine, WrongInstructionSet):  # `instruction_set` says why
@@ -131,7 +130,7 @@ def published(
     return (
         None
         if _widest(shape) > MOST_BYTE_INPUTS
-        else Quantizer(Format.INT8, False, runs, threads_of(threads), format)
+        else Quantizer(Format.INT8, False, runs, threads_of(threads), Format[named.upper()])
     )
 
 

@@ -91,10 +91,10 @@ class Quantizer:
         if self.published is not None:
             format = self.published
             if not checkpoint.is_rehearsal:
-                found = tiles.group_format(matrix_OI, self.instruction_set)
-                made = None if found is None else self._regrouped(matrix_OI, found, checkpoint)
-                if made is not None:
-                    return made
+                for found in tiles.group_formats(matrix_OI, format, self.instruction_set):
+                    made = self._regrouped(matrix_OI, found, checkpoint)
+                    if made is not None:
+                        return made
                 format = self.format
         into = checkpoint.new((quantized_bytes(format, rows, columns),), tensors.uint8)
         if checkpoint.is_rehearsal:

@@ -23,10 +23,10 @@ SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors", "g
 WORDS = ("compressed-tensors", "gptq", "awq")
 COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 
-# How weights of 4 bits with scales for groups of inputs are served where the CPU engine runs: as they are. And the value of --quantize that
+# How weights of 4 bits are served where the CPU engine runs the model: as they are. And the value of --quantize that
 # has them, like all others, served as the numbers of bf16 that they stand for.
 PUBLISHED, NONE = "published", "none"
-GROUPS = (32, 64, 128)
+GROUPS, FP4 = (32, 64, 128), "fp4_32"
 
 # What the names of tensors end with that only a quantized checkpoint has. The first that fits.
 TRACES = (
@@ -96,35 +96,43 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
     return False
 
 
-def published_group(config: dict[str, Any]) -> int | None:
-    """How many inputs a scale is for, of a checkpoint of whole numbers of 4 bits whose groups are inputs beside each other; None: it is none."""
+def published(config: dict[str, Any]) -> str | None:
+    """The engine's format that has a checkpoint's numbers of 4 bits as they are: fp4, or whole numbers with scales for groups of inputs that are
+    beside each other; None: it is of neither.
+    """
     for outer in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config"):
             given = outer.get(key) if isinstance(outer, dict) else None
-            if not isinstance(given, dict) or _method(given, "compressed-tensors") not in WORDS:
+            if not isinstance(given, dict):
                 continue
-            groups = given.get("config_groups")
-            weights = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-            held = weights.get("weights") if isinstance(weights, dict) else given
-            if not isinstance(held, dict) or held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
-                continue
-            size = held.get("group_size", held.get("q_group_size"))
-            if size in (-1, None):  # one for all inputs of an output
-                return GROUPS[-1]
-            # Ordered by activations, a group's inputs are anywhere.
-            if (
-                type(size) is int
-                and not given.get("desc_act")
-                and held.get("actorder") in (None, False, "weight", "static")
-            ):
-                return next((one for one in reversed(GROUPS) if size % one == 0), None)
+            method = _method(given, "compressed-tensors")
+            if method == "mxfp4":
+                return FP4
+            size = _group_size(given) if method in WORDS else None
+            if size is not None:
+                return next((f"groups_{one}" for one in reversed(GROUPS) if size % one == 0), None)
     return None
+
+
+def _group_size(given: dict[str, Any]) -> int | None:
+    """How many inputs beside each other have a scale, of whole numbers of 4 bits."""
+    groups = given.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    held = first.get("weights") if isinstance(first, dict) else given
+    if not isinstance(held, dict) or held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
+        return None
+    size = held.get("group_size", held.get("q_group_size"))
+    if size in (-1, None):  # one for all inputs of an output
+        return GROUPS[-1]
+    # Ordered by activations, a group's inputs are anywhere.
+    in_order = not given.get("desc_act") and held.get("actorder") in (None, False, "weight", "static")
+    return size if type(size) is int and size > 0 and in_order else None
 
 
 def as_served(config: dict[str, Any], quantize: str) -> str:
     """How weights are quantized while the CPU engine loads them, of a --quantize: "" is not at all."""
     if not quantize:
-        return PUBLISHED if published_group(config) is not None else ""
+        return PUBLISHED if published(config) is not None else ""
     return "" if quantize == NONE else quantize
 
 
