@@ -323,7 +323,8 @@ def quantized_bytes(format: Format, rows: int, columns: int) -> int:
     panels = rounded_up(rows, TILE_OUTPUTS) // TILE_OUTPUTS
     tiles = panels * (rounded_up(columns, INT4_INPUTS) // INT4_INPUTS)
     if format in GROUPED:
-        return tiles * (1024 + INT4_INPUTS // GROUPED[format] * 64)
+        head = INT4_INPUTS // GROUPED[format] * (16 if format == Format.FP4_32 else 64)
+        return tiles * (1024 + head)
     if format == Format.INT4:
         return tiles * INT4_BYTES
     return panels * TILE_OUTPUTS * rounded_up(columns, BYTE_INPUTS)

@@ -50,22 +50,19 @@ def held(matrix: QuantizedMatrix) -> tuple[Tensor, Tensor]:
     """What the tiles hold, read back by the description of the format: numbers less their zero point (O, I), and scales (O, G)."""
     group = GROUPED[matrix.format]
     panels, per_tile = rounded_up(matrix.rows, TILE_OUTPUTS) // TILE_OUTPUTS, 128 // group
-    tiles = matrix.tiles.view(panels, -1, per_tile * 64 + 1024)
-    words = (
-        tiles[..., : per_tile * 64]
-        .contiguous()
-        .view(torch.int32)
-        .view(panels, -1, per_tile, 16)
-        .permute(0, 3, 1, 2)
-    )
+    is_fp4 = matrix.format == Format.FP4_32
+    head = per_tile * (16 if is_fp4 else 64)
+    tiles = matrix.tiles.view(panels, -1, head + 1024)
+    words = tiles[..., :head].contiguous()
+    words = words.to(torch.int32) << 23 if is_fp4 else words.view(torch.int32)
+    words = words.view(panels, -1, per_tile, 16).permute(0, 3, 1, 2)
     zeros = (words & 31).reshape(panels * 16, -1)
     scales = (words & ~31).contiguous().view(torch.float32).reshape(panels * 16, -1)
-    quads = tiles[..., per_tile * 64 :].reshape(panels, -1, 16, 16, 4).permute(0, 3, 1, 2, 4).flatten(-2)
+    quads = tiles[..., head:].reshape(panels, -1, 16, 16, 4).permute(0, 3, 1, 2, 4).flatten(-2)
     codes = (
         torch.stack((quads & 15, quads >> 4), -2).flatten(-2).reshape(panels * 16, -1, group).to(torch.int32)
     )
-    if matrix.format == Format.FP4_32:
-        assert bool((zeros == 12).all())
+    if is_fp4:
         numbers = TWICE_FP4[codes].flatten(1)
     else:
         numbers = (codes - zeros[:, :, None]).flatten(1)

@@ -14,7 +14,12 @@ INLINE F16 scale_of(U16 words) {
 INLINE I16 zero_of(U16 words) {
     return (I16)(words & 31u);
 }
+template <bool is_fp4>
 INLINE U16 words_of(const uint8_t *tile, int group) {
+    if (is_fp4) {
+        const auto exponents = (Bytes16) * reinterpret_cast<const B16Memory *>(tile + group * 16);
+        return __builtin_convertvector(exponents, U16) << 23 | 12u;
+    }
     return (U16) * reinterpret_cast<const U16Memory *>(tile + group * 64);
 }
 
@@ -77,11 +82,11 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     // Quads 0 to 7 and 8 to 15, of the lower and of the upper 64 inputs: 32 inputs each.
     for (int part = 0; part < 4; part++) {
         const int upper = part / 2, half = part % 2, of = part * 32 / group;
-        const B64 zero = (B64)((U16)zero_of(words_of(from, of)) * (ones * 0x01010101u));
+        const B64 zero = (B64)((U16)zero_of(words_of<is_fp4>(from, of)) * (ones * 0x01010101u));
         uint8_t *const tile = tiles + (group == 32 ? part : upper) * kTileBytes;
         B64 bytes = {};
         for (int p = 8 * half; p < 8 * half + 8; p++) {
-            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + groups * 64 + p * 64);
+            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + head_bytes(group, is_fp4) + p * 64);
             const B64 u = numbers_of<is_fp4>((B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu));
             bytes += u;  // at most 8 times 24
             *reinterpret_cast<B64Memory *>(tile + p * 64) = u - zero;
@@ -89,11 +94,11 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
         }
         const U16 quads = (U16)bytes;
         const U16 sums = (quads & 255u) + (quads >> 8 & 255u) + (quads >> 16 & 255u) + (quads >> 24);
-        total[of] += (I16)sums - zero_of(words_of(from, of)) * 32;
+        total[of] += (I16)sums - zero_of(words_of<is_fp4>(from, of)) * 32;
     }
     for (int i = 0; i < groups; i++) {
         store(reinterpret_cast<float *>(to + i * 128), (F16)(total[i] * 128));
-        store(reinterpret_cast<float *>(to + i * 128 + 64), scale_of(words_of(from, i)));
+        store(reinterpret_cast<float *>(to + i * 128 + 64), scale_of(words_of<is_fp4>(from, i)));
     }
 }
 
@@ -126,7 +131,7 @@ INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_
 template <int group, bool is_fp4, int rows, int count>
 INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int tiles, long step, float *c) {
     constexpr int groups = kGroups<group>;
-    constexpr long tile_bytes = groups * 64 + 1024;
+    constexpr long head = head_bytes(group, is_fp4), tile_bytes = head + 1024;
     const __m512i nibbles = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1);
     const __m512i sign = _mm512_set1_epi8(kIsTurned ? -128 : 0);
     F16 sum[rows][count] = {};
@@ -153,7 +158,7 @@ INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *col
                 }
                 for (int i = 0; i < count; i++) {
                     const __m512i both =
-                        _mm512_loadu_si512(columns[i] + at + groups * 64 + half * 512 + p * 64);
+                        _mm512_loadu_si512(columns[i] + at + head + half * 512 + p * 64);
                     const auto low = (__m512i)numbers_of<is_fp4>((B64)_mm512_and_si512(both, nibbles));
                     const auto high =
                         (__m512i)numbers_of<is_fp4>((B64)_mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles));
@@ -166,7 +171,7 @@ INLINE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *col
         }
         for (int g = 0; g < groups; g++)
             for (int i = 0; i < count; i++) {
-                const U16 words = words_of(columns[i] + at, g);
+                const U16 words = words_of<is_fp4>(columns[i] + at, g);
                 for (int r = 0; r < rows; r++) {
                     I16 whole = (I16)part[g][r][i], of_inputs = (I16)inputs[g][r];
                     if (group == 128) whole += (I16)part[1][r][i], of_inputs += (I16)inputs[1][r];
@@ -209,7 +214,7 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
     }
     if (count == 0) return;
 #endif
-    constexpr long tile_bytes = kGroups<group> * 64 + 1024;
+    constexpr long tile_bytes = head_bytes(group, is_fp4) + 1024;
     float *const whole = sums + kMostTiles * kBlockFloats;
     for (int i = 0; i < count; i++)
         for (int r = 0; r < rows; r++) store(sums + i * kBlockFloats + r * 16, F16{});
@@ -229,7 +234,7 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
 
 template <int group, bool is_fp4>
 INLINE void unpack_columns(const uint8_t *const *columns, int count, int tiles, uint8_t *unpacked) {
-    constexpr long tile_bytes = kGroups<group> * 64 + 1024;
+    constexpr long tile_bytes = head_bytes(group, is_fp4) + 1024;
     for (int i = 0; i < count; i++)
         for (int k = 0; k < tiles; k++)
             unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, unpacked + ((int64_t)i * tiles + k) * kUnpackedGroups<group>);

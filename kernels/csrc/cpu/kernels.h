@@ -131,10 +131,15 @@ struct QuantizeArgs {
                                                   : 0;
 }
 
-// Of a tile of 16 outputs x 128 inputs in 4 bits.
+// Of what lies in front of the numbers of a tile of 16 outputs x 128 inputs in 4 bits.
+[[maybe_unused]] static constexpr int64_t head_bytes(int group, bool is_fp4) {
+    return PENSTOCK_INT4_INPUTS / group * (is_fp4 ? 16 : 64);
+}
+
+// Of such a tile.
 [[maybe_unused]] static constexpr int64_t tile_bytes_of(penstock_format format) {
     const int group = group_of(format);
-    return group ? 1024 + PENSTOCK_INT4_INPUTS / group * 64 : PENSTOCK_INT4_BYTES;
+    return group ? 1024 + head_bytes(group, format == PENSTOCK_FORMAT_FP4_32) : PENSTOCK_INT4_BYTES;
 }
 
 // Of such a tile as tiles of int8, and what grouped.h keeps in front of them.

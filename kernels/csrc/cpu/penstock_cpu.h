@@ -45,8 +45,8 @@ enum penstock_format {
     PENSTOCK_FORMAT_GROUPS_32 = 4,
     PENSTOCK_FORMAT_GROUPS_64 = 5,
     PENSTOCK_FORMAT_GROUPS_128 = 6,
-    // As GROUPS_32, but what is in 4 bits is a sign and a number of fp4 (e2m1), twice which is 0, 1, 2, 3, 4, 6, 8 or 12: u is that number, with
-    // its sign, plus a zero point of 12.
+    // Groups of 32 inputs in fp4 (e2m1): a sign, and a number that is half of 0, 1, 2, 3, 4, 6, 8 or 12. In front of a tile's numbers are 16
+    // bytes for each group, of each output the exponent (bits 23 to 30) of half of its scale, a power of two. u is twice the number plus 12.
     PENSTOCK_FORMAT_FP4_32 = 7,
 };
 enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };

@@ -15,7 +15,7 @@ namespace {
 constexpr int kByteShares = 8;
 constexpr float kByteShareStep = 0.025f;
 constexpr float kInt4Shares[] = {1.08f, 1.0f, 0.93f, 0.86f, 0.8f};
-constexpr int kMostFactor = 15, kInt4Zero = 8, kFp4Zero = 12, kFactorsTried = 5;
+constexpr int kMostFactor = 15, kInt4Zero = 8, kFactorsTried = 5;
 
 INLINE F16 bounded(F16 x, float lowest, float highest) {
     return minimum(maximum(x, all(lowest)), all(highest));
@@ -260,7 +260,7 @@ static bool quantize_row_fp4(const float *x, int64_t columns, int8_t *to, uint32
             const int8_t code = codes[static_cast<int>(number < 0.0f ? -number : number)];
             to[first + i] = static_cast<int8_t>(number < 0.0f ? code + 8 : code);
         }
-        words[first / group] = scale.bits | kFp4Zero;
+        words[first / group] = scale.bits;
     }
     return true;
 }
@@ -281,7 +281,7 @@ INLINE void put_in_tile(const int8_t *numbers, uint8_t *tile, int64_t output) {
 // False: the numbers are not of 4 bits in such groups.
 bool quantize_weight(const QuantizeWeightArgs &args) {
     const int group = group_of(args.format);
-    const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8;
+    const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8, is_fp4 = args.format == PENSTOCK_FORMAT_FP4_32;
     const int64_t tile_inputs = is_int8 ? PENSTOCK_BYTE_INPUTS : PENSTOCK_INT4_INPUTS;
     const int64_t tile_bytes = is_int8 ? kTileBytes : tile_bytes_of(args.format);
     const int64_t columns = round_up(args.columns, tile_inputs), k_tiles = columns / tile_inputs;
@@ -308,7 +308,7 @@ bool quantize_weight(const QuantizeWeightArgs &args) {
                 reinterpret_cast<uint32_t *>(panel)[quad * 16 + output] =
                     reinterpret_cast<const uint32_t *>(numbers)[quad];
         } else if (group) {
-            if (args.format == PENSTOCK_FORMAT_FP4_32) {
+            if (is_fp4) {
                 if (!quantize_row_fp4(x, columns, numbers, words)) return false;
             } else if (!quantize_row_groups(group, x, columns, numbers, words, lanes)) {
                 return false;
@@ -316,9 +316,14 @@ bool quantize_weight(const QuantizeWeightArgs &args) {
             const int per_tile = PENSTOCK_INT4_INPUTS / group;
             for (int64_t k = 0; k < k_tiles; k++) {
                 uint8_t *tile = panel + k * tile_bytes;
-                for (int of = 0; of < per_tile; of++)
-                    reinterpret_cast<uint32_t *>(tile)[of * 16 + output] = words[k * per_tile + of];
-                put_in_tile(numbers + k * tile_inputs, tile + per_tile * 64, output);
+                for (int of = 0; of < per_tile; of++) {
+                    const uint32_t word = words[k * per_tile + of];
+                    if (is_fp4)
+                        tile[of * 16 + output] = static_cast<uint8_t>(word >> 23);
+                    else
+                        reinterpret_cast<uint32_t *>(tile)[of * 16 + output] = word;
+                }
+                put_in_tile(numbers + k * tile_inputs, tile + head_bytes(group, is_fp4), output);
             }
             continue;
         } else {
