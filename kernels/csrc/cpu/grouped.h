@@ -65,13 +65,18 @@ INLINE B64 numbers_of(B64 x) {
 }
 
 // What a tile becomes for products of int8: of each group 64 bytes that are taken off where numbers are turned, then 64 bytes of scales;
-// behind them tiles of (u - zero). Groups of 32 have a tile each, half of which is zeros.
+// behind them tiles of (u - zero). Groups of 32 are half of a tile each; where products take whole tiles, of a tile each, half of which is zeros.
 template <int group>
 constexpr int kGroups = PENSTOCK_INT4_INPUTS / group;
 template <int group>
 constexpr int kTilesOfGroup = group == 128 ? 2 : 1;
 template <int group>
 constexpr int64_t kUnpackedGroups = unpacked_bytes(group);
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+constexpr bool kTakesHalves = true;
+#else
+constexpr bool kTakesHalves = false;
+#endif
 
 template <int group, bool is_fp4>
 INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
@@ -83,14 +88,14 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     for (int part = 0; part < 4; part++) {
         const int upper = part / 2, half = part % 2, of = part * 32 / group;
         const B64 zero = (B64)((U16)zero_of(words_of<is_fp4>(from, of)) * (ones * 0x01010101u));
-        uint8_t *const tile = tiles + (group == 32 ? part : upper) * kTileBytes;
+        uint8_t *const tile = tiles + (group == 32 && !kTakesHalves ? part : upper) * kTileBytes;
         B64 bytes = {};
         for (int p = 8 * half; p < 8 * half + 8; p++) {
             const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + head_bytes(group, is_fp4) + p * 64);
             const B64 u = numbers_of<is_fp4>((B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu));
             bytes += u;  // at most 8 times 24
             *reinterpret_cast<B64Memory *>(tile + p * 64) = u - zero;
-            if (group == 32) *reinterpret_cast<B64Memory *>(tile + (p ^ 8) * 64) = B64{};
+            if (group == 32 && !kTakesHalves) *reinterpret_cast<B64Memory *>(tile + (p ^ 8) * 64) = B64{};
         }
         const U16 quads = (U16)bytes;
         const U16 sums = (quads & 255u) + (quads >> 8 & 255u) + (quads >> 16 & 255u) + (quads >> 24);
@@ -102,6 +107,64 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     }
 }
 
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+constexpr int kRowsOfGroups = 8;  // with two columns: sums of whole numbers are in registers, those of fp32 are not
+
+template <int group, int rows, int count>
+INLINE void add_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const *unpacked, float *sums) {
+    constexpr int groups = kGroups<group>;
+    for (int at = 0; at < groups; at++) {
+        __m512i whole[rows][count];
+        for (int i = 0; i < count; i++) {
+            const auto turned = (__m512i)-(I16)load(reinterpret_cast<const float *>(unpacked[i] + at * 128));
+            for (int r = 0; r < rows; r++) whole[r][i] = turned;
+        }
+#pragma GCC unroll 8
+        for (int p = 0; p < group / 4; p++) {
+            __m512i numbers[count];
+            for (int i = 0; i < count; i++)
+                numbers[i] = _mm512_loadu_si512(unpacked[i] + groups * 128 + (at * group / 4 + p) * 64);
+            for (int r = 0; r < rows; r++) {
+                const auto *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + at * group + p * 4);
+                const __m512i x = _mm512_set1_epi32(*quad);
+                for (int i = 0; i < count; i++) whole[r][i] = _mm512_dpbusd_epi32(whole[r][i], x, numbers[i]);
+            }
+        }
+        for (int i = 0; i < count; i++) {
+            const F16 scale = load(reinterpret_cast<const float *>(unpacked[i] + at * 128 + 64));
+            for (int r = 0; r < rows; r++) {
+                float *const sum = sums + i * kBlockFloats + r * 16;
+                store(sum, add_group(load(sum), (I16)whole[r][i], scale));
+            }
+        }
+    }
+}
+
+template <int group, int count, int most>
+INLINE void some_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *unpacked, float *sums) {
+    if constexpr (most > 0) {
+        if (rows == most)
+            add_group_rows<group, most, count>(a, a_bytes, unpacked, sums);
+        else
+            some_groups_of<group, count, most - 1>(a, a_bytes, rows, unpacked, sums);
+    }
+}
+
+// Products of up to 16 rows with 128 inputs of some columns, added to `sums`.
+template <int group>
+SEPARATE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *unpacked, int count, float *,
+                            float *sums) {
+    for (int i = 0; i < count; i += 2)
+        for (int row = 0; row < rows; row += kRowsOfGroups) {
+            const int some = rows - row < kRowsOfGroups ? rows - row : kRowsOfGroups;
+            float *const to = sums + i * kBlockFloats + row * 16;
+            if (count - i > 1)
+                some_groups_of<group, 2, kRowsOfGroups>(a + row * a_bytes, a_bytes, some, unpacked + i, to);
+            else
+                some_groups_of<group, 1, kRowsOfGroups>(a + row * a_bytes, a_bytes, some, unpacked + i, to);
+        }
+}
+#else
 // Products of up to 16 rows with 128 inputs of some columns, added to `sums`. `whole`: memory for as many sums.
 template <int group>
 INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *unpacked, int count, float *whole,
@@ -124,6 +187,7 @@ INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_
         }
     }
 }
+#endif
 
 #if defined(PENSTOCK_AVX512)
 // One or two rows times columns as they are. Inputs have a sign here: of a group, the sum of products with numbers without one, less the
@@ -201,13 +265,15 @@ INLINE int some_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const 
 }
 #endif
 
-// Up to 16 rows times some columns: fp32 sums. `unpacked`: of more than 16 rows in all, the columns that were unpacked before; of fewer,
-// memory for a tile of each column.
+// Rows whose products are taken while a tile of each column is unpacked.
+constexpr int kRowsOfPass = 64;
+
+// Up to kRowsOfPass rows times some columns: fp32 sums, of 16 rows in kMostTiles blocks each. `unpacked`: memory for a tile of each column.
 template <int group, bool is_fp4>
 INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
-                          long step, uint8_t *unpacked, bool is_unpacked, float *sums) {
+                          long step, uint8_t *unpacked, float *sums) {
 #if defined(PENSTOCK_AVX512)
-    while (!is_unpacked && rows <= 2 && count > 0) {
+    while (rows <= 2 && count > 0) {
         const int some = rows == 1 ? some_group_rows<group, is_fp4, 1>(a, a_bytes, columns, count, tiles, step, sums)
                                    : some_group_rows<group, is_fp4, 2>(a, a_bytes, columns, count, tiles, step, sums);
         columns += some, count -= some, sums += some * kBlockFloats;
@@ -215,29 +281,22 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
     if (count == 0) return;
 #endif
     constexpr long tile_bytes = head_bytes(group, is_fp4) + 1024;
-    float *const whole = sums + kMostTiles * kBlockFloats;
-    for (int i = 0; i < count; i++)
-        for (int r = 0; r < rows; r++) store(sums + i * kBlockFloats + r * 16, F16{});
+    constexpr int block = kMostTiles * kBlockFloats;
+    float *const whole = sums + kRowsOfPass / 16 * block;
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) store(sums + r / 16 * block + i * kBlockFloats + r % 16 * 16, F16{});
     for (int k = 0; k < tiles; k++) {
         const uint8_t *from[kMostTiles];
         for (int i = 0; i < count; i++) {
-            uint8_t *const own = unpacked + ((is_unpacked ? (int64_t)i * tiles + k : i) * kUnpackedGroups<group>);
-            if (!is_unpacked) {
-                fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
-                unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, own);
-            }
+            uint8_t *const own = unpacked + i * kUnpackedGroups<group>;
+            fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
+            unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, own);
             from[i] = own;
         }
-        add_groups_of<group>(a + (long)k * PENSTOCK_INT4_INPUTS, a_bytes, rows, from, count, whole, sums);
+        for (int r = 0; r < rows; r += 16)
+            add_groups_of<group>(a + r * a_bytes + (long)k * PENSTOCK_INT4_INPUTS, a_bytes,
+                                 static_cast<int>(least(16, rows - r)), from, count, whole, sums + r / 16 * block);
     }
-}
-
-template <int group, bool is_fp4>
-INLINE void unpack_columns(const uint8_t *const *columns, int count, int tiles, uint8_t *unpacked) {
-    constexpr long tile_bytes = head_bytes(group, is_fp4) + 1024;
-    for (int i = 0; i < count; i++)
-        for (int k = 0; k < tiles; k++)
-            unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, unpacked + ((int64_t)i * tiles + k) * kUnpackedGroups<group>);
 }
 
 }  // namespace

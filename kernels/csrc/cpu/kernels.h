@@ -142,9 +142,9 @@ struct QuantizeArgs {
     return group ? 1024 + head_bytes(group, format == PENSTOCK_FORMAT_FP4_32) : PENSTOCK_INT4_BYTES;
 }
 
-// Of such a tile as tiles of int8, and what grouped.h keeps in front of them.
+// Of such a tile of groups as tiles of int8, and what grouped.h keeps in front of them.
 [[maybe_unused]] static constexpr int64_t unpacked_bytes(int group) {
-    return group == 0 ? 2048 : PENSTOCK_INT4_INPUTS / group * 128 + (group == 32 ? 4096 : 2048);
+    return PENSTOCK_INT4_INPUTS / group * 128 + (group == 32 ? 4096 : 2048);
 }
 
 struct QuantizeWeightArgs {
@@ -589,9 +589,10 @@ struct Kernels {
 constexpr int kUnpackedOffset = 32 * 1024;
 
 [[maybe_unused]] static constexpr int64_t unpacked_columns(penstock_format format, int inputs) {
-    if (format != PENSTOCK_FORMAT_INT4 && !group_of(format)) return 0;
+    if (group_of(format)) return 4 * unpacked_bytes(group_of(format));  // a tile of each column
+    if (format != PENSTOCK_FORMAT_INT4) return 0;
     const int64_t tiles = round_up(inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS;
-    return (tiles > 2 ? 2 * tiles : 4) * unpacked_bytes(group_of(format));
+    return 2 * tiles * 2 * 1024;
 }
 
 // The longest path of drafts that are a tree, and pages that it may be in.

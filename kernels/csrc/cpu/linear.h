@@ -220,15 +220,18 @@ INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, cons
     const uint8_t *columns[kMostTiles];
     for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
     uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
-    const bool is_unpacked = args.rows > 16, gated = args.epilogue == PENSTOCK_GATE;
-    if (is_unpacked) unpack_columns<group, is_fp4>(columns, count, k_tiles, unpacked);
-    for (int64_t row = begin; row < end; row += 16) {
-        const int rows = static_cast<int>(least(16, end - row));
-        group_product<group, is_fp4>(args.source + row * args.source_bytes, args.source_bytes, rows, columns, count, k_tiles,
-                             next * column_bytes, unpacked, is_unpacked, sums);
-        for (int i = 0; i < count; i += gated ? 2 : 1)
-            finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
-                   gated ? tiles[i + 1] : 0);
+    const bool gated = args.epilogue == PENSTOCK_GATE;
+    for (int64_t first = begin; first < end; first += kRowsOfPass) {
+        const int64_t stop = least(first + kRowsOfPass, end);
+        group_product<group, is_fp4>(args.source + first * args.source_bytes, args.source_bytes, static_cast<int>(stop - first),
+                                     columns, count, k_tiles, first == begin ? next * column_bytes : 0, unpacked, sums);
+        float *block = sums;
+        for (int64_t row = first; row < stop; row += 16, block += kMostTiles * kBlockFloats) {
+            const int rows = static_cast<int>(least(16, stop - row));
+            for (int i = 0; i < count; i += gated ? 2 : 1)
+                finish(args, row, rows, tiles[i], block + i * kBlockFloats,
+                       gated ? block + (i + 1) * kBlockFloats : nullptr, gated ? tiles[i + 1] : 0);
+        }
     }
 }
 
