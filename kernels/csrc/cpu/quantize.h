@@ -233,7 +233,7 @@ static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uin
 static bool quantize_row_fp4(const float *x, int64_t columns, int8_t *to, uint32_t *words) {
     constexpr int group = 32;
     constexpr int largest_for[] = {12, 8, 6, 4, 3, 2, 1};
-    static constexpr int8_t codes[13] = {0, 1, 2, 3, 4, -1, 5, -1, 6, -1, -1, -1, 7};
+    static constexpr int8_t codes[16] = {0, 1, 2, 3, 4, -1, 5, -1, 6, -1, -1, -1, 7, -1, -1, -1};
     for (int64_t first = 0; first < columns; first += group) {
         F16 largest = {};
         for (int i = 0; i < group; i += 16) largest = maximum(size_of(load(x + first + i)), largest);
@@ -248,16 +248,19 @@ static bool quantize_row_fp4(const float *x, int64_t columns, int8_t *to, uint32
             scale.number = most / static_cast<float>(times);
             if (scale.bits & 0x7fffffu) continue;
             found = true;
-            for (int i = 0; i < group && found; i++) {
-                const float number = x[first + i] / scale.number, size = number < 0.0f ? -number : number;
-                const int whole = static_cast<int>(size);
-                found = static_cast<float>(whole) == size && codes[whole] >= 0;
+            for (int i = 0; i < group; i += 16) {
+                // Of a power of two the quotient is exact.
+                const F16 size = size_of(load(x + first + i)) * (1.0f / scale.number);
+                const I16 whole = rounded(size);
+                for (int lane = 0; lane < 16; lane++)
+                    found &= static_cast<float>(whole[lane]) == size[lane] && codes[whole[lane] & 15] >= 0;
             }
         }
         if (!found) return false;
+        const float inverse = most == 0.0f ? 0.0f : 1.0f / scale.number;
         for (int i = 0; i < group; i++) {
-            const float number = most == 0.0f ? 0.0f : x[first + i] / scale.number;
-            const int8_t code = codes[static_cast<int>(number < 0.0f ? -number : number)];
+            const float number = x[first + i] * inverse;
+            const int8_t code = codes[static_cast<int>(number < 0.0f ? -number : number) & 15];
             to[first + i] = static_cast<int8_t>(number < 0.0f ? code + 8 : code);
         }
         words[first / group] = scale.bits;

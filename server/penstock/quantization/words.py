@@ -26,6 +26,8 @@ OF_BYTES: dict[int, F32] = {
     bits: (np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1).astype(np.float32)
     for bits in BITS
 }
+# Of 4 bits as one number of 8 bytes.
+PAIRS = OF_BYTES[4].view(np.uint64).ravel()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,11 @@ def scaled(numbers: F32, zeros_RG: F32 | np.float32, scales_RG: F32, group_I: An
 def unpacked(words: U32, bits: int, places: tuple[int, ...] | None = None) -> F32:
     """The numbers of words (N, W) in fp32, the lowest bits first, or put into these places: (N, W 32 / bits)."""
     codes = np.ascontiguousarray(words).view(np.uint8)
-    numbers: F32 = OF_BYTES[bits][codes].reshape(len(words), -1)
+    numbers: F32
+    if bits == 4:  # many times as fast as below, since numpy need not look whether an index is in the table
+        numbers = np.take(PAIRS, codes, mode="clip").view(np.float32).reshape(len(words), -1)
+    else:
+        numbers = OF_BYTES[bits][codes].reshape(len(words), -1)
     if places is not None:
         numbers = np.take(numbers.reshape(len(words), -1, len(places)), np.argsort(places), 2).reshape(
             len(words), -1
