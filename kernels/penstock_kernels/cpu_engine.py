@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 14
+ABI = 15
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -70,6 +70,7 @@ NUMBERS = (
         "first_id",
         "first_expert",
         "own_experts",
+        "rounds",
     ),
 )
 FLOATS = (
@@ -309,9 +310,8 @@ class CpuProgram:
 
     def set_state(self, layer: int, state: int, places: Array) -> None:
         """Where a layer's states are: (places, kernel - 1, channels) in bf16 of its convolution, state 0, and (places, heads, ...)
-        in fp32 of what is behind it, state 1. The caller keeps them.
+        in fp32 of what is behind it, state 1; of compressed attention (places, tokens, numbers) in bf16 as both. The caller keeps them.
         """
-        assert places.itemsize == (4 if state else 2)
         at, place_bytes = address(places), places[:1].nbytes
         succeeded(self._library.penstock_cpu_set_state(self._handle, layer, state, at, place_bytes))
 

@@ -50,6 +50,12 @@ class Kind(IntEnum):
     REDUCE = 22
     WRITE_INDEX = 23
     CHOOSE = 24
+    HYPER_READ = 25
+    HYPER_ADD = 26
+    TURN = 27
+    POOL = 28
+    KEEP = 29
+    COMPRESSED_ATTENTION = 30
 
 
 class Norm(IntEnum):
@@ -114,7 +120,7 @@ class CacheFormat(IntEnum):
 
 
 class Activation(IntEnum):
-    """Functions of `ACTIVATIONS`, of `gated_clamped`, of gates, and `xielu`."""
+    """Functions of `ACTIVATIONS`, of `gated_clamped` and `gated_limited`, of gates, and `xielu`."""
 
     SILU = 0
     GELU = 1
@@ -127,6 +133,7 @@ class Activation(IntEnum):
     SOFTPLUS = 8
     IDENTITY = 9
     XIELU = 10
+    LIMITED_GATE = 11
 
 
 class Rule(IntEnum):
@@ -194,7 +201,7 @@ class Operation:
     format: Format = Format.BF16
     experts: int = 0
     per_token: int = 0
-    sigmoid: bool = False
+    sigmoid: int = 0
     normalize: bool = False
     groups: int = 1
     top_groups: int = 1
@@ -210,6 +217,7 @@ class Operation:
     first_id: int = -1
     first_expert: int = 0
     own_experts: int = -1
+    rounds: int = 0
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0

@@ -31,6 +31,7 @@ ROUTINGS = {
     "one": ops.Routing(1, sigmoid=True),
     "normalized": ops.Routing(3, normalize=True, scale=2.5),
     "sigmoid": ops.Routing(2, sigmoid=True, normalize=True),
+    "roots": ops.Routing(3, root_softplus=True, normalize=True, scale=1.5),
     "groups": ops.Routing(3, sigmoid=True, groups=4, top_groups=2, group_best=2),
     "groups of one": ops.Routing(2, groups=8, top_groups=3, normalize=True),
     "one by one": ops.Routing(2, one_by_one=0.02),
@@ -45,6 +46,8 @@ def add_route(
     choices = {
         name: getattr(routing, name) for name in Operation.__dataclass_fields__ if hasattr(routing, name)
     }
+    if routing.root_softplus:
+        choices["sigmoid"] = 2
     bench.add(Kind.ROUTE, source, route, **choices, bias=correction, experts=experts)
     return route
 
@@ -91,6 +94,23 @@ def test_weights_may_have_a_factor_of_each_expert(name: str) -> None:
     torch.testing.assert_close(got, plain * factors, atol=0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("routing", ["roots", "softmax", "groups"])
+def test_a_table_may_say_which_experts_a_token_goes_to(name: str, routing: str) -> None:
+    logits, choice = random(40, 24).bfloat16().float(), ROUTINGS[routing]
+    generator = torch.Generator().manual_seed(5)
+    by_token = torch.stack([torch.randperm(24, generator=generator) for _ in range(40)])
+    by_token = by_token[:, : choice.per_token].contiguous()
+    bench = Bench(name, logits)
+    route = add_route(bench, bench.x, choice, None, 24)
+    bench.program.body[-1].sums = by_token.to(torch.int32)
+    ids = [(7 * i) % 40 for i in range(33)]
+    got = bench.run(ids).rows(route, 33)
+    assert torch.equal(got[:, choice.per_token :].contiguous().view(torch.int32).long(), by_token[ids])
+    weights_TA = ops.weigh(logits[ids], by_token[ids], choice)
+    torch.testing.assert_close(got[:, : choice.per_token], weights_TA, atol=1e-6, rtol=2e-6)
+
+
 class Mixture:
     """Random experts, in a program and for torch."""
 
@@ -134,7 +154,9 @@ class Mixture:
         gathered = program.buffer("gathered", layout, WIDTH, per_token)
         bench.add(Kind.GATHER, reads, gathered, **shape)
         hidden = program.buffer("hidden", Layout.BF16, self.inner, per_token)
-        clamp = self.choices.get("clamp")
+        clamp, limit = self.choices.get("clamp"), self.choices.get("limit")
+        gate = Activation.CLAMPED_GATE if clamp else Activation.LIMITED_GATE if limit else Activation.SILU
+        limits = {} if clamp is None else {"limit": clamp[0], "alpha": clamp[1]}
         bench.add(
             Kind.EXPERTS,
             gathered,
@@ -143,8 +165,8 @@ class Mixture:
             **self._weights(name, "up"),
             bias=self.up_bias,
             epilogue=Epilogue.GATE if self.gated else Epilogue.ACTIVATE,
-            activation=Activation.CLAMPED_GATE if clamp else Activation.SILU,
-            **({} if clamp is None else {"limit": clamp[0], "alpha": clamp[1]}),
+            activation=gate,
+            **({"limit": limit} if limit else limits),
         )
         given = hidden
         if not is_short:
@@ -187,11 +209,13 @@ class Mixture:
         """The same by torch, in fp32 but for what is rounded on the way."""
         x_TE = self.table[ids].bfloat16().float()
         weights_TA, experts_TA = ops.route(x_TE @ self.router.float().T, None, self.routing)
-        clamp = self.choices.get("clamp")
+        clamp, limit = self.choices.get("clamp"), self.choices.get("limit")
 
         def activation(gate_up: Tensor) -> Tensor:
             if clamp is not None:
                 made = ops.gated_clamped(gate_up, *clamp)
+            elif limit is not None:
+                made = ops.gated_limited(gate_up, partial(F.silu), limit)
             elif self.gated:
                 made = ops.gated(gate_up, partial(F.silu))
             else:
@@ -223,6 +247,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "biases": {"biases": True},
     "clamped": {"biases": True, "clamp": (0.7, 1.702)},
+    "limited": {"biases": True, "limit": 0.7},
     "not gated": {"gated": False},
     "narrow": {"inner": 16},
     "int8": {"format": Format.INT8},

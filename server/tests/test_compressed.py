@@ -13,6 +13,7 @@ import penstock_kernels as ops
 from penstock.engine.compression_metadata import EntryRows, make_compression_metadata
 from penstock.engine.state_cache import state_bytes
 from penstock.errors import UnusableModel
+from penstock.models import native_choice
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
 from penstock.models.recipes.deepseek_v4 import DeepseekV4Loader
@@ -86,8 +87,13 @@ def test_layers_with_entries_turn_by_a_table_of_their_own_which_alone_is_stretch
     ]
 
 
-def test_the_cpu_engine_names_what_it_does_not_know() -> None:
-    assert {"compressed keys", "hyper-connections", "experts by token"} <= set(unknown_choices(read()))
+def test_the_cpu_engine_serves_the_published_shape_and_names_what_it_does_not_know() -> None:
+    assert unknown_choices(read()) == []
+    assert unknown_choices(read(index_n_heads=1025)) == [
+        "entries of 512 numbers, or an index of 1025 heads of 128"
+    ]
+    with pytest.raises(UnusableModel, match="entries that stand for several tokens are in the model's dtype"):
+        native_choice.refuse_cache("int8", read(), torch.bfloat16, torch.device("cpu"), ALONE)
 
 
 @pytest.mark.parametrize(

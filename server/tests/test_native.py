@@ -25,13 +25,14 @@ from penstock.models.config import (
     HyperConfig,
     IndexConfig,
     LatentConfig,
+    LowRankHyperConfig,
     NormConfig,
     StreamsConfig,
 )
 from penstock.models.native import NativeDecoder
 from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
-from penstock.models.recurrent_config import DeltaConfig, GriffinConfig, ShortConvConfig
+from penstock.models.recurrent_config import CompressedConfig, DeltaConfig, GriffinConfig, ShortConvConfig
 from penstock.parallel.group import ALONE
 from penstock.proto import penstock_pb2 as pb
 from penstock_kernels import cpu_engine
@@ -277,6 +278,10 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"recurrent": ShortConvConfig(16, 12)}, "convolutions of 12 tokens"),
     ({"recurrent": DeltaConfig(2, 2, 512, 16, 4, 1e-5)}, "states of 512 rows"),
     ({"experts": ExpertsConfig(5000, 8, ops.Routing(2))}, "more than 4096 experts"),
+    (
+        {"recurrent": CompressedConfig(2048, 8, 8, 1, 8)},
+        "entries of 2048 numbers, or an index of 0 heads of 0",
+    ),
     ({"head_dim": 1024}, "heads of 1024"),
     ({"head_dim": 15}, "heads of 15"),
 ]
@@ -286,7 +291,8 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
         "norms over all queries behind the rotation",
     ),
     ({"streams": StreamsConfig(17, 0, 8)}, "more than 16 residual streams"),
-    ({"hyper": HyperConfig(4, 1.0, 1e-6, 1e-6)}, "hyper-connections"),
+    ({"hyper": HyperConfig(17, 1.0, 1e-6, 1e-6)}, "more than 16 residual streams"),
+    ({"hyper": LowRankHyperConfig(4, 8, NormConfig(1e-5))}, "hyper-connections of low rank"),
     ({"index": BlockIndexConfig(4, 16, 4, 8, NormConfig(1e-5))}, "chosen blocks of keys"),
     (
         {"latent": LatentConfig(32, 8, 16, 24, index=IndexConfig(8, 1024, 20))},

@@ -93,7 +93,8 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (operation.epilogue < PENSTOCK_STORE || operation.epilogue > PENSTOCK_GATE ||
                     operation.activation < PENSTOCK_SILU ||
                     (operation.activation > PENSTOCK_CLAMPED_GATE &&
-                     (operation.activation != PENSTOCK_XIELU || operation.epilogue != PENSTOCK_ACTIVATE)))
+                     (operation.activation != PENSTOCK_XIELU || operation.epilogue != PENSTOCK_ACTIVATE) &&
+                     (operation.activation != PENSTOCK_LIMITED_GATE || operation.epilogue != PENSTOCK_GATE)))
                     throw wrong("an epilogue or activation that this library does not know");
                 if (reinterpret_cast<uintptr_t>(operation.weight) % kLine || !operation.weight)
                     throw wrong("a weight is not aligned to 64 bytes");
@@ -114,7 +115,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (is_head || operation.experts < 1 || operation.experts > kMostExperts || operation.per_token < 1 ||
                     operation.per_token > std::min(kMostPerToken, operation.experts) || operation.groups < 1 ||
                     operation.groups > kMostGroups || operation.experts % operation.groups ||
-                    operation.group_best > kMostPerToken ||
+                    operation.group_best > kMostPerToken || operation.sigmoid < 0 || operation.sigmoid > 2 ||
                     (operation.groups > 1 && (operation.top_groups < 1 || operation.group_best < 1)))
                     throw wrong("a route that this library does not know");
                 if (operation.first_expert < 0 || operation.own_experts < -1 ||
@@ -221,6 +222,65 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     operation.activation < PENSTOCK_SILU || operation.activation > PENSTOCK_RELU_SQUARED)
                     throw wrong("sparse gates that this library does not know");
                 break;
+            case PENSTOCK_HYPER_READ:
+                if (is_head || operation.heads < 1 || operation.heads > PENSTOCK_MOST_STREAMS || operation.columns < 1 ||
+                    operation.rounds < 0 ||
+                    (operation.rows != operation.heads &&
+                     operation.rows != operation.heads * (operation.rounds ? 2 + operation.heads : 2)) ||
+                    !operation.norm_weight ||
+                    !operation.bias || !operation.scales || !fits(operation.source, 0, operation.heads * operation.columns) ||
+                    !fits(operation.target, 0, operation.columns) || !fits(operation.second, 0, 2 * operation.rows + 1) ||
+                    operation.target == operation.source)
+                    throw wrong("hyper-connections that this library does not know");
+                break;
+            case PENSTOCK_HYPER_ADD:
+                if (is_head || operation.heads < 1 || operation.heads > PENSTOCK_MOST_STREAMS || operation.columns < 1 ||
+                    operation.inner_at < 0 || !fits(operation.source, 0, operation.columns) ||
+                    !fits(operation.target, 0, operation.heads * operation.columns) ||
+                    !fits(operation.second, operation.inner_at, operation.heads * (operation.rounds ? 1 + operation.heads : 1)) ||
+                    operation.target == operation.source)
+                    throw wrong("hyper-connections that this library does not know");
+                break;
+            case PENSTOCK_TURN:
+            case PENSTOCK_POOL: {
+                const bool pools = operation.kind == PENSTOCK_POOL;
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || operation.heads < 1 || operation.head_dim < 2 || operation.head_dim > 1024 ||
+                    operation.rope_dim < 2 || operation.rope_dim % 2 || operation.rope_dim > operation.head_dim ||
+                    !operation.cos || !operation.sin || operation.source_at < 0 || operation.norm < PENSTOCK_NORM_NONE ||
+                    operation.norm > PENSTOCK_NORM_RMS)
+                    throw wrong("heads to rotate that this library does not know");
+                if (!pools && (!fits(operation.source, operation.source_at, operation.heads * operation.head_dim) ||
+                               target.width != operation.heads * operation.head_dim ||
+                               (target.layout != PENSTOCK_QUERIES && (target.layout != PENSTOCK_BF16 || operation.heads > 1)) ||
+                               (target.layout == PENSTOCK_QUERIES && operation.kv_heads != 1)))
+                    throw wrong("heads to rotate that this library does not know");
+                if (pools && (source.layout != PENSTOCK_BF16 || operation.target != operation.source || operation.rows < 1 ||
+                              operation.groups < 1 || operation.groups > 2 || !operation.positions ||
+                              operation.source_at + 2 * operation.groups * operation.head_dim > source.width))
+                    throw wrong("entries that this library does not know");
+                break;
+            }
+            case PENSTOCK_KEEP:
+                if (is_head || operation.columns < 0 || operation.offset < 0 || operation.offset > 1 ||
+                    operation.target != operation.source || target.layout != PENSTOCK_BF16)
+                    throw wrong("tokens to keep that this library does not know");
+                break;
+            case PENSTOCK_COMPRESSED_ATTENTION: {
+                const Buffer &queries = buffers_[static_cast<size_t>(operation.source)],
+                             &near = buffers_[static_cast<size_t>(operation.second)];
+                const int width = operation.heads * operation.head_dim;
+                if (is_head || operation.heads < 1 || operation.kv_heads != 1 || operation.head_dim < 2 ||
+                    operation.head_dim > 1024 || queries.layout != PENSTOCK_QUERIES || queries.width != width ||
+                    near.layout != PENSTOCK_BF16 || near.width != operation.head_dim || target.layout != PENSTOCK_BF16 ||
+                    target.width != width || operation.window < 1 || operation.rows < 0 || operation.rope_dim < 2 ||
+                    operation.rope_dim % 2 || operation.rope_dim > operation.head_dim || !operation.cos || !operation.sin ||
+                    !operation.sinks ||
+                    (operation.third >= 0 && (operation.rows < 1 || operation.columns < 1 ||
+                                              !fits(operation.third, 0, operation.columns))))
+                    throw wrong("compressed attention that this library does not know");
+                break;
+            }
             case PENSTOCK_WRITE_LATENT: {
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
                              &rotated = buffers_[static_cast<size_t>(operation.second)];
@@ -244,7 +304,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     !fits(operation.second, 0, operation.heads * (writes ? operation.head_dim : 1)) ||
                     (writes && !fits(operation.source, 0, operation.head_dim)))
                     throw wrong("an index that this library does not know");
-                if (!writes && (operation.columns < 1 || target.layout != PENSTOCK_F32 || target.width != operation.columns))
+                if (!writes && (operation.columns < 1 || operation.rows < 0 || target.layout != PENSTOCK_F32 || target.width != operation.columns))
                     throw wrong("a choice of keys that this library does not know");
                 break;
             }

@@ -27,6 +27,16 @@ SEPARATE int place_of_largest(const float *x, int64_t count) {
 
 // Logits of experts, filled up to a multiple of 16, to scores.
 SEPARATE void score(const RouteArgs &args, const float *logits, float *scores, int64_t padded) {
+    if (args.root_softplus) {
+        for (int64_t at = 0; at < padded; at += 16) {
+            const F16 x = softplus(load(logits + at));
+            float roots[16];
+            store(roots, x);
+            for (int i = 0; i < 16; i++) roots[i] = __builtin_sqrtf(roots[i]);
+            store(scores + at, load(roots));
+        }
+        return;
+    }
     if (args.sigmoid) {
         for (int64_t at = 0; at < padded; at += 16) store(scores + at, sigmoid(load(logits + at)));
         return;
@@ -93,7 +103,7 @@ SEPARATE void choose_one_by_one(const RouteArgs &args, const float *logits, floa
     }
 }
 
-SEPARATE void route_token(const RouteArgs &args, const float *from, float *weights, int32_t *chosen, float *scratch) {
+SEPARATE void route_token(const RouteArgs &args, const float *from, const int32_t *named, float *weights, int32_t *chosen, float *scratch) {
     const int64_t padded = round_up(args.experts, 16);
     float *logits = scratch, *scores = logits + padded, *choice = scores + padded;
     const F16 hidden = all(-__builtin_inff());
@@ -111,7 +121,7 @@ SEPARATE void route_token(const RouteArgs &args, const float *from, float *weigh
     if (args.groups > 1) keep_best_groups(args, choice);
     float sum = 0.0f;
     for (int i = 0; i < args.per_token; i++) {
-        const int place = place_of_largest(choice, padded);
+        const int place = named ? named[i] : place_of_largest(choice, padded);
         weights[i] = scores[place], chosen[i] = place;
         sum += weights[i];
         choice[place] = -__builtin_inff();
@@ -125,7 +135,8 @@ void route(const RouteArgs &args, const Work &work) {
     for (int64_t first; (first = take(work, at_once)) < args.tokens;)
         for (int64_t token = first; token < least(first + at_once, args.tokens); token++) {
             float *to = reinterpret_cast<float *>(args.target + token * args.target_bytes);
-            route_token(args, reinterpret_cast<const float *>(args.logits + token * args.logits_bytes), to,
+            const int32_t *named = args.by_token ? args.by_token + args.ids[token] * args.per_token : nullptr;
+            route_token(args, reinterpret_cast<const float *>(args.logits + token * args.logits_bytes), named, to,
                         reinterpret_cast<int32_t *>(to + args.per_token), reinterpret_cast<float *>(work.scratch));
             if (!args.factors) continue;
             const int32_t *chosen = reinterpret_cast<const int32_t *>(to + args.per_token);

@@ -3,11 +3,10 @@
 // penstock_kernels/chosen_keys.py is the definition.
 #pragma once
 
-#include "attention.h"
+#include "entries.h"
 
 namespace {
 
-using penstock::ChooseArgs;
 using penstock::WriteIndexArgs;
 
 void write_index(const WriteIndexArgs &args, const Work &work) {
@@ -77,7 +76,13 @@ SEPARATE void score_pages(const Heads &heads, const uint8_t *queries, const floa
     for (int page = 0; page < count; page++) store(scores + page * 16, sums[page]);
 }
 
-// Scores of a token's keys in some pages of its row, into those of all its keys.
+// How many keys a token sees.
+INLINE int64_t seen_by(const ChooseArgs &args, int64_t token) {
+    const int64_t position = args.token_positions[token];
+    return args.rate ? (position + 1) / args.rate : position + 1;
+}
+
+// Scores of a token's keys in some pages of its row, into those of all its keys. Of entries a page is 16 of them, copied.
 SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, int64_t end, const IndexScratch &s, int *configured,
                          float *scores) {
     const Heads &heads = args.heads;
@@ -88,10 +93,17 @@ SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, i
     for (int64_t first = begin; first < end; first += kPagesInSplit) {
         const int pages = static_cast<int>(least(kPagesInSplit, end - first));
         const uint8_t *page[kPagesInSplit];
-        for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first + i] * heads.page_bytes;
+        if (!args.rate)
+            for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first + i] * heads.page_bytes;
         if (row.moves) follow_path(heads, args.cache, row, 0, first, pages, s.path, page);
         for (int i = 0; i < pages; i += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, pages - i));
+            if (args.rate) {
+                for (int at = 0; at < some; at++) page[i + at] = s.path + at * heads.head_bytes;
+                gather_keys(args, row, (first + i) * 16, least((first + i + some) * 16, seen_by(args, token)), s.path);
+                score_pages(heads, queries, s.weights, page + i, some, s.products, configured, scores + (first + i) * 16);
+                continue;
+            }
             for (int next = i + some; next < least(i + some + kMostTiles, pages); next++) fetch_near(page[next], heads.head_bytes);
             score_pages(heads, queries, s.weights, page + i, some, s.products, configured, scores + (first + i) * 16);
         }
@@ -133,7 +145,7 @@ void score(const ChooseArgs &args, const Work &work) {
     int configured = 0;
     for (int64_t number; (number = take(work, 1)) < args.count * args.splits;) {
         const int64_t token = args.tokens[number / args.splits], first = number % args.splits * kPagesInSplit;
-        const int64_t pages = args.token_positions[token] / PENSTOCK_PAGE_TOKENS + 1;
+        const int64_t pages = (seen_by(args, token) + PENSTOCK_PAGE_TOKENS - 1) / PENSTOCK_PAGE_TOKENS;
         if (first < pages)
             score_keys(args, token, first, least(first + kPagesInSplit, pages), s, &configured,
                        args.scores + number / args.splits * args.score_step);
@@ -144,10 +156,11 @@ void choose(const ChooseArgs &args, const Work &work) {
     const IndexScratch s = index_scratch_of(work);
     int configured = 0;
     for (int64_t number; (number = take(work, 1)) < args.count;) {
-        const int64_t token = args.tokens[number], position = args.token_positions[token];
+        const int64_t token = args.tokens[number], seen = seen_by(args, token);
         float *scores = args.scores + (args.splits ? number : work.member) * args.score_step;
-        if (!args.splits) score_keys(args, token, 0, position / PENSTOCK_PAGE_TOKENS + 1, s, &configured, scores);
-        choose_best(scores, position + 1, args.most, s.histogram, chosen_of(args, token));
+        if (!args.splits)
+            score_keys(args, token, 0, (seen + PENSTOCK_PAGE_TOKENS - 1) / PENSTOCK_PAGE_TOKENS, s, &configured, scores);
+        choose_best(scores, seen, args.most, s.histogram, chosen_of(args, token));
     }
 }
 

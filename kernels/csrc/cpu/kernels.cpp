@@ -3,8 +3,10 @@
 // computed by the same function in the same order whatever other rows there are; those that several callers share are
 // not inlined, since the compiler may fuse a product and a sum in one copy and not in another.
 #include "attention.h"
+#include "compressed.h"
 #include "draw.h"
 #include "experts.h"
+#include "hyper.h"
 #include "indexer.h"
 #include "kernels.h"
 #include "linear.h"
@@ -62,6 +64,13 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .update_streams = update_streams,
         .match = match,
         .open_sparsely = open_sparsely,
+        .weigh_streams = weigh_streams,
+        .mix_streams = mix_streams,
+        .add_to_streams = add_to_streams,
+        .turn = turn,
+        .pool = pool,
+        .keep = keep,
+        .compressed_attention = compressed_attention,
         .quantize_weight = quantize_weight,
         .summarize = summarize,
         .join_summaries = join_summaries,

@@ -193,10 +193,12 @@ struct RouteArgs {
     int64_t tokens;
     int experts, per_token;
     int first, own;  // experts of this rank: others are chosen, and never active
-    bool sigmoid, normalize;
+    bool sigmoid, root_softplus, normalize;
     int groups, top_groups, group_best;
     float scale, one_by_one;
     const float *correction, *factors;  // of an expert's score for the choice, and of its weight
+    const int32_t *by_token;            // (ids, per_token): the experts of each; or null
+    const int64_t *ids;
     const uint8_t *logits;
     int64_t logits_bytes;
     uint8_t *target;  // of a token its experts' weights, and behind them their numbers
@@ -375,6 +377,8 @@ struct ChooseArgs {
     int most;
     const uint8_t *queries, *weights, *cache;
     int64_t weights_bytes;
+    int rate, entry_rows;  // of entries, whose keys are at `index_offset` of their rows; rate 0: of tokens
+    int64_t index_offset;
     int64_t splits;  // of the longest token's keys, where `score` has been through them: tokens have scores each; 0: members have
     float *scores;
     int64_t score_step;
@@ -393,6 +397,66 @@ struct StateRow {
 struct States {
     uint8_t *places;
     int64_t place_bytes;
+};
+
+// Rows of bf16 of a step's tokens, and of those before them, which a state has.
+struct Past {
+    const uint8_t *source;
+    int64_t source_bytes;
+    const StateRow *rows;
+    const int32_t *token_rows;
+    States states;
+    int64_t kept;  // tokens
+    int numbers;   // of a token
+};
+
+struct KeepArgs {
+    Past past;
+    int64_t row_count;
+};
+
+struct TurnArgs {
+    int64_t tokens;
+    const int32_t *token_positions;
+    int heads, size, rope_dim;
+    penstock_norm norm;
+    float eps;
+    const float *weight, *cos, *sin;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes, head_bytes;
+    int padded;  // numbers of a head in the target: zeros behind its own
+};
+
+struct PoolArgs {
+    TurnArgs turn;
+    Past past;
+    const Row *rows;
+    int rate, series, entry_rows;  // entry_rows: tokens of a row of entries
+    int first;           // column of the numbers
+    const float *bias;   // (tokens, size)
+    uint8_t *cache;
+    int64_t page_bytes, offset;  // in a row of entries
+};
+
+struct CompressedArgs {
+    int64_t tokens;
+    const int32_t *token_positions;
+    const Row *rows;
+    Heads heads;
+    Past near;
+    int window, rate, entry_rows, rope_dim;
+    const float *cos, *sin, *sinks;
+    float scale;
+    const uint8_t *queries;
+    uint8_t *cache;
+    int64_t page_bytes;
+    const uint8_t *chosen;  // of tokens that see more than `most` entries; or null
+    int64_t chosen_bytes;
+    int most;
+    uint8_t *target;
+    int64_t target_bytes;
 };
 
 struct ConvolveArgs {
@@ -487,6 +551,31 @@ struct MatchArgs {
     int64_t target_bytes;
 };
 
+// Of what a branch reads of residual streams.
+struct HyperReadArgs {
+    int64_t rows;
+    int streams, width, outputs;  // outputs: a share of each stream, and maybe one more of each
+    float eps, lowest, magnitude;
+    const float *weight, *bias, *scales;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+    int rounds;       // of what makes shares of streams in each other add up to 1; 0: there are none
+    uint8_t *shares;  // of a token what the weights make of its streams, the mean of their squares, and then the shares
+    int64_t shares_bytes;
+};
+
+struct HyperAddArgs {
+    int64_t rows;
+    int streams, width;
+    bool mixes;  // shares of streams in each other are behind those in what is added
+    const uint8_t *source, *shares;
+    int64_t source_bytes, shares_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 struct SparseGateArgs {
     int64_t rows;
     int width, up_at, target_width;
@@ -574,6 +663,13 @@ struct Kernels {
     void (*update_streams)(const StreamsArgs &, const Work &);
     void (*match)(const MatchArgs &, const Work &);
     void (*open_sparsely)(const SparseGateArgs &, const Work &);
+    void (*weigh_streams)(const HyperReadArgs &, const Work &);
+    void (*mix_streams)(const HyperReadArgs &, const Work &);  // behind `weigh_streams`
+    void (*add_to_streams)(const HyperAddArgs &, const Work &);
+    void (*turn)(const TurnArgs &, const Work &);
+    void (*pool)(const PoolArgs &, const Work &);
+    void (*keep)(const KeepArgs &, const Work &);
+    void (*compressed_attention)(const CompressedArgs &, const Work &);
     bool (*quantize_weight)(const QuantizeWeightArgs &);  // see quantize.h
     void (*summarize)(const SummarizeArgs &, const Work &);
     void (*join_summaries)(const SummarizeArgs &, const Work &);

@@ -29,6 +29,10 @@ INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const
             const F16 gate = minimum(y, all(finish.limit)), limit = all(finish.limit);
             const F16 opened = maximum(minimum(load(up + row * 16) + finish.up_bias, limit), -limit) + 1.0f;
             y = gate * sigmoid(finish.alpha * gate) * opened;
+        } else if (epilogue == PENSTOCK_GATE && activation == PENSTOCK_LIMITED_GATE) {
+            // What is no number stays none.
+            const F16 limit = all(finish.limit), opened = load(up + row * 16) + finish.up_bias;
+            y = activated(minimum(limit, y), PENSTOCK_SILU) * maximum(-limit, minimum(limit, opened));
         } else if (epilogue == PENSTOCK_GATE) {
             y = activated(y, activation) * (load(up + row * 16) + finish.up_bias);
         }
@@ -70,6 +74,8 @@ INLINE void finish_activated(penstock_activation activation, const Finish &finis
             return finish_rows<epilogue, PENSTOCK_RELU_SQUARED, short_target>(finish, rows, sums, up, to, bytes);
         case PENSTOCK_XIELU:
             return finish_rows<epilogue, PENSTOCK_XIELU, short_target>(finish, rows, sums, up, to, bytes);
+        case PENSTOCK_LIMITED_GATE:
+            return finish_rows<epilogue, PENSTOCK_LIMITED_GATE, short_target>(finish, rows, sums, up, to, bytes);
         default:
             return finish_rows<epilogue, PENSTOCK_CLAMPED_GATE, short_target>(finish, rows, sums, up, to, bytes);
     }

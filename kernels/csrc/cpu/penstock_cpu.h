@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 14 };
+enum { PENSTOCK_CPU_ABI = 15 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -101,7 +101,29 @@ enum penstock_kind {
                                 // to the cache, behind keys and values; the first rope_dim numbers of each rotated
     PENSTOCK_CHOOSE = 24,       // target = of tokens that see more, the places of the `columns` keys for which the sum over heads of
                                 // scale, weight in `second` and relu(query key) is largest, in whole numbers of 32 bits, ascending;
-                                // equal ones go to the earlier key. ATTENTION with them as `second` is to these keys alone
+                                // equal ones go to the earlier key. ATTENTION with them as `second` is to these keys alone. Where `rows` is
+                                // not 0, keys are of entries that stand for so many tokens each
+    // Hyper-connections of residual streams, `heads` of `columns` numbers one behind the other, by shares that norm_weight (rows, heads
+    // times columns) makes of all of them over their root mean square. Rows: a share of each stream, and then one more of each.
+    // Where streams are mixed (`rounds`), then of each stream its shares in all.
+    PENSTOCK_HYPER_READ = 25,  // target = the streams of the source, each times a share: `lowest` and the sigmoid of what its row makes, times its
+                               // entry of `scales`, and of `bias`. `second`, of 2 rows and 1, has in its last rows the shares of all rows;
+                               // the sigmoids of those that are one more are times alpha, without `lowest` where streams are mixed. Shares
+                               // in streams are a softmax of each, of which columns, and then rows, are made to add up to 1 `rounds` times
+    PENSTOCK_HYPER_ADD = 26,   // target = its streams, or mixtures of them (`rounds`), and of each its share (`second`, inner_at) of the source
+    // Attention to a window of the last tokens, and to entries that stand for `rows` tokens each (0: there are none). Both are rows of
+    // bf16, keys and values at once. An entry is in the layer's pages, where the last of its tokens is, which has a row of as many tokens as
+    // divide `rows` and PENSTOCK_PAGE_TOKENS for it; index keys end these rows.
+    PENSTOCK_TURN = 27,        // target, of bf16 or queries, = `heads` heads of head_dim numbers of the source, from source_at on, each normed,
+                               // and its last rope_dim numbers rotated
+    PENSTOCK_POOL = 28,        // entries of head_dim numbers, of which the last token is in the step, to the cache: of each number the sum over
+                               // `groups` times `rows` tokens, by the softmax over them of its gate and `positions` (tokens, head_dim), normed
+                               // and rotated as TURN does. The source, which is the target, too, and state 1 have of each token, from source_at
+                               // on, `groups` times head_dim numbers, then as many gates: of two groups the first for the entry behind the
+                               // token's own. At the end of the row where `accumulate` is set
+    PENSTOCK_KEEP = 29,        // state `offset` = the last `columns` tokens of what it has and of the source, which is the target, too
+    PENSTOCK_COMPRESSED_ATTENTION = 30,  // target, of bf16, = attention of queries to the last `window` tokens of state 0 and `second`, of bf16,
+                                         // and to all entries, or those of `third` (see CHOOSE), rotated back by the query's position
 };
 
 // Residual streams of a model.
@@ -150,6 +172,7 @@ enum penstock_activation {
     PENSTOCK_IDENTITY = 9,
     // Above 0 alpha x^2 + scale x, else lowest (exp(min(x, limit)) - 1 - x) + scale x.
     PENSTOCK_XIELU = 10,
+    PENSTOCK_LIMITED_GATE = 11,  // of a gate and what it opens: silu(min(gate, limit)) times up within limit
 };
 
 // From what RATES reads a and b to what a state keeps and learns.
@@ -199,7 +222,7 @@ typedef struct {
     int32_t offset;           // row of `positions` for position 0
     int32_t format;           // of the weight
     int32_t experts, per_token;
-    int32_t sigmoid, normalize;                // of a route: scores are sigmoids, or their softmax; add up to 1
+    int32_t sigmoid, normalize;                // of a route: scores are roots of softplus (2), sigmoids (1), or their softmax; add up to 1
     int32_t groups, top_groups, group_best;    // of a route: experts are chosen from the best groups
     int32_t slopes_rounded;                    // of attention: slopes, positions and their products are rounded to bf16
     int32_t weighs_input;                      // of experts: weights are factors of what they read
@@ -209,9 +232,10 @@ typedef struct {
     int32_t values, value_norm;  // of WRITE_KV: where values come from, and how they are normed, without a weight
     int32_t first_id;            // of EMBED: -1: the table is whole
     int32_t first_expert, own_experts;  // of ROUTE and EXPERTS: what this rank has of them; -1: all
+    int32_t rounds;  // of hyper-connections: 0: streams are not mixed
     float eps, scale, softcap, clip;
-    float limit, alpha;      // of a clamped gate, and of xIELU
-    float lowest, highest;   // of rates, and the lower one of xIELU
+    float limit, alpha;      // of a clamped or limited gate, and of xIELU; alpha of a hyper-connection, too
+    float lowest, highest;   // of rates, and the lower one of xIELU and of a hyper-connection
     float slopes_scale;      // a factor of what slopes add
     float one_by_one;        // of a route: see penstock_kernels/experts.py; 0: all at once
     float value_eps, value_scale;  // of WRITE_KV: of the norm of values, and what they are multiplied with
@@ -221,8 +245,8 @@ typedef struct {
     const float *second_weight;  // of WRITE_KV that of keys
     const float *cos, *sin;      // (positions, rope_dim / 2)
     const float *positions;      // of EMBED, (positions, columns), or null; of WRITE_KV, factors of queries (positions,), or null
-    const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles
-    const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers
+    const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles; of a hyper-connection (rows,)
+    const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers; of ROUTE (ids, per_token) experts, or null
     const float *sinks;          // of attention, (heads,): a score of each that has no value; or null
     const float *slopes;         // of attention, (heads,): times a key's position, added to its score; or null
     const float *second_bias;    // of WRITE_KV that of the norm of keys; `bias` is that of queries
@@ -335,7 +359,8 @@ PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t l
                                             int32_t table, int32_t format);
 
 // Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
-// (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1.
+// (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1. Of compressed attention both are
+// (tokens, numbers) in bf16: keys of the window, and what entries are made of.
 PENSTOCK_CPU_API int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places,
                                             int64_t place_bytes);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -82,7 +83,7 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
                 unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
         experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
-            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR) {
+            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || is_compressed(operation)) {
             has_states_ = true;
             layers = std::max(layers, operation.layer + 1);
         }
@@ -97,9 +98,14 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             key_dim_ = std::max(key_dim_, heads.key_dim), value_dim_ = std::max(value_dim_, heads.value_dim);
             layers = std::max(layers, operation.layer + 1);
         }
-        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE) {
+        const bool is_compressed_attention = operation.kind == PENSTOCK_COMPRESSED_ATTENTION;
+        const bool turns_queries = operation.kind == PENSTOCK_TURN && target.layout == PENSTOCK_QUERIES;
+        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ||
+            turns_queries) {
             const Heads heads = heads_of(operation);
-            Heads &of_queries = (operation.kind == PENSTOCK_CHOOSE ? source : target).heads;
+            if (is_compressed_attention) value_dim_ = std::max(value_dim_, heads.value_dim), gathers_ = true;
+            Heads &of_queries =
+                (operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ? source : target).heads;
             if (of_queries.kv_heads && (of_queries.group != heads.group || of_queries.key_dim != heads.key_dim))
                 throw wrong("a buffer of queries of heads of several sizes");
             of_queries = heads;
@@ -107,8 +113,8 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             layers = std::max(layers, operation.layer + 1);
         }
         if (operation.kind == PENSTOCK_CHOOSE &&
-            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.most == operation.columns; }))
-            choices_.push_back({operation.columns, {}});
+            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.most == operation.columns && one.rate == operation.rows; }))
+            choices_.push_back({operation.columns, operation.rows, {}});
         if (operation.kind == PENSTOCK_REDUCE) {
             const int turn = static_cast<int>(reductions_++ % 2);
             if (source.turn == 1 - turn) throw wrong("sums of ranks do not take turns");
@@ -226,7 +232,7 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
         most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
     *parts = place(most_parts * part_floats(value_dim_) * 4);
     *scores = place(choices_.empty() ? 0 : score_rows() * score_floats(longest) * 4);
-    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, !choices_.empty()), kPage) * team_.size());
+    *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, gathers_ || !choices_.empty()), kPage) * team_.size());
     return end;
 }
 
@@ -272,13 +278,15 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
     if (wanted < PENSTOCK_CACHE_BF16 || wanted > PENSTOCK_CACHE_INT8) throw wrong("a format of a cache that there is not");
     const auto format = static_cast<penstock_cache_format>(wanted);
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
-    int64_t held = 0, index = 0;
+    int64_t held = 0, index = 0, entries = 0;
     for (const penstock_operation &operation : body_) {
         if (operation.layer != layer) continue;
         if (operation.kind == PENSTOCK_ATTENTION) held = std::max(held, heads_of(operation, format).page_bytes);
         if (operation.kind == PENSTOCK_WRITE_INDEX) index = heads_of(operation).value_offset;
+        if (operation.kind == PENSTOCK_POOL)
+            entries += PENSTOCK_PAGE_TOKENS / std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS}) * operation.head_dim * 2;
     }
-    if (held + index > page_bytes) throw wrong("pages that are too short for a layer's heads");
+    if (std::max(held + index, entries) > page_bytes) throw wrong("pages that are too short for a layer's heads");
     LayerCache &cache = caches_[static_cast<size_t>(layer)];
     cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table, cache.format = format;
     cache.index_offset = held;
@@ -395,9 +403,10 @@ void Program::note_choices(const penstock_step &step) {
         int64_t last = 0;
         for (int64_t token = 0; token < step.tokens; token++) {
             const int32_t position = token_positions_[static_cast<size_t>(token)];
-            if (position < choice.most) continue;
+            const int32_t seen = choice.rate ? (position + 1) / choice.rate : position + 1;
+            if (seen <= choice.most) continue;
             choice.tokens.push_back(static_cast<int32_t>(token));
-            last = std::max<int64_t>(last, position);
+            last = std::max<int64_t>(last, seen - 1);
         }
         choice.splits = last / kSplit + 1;
     }
@@ -589,7 +598,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
     const uint8_t *from = has_source ? at(operation.source, member, rows) : nullptr;
     const int64_t from_bytes = has_source ? buffers_[static_cast<size_t>(operation.source)].row_bytes : 0;
     Work work = {team_.next(), team_.shares(), member, threads_,
-                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, !choices_.empty()), kPage)};
+                 memory_.begin() + scratch_ + member * round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, gathers_ || !choices_.empty()), kPage)};
     switch (operation.kind) {
         case PENSTOCK_EMBED:
             kernels_.embed({rows, now_->ids, token_positions_.data(), static_cast<const uint8_t *>(operation.weight),
@@ -672,7 +681,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                     operation.per_token,
                                     operation.first_expert,
                                     operation.own_experts < 0 ? operation.experts : operation.own_experts,
-                                    operation.sigmoid != 0,
+                                    operation.sigmoid == 1,
+                                    operation.sigmoid == 2,
                                     operation.normalize != 0,
                                     operation.groups,
                                     operation.top_groups,
@@ -681,6 +691,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                     operation.one_by_one,
                                     operation.bias,
                                     operation.norm_weight,
+                                    operation.sums,
+                                    now_->ids,
                                     from,
                                     from_bytes,
                                     to,
@@ -721,24 +733,11 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             recur(operation, work);
             return true;
         case PENSTOCK_PREDICT:
-        case PENSTOCK_CORRECT: {
-            const bool corrects = operation.kind == PENSTOCK_CORRECT;
-            kernels_.update_streams({rows, operation.heads, operation.columns, operation.offset, operation.norm_weight, from,
-                                     at(operation.second, member, rows),
-                                     corrects ? at(operation.third, member, rows) : nullptr, from_bytes,
-                                     buffers_[static_cast<size_t>(operation.second)].row_bytes,
-                                     corrects ? buffers_[static_cast<size_t>(operation.third)].row_bytes : 0, to,
-                                     target.row_bytes},
-                                    work);
-            return true;
-        }
+        case PENSTOCK_CORRECT:
         case PENSTOCK_MATCH:
-            kernels_.match({rows, operation.columns, operation.eps, operation.accumulate != 0,
-                            column(operation.source, operation.source_at, member, rows),
-                            column(operation.second, operation.inner_at, member, rows), from_bytes,
-                            buffers_[static_cast<size_t>(operation.second)].row_bytes, to + operation.target_at * 4,
-                            target.row_bytes},
-                           work);
+        case PENSTOCK_HYPER_READ:
+        case PENSTOCK_HYPER_ADD:
+            update_streams(operation, work);
             return true;
         case PENSTOCK_SPARSE_GATE:
             kernels_.open_sparsely({rows, operation.columns, operation.inner_at, target.width, operation.alpha,
@@ -754,6 +753,12 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             return true;
         case PENSTOCK_CHOOSE:
             choose(operation, work);
+            return true;
+        case PENSTOCK_TURN:
+        case PENSTOCK_POOL:
+        case PENSTOCK_KEEP:
+        case PENSTOCK_COMPRESSED_ATTENTION:
+            attend_to_entries(operation, work);
             return true;
         case PENSTOCK_WRITE_KV: {
             const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
@@ -905,13 +910,19 @@ void Program::write_index(const penstock_operation &operation, const Work &work)
                          work);
 }
 
+const Program::Choice &Program::choice_of(const penstock_operation &operation) const {
+    return *std::find_if(choices_.begin(), choices_.end(), [&](const Choice &one) {
+        return one.most == operation.columns && one.rate == operation.rows;
+    });
+}
+
 void Program::choose(const penstock_operation &operation, const Work &work) {
-    const Choice &choice = *std::find_if(choices_.begin(), choices_.end(),
-                                         [&](const Choice &one) { return one.most == operation.columns; });
+    const Choice &choice = choice_of(operation);
     if (choice.tokens.empty()) return;
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const int64_t rows = now_->tokens, count = static_cast<int64_t>(choice.tokens.size());
     const bool few = count <= score_rows();
+    const int entry_rows = std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS});
     const ChooseArgs args = {count,
                              choice.tokens.data(),
                              token_rows_.data(),
@@ -922,8 +933,11 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
                              operation.columns,
                              at(operation.source, work.member, rows),
                              at(operation.second, work.member, rows),
-                             index_keys(operation),
+                             operation.rows ? cache.pages : index_keys(operation),
                              buffers_[static_cast<size_t>(operation.second)].row_bytes,
+                             operation.rows,
+                             entry_rows,
+                             cache.page_bytes / PENSTOCK_PAGE_TOKENS * entry_rows - operation.head_dim * 2,
                              few ? choice.splits : 0,
                              reinterpret_cast<float *>(memory_.begin() + scores_),
                              score_floats(longest_),

@@ -43,7 +43,8 @@ inline bool is_product(const penstock_operation &operation) {
 
 inline bool reads_third(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
-           operation.kind == PENSTOCK_CORRECT || (operation.kind == PENSTOCK_RATES && operation.third >= 0);
+           operation.kind == PENSTOCK_CORRECT ||
+           ((operation.kind == PENSTOCK_RATES || operation.kind == PENSTOCK_COMPRESSED_ATTENTION) && operation.third >= 0);
 }
 
 inline bool reads_second(const penstock_operation &operation) {
@@ -52,7 +53,14 @@ inline bool reads_second(const penstock_operation &operation) {
            operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_PREDICT ||
            operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_MATCH || (operation.kind == PENSTOCK_RATES && operation.heads > 0) ||
            operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE ||
+           operation.kind == PENSTOCK_HYPER_READ || operation.kind == PENSTOCK_HYPER_ADD ||
+           operation.kind == PENSTOCK_COMPRESSED_ATTENTION ||
            (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
+}
+
+inline bool is_compressed(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_TURN || operation.kind == PENSTOCK_POOL || operation.kind == PENSTOCK_KEEP ||
+           operation.kind == PENSTOCK_COMPRESSED_ATTENTION;
 }
 
 class Program {
@@ -124,9 +132,9 @@ private:
         int32_t active_count = 0, most = 0;
     };
 
-    // Tokens of a step that see more keys than so many, of which an index chooses.
+    // Tokens of a step that see more keys than so many, of which an index chooses: each of a token, or of as many as `rate` says.
     struct Choice {
-        int most;
+        int most, rate;
         std::vector<int32_t> tokens;
         int64_t splits = 0;  // of the keys of the one that sees the most
     };
@@ -169,9 +177,15 @@ private:
     const uint8_t *column(int buffer, int column, int member, int64_t rows) const;
     Groups groups();
     void recur(const penstock_operation &operation, const Work &work);
+    void update_streams(const penstock_operation &operation, const Work &work);
     void write_latent(const penstock_operation &operation, const Work &work);
     void write_index(const penstock_operation &operation, const Work &work);
     void choose(const penstock_operation &operation, const Work &work);
+    const Choice &choice_of(const penstock_operation &operation) const;
+    void attend_to_entries(const penstock_operation &operation, const Work &work);
+    // What a layer's operation reads of a step's tokens and of those before them.
+    Past past_of(const penstock_operation &operation, int buffer, int state, int64_t kept) const;
+    TurnArgs turn_of(const penstock_operation &operation) const;
     void note_choices(const penstock_step &step);
     void note_rows(const penstock_step &step);
     void note_states(const penstock_step &step);
@@ -186,7 +200,7 @@ private:
     int key_dim_ = 32, value_dim_ = 32;
     int64_t unpacked_bytes_ = 0;  // most of a weight of 4 bits
     int experts_ = 0, per_token_ = 0;
-    bool has_states_ = false;
+    bool has_states_ = false, gathers_ = false;  // gathers_: keys are copied
     Team team_;
     int threads_;
 

@@ -2,6 +2,8 @@
 every token goes to. Called by `recorder`; letters as in `decoder`.
 """
 
+from functools import partial
+
 from penstock.layers.activation import Xielu
 from penstock.models.config import DecoderConfig, ExpertsConfig
 from penstock.models.decoder import Experts, ExpertsBeside, FeedForward
@@ -30,13 +32,16 @@ def hidden_of(writer: ProgramWriter, config: DecoderConfig, feed_forward: FeedFo
             align_halves(feed_forward.up)
         width = rounded_up(width, TILE_OUTPUTS)
     hidden = writer.buffer("hidden", Layout.BF16, width)
+    limit = _limit(feed_forward)
     made = writer.linear(
         reads,
         hidden,
         feed_forward.up,
         epilogue=Epilogue.GATE if config.gated else Epilogue.ACTIVATE,
-        activation=ACTIVATIONS[config.activation],
+        activation=ACTIVATIONS[config.activation] if limit is None else Activation.LIMITED_GATE,
     )
+    if limit is not None:
+        made.limit = limit
     if isinstance(feed_forward.activation, Xielu):
         for name, factor in feed_forward.activation.factors.items():
             setattr(made, name, factor)
@@ -82,7 +87,7 @@ def record_experts(
         hidden,
         **shape,
         epilogue=Epilogue.GATE if config.gated else Epilogue.ACTIVATE,
-        activation=Activation.CLAMPED_GATE if choice.clamp else ACTIVATIONS[config.activation],
+        activation=_activation(config, choice),
         bias=_biases(experts.up_bias_XG),
         experts=choice.count,
         first_expert=experts.first,
@@ -90,6 +95,8 @@ def record_experts(
     )
     if choice.clamp is not None:
         up.limit, up.alpha = choice.clamp
+    elif choice.limit > 0:
+        up.limit = choice.limit
     experts.up_XGE = _weigh(up, experts.up_XGE, experts.quantized_up)
     down = writer.add(
         Kind.EXPERTS,
@@ -159,7 +166,8 @@ def _route(
         first_expert=experts.first,
         own_experts=writer.own_experts(choice.count),
         per_token=routing.per_token,
-        sigmoid=routing.sigmoid,
+        sigmoid=2 if routing.root_softplus else int(routing.sigmoid),
+        sums=None if experts.by_token_VA is None else experts.by_token_VA.to(tensors.int32),
         normalize=routing.normalize,
         groups=routing.groups,
         top_groups=routing.top_groups,
@@ -168,6 +176,19 @@ def _route(
         scale=routing.scale,
     )
     return route
+
+
+def _limit(feed_forward: FeedForward) -> float | None:
+    """Of `ops.gated_limited`, where that is a dense layer's activation."""
+    activation = feed_forward.activation
+    found = activation.keywords.get("limit") if isinstance(activation, partial) else None
+    return None if found is None else float(found)
+
+
+def _activation(config: DecoderConfig, choice: ExpertsConfig) -> Activation:
+    if choice.clamp is not None:
+        return Activation.CLAMPED_GATE
+    return Activation.LIMITED_GATE if choice.limit > 0 else ACTIVATIONS[config.activation]
 
 
 def _weigh(operation: Operation, weights_XOI: Tensor, quantized: QuantizedMatrix | None) -> Tensor:

@@ -104,8 +104,10 @@ class NativeDecoder:
             )
             index = 0 if latent.index is None else rounded_up(latent.index.head_dim, TILE_INPUTS)
             return rows, size + index // rows  # index keys are in bf16
-        # As many as the layer with the most has.
         config = self.config
+        if config.compressions:  # entries are in bf16
+            return config.cache_shape(self.group)
+        # As many as the layer with the most has.
         shapes = [
             cache_format.held(
                 self.cache_format,
@@ -199,8 +201,10 @@ class NativeDecoder:
             for layer, (choice, cache) in enumerate(zip(config.layers, of_layers, strict=True)):
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table, self.cache_format)
-                for state_P in cache.states:
-                    self._runs.set_state(layer, int(state_P.dtype == np.float32), state_P)
+                for number, state_P in enumerate(cache.states):
+                    if config.compressed[layer] is None:
+                        number = int(state_P.dtype == np.float32)
+                    self._runs.set_state(layer, number, state_P)
             self._bound = caches
         ids_T = step.ids_T
         rows = (step.slots_R, step.first_R, step.counts_R)

@@ -84,6 +84,10 @@ def needs_torch(
 def refuse_cache(name: str, shape: ModelConfig | None, dtype: Any, device: Any, group: TensorGroup) -> None:
     """Raises UnusableModel where --kv-cache-dtype asks for what a model of this shape would not have."""
     if name != "auto":
+        if isinstance(shape, DecoderConfig) and shape.compressions:
+            raise UnusableModel(
+                f"{CACHE_FLAG} {name}: entries that stand for several tokens are in the model's dtype"
+            )
         only_engine(f"{CACHE_FLAG} {name}: only the CPU engine has such a cache", shape, dtype, device, group)
 
 

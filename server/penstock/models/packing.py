@@ -122,8 +122,9 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
             yield mixer.query_down
     elif isinstance(mixer, ShortConv):
         yield mixer.gates
+    elif isinstance(mixer, CompressedAttention):
+        yield from (mixer.down, mixer.query)
     else:
-        assert not isinstance(mixer, CompressedAttention), "the engine does not know it"
         yield mixer.parts
     yield mixer.out
 

@@ -11,7 +11,8 @@ from penstock.layers.gated_norm import GatedNorm
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
-from penstock.models.config import DecoderConfig
+from penstock.models.compressed_recorder import record_compressed_attention
+from penstock.models.config import DecoderConfig, HyperConfig, LowRankHyperConfig
 from penstock.models.decoder import (
     Attention,
     Beside,
@@ -24,6 +25,7 @@ from penstock.models.decoder import (
     Mixer,
 )
 from penstock.models.experts_recorder import hidden_of, record_experts, record_experts_beside
+from penstock.models.hyper_recorder import HyperRecorder
 from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
 from penstock.models.packing import packed, product
 from penstock.models.per_layer_recorder import record_per_layer_embedding, record_per_layer_input
@@ -90,14 +92,15 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             "norms over all queries behind the rotation",
         ),
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
-        (any(one.by_token for one in experts), "experts by token"),
-        (any(one.routing.root_softplus for one in experts), "scores that are roots"),
-        (config.hyper is not None, "hyper-connections"),
+        (isinstance(config.hyper, LowRankHyperConfig), "hyper-connections of low rank"),
         (
-            config.streams is not None and config.streams.count > MOST_STREAMS,
+            any(one is not None and one.count > MOST_STREAMS for one in (config.streams, config.hyper)),
             f"more than {MOST_STREAMS} residual streams",
         ),
-        (any(one.limit > 0 for one in experts), "limited gates"),
+        (
+            any(one.limit > 0 for one in experts) and ACTIVATIONS.get(config.activation) != Activation.SILU,
+            f"limited gates of {config.activation}",
+        ),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
@@ -154,6 +157,8 @@ class _Recorder:
         self.for_layers = -1  # what layers get of each token, where they do
         streams = self.config.streams
         self.streams = None if streams is None else StreamsRecorder(self.writer, streams.count)
+        hyper = self.config.hyper
+        self.hyper = HyperRecorder(self.writer, hyper) if isinstance(hyper, HyperConfig) else None
 
     def record(self) -> Recording:
         self._embed()
@@ -163,6 +168,11 @@ class _Recorder:
             for index, layer in enumerate(self.decoder.layers):
                 self._streamed(index, layer, self.streams)
             self.streams.join(ends)
+        elif self.hyper is not None:
+            self.hyper.split()
+            for index, layer in enumerate(self.decoder.layers):
+                self._connected(index, layer, self.hyper)
+            self.hyper.join(self.decoder.ends.hyper)
         else:
             for index, layer in enumerate(self.decoder.layers):
                 self._layer(index, layer)
@@ -212,10 +222,7 @@ class _Recorder:
         config, attention, feed_forward = self.config, layer.attention, layer.feed_forward
         short = None
         if attention is not None:
-            attends = attention.attention if isinstance(attention, Beside) else attention
-            has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
-            has_index = isinstance(attends, LatentAttention) and attends.indexer is not None
-            short = self._read(layer.attention_norm, has_gate or has_index)
+            short = self._read(layer.attention_norm, _reads_short(attention))
         reads = self.normed
         if config.parallel and feed_forward is not None:
             if layer.feed_forward_norm is not None:
@@ -265,6 +272,29 @@ class _Recorder:
             self.writer, index, layer.per_layer, activation, short, self.for_layers
         )
         streams.add_to_others(given, layer.per_layer.norm)
+
+    def _connected(self, index: int, layer: Layer, hyper: HyperRecorder) -> None:
+        """A layer whose branches read mixtures of all residual streams, which are where the residual is in other models."""
+        attention, feed_forward = layer.attention, layer.feed_forward
+        assert attention is not None and feed_forward is not None
+        hyper.read(layer.attention_hyper)
+        short = self._read(layer.attention_norm, _reads_short(attention))
+        mixed = self._mixer(index, attention, self.normed if short is None else short)
+        self._branch(mixed, self.x, attention.out)
+        hyper.add()
+        hyper.read(layer.feed_forward_hyper)
+        short = self._read(layer.feed_forward_norm, isinstance(feed_forward, Experts))
+        if isinstance(feed_forward, Experts):
+            choice = self.config.layers[index].experts
+            assert choice is not None and short is not None, "it has experts"
+            with self.writer.summed(self.x) as (part, scale, adds):
+                record_experts(
+                    self.writer, self.config, choice, feed_forward, self.normed, short, part, scale, adds
+                )
+        else:
+            hidden = self._hidden(index, feed_forward, self.normed)
+            self._branch(self.writer.readable(hidden), self.x, feed_forward.out)
+        hyper.add()
 
     def _hidden(self, index: int, feed_forward: FeedForward, reads: int) -> int:
         """What a dense layer's last matrix reads, in bf16."""
@@ -336,7 +366,8 @@ class _Recorder:
             attended, opens = record_latent_attention(writer, index, mixer, window, reads_short)
             self._open(mixer, mixer.heads, mixer.sizes.value_dim, opens, attended, None)
             return writer.readable(attended)
-        assert not isinstance(mixer, CompressedAttention), "unknown_choice names it"
+        if isinstance(mixer, CompressedAttention):
+            return writer.readable(record_compressed_attention(writer, index, mixer, reads_short))
         return writer.readable(record_mixer(writer, index, mixer))
 
     def _attention(self, index: int, attention: Attention, reads_short: int, attended: int) -> None:
@@ -499,3 +530,12 @@ class _Recorder:
             softcap=config.logit_softcap,
             is_packed=True,
         )
+
+
+def _reads_short(mixer: Mixer) -> bool:
+    """Whether some of what attention reads is bf16 where large products read bytes."""
+    attends = mixer.attention if isinstance(mixer, Beside) else mixer
+    has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
+    has_index = isinstance(attends, LatentAttention) and attends.indexer is not None
+    has_entries = isinstance(attends, CompressedAttention) and attends.pending is not None
+    return has_gate or has_index or has_entries

@@ -33,12 +33,15 @@ from penstock_kernels.program import Activation, Kind, Layout, Norm, NormOver, R
 UNIT_EPS = 1e-6  # of `ops.unit_norm`
 POWER = 8.0  # of what gated recurrences keep, as `GatedRecurrence` has it
 LONGEST_KERNEL, LARGEST_KEY = 8, 384
+LARGEST_ENTRY, MOST_INDEX_HEADS = 1024, 1024
 
 
 def unknown_mixer(mixer: RecurrentConfig) -> str | None:
     """What the engine does not know of a recurrent layer, in words."""
     if isinstance(mixer, CompressedConfig):
-        return "compressed keys"
+        if max(mixer.head_dim, 2 * mixer.index_dim) > LARGEST_ENTRY or mixer.index_heads > MOST_INDEX_HEADS:
+            return f"entries of {mixer.head_dim} numbers, or an index of {mixer.index_heads} heads of {mixer.index_dim}"
+        return None
     if isinstance(mixer, ShortConvConfig):
         kernel, key = mixer.kernel, 0
     elif isinstance(mixer, DeltaConfig):
