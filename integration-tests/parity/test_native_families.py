@@ -44,6 +44,7 @@ KINDS = (
     "Nemotron 3 (latent experts)",
     "Qwen3-Next",
     "Qwen 3.5",
+    "Qwen 4",
     "OLMo Hybrid",
     "LFM2",
     "LFM3",

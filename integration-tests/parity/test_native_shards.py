@@ -48,6 +48,7 @@ KINDS = (
     "Hunyuan 4",
     "Qwen3-Next",
     "Qwen 3.5",
+    "Qwen 4",
     "Kimi Linear",
     "LFM2",
     "Falcon-H1",

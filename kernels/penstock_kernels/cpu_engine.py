@@ -71,6 +71,7 @@ NUMBERS = (
         "first_expert",
         "own_experts",
         "rounds",
+        "dilation",
     ),
 )
 FLOATS = (

@@ -56,6 +56,10 @@ class Kind(IntEnum):
     POOL = 28
     KEEP = 29
     COMPRESSED_ATTENTION = 30
+    HYPER_MIX = 31
+    NGRAMS = 32
+    NGRAM_GATE = 33
+    WRITE_BLOCKS = 34
 
 
 class Norm(IntEnum):
@@ -218,6 +222,7 @@ class Operation:
     first_expert: int = 0
     own_experts: int = -1
     rounds: int = 0
+    dilation: int = 1
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0

@@ -30,6 +30,7 @@ from penstock.models.config import (
     StreamsConfig,
 )
 from penstock.models.native import NativeDecoder
+from penstock.models.ngram_config import NgramConfig
 from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
 from penstock.models.recurrent_config import CompressedConfig, DeltaConfig, GriffinConfig, ShortConvConfig
@@ -279,6 +280,10 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"recurrent": DeltaConfig(2, 2, 512, 16, 4, 1e-5)}, "states of 512 rows"),
     ({"experts": ExpertsConfig(5000, 8, ops.Routing(2))}, "more than 4096 experts"),
     (
+        {"ngrams": NgramConfig((1,) * 9, (5,) * 8, 40, 4, 0, 4, 64)},
+        "n-grams of more than 16 tokens, or convolutions over more than 24",
+    ),
+    (
         {"recurrent": CompressedConfig(2048, 8, 8, 1, 8)},
         "entries of 2048 numbers, or an index of 0 heads of 0",
     ),
@@ -292,8 +297,11 @@ UNKNOWN_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"streams": StreamsConfig(17, 0, 8)}, "more than 16 residual streams"),
     ({"hyper": HyperConfig(17, 1.0, 1e-6, 1e-6)}, "more than 16 residual streams"),
-    ({"hyper": LowRankHyperConfig(4, 8, NormConfig(1e-5))}, "hyper-connections of low rank"),
-    ({"index": BlockIndexConfig(4, 16, 4, 8, NormConfig(1e-5))}, "chosen blocks of keys"),
+    ({"hyper": LowRankHyperConfig(17, 8, NormConfig(1e-5))}, "more than 16 residual streams"),
+    (
+        {"index": BlockIndexConfig(1025, 16, 4, 8, NormConfig(1e-5))},
+        "an index of more than 1024 heads, or 512 numbers",
+    ),
     (
         {"latent": LatentConfig(32, 8, 16, 24, index=IndexConfig(8, 1024, 20))},
         "an index of more than 1024 heads, or 512 numbers",

@@ -13,7 +13,7 @@ constexpr int kMostByteInputs = 1 << 16;
 
 // Of a route, and of a recurrent layer: what their memory holds.
 constexpr int kMostExperts = 4096, kMostPerToken = 64, kMostGroups = 256;
-constexpr int kMostKernel = 8, kMostKeyDim = 384;
+constexpr int kMostKernel = 8, kMostPast = 24, kMostKeyDim = 384;
 
 std::invalid_argument wrong(const std::string &what) {
     return std::invalid_argument(what);
@@ -147,6 +147,8 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 break;
             case PENSTOCK_CONVOLVE:
                 if (is_head || operation.rows < 1 || operation.rows > kMostKernel || !operation.norm_weight ||
+                    operation.dilation < 1 || (operation.rows - 1) * operation.dilation > kMostPast ||
+                    operation.offset < 0 || operation.offset > 3 ||
                     operation.target_at < 0 || (operation.target_at > 0 && target.layout != PENSTOCK_BF16) ||
                     operation.target_at + operation.columns > target.width ||
                     !fits(operation.source, operation.source_at, operation.columns) ||
@@ -241,6 +243,38 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     operation.target == operation.source)
                     throw wrong("hyper-connections that this library does not know");
                 break;
+            case PENSTOCK_HYPER_MIX: {
+                const Buffer &normed = buffers_[static_cast<size_t>(operation.second)];
+                const int numbers = operation.heads * operation.columns;
+                if (is_head || operation.heads < 1 || operation.heads > PENSTOCK_MOST_STREAMS || operation.columns < 1 ||
+                    !fits(operation.source, 0, numbers) || normed.layout != PENSTOCK_BF16 || normed.width < numbers ||
+                    !fits(operation.target, 0, operation.columns) ||
+                    (operation.third >= 0 && !fits(operation.third, 0, operation.heads)))
+                    throw wrong("hyper-connections that this library does not know");
+                break;
+            }
+            case PENSTOCK_NGRAMS:
+                if (is_head || operation.rows < 1 || operation.rows > 16 || operation.heads < 1 || operation.head_dim < 1 ||
+                    !is_fp32(target) || target.width != operation.rows * operation.heads * operation.head_dim ||
+                    !operation.sums || !operation.weight || operation.columns < 0)
+                    throw wrong("n-grams that this library does not know");
+                break;
+            case PENSTOCK_NGRAM_GATE:
+                if (is_head || operation.heads < 1 || operation.columns < 1 || !operation.norm_weight ||
+                    !operation.second_weight || !fits(operation.source, 0, (operation.heads + 1) * operation.columns) ||
+                    !fits(operation.second, 0, operation.heads * operation.columns) ||
+                    !fits(operation.target, 0, operation.heads * operation.columns))
+                    throw wrong("n-grams that this library does not know");
+                break;
+            case PENSTOCK_WRITE_BLOCKS:
+                if (is_head || operation.kv_heads != 1 || operation.heads < 1 || operation.heads > 1024 ||
+                    operation.head_dim < 2 || operation.head_dim > 512 || target.layout != PENSTOCK_QUERIES ||
+                    target.width != operation.heads * operation.head_dim || operation.rope_dim < 2 || operation.rope_dim % 2 ||
+                    operation.rope_dim > operation.head_dim || !operation.cos || !operation.sin || !operation.norm_weight ||
+                    !operation.second_weight || operation.window < 1 ||
+                    !fits(operation.source, 0, (operation.heads + 1) * operation.head_dim))
+                    throw wrong("an index that this library does not know");
+                break;
             case PENSTOCK_TURN:
             case PENSTOCK_POOL: {
                 const bool pools = operation.kind == PENSTOCK_POOL;
@@ -301,10 +335,13 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     operation.head_dim < 2 || operation.head_dim > 512 || queries.layout != PENSTOCK_QUERIES ||
                     queries.width != operation.heads * operation.head_dim || operation.rope_dim < 0 || operation.rope_dim % 2 ||
                     operation.rope_dim > operation.head_dim ||
-                    !fits(operation.second, 0, operation.heads * (writes ? operation.head_dim : 1)) ||
+                    ((writes || !operation.window) &&
+                     !fits(operation.second, 0, operation.heads * (writes ? operation.head_dim : 1))) ||
                     (writes && !fits(operation.source, 0, operation.head_dim)))
                     throw wrong("an index that this library does not know");
-                if (!writes && (operation.columns < 1 || operation.rows < 0 || target.layout != PENSTOCK_F32 || target.width != operation.columns))
+                if (!writes && (operation.columns < 1 || operation.rows < 0 || operation.window < 0 ||
+                                (operation.window && (operation.rows || operation.columns < operation.window * 2 - 1 ||
+                                                      (operation.columns + 1) % operation.window)) || target.layout != PENSTOCK_F32 || target.width != operation.columns))
                     throw wrong("a choice of keys that this library does not know");
                 break;
             }

@@ -1,4 +1,4 @@
-// Operations of attention to a window and to entries that stand for several tokens each.
+// Operations of attention to a window and to entries that stand for several tokens each, and what blocks of keys have in the cache.
 #include <algorithm>
 #include <numeric>
 
@@ -53,6 +53,19 @@ void Program::attend_to_entries(const penstock_operation &operation, const Work 
          has_choice ? buffers_[static_cast<size_t>(operation.third)].row_bytes : 0, operation.columns,
          memory_.begin() + target.offset, target.row_bytes},
         work);
+}
+
+void Program::write_blocks(const penstock_operation &operation, const Work &work) {
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const WriteBlocksArgs args = {now_->tokens, token_rows_.data(), token_positions_.data(),
+                                  rows_.data() + cache.table * row_count_, index_heads(operation), operation.window,
+                                  operation.rope_dim, operation.eps, operation.norm_weight, operation.second_weight,
+                                  operation.cos, operation.sin, at(operation.source, work.member, now_->tokens),
+                                  buffers_[static_cast<size_t>(operation.source)].row_bytes,
+                                  at(operation.target, work.member, now_->tokens), index_keys(operation)};
+    kernels_.write_blocks(args, work);
+    team_.barrier();
+    kernels_.complete_blocks(args, work);
 }
 
 }  // namespace penstock

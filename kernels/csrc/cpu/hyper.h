@@ -3,6 +3,7 @@
 #pragma once
 
 #include "norms.h"
+#include "recurrence.h"
 #include "work.h"
 
 namespace {
@@ -148,6 +149,31 @@ void add_to_streams(const HyperAddArgs &args, const Work &work) {
         add_columns(args, reinterpret_cast<const float *>(args.source + r * args.source_bytes),
                     reinterpret_cast<const float *>(args.shares + r * args.shares_bytes),
                     reinterpret_cast<float *>(args.target + r * args.target_bytes), begin, end);
+    });
+}
+
+// Mixtures by a share for each number.
+SEPARATE void mix_some(const MixNumbersArgs &args, const float *shares, const uint8_t *normed, float *to, int begin, int end) {
+    const float factor = 1.0f / static_cast<float>(args.streams);
+    for (int at = begin; at < end; at += 16) {
+        const int count = static_cast<int>(least(16, end - at));
+        F16 sum = {};
+        for (int i = 0; i < args.streams; i++) {
+            const int64_t column = (int64_t)i * args.width + at;
+            sum += sigmoid(load_up_to(shares + column, count)) * load_short_up_to(normed + column * 2, count);
+        }
+        store_up_to(to + at, sum * factor, count);
+    }
+}
+
+void mix_numbers(const MixNumbersArgs &args, const Work &work) {
+    each_part(args.rows, args.width, work, [&](int64_t r, int begin, int end) {
+        if (args.given && begin == 0) {
+            float *given = reinterpret_cast<float *>(args.given + r * args.given_bytes);
+            store_up_to(given, sigmoid(load_up_to(given, args.streams)) * 2.0f, args.streams);
+        }
+        mix_some(args, reinterpret_cast<const float *>(args.shares + r * args.shares_bytes),
+                 args.normed + r * args.normed_bytes, reinterpret_cast<float *>(args.target + r * args.target_bytes), begin, end);
     });
 }
 

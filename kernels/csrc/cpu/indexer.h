@@ -79,28 +79,59 @@ SEPARATE void score_pages(const Heads &heads, const uint8_t *queries, const floa
 // How many keys a token sees.
 INLINE int64_t seen_by(const ChooseArgs &args, int64_t token) {
     const int64_t position = args.token_positions[token];
-    return args.rate ? (position + 1) / args.rate : position + 1;
+    return args.rate ? (position + 1) / args.rate : args.block ? (position + 1) / args.block : position + 1;
 }
 
-// Scores of a token's keys in some pages of its row, into those of all its keys. Of entries a page is 16 of them, copied.
+// Copies of the index keys of blocks from `begin` on, 16 to a page: each is in the place of the last of its tokens.
+SEPARATE void gather_blocks(const ChooseArgs &args, const Row &row, int64_t begin, int64_t end, uint8_t *memory) {
+    for (; begin < end; begin += PENSTOCK_PAGE_TOKENS, memory += args.heads.head_bytes)
+        for (int i = 0; i < PENSTOCK_PAGE_TOKENS; i++) {
+            const int64_t place = (begin + i + 1) * args.block - 1;
+            const bool is_there = begin + i < end;
+            const uint8_t *from = is_there ? args.cache + row.pages[place / PENSTOCK_PAGE_TOKENS] * args.heads.page_bytes +
+                                                 place % PENSTOCK_PAGE_TOKENS * 4
+                                           : nullptr;
+            for (int pair = 0; pair < args.heads.key_dim / 2; pair++)
+                *reinterpret_cast<uint32_t *>(memory + pair * 64 + i * 4) =
+                    is_there ? *reinterpret_cast<const uint32_t *>(from + pair * 64) : 0;
+        }
+}
+
+// From blocks, ascending, to their keys, and those behind the last block; what is left of the list is beyond all keys.
+SEPARATE void spread_blocks(const ChooseArgs &args, int64_t position, const int32_t *blocks, int32_t *list) {
+    int made = 0;
+    for (int i = 0; i < args.most; i++) {
+        const int32_t first = blocks[i] * args.block;
+        for (int at = 0; at < args.block; at++) list[made++] = first + at;
+    }
+    for (int64_t key = (position + 1) / args.block * args.block; key <= position; key++) list[made++] = static_cast<int32_t>(key);
+    for (const int end = (args.most + 1) * args.block - 1; made < end;) list[made++] = INT32_MAX;
+}
+
+// Scores of a token's keys in some pages of its row, into those of all its keys. Of entries and blocks a page is 16 of them, copied.
 SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, int64_t end, const IndexScratch &s, int *configured,
                          float *scores) {
     const Heads &heads = args.heads;
     const Row &row = args.rows[args.token_rows[token]];
     const uint8_t *queries = args.queries + token * heads.group * heads.key_dim * 2;
     const float *weights = reinterpret_cast<const float *>(args.weights + token * args.weights_bytes);
-    for (int head = 0; head < heads.group; head++) s.weights[head] = weights[head] * args.scale;
+    for (int head = 0; head < heads.group; head++) s.weights[head] = args.block ? 1.0f : weights[head] * args.scale;
     for (int64_t first = begin; first < end; first += kPagesInSplit) {
         const int pages = static_cast<int>(least(kPagesInSplit, end - first));
         const uint8_t *page[kPagesInSplit];
-        if (!args.rate)
+        const bool is_copied = args.rate || args.block;
+        if (!is_copied)
             for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first + i] * heads.page_bytes;
         if (row.moves) follow_path(heads, args.cache, row, 0, first, pages, s.path, page);
         for (int i = 0; i < pages; i += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, pages - i));
-            if (args.rate) {
+            if (is_copied) {
                 for (int at = 0; at < some; at++) page[i + at] = s.path + at * heads.head_bytes;
-                gather_keys(args, row, (first + i) * 16, least((first + i + some) * 16, seen_by(args, token)), s.path);
+                const int64_t last = least((first + i + some) * 16, seen_by(args, token));
+                if (args.rate)
+                    gather_keys(args, row, (first + i) * 16, last, s.path);
+                else
+                    gather_blocks(args, row, (first + i) * 16, last, s.path);
                 score_pages(heads, queries, s.weights, page + i, some, s.products, configured, scores + (first + i) * 16);
                 continue;
             }
@@ -160,7 +191,14 @@ void choose(const ChooseArgs &args, const Work &work) {
         float *scores = args.scores + (args.splits ? number : work.member) * args.score_step;
         if (!args.splits)
             score_keys(args, token, 0, (seen + PENSTOCK_PAGE_TOKENS - 1) / PENSTOCK_PAGE_TOKENS, s, &configured, scores);
-        choose_best(scores, seen, args.most, s.histogram, chosen_of(args, token));
+        if (args.block) {
+            // At the end of the list, where each is read before its keys are written there.
+            int32_t *blocks = chosen_of(args, token) + (args.most + 1) * args.block - 1 - args.most;
+            choose_best(scores, seen, args.most, s.histogram, blocks);
+            spread_blocks(args, args.token_positions[token], blocks, chosen_of(args, token));
+        } else {
+            choose_best(scores, seen, args.most, s.histogram, chosen_of(args, token));
+        }
     }
 }
 

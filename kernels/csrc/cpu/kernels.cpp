@@ -3,6 +3,7 @@
 // computed by the same function in the same order whatever other rows there are; those that several callers share are
 // not inlined, since the compiler may fuse a product and a sum in one copy and not in another.
 #include "attention.h"
+#include "blocks.h"
 #include "compressed.h"
 #include "draw.h"
 #include "experts.h"
@@ -11,6 +12,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "logits.h"
+#include "ngrams.h"
 #include "norms.h"
 #include "quantize.h"
 #include "recurrence.h"
@@ -67,6 +69,12 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .weigh_streams = weigh_streams,
         .mix_streams = mix_streams,
         .add_to_streams = add_to_streams,
+        .mix_numbers = mix_numbers,
+        .find_rows = find_rows,
+        .keep_ids = keep_ids,
+        .gate_ngrams = gate_ngrams,
+        .write_blocks = write_blocks,
+        .complete_blocks = complete_blocks,
         .turn = turn,
         .pool = pool,
         .keep = keep,

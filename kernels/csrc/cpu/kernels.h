@@ -367,6 +367,20 @@ struct WriteIndexArgs {
     uint8_t *cache;
 };
 
+struct WriteBlocksArgs {
+    int64_t tokens;
+    const int32_t *token_rows, *token_positions;
+    const Row *rows;
+    Heads heads;
+    int block, rope_dim;
+    float eps;
+    const float *query_weight, *key_weight, *cos, *sin;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *queries;
+    uint8_t *cache;
+};
+
 struct ChooseArgs {
     int64_t count;          // of the tokens that choose: others attend to all keys that they see
     const int32_t *tokens;
@@ -379,6 +393,7 @@ struct ChooseArgs {
     int64_t weights_bytes;
     int rate, entry_rows;  // of entries, whose keys are at `index_offset` of their rows; rate 0: of tokens
     int64_t index_offset;
+    int block;  // tokens that have a key together; 0: each has one
     int64_t splits;  // of the longest token's keys, where `score` has been through them: tokens have scores each; 0: members have
     float *scores;
     int64_t score_step;
@@ -429,6 +444,32 @@ struct TurnArgs {
     int padded;  // numbers of a head in the target: zeros behind its own
 };
 
+struct NgramArgs {
+    int64_t tokens;
+    const int64_t *ids;
+    const int32_t *token_rows, *token_positions;
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int before, heads, width;  // tokens before one; heads of each length, and their numbers
+    int64_t end, first, known;  // first, known: the rows that are here
+    const int32_t *numbers;
+    const uint8_t *table;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct NgramGateArgs {
+    int64_t tokens;
+    int streams, width;
+    float eps;
+    const float *key_weight, *stream_weight;  // (streams, width)
+    const uint8_t *source, *held;
+    int64_t source_bytes, held_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 struct PoolArgs {
     TurnArgs turn;
     Past past;
@@ -463,7 +504,7 @@ struct ConvolveArgs {
     const StateRow *rows;
     int64_t row_count;
     States states;
-    int channels, kernel;
+    int channels, kernel, dilation;
     const float *weight, *bias;  // (kernel, channels), (channels,)
     penstock_activation activation;
     const uint8_t *source, *inner, *outer;  // of the first token; inner and outer gates may be none
@@ -566,6 +607,18 @@ struct HyperReadArgs {
     int64_t shares_bytes;
 };
 
+// Of HYPER_MIX.
+struct MixNumbersArgs {
+    int64_t rows;
+    int streams, width;
+    const uint8_t *shares, *normed;
+    int64_t shares_bytes, normed_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+    uint8_t *given;  // what a branch is added with; or null
+    int64_t given_bytes;
+};
+
 struct HyperAddArgs {
     int64_t rows;
     int streams, width;
@@ -666,6 +719,12 @@ struct Kernels {
     void (*weigh_streams)(const HyperReadArgs &, const Work &);
     void (*mix_streams)(const HyperReadArgs &, const Work &);  // behind `weigh_streams`
     void (*add_to_streams)(const HyperAddArgs &, const Work &);
+    void (*mix_numbers)(const MixNumbersArgs &, const Work &);
+    void (*find_rows)(const NgramArgs &, const Work &);
+    void (*keep_ids)(const NgramArgs &, const Work &);  // behind `find_rows`
+    void (*gate_ngrams)(const NgramGateArgs &, const Work &);
+    void (*write_blocks)(const WriteBlocksArgs &, const Work &);
+    void (*complete_blocks)(const WriteBlocksArgs &, const Work &);  // behind `write_blocks`
     void (*turn)(const TurnArgs &, const Work &);
     void (*pool)(const PoolArgs &, const Work &);
     void (*keep)(const KeepArgs &, const Work &);

@@ -40,6 +40,7 @@ INLINE void finish_rows(const Finish &finish, int rows, const float *sums, const
             const F16 below = (exponential(minimum(y, all(finish.limit))) - 1.0f - y) * finish.lowest;
             y = select(is_less(F16{}, y), y * y * finish.alpha, below) + y * finish.scale;
         } else if (epilogue == PENSTOCK_ACTIVATE) {
+            if (finish.scale != 1.0f) y = y * finish.scale;
             y = activated(y, activation);
         }
         if (epilogue == PENSTOCK_ADD) y = y * finish.scale + load(long_to);

@@ -102,7 +102,8 @@ enum penstock_kind {
     PENSTOCK_CHOOSE = 24,       // target = of tokens that see more, the places of the `columns` keys for which the sum over heads of
                                 // scale, weight in `second` and relu(query key) is largest, in whole numbers of 32 bits, ascending;
                                 // equal ones go to the earlier key. ATTENTION with them as `second` is to these keys alone. Where `rows` is
-                                // not 0, keys are of entries that stand for so many tokens each
+                                // not 0, keys are of entries that stand for so many tokens each; where `window` is not, of blocks of so
+                                // many: weights are 1, and `columns` keys are those of the best blocks, and the ones behind the last block
     // Hyper-connections of residual streams, `heads` of `columns` numbers one behind the other, by shares that norm_weight (rows, heads
     // times columns) makes of all of them over their root mean square. Rows: a share of each stream, and then one more of each.
     // Where streams are mixed (`rounds`), then of each stream its shares in all.
@@ -124,6 +125,17 @@ enum penstock_kind {
     PENSTOCK_KEEP = 29,        // state `offset` = the last `columns` tokens of what it has and of the source, which is the target, too
     PENSTOCK_COMPRESSED_ATTENTION = 30,  // target, of bf16, = attention of queries to the last `window` tokens of state 0 and `second`, of bf16,
                                          // and to all entries, or those of `third` (see CHOOSE), rotated back by the query's position
+    // Hyper-connections whose shares are one for each number: the sigmoid of the source's, of `second`, of bf16, which has streams normed.
+    PENSTOCK_HYPER_MIX = 31,  // target = the sum of `heads` streams' numbers, each times its share, over `heads`. `third`, where it is there,
+                              // becomes what a branch is added with: twice its sigmoid
+    // N-grams of up to `rows` tokens before each, of whose lengths each has `heads` heads with `head_dim` numbers.
+    PENSTOCK_NGRAMS = 32,     // target = rows of a table in bf16 that `sums` names: multipliers of 64 bits of a token and those before it, then
+                              // for each head its rows, and the first of them. Tokens that are none count as `offset`. Of a table that ranks
+                              // have parts of, this one has `columns` rows from first_id on, and others' are zeros. State 3 has the last ids
+    PENSTOCK_NGRAM_GATE = 33,  // target = of each of `heads` streams of `second` the value of the source, which is behind as many keys, times a
+                               // gate: what key and stream, normed with norm_weight and second_weight, agree in
+    PENSTOCK_WRITE_BLOCKS = 34,  // as WRITE_INDEX of `heads` queries and a key behind them in the source, all normed, where blocks of `window`
+                                 // tokens have one key, made of the mean of theirs, with the rotation of the first, in the place of the last
 };
 
 // Residual streams of a model.
@@ -155,7 +167,7 @@ typedef enum {
 enum penstock_epilogue {
     PENSTOCK_STORE = 0,  // y scale, soft capped where softcap is not 0
     PENSTOCK_ADD = 1,    // target += y scale
-    PENSTOCK_ACTIVATE = 2,
+    PENSTOCK_ACTIVATE = 2,  // activation(y scale)
     PENSTOCK_GATE = 3,  // activation(gate) up; the weight's rows are gate, then up
 };
 
@@ -219,7 +231,7 @@ typedef struct {
     int32_t layer;  // whose cache
     int32_t heads, kv_heads, head_dim, rope_dim;
     int32_t window, chunked;  // of attention: keys that a query sees; 0: all before it
-    int32_t offset;           // row of `positions` for position 0
+    int32_t offset;           // row of `positions` for position 0; of a convolution, and of KEEP, the state
     int32_t format;           // of the weight
     int32_t experts, per_token;
     int32_t sigmoid, normalize;                // of a route: scores are roots of softplus (2), sigmoids (1), or their softmax; add up to 1
@@ -233,6 +245,7 @@ typedef struct {
     int32_t first_id;            // of EMBED: -1: the table is whole
     int32_t first_expert, own_experts;  // of ROUTE and EXPERTS: what this rank has of them; -1: all
     int32_t rounds;  // of hyper-connections: 0: streams are not mixed
+    int32_t dilation;  // of a convolution: of so many tokens one has a weight
     float eps, scale, softcap, clip;
     float limit, alpha;      // of a clamped or limited gate, and of xIELU; alpha of a hyper-connection, too
     float lowest, highest;   // of rates, and the lower one of xIELU and of a hyper-connection
@@ -360,7 +373,8 @@ PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t l
 
 // Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
 // (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1. Of compressed attention both are
-// (tokens, numbers) in bf16: keys of the window, and what entries are made of.
+// (tokens, numbers) in bf16: keys of the window, and what entries are made of. N-grams have behind these two a convolution's, and ids in
+// fp32.
 PENSTOCK_CPU_API int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places,
                                             int64_t place_bytes);
 

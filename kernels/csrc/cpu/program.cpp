@@ -83,7 +83,7 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
                 unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
         experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
-            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || is_compressed(operation)) {
+            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_NGRAMS || is_compressed(operation)) {
             has_states_ = true;
             layers = std::max(layers, operation.layer + 1);
         }
@@ -100,7 +100,8 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         }
         const bool is_compressed_attention = operation.kind == PENSTOCK_COMPRESSED_ATTENTION;
         const bool turns_queries = operation.kind == PENSTOCK_TURN && target.layout == PENSTOCK_QUERIES;
-        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ||
+        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS ||
+            operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ||
             turns_queries) {
             const Heads heads = heads_of(operation);
             if (is_compressed_attention) value_dim_ = std::max(value_dim_, heads.value_dim), gathers_ = true;
@@ -113,8 +114,10 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             layers = std::max(layers, operation.layer + 1);
         }
         if (operation.kind == PENSTOCK_CHOOSE &&
-            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.most == operation.columns && one.rate == operation.rows; }))
-            choices_.push_back({operation.columns, operation.rows, {}});
+            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) {
+                return one.columns == operation.columns && one.rate == operation.rows && one.block == operation.window;
+            }))
+            choices_.push_back({operation.columns, operation.rows, operation.window, {}});
         if (operation.kind == PENSTOCK_REDUCE) {
             const int turn = static_cast<int>(reductions_++ % 2);
             if (source.turn == 1 - turn) throw wrong("sums of ranks do not take turns");
@@ -282,7 +285,7 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
     for (const penstock_operation &operation : body_) {
         if (operation.layer != layer) continue;
         if (operation.kind == PENSTOCK_ATTENTION) held = std::max(held, heads_of(operation, format).page_bytes);
-        if (operation.kind == PENSTOCK_WRITE_INDEX) index = heads_of(operation).value_offset;
+        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS) index = heads_of(operation).value_offset;
         if (operation.kind == PENSTOCK_POOL)
             entries += PENSTOCK_PAGE_TOKENS / std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS}) * operation.head_dim * 2;
     }
@@ -294,7 +297,7 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
 }
 
 void Program::set_state(int layer, int state, void *places, int64_t place_bytes) {
-    if (layer < 0 || layer >= static_cast<int>(caches_.size()) || state < 0 || state > 1)
+    if (layer < 0 || layer >= static_cast<int>(caches_.size()) || state < 0 || state > 3)
         throw wrong("a state that is not there");
     caches_[static_cast<size_t>(layer)].states[state] = {static_cast<uint8_t *>(places), place_bytes};
 }
@@ -380,7 +383,7 @@ void Program::note_rows(const penstock_step &step) {
 
 void Program::move(const int64_t *sources, const int64_t *targets, int64_t count) {
     for (const penstock_operation &operation : body_) {
-        const bool is_index = operation.kind == PENSTOCK_WRITE_INDEX;
+        const bool is_index = operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS;
         if (operation.kind != PENSTOCK_WRITE_KV && operation.kind != PENSTOCK_WRITE_LATENT && !is_index) continue;
         if (operation.values == PENSTOCK_VALUES_NONE) continue;  // another layer's
         const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
@@ -403,8 +406,8 @@ void Program::note_choices(const penstock_step &step) {
         int64_t last = 0;
         for (int64_t token = 0; token < step.tokens; token++) {
             const int32_t position = token_positions_[static_cast<size_t>(token)];
-            const int32_t seen = choice.rate ? (position + 1) / choice.rate : position + 1;
-            if (seen <= choice.most) continue;
+            const int32_t together = std::max({choice.rate, choice.block, 1}), seen = (position + 1) / together;
+            if (seen <= choice.most()) continue;
             choice.tokens.push_back(static_cast<int32_t>(token));
             last = std::max<int64_t>(last, seen - 1);
         }
@@ -737,7 +740,15 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_MATCH:
         case PENSTOCK_HYPER_READ:
         case PENSTOCK_HYPER_ADD:
+        case PENSTOCK_HYPER_MIX:
+        case PENSTOCK_NGRAM_GATE:
             update_streams(operation, work);
+            return true;
+        case PENSTOCK_NGRAMS:
+            find_ngrams(operation, work);
+            return true;
+        case PENSTOCK_WRITE_BLOCKS:
+            write_blocks(operation, work);
             return true;
         case PENSTOCK_SPARSE_GATE:
             kernels_.open_sparsely({rows, operation.columns, operation.inner_at, target.width, operation.alpha,
@@ -850,7 +861,7 @@ void Program::recur(const penstock_operation &operation, const Work &work) {
     }
     const States *states = caches_[static_cast<size_t>(operation.layer)].states;
     if (operation.kind == PENSTOCK_CONVOLVE) {
-        kernels_.convolve({state_rows_.data(), row_count, states[0], operation.columns, operation.rows,
+        kernels_.convolve({state_rows_.data(), row_count, states[operation.offset], operation.columns, operation.rows, operation.dilation,
                            operation.norm_weight, operation.bias, static_cast<penstock_activation>(operation.activation),
                            of_source(operation.source_at), of_source(operation.inner_at), of_source(operation.outer_at),
                            source.row_bytes, to + operation.target_at * 2, target.row_bytes,
@@ -912,7 +923,7 @@ void Program::write_index(const penstock_operation &operation, const Work &work)
 
 const Program::Choice &Program::choice_of(const penstock_operation &operation) const {
     return *std::find_if(choices_.begin(), choices_.end(), [&](const Choice &one) {
-        return one.most == operation.columns && one.rate == operation.rows;
+        return one.columns == operation.columns && one.rate == operation.rows && one.block == operation.window;
     });
 }
 
@@ -922,6 +933,7 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const int64_t rows = now_->tokens, count = static_cast<int64_t>(choice.tokens.size());
     const bool few = count <= score_rows();
+    const int weights = operation.window ? operation.source : operation.second;  // of blocks there are none
     const int entry_rows = std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS});
     const ChooseArgs args = {count,
                              choice.tokens.data(),
@@ -930,14 +942,15 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
                              rows_.data() + cache.table * row_count_,
                              index_heads(operation),
                              operation.scale,
-                             operation.columns,
+                             choice.most(),
                              at(operation.source, work.member, rows),
-                             at(operation.second, work.member, rows),
+                             at(weights, work.member, rows),
                              operation.rows ? cache.pages : index_keys(operation),
-                             buffers_[static_cast<size_t>(operation.second)].row_bytes,
+                             buffers_[static_cast<size_t>(weights)].row_bytes,
                              operation.rows,
                              entry_rows,
                              cache.page_bytes / PENSTOCK_PAGE_TOKENS * entry_rows - operation.head_dim * 2,
+                             operation.window,
                              few ? choice.splits : 0,
                              reinterpret_cast<float *>(memory_.begin() + scores_),
                              score_floats(longest_),

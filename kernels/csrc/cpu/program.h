@@ -44,7 +44,8 @@ inline bool is_product(const penstock_operation &operation) {
 inline bool reads_third(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
            operation.kind == PENSTOCK_CORRECT ||
-           ((operation.kind == PENSTOCK_RATES || operation.kind == PENSTOCK_COMPRESSED_ATTENTION) && operation.third >= 0);
+           ((operation.kind == PENSTOCK_RATES || operation.kind == PENSTOCK_COMPRESSED_ATTENTION ||
+             operation.kind == PENSTOCK_HYPER_MIX) && operation.third >= 0);
 }
 
 inline bool reads_second(const penstock_operation &operation) {
@@ -52,9 +53,10 @@ inline bool reads_second(const penstock_operation &operation) {
            operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
            operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_PREDICT ||
            operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_MATCH || (operation.kind == PENSTOCK_RATES && operation.heads > 0) ||
-           operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_CHOOSE ||
+           operation.kind == PENSTOCK_WRITE_INDEX || (operation.kind == PENSTOCK_CHOOSE && !operation.window) ||
            operation.kind == PENSTOCK_HYPER_READ || operation.kind == PENSTOCK_HYPER_ADD ||
-           operation.kind == PENSTOCK_COMPRESSED_ATTENTION ||
+           operation.kind == PENSTOCK_COMPRESSED_ATTENTION || operation.kind == PENSTOCK_HYPER_MIX ||
+           operation.kind == PENSTOCK_NGRAM_GATE ||
            (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
 }
 
@@ -122,7 +124,7 @@ private:
         int table = 0;
         penstock_cache_format format = PENSTOCK_CACHE_BF16;
         int64_t index_offset = 0;  // of index keys in a page
-        States states[2] = {};  // of a convolution, and of heads
+        States states[4] = {};  // of a convolution, and of heads; of n-grams two more
     };
 
     // Of a step's tokens by their experts: written by one ROUTE, and read by what follows it.
@@ -132,9 +134,10 @@ private:
         int32_t active_count = 0, most = 0;
     };
 
-    // Tokens of a step that see more keys than so many, of which an index chooses: each of a token, or of as many as `rate` says.
+    // Tokens of a step that see more keys than so many, of which an index chooses: each of a token, of an entry of `rate` tokens, or of a block.
     struct Choice {
-        int most, rate;
+        int columns, rate, block;
+        int most() const { return block ? (columns + 1) / block - 1 : columns; }
         std::vector<int32_t> tokens;
         int64_t splits = 0;  // of the keys of the one that sees the most
     };
@@ -182,6 +185,8 @@ private:
     void write_index(const penstock_operation &operation, const Work &work);
     void choose(const penstock_operation &operation, const Work &work);
     const Choice &choice_of(const penstock_operation &operation) const;
+    void find_ngrams(const penstock_operation &operation, const Work &work);
+    void write_blocks(const penstock_operation &operation, const Work &work);
     void attend_to_entries(const penstock_operation &operation, const Work &work);
     // What a layer's operation reads of a step's tokens and of those before them.
     Past past_of(const penstock_operation &operation, int buffer, int state, int64_t kept) const;

@@ -9,7 +9,7 @@ namespace {
 
 // ---- the short convolution ----
 
-constexpr int kMostKernel = 8;
+constexpr int kMostKernel = 8, kMostPast = 24;  // kMostPast: tokens before one, of which some have weights
 constexpr int kChannelsAtOnce = 64;  // of an item
 
 // Numbers as the state keeps them, in bf16: so a token sees the same ones whether they come from the state or not.
@@ -26,8 +26,8 @@ INLINE F16 load_short_up_to(const uint8_t *from, int count) {
 
 // Up to 16 channels of a row.
 SEPARATE void convolve_some(const ConvolveArgs &args, const StateRow &row, int channel) {
-    const int count = static_cast<int>(least(16, args.channels - channel)), past = args.kernel - 1;
-    F16 window[kMostKernel], weights[kMostKernel];
+    const int count = static_cast<int>(least(16, args.channels - channel)), step = args.dilation, past = (args.kernel - 1) * step;
+    F16 window[kMostPast + 1], weights[kMostKernel];
     const auto state_of = [&](int64_t place, int at) {
         return args.states.places + place * args.states.place_bytes + ((int64_t)at * args.channels + channel) * 2;
     };
@@ -46,7 +46,7 @@ SEPARATE void convolve_some(const ConvolveArgs &args, const StateRow &row, int c
             x = shortened(x * shortened(load_up_to(reinterpret_cast<const float *>(args.inner + from), count)));
         window[past] = x;
         F16 y = window[0] * weights[0];
-        for (int at = 1; at <= past; at++) y += window[at] * weights[at];
+        for (int at = 1; at < args.kernel; at++) y += window[at * step] * weights[at];
         y = activated(y + bias, args.activation);
         if (args.outer) y = y * shortened(load_up_to(reinterpret_cast<const float *>(args.outer + from), count));
         uint8_t *to = args.target + token * args.target_bytes;

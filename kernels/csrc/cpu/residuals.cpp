@@ -1,4 +1,6 @@
-// Operations on several residual streams.
+// Operations on several residual streams, and n-grams.
+#include <algorithm>
+
 #include "program.h"
 
 namespace penstock {
@@ -22,6 +24,19 @@ void Program::update_streams(const penstock_operation &operation, const Work &wo
             kernels_.mix_streams(args, work);
             return;
         }
+        case PENSTOCK_HYPER_MIX:
+            kernels_.mix_numbers({rows, operation.heads, operation.columns, begin(operation.source), begin(operation.second),
+                                  from_bytes, second_bytes, to, to_bytes,
+                                  operation.third < 0 ? nullptr : begin(operation.third),
+                                  operation.third < 0 ? 0 : bytes(operation.third)},
+                                 work);
+            return;
+        case PENSTOCK_NGRAM_GATE:
+            kernels_.gate_ngrams({rows, operation.heads, operation.columns, operation.eps, operation.norm_weight,
+                                  operation.second_weight, begin(operation.source), begin(operation.second), from_bytes,
+                                  second_bytes, to, to_bytes},
+                                 work);
+            return;
         case PENSTOCK_HYPER_ADD:
             kernels_.add_to_streams({rows, operation.heads, operation.columns, operation.rounds > 0, begin(operation.source),
                                      of(operation.second, operation.inner_at), from_bytes, second_bytes, to, to_bytes},
@@ -42,6 +57,19 @@ void Program::update_streams(const penstock_operation &operation, const Work &wo
                                     work);
         }
     }
+}
+
+void Program::find_ngrams(const penstock_operation &operation, const Work &work) {
+    const Buffer &target = buffers_[static_cast<size_t>(operation.target)];
+    const int64_t first = std::max(operation.first_id, 0);
+    const NgramArgs args = {now_->tokens, now_->ids, token_rows_.data(), token_positions_.data(), state_rows_.data(),
+                            now_->rows, caches_[static_cast<size_t>(operation.layer)].states[3], operation.rows,
+                            operation.heads, operation.head_dim, operation.offset, first, operation.columns,
+                            operation.sums, static_cast<const uint8_t *>(operation.weight),
+                            at(operation.target, work.member, now_->tokens), target.row_bytes};
+    kernels_.find_rows(args, work);
+    team_.barrier();
+    kernels_.keep_ids(args, work);
 }
 
 }  // namespace penstock

@@ -1,10 +1,12 @@
-"""The indexer as operations: keys of an index, queries that score them, and the choice that attention reads. Called by `latent_recorder`;
-follows `Indexer`, choice by choice. Letters as there.
+"""The indexer as operations: keys of an index, queries that score them, and the choice that attention reads. Called by `latent_recorder` and,
+where blocks are chosen, `recorder`; follows `Indexer`, choice by choice. Letters as there.
 """
 
+from typing import Any
+
 from penstock.models.config import IndexConfig
-from penstock.models.indexer import Indexer
-from penstock.models.program_writer import ProgramWriter
+from penstock.models.indexer import BlockIndexer, Indexer
+from penstock.models.program_writer import ProgramWriter, fp32
 from penstock_kernels.program import Kind, Layout
 
 
@@ -39,3 +41,32 @@ def record_choice(
         scale=indexer.scale,
         **shape,
     )
+
+
+def record_blocks(
+    writer: ProgramWriter, layer: int, indexer: BlockIndexer, rope: int, rope_dim: int, reads_short: int
+) -> dict[str, Any]:
+    """What attention says of the keys of the blocks that are chosen for it. `reads_short`: what attention reads, in bf16."""
+    sizes = indexer.sizes
+    width = sizes.heads * sizes.head_dim
+    parts = writer.buffer("index queries and key", Layout.F32, width + sizes.head_dim)
+    writer.linear(reads_short, parts, indexer.parts)
+    queries = writer.buffer("index queries", Layout.QUERIES, width)
+    shape = {"layer": layer, "heads": sizes.heads, "kv_heads": 1, "head_dim": sizes.head_dim}
+    assert indexer.query_norm.weight_E is not None, "it has a weight"
+    write = writer.add(
+        Kind.WRITE_BLOCKS,
+        parts,
+        queries,
+        **shape,
+        window=sizes.block,
+        rope_dim=rope_dim,
+        eps=sizes.norm.eps,
+        norm_weight=fp32(indexer.query_norm.weight_E),
+        second_weight=fp32(indexer.key_weight_C),
+    )
+    writer.made.rotations.append((write, rope))
+    columns = (sizes.most + 1) * sizes.block - 1
+    chosen = writer.buffer("chosen keys", Layout.F32, columns)
+    writer.add(Kind.CHOOSE, queries, chosen, **shape, columns=columns, window=sizes.block)
+    return {"second": chosen, "columns": columns}

@@ -116,7 +116,12 @@ class NativeDecoder:
             for at, layer in enumerate(config.layers)
             if layer.has_cache
         ]
-        return max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+        rows, size = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+        if config.index is None:
+            return rows, size
+        return rows, size + -(
+            -rounded_up(config.index.head_dim, TILE_INPUTS) // rows
+        )  # index keys are in bf16
 
     def make_batch_invariant(self, rows: int) -> None:
         """It is."""
@@ -202,7 +207,7 @@ class NativeDecoder:
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table, self.cache_format)
                 for number, state_P in enumerate(cache.states):
-                    if config.compressed[layer] is None:
+                    if config.compressed[layer] is None and choice.ngrams is None:
                         number = int(state_P.dtype == np.float32)
                     self._runs.set_state(layer, number, state_P)
             self._bound = caches

@@ -12,7 +12,7 @@ from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.compressed_recorder import record_compressed_attention
-from penstock.models.config import DecoderConfig, HyperConfig, LowRankHyperConfig
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import (
     Attention,
     Beside,
@@ -26,7 +26,9 @@ from penstock.models.decoder import (
 )
 from penstock.models.experts_recorder import hidden_of, record_experts, record_experts_beside
 from penstock.models.hyper_recorder import HyperRecorder
+from penstock.models.index_recorder import record_blocks
 from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
+from penstock.models.ngram_recorder import record_ngrams
 from penstock.models.packing import packed, product
 from penstock.models.per_layer_recorder import record_per_layer_embedding, record_per_layer_input
 from penstock.models.program_writer import (
@@ -63,6 +65,7 @@ GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
 LARGEST_HEAD = 512
 MOST_EXPERTS = 4096
 MOST_INDEX_HEADS = 1024
+MOST_BEFORE, MOST_PAST = 16, 24
 
 
 def unknown_choice(config: DecoderConfig) -> str | None:
@@ -77,8 +80,13 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     attending = [at for at, layer in enumerate(config.layers) if layer.attends and config.latent is None]
     sizes = sorted({config.head_dim_of(at) for at in attending})
     index = None if config.latent is None else config.latent.index
+    ngrams = [layer.ngrams for layer in config.layers if layer.ngrams is not None]
     checks = (
-        (config.index is not None, "chosen blocks of keys"),
+        (
+            config.index is not None
+            and (config.index.heads > MOST_INDEX_HEADS or config.index.head_dim > LARGEST_HEAD),
+            f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
+        ),
         (
             index is not None and (index.heads > MOST_INDEX_HEADS or index.head_dim > LARGEST_HEAD),
             f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
@@ -92,7 +100,10 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             "norms over all queries behind the rotation",
         ),
         (any(one.count > MOST_EXPERTS for one in experts), f"more than {MOST_EXPERTS} experts"),
-        (isinstance(config.hyper, LowRankHyperConfig), "hyper-connections of low rank"),
+        (
+            any((one.kernel - 1) * one.dilation > MOST_PAST or one.before > MOST_BEFORE for one in ngrams),
+            f"n-grams of more than {MOST_BEFORE} tokens, or convolutions over more than {MOST_PAST}",
+        ),
         (
             any(one is not None and one.count > MOST_STREAMS for one in (config.streams, config.hyper)),
             f"more than {MOST_STREAMS} residual streams",
@@ -158,7 +169,7 @@ class _Recorder:
         streams = self.config.streams
         self.streams = None if streams is None else StreamsRecorder(self.writer, streams.count)
         hyper = self.config.hyper
-        self.hyper = HyperRecorder(self.writer, hyper) if isinstance(hyper, HyperConfig) else None
+        self.hyper = None if hyper is None else HyperRecorder(self.writer, hyper)
 
     def record(self) -> Recording:
         self._embed()
@@ -277,6 +288,8 @@ class _Recorder:
         """A layer whose branches read mixtures of all residual streams, which are where the residual is in other models."""
         attention, feed_forward = layer.attention, layer.feed_forward
         assert attention is not None and feed_forward is not None
+        if layer.ngrams is not None:
+            record_ngrams(self.writer, index, layer.ngrams, hyper)
         hyper.read(layer.attention_hyper)
         short = self._read(layer.attention_norm, _reads_short(attention))
         mixed = self._mixer(index, attention, self.normed if short is None else short)
@@ -412,12 +425,18 @@ class _Recorder:
             writer.made.rotations.append((write, attention.rope))
         if attention.temperature is not None:
             writer.made.temperatures.append((write, attention.temperature))
+        choice: dict[str, Any] = {}
+        if attention.indexer is not None and attention.rope is not None:
+            choice = record_blocks(
+                writer, index, attention.indexer, attention.rope, attention.rope_dim, reads_short
+            )
         window = config.windows[attention.window]
         writer.add(
             Kind.ATTENTION,
             queries,
             attended,
             **shape,
+            **choice,
             window=0 if window is None else window.size,
             chunked=window is not None and window.chunked,
             scale=attention.scale,
@@ -536,6 +555,6 @@ def _reads_short(mixer: Mixer) -> bool:
     """Whether some of what attention reads is bf16 where large products read bytes."""
     attends = mixer.attention if isinstance(mixer, Beside) else mixer
     has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
-    has_index = isinstance(attends, LatentAttention) and attends.indexer is not None
+    has_index = isinstance(attends, Attention | LatentAttention) and attends.indexer is not None
     has_entries = isinstance(attends, CompressedAttention) and attends.pending is not None
     return has_gate or has_index or has_entries

@@ -45,8 +45,6 @@ def unknown_mixer(mixer: RecurrentConfig) -> str | None:
     if isinstance(mixer, ShortConvConfig):
         kernel, key = mixer.kernel, 0
     elif isinstance(mixer, DeltaConfig):
-        if mixer.gate != "silu":
-            return f"gates of a delta rule opened by {mixer.gate}"
         kernel, key = mixer.kernel, mixer.key_dim
     elif isinstance(mixer, Mamba2Config):
         if mixer.activation not in ACTIVATIONS:
@@ -219,7 +217,7 @@ def _delta(
         heads=heads,
         head_dim=config.value_dim,
         norm_weight=fp32(mixer.norm_V),
-        activation=Activation.SILU,
+        activation=Activation.SILU if config.gate == "silu" else Activation.SIGMOID,
     )
     return target
 
