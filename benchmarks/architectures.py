@@ -50,6 +50,7 @@ WIDE: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 4096,
 }
+OF_EXPERTS = {name: value for name, value in WIDE.items() if name != "intermediate_size"}  # and no others
 LATENT = {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
 INDEX = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 1024}
 
@@ -124,7 +125,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     # Window and rates as published, where 512 entries are chosen.
     "DeepSeek V4": {
-        **WIDE,
+        **OF_EXPERTS,
         "num_key_value_heads": 1,
         "head_dim": 256,
         "qk_rope_head_dim": 64,
@@ -152,9 +153,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen 3.5": {**WIDE, **DELTA},
     # Of 512 blocks 64 are chosen, and the table of n-grams has 80,000 rows in place of 320 million.
     "Qwen 4": {
-        **WIDE,
-        **{name: value for name, value in DELTA.items() if name != "head_dim"},
-        "head_dim": 128,
+        **OF_EXPERTS,
+        **DELTA,
         "num_key_value_heads": 2,
         "num_attention_heads": 8,
         "num_experts": 32,

@@ -139,6 +139,7 @@ class Entries(Bench):
         self.states[0] = torch.full((SLOTS + SNAPSHOTS, shape.window - 1, size), torch.nan).bfloat16()
         if shape.rate:
             self.add(Kind.KEEP, pending, pending, columns=shape.reads - 1, offset=1)
+        if shape.reads > 1:
             kept = (SLOTS + SNAPSHOTS, shape.reads - 1, shape.pending)
             self.states[1] = torch.full(kept, torch.nan).bfloat16()
         entry = size + (shape.index_size if shape.most else 0)
