@@ -95,7 +95,18 @@ def compile_all(compiler: list[str], folder: Path) -> list[str]:
     ]
     jobs += [
         ([*FLAGS, *defined], f"{name}.cpp", f"{name}.o")
-        for name in ("api", "check", "divided", "entries", "isa", "program", "ranks", "residuals", "team")
+        for name in (
+            "api",
+            "attending",
+            "check",
+            "divided",
+            "entries",
+            "isa",
+            "program",
+            "ranks",
+            "residuals",
+            "team",
+        )
     ]
 
     def compile_one(job: tuple[list[str], str, str]) -> None:

@@ -1,0 +1,176 @@
+// How a step's queries are divided for attention, what tokens choose, and the operations that attend and choose.
+#include <algorithm>
+#include <numeric>
+
+#include "program.h"
+
+namespace penstock {
+
+// Parts of attention at once: rows are divided while there are few of them for the threads.
+int64_t Program::part_count(const Division &division, int64_t longest) const {
+    return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
+}
+
+int64_t Program::item_count(const Division &division, int64_t tokens, int64_t longest) const {
+    return tokens * (division.group + 16) / 16 + part_count(division, longest);
+}
+
+void Program::note_choices(const penstock_step &step) {
+    for (Choice &choice : choices_) {
+        choice.tokens.clear();
+        int64_t last = 0;
+        for (int64_t token = 0; token < step.tokens; token++) {
+            const int32_t position = token_positions_[static_cast<size_t>(token)];
+            const int32_t together = std::max({choice.rate, choice.block, 1}), seen = (position + 1) / together;
+            if (seen <= choice.most()) continue;
+            choice.tokens.push_back(static_cast<int32_t>(token));
+            last = std::max<int64_t>(last, seen - 1);
+        }
+        choice.splits = last / kSplit + 1;
+    }
+}
+
+void Program::divide(Division &division) {
+    division.items.clear();
+    division.joins.clear();
+    const bool few = row_count_ * division.kv_heads < 4 * threads_ && threads_ > 1;
+    int part = 0;
+    for (int64_t row = row_count_ - 1; row >= 0; row--) {
+        const Row &here = rows_[static_cast<size_t>(row)];
+        const int64_t queries = here.count * division.group;
+        // Of a tile all queries are of the row, or of one token.
+        const int64_t unit = division.by_token ? division.group : queries, tiles = (unit + kQueries - 1) / kQueries;
+        // The longest first: what is short fills the gaps in the end.
+        for (int64_t tile = queries / unit * tiles - 1; tile >= 0; tile--) {
+            const int64_t begin_of_unit = tile / tiles * unit, first = begin_of_unit + tile % tiles * kQueries;
+            const int64_t count = std::min<int64_t>(kQueries, begin_of_unit + unit - first);
+            const int64_t last_position = here.position + (first + count - 1) / division.group;
+            const int64_t position = here.position + first / division.group;
+            int64_t lowest = 0;
+            if (division.window)
+                lowest = division.chunked ? position / division.window * division.window
+                                          : std::max<int64_t>(position + 1 - division.window, 0);
+            const int begin = static_cast<int>(lowest / kSplit), end = static_cast<int>(last_position / kSplit) + 1;
+            const auto number = static_cast<int32_t>(row);
+            const auto query = static_cast<int32_t>(first), some = static_cast<int32_t>(count);
+            if (!few || queries > std::min<int64_t>(kQueries, unit) || end - begin < 2) {
+                division.items.push_back({number, query, begin, end, -1, some});
+                continue;
+            }
+            division.joins.push_back({number, query, part, end - begin, some});
+            for (int split = begin; split < end; split++)
+                division.items.push_back({number, query, split, split + 1, part++, some});
+        }
+    }
+}
+
+void Program::attend(const penstock_operation &operation, const Work &work) {
+    const Buffer &queries = buffers_[static_cast<size_t>(operation.source)],
+                 &target = buffers_[static_cast<size_t>(operation.target)];
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
+        return one.window == operation.window && one.chunked == (operation.chunked != 0) &&
+               one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads &&
+               one.by_token == (operation.second >= 0);
+    });
+    const bool has_choice = operation.second >= 0;
+    const AttentionArgs args = {division.items.data(),
+                                static_cast<int64_t>(division.items.size()),
+                                division.joins.data(),
+                                static_cast<int64_t>(division.joins.size()),
+                                rows_.data() + cache.table * row_count_,
+                                cached_heads(operation),
+                                operation.scale,
+                                operation.softcap,
+                                operation.window,
+                                operation.chunked != 0,
+                                operation.sinks,
+                                operation.slopes,
+                                operation.slopes_rounded != 0,
+                                operation.slopes_scale,
+                                memory_.begin() + queries.offset,
+                                queries.head_stride,
+                                cache.pages,
+                                reinterpret_cast<float *>(memory_.begin() + parts_),
+                                part_floats(value_dim_),
+                                memory_.begin() + target.offset,
+                                target.row_bytes,
+                                has_choice ? at(operation.second, work.member, now_->tokens) : nullptr,
+                                has_choice ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0,
+                                operation.columns,
+                                operation.value_dim != 0};
+    kernels_.attention(args, work);
+    if (args.join_count == 0) return;
+    team_.barrier();
+    kernels_.join_attention(args, work);
+}
+
+void Program::write_latent(const penstock_operation &operation, const Work &work) {
+    const auto bytes = [&](int buffer) { return buffers_[static_cast<size_t>(buffer)].row_bytes; };
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens;
+    const Buffer &rotated = buffers_[static_cast<size_t>(operation.second)];
+    kernels_.write_latent(
+        {rows, token_rows_.data(), token_positions_.data(), token_places_.data(), rows_.data() + cache.table * row_count_,
+         cached_heads(operation), operation.rope_dim, rotated.width / operation.heads, operation.cos, operation.sin,
+         operation.positions, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
+         at(operation.third, work.member, rows), bytes(operation.source), bytes(operation.second),
+         bytes(operation.third), at(operation.target, work.member, rows), cache.pages},
+        work);
+}
+
+void Program::write_index(const penstock_operation &operation, const Work &work) {
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens;
+    kernels_.write_index({rows, token_rows_.data(), token_positions_.data(), token_places_.data(),
+                          rows_.data() + cache.table * row_count_, index_heads(operation), operation.rope_dim, operation.cos,
+                          operation.sin, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
+                          buffers_[static_cast<size_t>(operation.source)].row_bytes,
+                          buffers_[static_cast<size_t>(operation.second)].row_bytes, at(operation.target, work.member, rows),
+                          index_keys(operation)},
+                         work);
+}
+
+const Program::Choice &Program::choice_of(const penstock_operation &operation) const {
+    return *std::find_if(choices_.begin(), choices_.end(), [&](const Choice &one) {
+        return one.columns == operation.columns && one.rate == operation.rows && one.block == operation.window;
+    });
+}
+
+void Program::choose(const penstock_operation &operation, const Work &work) {
+    const Choice &choice = choice_of(operation);
+    if (choice.tokens.empty()) return;
+    const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
+    const int64_t rows = now_->tokens, count = static_cast<int64_t>(choice.tokens.size());
+    const bool few = count <= score_rows();
+    const int weights = operation.window ? operation.source : operation.second;  // of blocks there are none
+    const int entry_rows = std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS});
+    const ChooseArgs args = {count,
+                             choice.tokens.data(),
+                             token_rows_.data(),
+                             token_positions_.data(),
+                             rows_.data() + cache.table * row_count_,
+                             index_heads(operation),
+                             operation.scale,
+                             choice.most(),
+                             at(operation.source, work.member, rows),
+                             at(weights, work.member, rows),
+                             operation.rows ? cache.pages : index_keys(operation),
+                             buffers_[static_cast<size_t>(weights)].row_bytes,
+                             operation.rows,
+                             entry_rows,
+                             cache.page_bytes / PENSTOCK_PAGE_TOKENS * entry_rows - operation.head_dim * 2,
+                             operation.window,
+                             few ? choice.splits : 0,
+                             reinterpret_cast<float *>(memory_.begin() + scores_),
+                             score_floats(longest_),
+                             at(operation.target, work.member, rows),
+                             buffers_[static_cast<size_t>(operation.target)].row_bytes};
+    if (few) {
+        kernels_.score(args, work);
+        team_.barrier();
+    }
+    kernels_.choose(args, work);
+}
+
+}  // namespace penstock
