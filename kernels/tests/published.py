@@ -62,10 +62,7 @@ def held(matrix: QuantizedMatrix) -> tuple[Tensor, Tensor]:
     codes = (
         torch.stack((quads & 15, quads >> 4), -2).flatten(-2).reshape(panels * 16, -1, group).to(torch.int32)
     )
-    if is_fp4:
-        numbers = TWICE_FP4[codes].flatten(1)
-    else:
-        numbers = (codes - zeros[:, :, None]).flatten(1)
+    numbers = TWICE_FP4[codes].flatten(1) if is_fp4 else (codes - zeros[:, :, None]).flatten(1)
     assert numbers[:, matrix.columns :].count_nonzero() == 0 and numbers[matrix.rows :].count_nonzero() == 0
     groups = -(-matrix.columns // group)
     return numbers[: matrix.rows, : matrix.columns], scales[: matrix.rows, :groups]
