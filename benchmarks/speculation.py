@@ -1,18 +1,25 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
     .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
-        [--model-id FOLDER]
+        [--model-id FOLDER | --family "Qwen 3.5"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case), what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
+
+With --family the model has random weights in that family's shape of `architectures.py` and the shipped tokenizer. What its layers add is small, so that what
+comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import random
+import shutil
 import statistics
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -38,6 +45,8 @@ WORDS = [
     "forest",
     "candle",
 ]
+# Embeddings of --family are so many times what the small models of tests have.
+LARGE = 1000
 # So many of the short answers are asked for one after the other.
 SHORT = 8
 
@@ -142,6 +151,8 @@ def main() -> None:
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-id")
+    parser.add_argument("--family", help="one of architectures.py")
+    parser.add_argument("--flags", nargs="*", default=[], help="of both servers")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
     )
@@ -152,7 +163,37 @@ def main() -> None:
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
         f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
     )
-    flags = ("--dtype", arguments.dtype, *(("--model-id", arguments.model_id) if arguments.model_id else ()))
+    made = tempfile.TemporaryDirectory() if arguments.family else contextlib.nullcontext(arguments.model_id)
+    with made as folder:
+        if arguments.family:
+            make_family(Path(folder), arguments.family)
+        compare(arguments, folder)
+
+
+def make_family(folder: Path, family: str) -> None:
+    """Writes a model of the family's shape whose layers add little."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from architectures import FAMILIES, SHAPES, make
+
+    shipped = Path(__file__).parents[1] / "server" / "penstock" / "tiny" / "model"
+    tokens = json.loads((shipped / "config.json").read_text())["vocab_size"]
+    make(folder, FAMILIES[family] | SHAPES[family] | {"vocab_size": tokens})
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (shipped / name).exists():
+            shutil.copy(shipped / name, folder / name)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "embed" in name:
+            tensor.mul_(LARGE)
+        tensors[name] = tensor.to(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def compare(arguments: argparse.Namespace, folder: str | None) -> None:
+    """Asks the two servers in turn, and prints."""
+    flags = ("--dtype", arguments.dtype, *arguments.flags, *(("--model-id", folder) if folder else ()))
     drafting = (
         "--speculate",
         str(arguments.speculate),

@@ -111,6 +111,72 @@ def random_llama(
     return folder
 
 
+def random_lfm2(folder: Path, *, hidden: int = 64, positions: int = 2048, seed: int = 0) -> Path:
+    """A float32 LFM2 with random weights, whose layers have a recurrent state, keys and values, and a state. What follows a token is
+    mostly the token's choice and to a part that of what was before it, so that texts repeat themselves now and then.
+    """
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (SHIPPED / name).exists():
+            shutil.copy(SHIPPED / name, folder / name)
+    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**tokenizer_config, "model_max_length": positions})
+    )
+    vocabulary, inner, kernel, heads = int(shipped_config()["vocab_size"]), 2 * hidden, 3, 4
+    kinds = ("conv", "full_attention", "conv")
+    config = {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": len(kinds),
+        "layer_types": list(kinds),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "max_position_embeddings": positions,
+        "conv_L_cache": kernel,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def weight(name: str, *shape: int, scale: float = 1.0) -> None:
+        noise = torch.randn(shape, generator=generator)
+        tensors[f"{name}.weight"] = noise.mul(scale / shape[-1] ** 0.5)
+
+    def norm(name: str, size: int = hidden) -> None:
+        tensors[f"{name}.weight"] = 1 + 0.1 * torch.randn(size, generator=generator)
+
+    weight("model.embed_tokens", vocabulary, hidden, scale=2.0)
+    norm("model.embedding_norm")
+    for index, kind in enumerate(kinds):
+        at = f"model.layers.{index}."
+        norm(at + "operator_norm")
+        norm(at + "ffn_norm")
+        for name in ("w1", "w3"):
+            weight(f"{at}feed_forward.{name}", inner, hidden)
+        weight(f"{at}feed_forward.w2", hidden, inner, scale=0.5)
+        if kind == "conv":
+            weight(at + "conv.in_proj", 3 * hidden, hidden)
+            weight(at + "conv.conv", hidden, 1, kernel)
+            weight(at + "conv.out_proj", hidden, hidden)
+            continue
+        for name, rows in (("q", hidden), ("k", hidden // 2), ("v", hidden // 2), ("out", hidden)):
+            weight(f"{at}self_attn.{name}_proj", rows, hidden)
+        norm(at + "self_attn.q_layernorm", hidden // heads)
+        norm(at + "self_attn.k_layernorm", hidden // heads)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def repeating_llama(folder: Path, *, period: int, vocabulary: int, special: Collection[int]) -> Path:
     """A float32 Llama whose next token is the one `period` places before it, with no tokenizer: greedy, it repeats
     the end of its prompt for ever, but gives none of the `special` tokens.

@@ -58,12 +58,13 @@ def with_past(x_TC: Tensor, state_PUC: Tensor, states: StateMetadata) -> WithPas
     kept = state_PUC.shape[1]
     x_TC = x_TC.to(state_PUC.dtype)
     singles = len(states.places_S)
-    past_SUC = state_PUC.index_select(0, states.places_S)
-    singles_SWC = torch.cat((past_SUC, x_TC[:singles].unsqueeze(1)), 1)
-    if singles:
-        state_PUC.index_copy_(0, states.places_S, singles_SWC[:, 1:])
-        if states.saved_C is not None and states.saves_C is not None:
-            state_PUC.index_copy_(0, states.saves_C, state_PUC.index_select(0, states.saved_C))
+    singles_SWC = x_TC.new_empty(singles, kept + 1, x_TC.shape[1])
+    for turn in states.in_turns():
+        past_SUC = state_PUC.index_select(0, turn.places_S)
+        window_SWC = torch.cat((past_SUC, x_TC[turn.tokens].unsqueeze(1)), 1)
+        singles_SWC[turn.tokens] = window_SWC
+        state_PUC.index_copy_(0, turn.places_S, window_SWC[:, 1:])
+        turn.copy(state_PUC)
     runs = []
     for run in states.runs:
         run_LC = torch.cat((state_PUC[run.place], x_TC[run.begin : run.end]))

@@ -3,7 +3,7 @@ channels, W width of the kernel, P places of states, U of what came before that 
 """
 
 from penstock_kernels.later import Tensor, torch
-from penstock_kernels.recurrence import StateMetadata, advance
+from penstock_kernels.recurrence import StateMetadata, Tokens, advance
 
 
 def causal_conv(
@@ -31,7 +31,7 @@ def causal_conv(
             out += window_SUC[..., first : first + size, :] * weight_WC[place]
         return out if bias_C is None else out.add_(bias_C)
 
-    def step_form(tokens: slice, state_SUC: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SUC: Tensor) -> Tensor:
         window_SUC = torch.cat((state_SUC, x_TC[tokens].unsqueeze(1).to(state_SUC.dtype)), 1)
         state_SUC.copy_(window_SUC[:, 1:])
         return summed(window_SUC.float(), 1).squeeze(1)
@@ -52,7 +52,7 @@ def previous_ids(ids_T: Tensor, state_PU: Tensor, states: StateMetadata) -> Tens
     """
     count = state_PU.shape[1]
 
-    def step_form(tokens: slice, state_SU: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SU: Tensor) -> Tensor:
         found_SU = state_SU.flip(1)
         state_SU.copy_(torch.cat((state_SU[:, 1:], ids_T[tokens].unsqueeze(1).to(state_SU.dtype)), 1))
         return found_SU

@@ -112,7 +112,7 @@ class COperation(Structure):
 class CStep(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "tokens")),
-        *((name, c_void_p) for name in ("ids", "slots", "first", "counts", "pages")),
+        *((name, c_void_p) for name in ("ids", "slots", "places", "first", "counts", "pages")),
         *((name, c_int64) for name in ("max_slots", "width")),
         ("saves", c_void_p),
         ("saved", c_int64),
@@ -330,13 +330,15 @@ class CpuProgram:
         saves_C3: I64 = NO_SAVES,
         positions_T: I64 | None = None,
         moved_M3: I64 = NO_MOVES,
+        places_R: I64 | None = None,
     ) -> None:
         """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
-        pages (tables, slots, blocks): the page of each block. saves: (row, tokens, place), ascending: behind so many of the row's
-        tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
+        pages (tables, slots, blocks): the page of each block. places: where the states of the row's slot are; None: at the slot's number.
+        saves: (row, tokens, place), ascending by the first two: behind so many of the row's tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
         than its place in the row; moved: (token, position, place), ascending: what a token of a tree reads for a position that
         the cache has at another place of the row. Raises RankLost."""
-        columns = (ids_T, slots_R, first_R, counts_R, pages, saves_C3, moved_M3)
+        places_R = slots_R if places_R is None else places_R
+        columns = (ids_T, slots_R, places_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         *at, saves, moved = map(address, columns)
         positions = None
@@ -388,11 +390,17 @@ class CpuProgram:
         return tokens, possible
 
     def decodes(
-        self, slots_R: I64, pages: I64, logits_RV: HostArray, draws: Draws | None = None
+        self,
+        slots_R: I64,
+        pages: I64,
+        logits_RV: HostArray,
+        draws: Draws | None = None,
+        places_R: I64 | None = None,
     ) -> "Decodes":
-        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages` as in
-        `step`."""
-        return Decodes(self._library, self._handle, slots_R, pages, logits_RV, draws)
+        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages` and `places`
+        as in `step`."""
+        places_R = slots_R if places_R is None else places_R
+        return Decodes(self._library, self._handle, slots_R, places_R, pages, logits_RV, draws)
 
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
@@ -415,6 +423,7 @@ class Decodes:
         library: ctypes.CDLL,
         handle: int,
         slots_R: I64,
+        places_R: I64,
         pages: I64,
         logits_RV: HostArray,
         draws: Draws | None,
@@ -429,8 +438,8 @@ class Decodes:
         self._counts_R = np.ones(rows, np.int64)
         self.logits_RV = logits_RV
         made, *drawn = (None,) if draws is None else _encoded_draws(draws)
-        self._held = slots_R, pages, draws, drawn
-        columns = (self.ids_R, slots_R, self.first_R, self._counts_R, pages)
+        self._held = slots_R, places_R, pages, draws, drawn
+        columns = (self.ids_R, slots_R, places_R, self.first_R, self._counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
         self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0)

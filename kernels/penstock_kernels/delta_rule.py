@@ -3,7 +3,7 @@ S rows of a token each, V size of a value (not the vocabulary), N chunks, C toke
 """
 
 from penstock_kernels.later import F, Tensor, torch
-from penstock_kernels.recurrence import StateMetadata, add_products, advance, causal, decays
+from penstock_kernels.recurrence import StateMetadata, Tokens, add_products, advance, causal, decays
 
 CHUNK = 64
 # Decays of channels are multiplied out for every pair of tokens of a chunk.
@@ -26,7 +26,7 @@ def gated_delta_rule(
     (P, H, D, V). Returns (T, H, V). Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024; in chunks as there.
     """
 
-    def step_form(tokens: slice, state_SHDV: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SHDV: Tensor) -> Tensor:
         return _step(
             q_THD[tokens],
             k_THD[tokens],
@@ -73,7 +73,7 @@ def channel_delta_rule(
 ) -> Tensor:
     """The same where each of a head's D channels decays by itself: logarithms (T, H, D). Kimi Team, "Kimi Linear", 2025."""
 
-    def step_form(tokens: slice, state_SHDV: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SHDV: Tensor) -> Tensor:
         return _step(
             q_THD[tokens],
             k_THD[tokens],

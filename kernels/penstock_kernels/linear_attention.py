@@ -4,7 +4,7 @@ P places of states, S rows of a token each, N chunks, C tokens of a chunk.
 """
 
 from penstock_kernels.later import F, Tensor, torch
-from penstock_kernels.recurrence import StateMetadata, add_products, advance, decays
+from penstock_kernels.recurrence import StateMetadata, Tokens, add_products, advance, decays
 
 CHUNK = 64
 
@@ -21,7 +21,7 @@ def decayed_attention(
     groups, heads = q_TGD.shape[1], v_THV.shape[1]
     shared = heads // groups
 
-    def step_form(tokens: slice, state_SHDV: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SHDV: Tensor) -> Tensor:
         q_SHD, k_SHD = (x[tokens].repeat_interleave(shared, 1) for x in (q_TGD, k_TGD))
         kept_SH1 = decay_TH[tokens].exp().unsqueeze(-1)
         # What the state holds is read before the token is added, which the query finds, too.

@@ -36,7 +36,7 @@ from penstock_kernels.experts import mix_experts, route, weigh
 from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
 from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
-from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata
+from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata, Turn
 from penstock_kernels.rotary import rope, scale_by_position
 from penstock_kernels.routing import Routing
 from penstock_kernels.sampling import (
@@ -75,6 +75,7 @@ __all__ = [
     "Run",
     "ScoreModifiers",
     "StateMetadata",
+    "Turn",
     "WithPast",
     "accept_draft_trees",
     "accept_drafts",

@@ -1,7 +1,8 @@
 """States that tokens advance one after the other, and how a step's tokens do: what the operations of recurrent layers share.
 
-An operation has a tensor of states (P, ...), one place for each slot and each snapshot. A step's first S tokens are rows of
-their own (decodes) and are advanced in one batched call; the others are runs of prompts. A run is computed in chunks, or token
+An operation has a tensor of states (P, ...), of which each slot and each snapshot has a place. A step's first S tokens are single ones
+(decodes) and are advanced in one batched call, or, where a row has several (a token and its drafts), in as many calls as the longest
+row has; the others are runs of prompts. A run is computed in chunks, or token
 by token where results may not depend on where a prompt is cut.
 """
 
@@ -29,19 +30,56 @@ class Run:
     save: int | None = None  # the place that the state is copied to behind the last of them
 
 
+# Which tokens of a step: some behind one another, or any.
+Tokens = slice | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Single tokens that are advanced together, each of another sequence."""
+
+    tokens: Tokens  # int64 (t,), rising, if it is no slice
+    places_S: Tensor  # int64
+    saved_C: Tensor | None = None  # int64: places that are copied behind them, and to which
+    saves_C: Tensor | None = None
+
+    def some(self, part: slice) -> Tokens:
+        """Part of its tokens, by their number in it."""
+        if isinstance(self.tokens, slice):
+            return slice(self.tokens.start + part.start, self.tokens.start + part.stop)
+        return self.tokens[part]
+
+    def copy(self, state_P: Tensor) -> None:
+        """Makes the copies that are due behind it."""
+        if self.saved_C is not None and self.saves_C is not None:
+            state_P.index_copy_(0, self.saves_C, state_P.index_select(0, self.saved_C))
+
+
 @dataclass(slots=True)
 class StateMetadata:
     """Whose state each token of a step advances."""
 
-    places_S: Tensor  # int64: of the first S tokens, each of which is a row
+    places_S: (
+        Tensor  # int64: of the first S tokens, each of which is a row, or a part of a row of single tokens
+    )
     runs: list[Run]  # of the tokens after them, in their order
     saved_C: Tensor | None = None  # int64: places of single tokens that are copied behind them, and to which
     saves_C: Tensor | None = None
     exact: bool = False  # a token's result depends on no other token of the step, to the last bit
+    # Where a row has several single tokens: first those that come first in their rows, then the second ones, and so on. They have the
+    # copies, too. None: each is of another sequence.
+    turns: list[Turn] | None = None
+
+    def in_turns(self) -> list[Turn]:
+        """The single tokens, in the order in which they have to be advanced."""
+        if self.turns is not None:
+            return self.turns
+        singles = len(self.places_S)
+        return [Turn(slice(0, singles), self.places_S, self.saved_C, self.saves_C)] if singles else []
 
 
 # (the tokens, their states (S, ...), changed in place) to what the tokens give, (S, ...): of S sequences a token each.
-StepForm = Callable[[slice, Tensor], Tensor]
+StepForm = Callable[[Tokens, Tensor], Tensor]
 # (the tokens, their sequence's state (...), changed in place) to what the tokens give, (L, ...).
 RunForm = Callable[[slice, Tensor], Tensor]
 
@@ -53,10 +91,10 @@ def advance(
 
     `step_form` defines the operation; `run_form` gives the same but for rounding, and None says that there is none.
     """
-    singles = len(states.places_S)
-    if singles:
-        for tokens in chunks(slice(0, singles), _at_once(state_P, singles)):
-            places = states.places_S[tokens]
+    for turn in states.in_turns():
+        count = len(turn.places_S)
+        for part in chunks(slice(0, count), _at_once(state_P, count)):
+            tokens, places = turn.some(part), turn.places_S[part]
             if len(places) == 1 and state_P.device.type == "cpu":
                 place = int(places)
                 out_T[tokens] = step_form(tokens, state_P[place : place + 1])
@@ -64,8 +102,7 @@ def advance(
             state_S = state_P.index_select(0, places)
             out_T[tokens] = step_form(tokens, state_S)
             state_P.index_copy_(0, places, state_S)
-        if states.saved_C is not None and states.saves_C is not None:
-            state_P.index_copy_(0, states.saves_C, state_P.index_select(0, states.saved_C))
+        turn.copy(state_P)
     for run in states.runs:
         if states.exact or run_form is None or run.end - run.begin == 1:
             state_1 = state_P[run.place : run.place + 1]

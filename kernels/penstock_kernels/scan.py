@@ -3,7 +3,7 @@ states, S rows of a token each.
 """
 
 from penstock_kernels.later import Tensor, torch
-from penstock_kernels.recurrence import StateMetadata, advance, chunks
+from penstock_kernels.recurrence import StateMetadata, Tokens, advance, chunks
 
 # Tokens whose decays and inputs of every number of the state exist at once.
 SCANNED_AT_ONCE = 64
@@ -24,11 +24,11 @@ def selective_scan(
     however a prompt is cut, so that results are the same to the last bit. Gu and Dao, "Mamba", 2023, algorithm 2.
     """
 
-    def parts(tokens: slice) -> tuple[Tensor, Tensor]:
+    def parts(tokens: Tokens) -> tuple[Tensor, Tensor]:
         kept_TIM = (rate_TI[tokens].unsqueeze(-1) * a_IM).exp_()
         return kept_TIM, (rate_TI[tokens] * x_TI[tokens]).unsqueeze(-1) * b_TM[tokens].unsqueeze(-2)
 
-    def step_form(tokens: slice, state_SIM: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SIM: Tensor) -> Tensor:
         kept_SIM, added_SIM = parts(tokens)
         state_SIM.mul_(kept_SIM).add_(added_SIM)
         return (state_SIM * c_TM[tokens].unsqueeze(-2)).sum(-1)
@@ -53,7 +53,7 @@ def linear_recurrence(kept_TI: Tensor, added_TI: Tensor, state_PI: Tensor, state
     prompt is cut. De et al., "Griffin", 2024, section 2.4.
     """
 
-    def step_form(tokens: slice, state_SI: Tensor) -> Tensor:
+    def step_form(tokens: Tokens, state_SI: Tensor) -> Tensor:
         return state_SI.mul_(kept_TI[tokens]).add_(added_TI[tokens])
 
     def run_form(tokens: slice, state_I: Tensor) -> Tensor:

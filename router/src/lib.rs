@@ -46,6 +46,8 @@ const STEP_TOKENS: u32 = 2048;
 const BATCH_SIZE: u32 = 256;
 /// Each takes a row of logits in the workers' memory.
 const STEP_DRAFTS: u32 = 64;
+/// Of a model with recurrent layers each takes memory for a state as well: without speculation it has so many.
+const FORCED_DRAFTS: u32 = 16;
 /// Drafts of a sequence in a step where there is a draft model and nobody says how many.
 const MODEL_DRAFTS: u32 = 5;
 /// How often idle workers are asked whether they live.
@@ -248,10 +250,11 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
-    if args.speculate > 0 && model.has_state() {
+    if speculate(args, &model) > 0 && model.has_state() && group.prepared().draft_states == 0 {
         warn!(
-            "--speculate {} has no effect: {} has recurrent layers, whose state cannot be taken back to before a wrong draft",
-            args.speculate, model.model_type
+            "--speculate has no effect: {} has recurrent layers, and memory has no room for their states in front of drafts; \
+             lower --max-batch-size",
+            model.model_type
         );
     }
     if limits.max_total_tokens > model.max_positions {
@@ -357,18 +360,25 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
-        max_step_drafts: match model.is_encoder_decoder() || model.has_state() {
+        max_step_drafts: match model.is_encoder_decoder() {
             true => 0,
-            // What a grammar forces is fed as drafts, too.
-            false if !args.disable_grammar_support => STEP_DRAFTS,
-            false => (speculate(args, model) * max_slots).min(STEP_DRAFTS),
+            false => (speculate(args, model) * max_slots).max(forced_drafts(args, model)).min(STEP_DRAFTS),
         },
     })
 }
 
-/// The most drafts of a sequence in a step. Those that are wrong would have to be taken back.
+/// What a grammar forces is fed as drafts, too.
+fn forced_drafts(args: &RouterArgs, model: &ModelDescription) -> u32 {
+    match (args.disable_grammar_support, model.has_state()) {
+        (true, _) => 0,
+        (false, true) => FORCED_DRAFTS,
+        (false, false) => STEP_DRAFTS,
+    }
+}
+
+/// The most drafts of a sequence in a step.
 fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
-    match (model.is_encoder_decoder() || model.has_state(), args.speculate) {
+    match (model.is_encoder_decoder(), args.speculate) {
         (true, _) => 0,
         (false, 0) if model.draft_model.is_some() => MODEL_DRAFTS,
         (false, most) => most,

@@ -40,6 +40,7 @@ class Driver:
         blocks: int = 64,
         max_step_drafts: int = 32,
         snapshots: int = 4,
+        draft_states: int | None = None,
         group: TensorGroup = ALONE,
         deterministic: bool = False,
         implementation: str = "auto",
@@ -50,7 +51,7 @@ class Driver:
         packed_cache: PackedCache | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        """`draft`: the folder of a draft model; `drafter`: what else makes drafts."""
+        """`draft_states`: None: as many as there are drafts in a step. `draft`: the folder of a draft model; `drafter`: what else makes drafts."""
         config = json.loads((folder / "config.json").read_text())
         self.engine = Engine(
             config,
@@ -94,6 +95,11 @@ class Driver:
                 max_step_drafts=0 if self.engine.has_encoder else max_step_drafts,
                 has_state=self.has_state,
                 snapshots=snapshots if self.has_state else 0,
+                draft_states=0
+                if not self.has_state
+                else max_step_drafts
+                if draft_states is None
+                else draft_states,
                 has_drafter=drafter is not None,
                 draft_trees=self.engine.verifies_trees,
             )

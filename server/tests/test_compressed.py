@@ -145,7 +145,8 @@ def test_an_entry_lies_where_its_last_token_lies(rate: int, overlaps: bool) -> N
     positions, run = [2 * rate - 1, 3 * rate], range(rate // 2, 3 * rate + 2)
     states: Any = SimpleNamespace(runs=[ops.Run(2, 2 + len(run), 2)])
     positions_T = np.array([*positions, *run])
-    made = make_compression_metadata(compression, [1, 1], np.array([0, 1]), states, positions_T, places)
+    slots_T = np.array([0, 1, *(2 for _ in run)])
+    made = make_compression_metadata(compression, [1, 1], slots_T, states, positions_T, places)
     finished = [(0, 1), *((2, (at + 1) // rate - 1) for at in run if (at + 1) % rate == 0)]
     if rate == 1:
         finished.insert(1, (1, 3))

@@ -14,7 +14,7 @@ import checkpoints
 from client import Worker, make_plan, row, sampled
 from driver import Driver
 from penstock.doctor.examination import Question, examine
-from penstock.engine.cache_size import count_pages, count_snapshots
+from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.preparation import held_state_bytes
 from penstock.engine.slots import Limits, SlotTable
@@ -131,7 +131,13 @@ def plan(
 
 
 def slots(**changes: Any) -> SlotTable:
-    limits: dict[str, Any] = {"has_state": True, "snapshots": 3, "max_step_drafts": 4, **changes}
+    limits: dict[str, Any] = {
+        "has_state": True,
+        "snapshots": 3,
+        "max_step_drafts": 4,
+        "draft_states": 2,
+        **changes,
+    }
     return SlotTable(Limits(4, 64, 64, pages=8, block_size=16, vocab_size=99, **limits))
 
 
@@ -155,7 +161,9 @@ FRESH, BEGIN = [NO_SNAPSHOT], [START | SAMPLE]
         (plan(BEGIN, [0], [8], FRESH, [(0, 4, 0), (0, 8, 0)]), "saves: a snapshot is written twice"),
         (plan(BEGIN, [0], [8], FRESH, [(0, 8, 0), (0, 4, 1)]), "saves: not ascending"),
         (plan(BEGIN * 2, [0, 0], [8, 8], FRESH * 2, [(1, 4, 0), (0, 4, 1)]), "saves: not ascending"),
-        (plan(BEGIN, [0], [3], FRESH, drafts=[2]), "drafts: a row of a model with recurrent state"),
+        (plan(BEGIN, [0], [4], FRESH, drafts=[2]), "drafts: a row of a model with recurrent state"),
+        (plan(BEGIN, [0], [4], FRESH, drafts=[3]), "drafts: 3, and 2 of 2 places for the states"),
+        (plan(BEGIN * 2, [0, 0], [3, 2], FRESH * 2, drafts=[2, 1]), "drafts: 3, and 2 of 2 places"),
     ],
 )
 def test_a_plan_that_contradicts_states_is_refused(refused: Plan, why: str) -> None:
@@ -256,10 +264,12 @@ def test_a_worker_says_what_states_take(folder: Path, tmp_path: Path) -> None:
             worker.prepare(memory_fraction=1e-9)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "--max-batch-size" in str(caught.value.details())
-        prepared = worker.prepare(max_slots=6, max_sequence_tokens=64, max_cache_tokens=64)
-        assert prepared.snapshots == 4 * 6
+        prepared = worker.prepare(
+            max_slots=6, max_sequence_tokens=64, max_cache_tokens=64, max_step_drafts=12
+        )
+        assert prepared.snapshots == 4 * 6 and prepared.draft_states == 12 and not prepared.draft_trees
         pages = prepared.pages * 16 * described.kv_bytes_per_token
-        assert prepared.cache_bytes == pages + (6 + prepared.snapshots) * STATE
+        assert prepared.cache_bytes == pages + (6 + prepared.snapshots + prepared.draft_states) * STATE
 
 
 def test_models_whose_layers_are_all_recurrent_have_no_pages(tmp_path: Path) -> None:
@@ -289,6 +299,14 @@ def test_slots_come_before_copies_and_both_are_counted() -> None:
         TooLittleMemory, match=r"of 8 sequences .* 1 MiB, and 0 MiB are free .*--max-batch-size"
     ):
         count_snapshots(1 << 17, 8, 1 << 10)
+
+
+def test_states_in_front_of_drafts_take_a_part_of_what_slots_leave() -> None:
+    assert count_draft_states(100, 64, 8, 1 << 20) == 64
+    assert count_draft_states(100, 64, 8, 800 + 2400) == 3
+    assert count_draft_states(100, 64, 8, 900) == 0
+    assert count_draft_states(0, 64, 8, 0) == 64  # the recurrent layers are another stage's
+    assert count_draft_states(100, 0, 8, 1 << 20) == 0
 
 
 def test_a_stage_may_have_no_cache_or_no_state() -> None:

@@ -269,11 +269,13 @@ typedef struct {
     int64_t rows, tokens;
     const int64_t *ids;     // (tokens,), row by row
     const int64_t *slots;   // (rows,)
+    const int64_t *places;  // (rows,): where the states of the row's slot are
     const int64_t *first;   // (rows,): the position of the row's first token
     const int64_t *counts;  // (rows,): its tokens
     const int64_t *pages;   // (tables, max_slots, width): the page of each block of a slot
     int64_t max_slots, width;
-    // States are copied on the way: behind so many tokens of a row, to a place. (saved, 3), ascending by row and tokens.
+    // States are copied on the way: behind so many tokens of a row, to a place. (saved, 3), ascending by row and tokens, of which two
+    // may have the same.
     const int64_t *saves;
     int64_t saved;
     // (tokens,): of each token, where some are not one behind the token before them in their row; or null. A row with such tokens is a

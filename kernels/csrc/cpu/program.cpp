@@ -399,11 +399,12 @@ void Program::note_states(const penstock_step &step) {
         const int64_t first = save;
         int64_t last = 0;
         for (; save < step.saved && step.saves[3 * save] == row; save++) {
-            if (step.saves[3 * save + 1] <= last || step.saves[3 * save + 1] > here.count)
+            const int64_t tokens = step.saves[3 * save + 1];
+            if (tokens < std::max<int64_t>(last, 1) || tokens > here.count)
                 throw wrong("a state is to be copied where its row is not");
-            last = step.saves[3 * save + 1];
+            last = tokens;
         }
-        state_rows_[static_cast<size_t>(row)] = {here.first_token, here.count, step.slots[row], step.saves + 3 * first,
+        state_rows_[static_cast<size_t>(row)] = {here.first_token, here.count, step.places[row], step.saves + 3 * first,
                                                  save - first};
     }
     if (save != step.saved) throw wrong("a state is to be copied where its row is not");

@@ -94,7 +94,9 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     make = _Maker(pieces, slots, geometry)
     single = counts == 1
     decodes = np.flatnonzero(single)
-    singles = list(_decode_rectangles(decodes, contexts[decodes]))
+    # Tokens of a row stay in their order, in which they advance its state.
+    lengths = contexts[pieces.lasts[pieces.rows]] if geometry.has_state else contexts
+    singles = list(_decode_rectangles(decodes, lengths[decodes]))
     chunks = list(_chunk_rectangles(np.flatnonzero(~single), counts, contexts))
     orders = singles + chunks
     order = orders[0] if len(orders) == 1 else np.concatenate(orders)
@@ -150,9 +152,12 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
     sample_tokens = np.where(is_split, last[last_pieces - behind * is_split], last[last_pieces] - behind)
     states = None
     compressions: list[ops.CompressionMetadata] = []
-    if geometry.has_state:  # its rows have no drafts: each is a piece
-        slots_of = slots.limits.max_slots
-        states = make_state_metadata(plan, order, len(decodes), slots_of, geometry.exact, geometry.device)
+    if geometry.has_state:
+        assert slots.states is not None, "they are made for the same model"
+        rows_P = pieces.rows[order]
+        states = make_state_metadata(
+            plan, rows_P, len(decodes), slots.states, geometry.exact, geometry.device
+        )
         if geometry.compressions:
             entries = EntryRows(
                 slots.pages,
@@ -162,10 +167,10 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
                 geometry.dtype,
                 geometry.device,
             )
-            single_slots = plan.slots[order[: len(decodes)]]
+            slots_T = pieces.slots[rows_T]
             compressions = [
                 make_compression_metadata(
-                    one, [len(rows) for rows in singles], single_slots, states, positions_T, entries
+                    one, [len(rows) for rows in singles], slots_T, states, positions_T, entries
                 )
                 for one in geometry.compressions
             ]

@@ -15,6 +15,8 @@ GIB = 1 << 30
 # prefix that is shared needs one, and so does each answer that a chat goes on from; pages are needed by everybody.
 SNAPSHOTS_A_SLOT = 4
 SNAPSHOTS_SHARE = 4
+# States in front of drafts: at most one for each draft of a step, and this part of the memory.
+DRAFTS_SHARE = 8
 
 MOST_PAGES = 1 << 32
 
@@ -82,6 +84,14 @@ def count_snapshots(state_bytes: int, max_slots: int, available: int) -> int:
             f"{_mib(available)} are free for them; lower --max-batch-size"
         )
     return max(min(most, left // SNAPSHOTS_SHARE // state_bytes), 1)
+
+
+def count_draft_states(state_bytes: int, max_step_drafts: int, max_slots: int, available: int) -> int:
+    """Places for states in front of drafts, beside one state for each slot; 0: memory has room for none, or no row has drafts."""
+    if state_bytes == 0:  # the recurrent layers are another stage's
+        return max_step_drafts
+    left = max(available - max_slots * state_bytes, 0)
+    return min(max_step_drafts, left // DRAFTS_SHARE // state_bytes)
 
 
 def _mib(size: int) -> str:

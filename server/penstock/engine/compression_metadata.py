@@ -39,33 +39,34 @@ class EntryRows:
 def make_compression_metadata(
     compression: Compression | None,
     singles: list[int],
-    slots_S: I64,
+    slots_T: I64,
     states: ops.StateMetadata,
     positions_T: I64,
     rows: EntryRows,
 ) -> ops.CompressionMetadata:
-    """Of a step whose first tokens are single ones, in rectangles of `singles` sequences, of these slots, and then runs.
+    """Of a step whose first tokens are single ones, in rectangles of `singles` of them, and then runs. `slots_T`: of each token.
     `compression` None: tokens attend to no entries.
     """
     attention = ops.AttentionMetadata(rows.exact)
     begin = 0
     for count in singles:
         here = slice(begin, begin + count)
-        attention.few.append(_few(compression, here, slots_S[here], positions_T[here], rows))
+        attention.few.append(_few(compression, here, slots_T[here], positions_T[here], rows))
         begin += count
     for run in states.runs:
-        attention.chunks.append(_chunk(compression, run, positions_T[run.begin : run.end], rows))
+        slot = slots_T[run.begin : run.begin + 1]
+        attention.chunks.append(_chunk(compression, run, slot, positions_T[run.begin : run.end], rows))
     starts, slots, entries = [], [], []
     if compression is not None:
         finishes_T = (positions_T + 1) % compression.rate == 0
         at_S = np.flatnonzero(finishes_T[:begin])
         starts.append(at_S * compression.reads)
-        slots.append(slots_S[at_S])
+        slots.append(slots_T[at_S])
         entries.append(positions_T[at_S] // compression.rate)
         for run in states.runs:
             at = np.flatnonzero(finishes_T[run.begin : run.end])
             starts.append(at)
-            slots.append(np.full(len(at), run.place))
+            slots.append(slots_T[run.begin + at])
             entries.append(positions_T[run.begin + at] // compression.rate)
     none = np.zeros(0, np.int64)
     entries_M, slots_M = np.concatenate((none, *entries)), np.concatenate((none, *slots))
@@ -93,18 +94,17 @@ def _few(
 
 
 def _chunk(
-    compression: Compression | None, run: ops.Run, positions_Q: I64, rows: EntryRows
+    compression: Compression | None, run: ops.Run, slot_1: I64, positions_Q: I64, rows: EntryRows
 ) -> ops.ChunkGroup:
     seen_Q = _seen(compression, positions_Q)
     keys = rounded(int(seen_Q[-1])) if seen_Q[-1] else 0
-    slot, last = np.array([run.place]), seen_Q[-1:]
     return ops.ChunkGroup(
         begin=run.begin,
         end=run.end,
         sequences=1,
         queries=len(positions_Q),
         keys=keys,
-        slot_mapping_SL=_mapping(compression, slot, last, keys, rows),
+        slot_mapping_SL=_mapping(compression, slot_1, seen_Q[-1:], keys, rows),
         mask_S1QL=None,
         causal=False,
         spread_SQ=None,

@@ -372,7 +372,3 @@ def refuse_served(served: ModelConfig) -> None:
     """Raises UnusableModel where no drafts can be verified by the model that is served."""
     if served.has_encoder:
         raise UnusableModel("the model is an encoder-decoder, which verifies no drafts")
-    if served.has_state:
-        raise UnusableModel(
-            "the model has recurrent layers, whose state cannot be taken back to before a wrong draft"
-        )

@@ -229,7 +229,8 @@ class Engine:
         self.layer_caches = self.cache.layers
         if config.has_state:
             shapes = config.state_shapes(group)
-            self.states = StateCache(shapes, limits.max_slots, limits.snapshots, self.arrays)
+            places = (limits.max_slots, limits.snapshots, limits.draft_states)
+            self.states = StateCache(shapes, *places, self.arrays)
             self.layer_caches = self._layer_caches(self.states)
         self.slots = SlotTable(limits)
         self.sampler = self._make_sampler()
@@ -346,7 +347,7 @@ class Engine:
         if plan.starts is not None:
             self.sampler.start(plan.slots[(plan.flags & START) != 0], plan.starts)
             if self.states is not None:
-                self.states.start(*starting(plan))
+                self.states.start(*starting(plan, self.slots))
         self.steps += 1
         if len(plan.slots) == 0:
             self.step_maker.clear()
@@ -404,7 +405,7 @@ class Engine:
                 and not (plan.flags & MASKED).any()
                 and (draws := sampler.repeated(plan.slots, plan.positions + 1)) is not None
             ):
-                self.repeats = Repeats.of(plan, native, draws, self.slots.pages, self._logits_SV)
+                self.repeats = Repeats.of(plan, native, draws, self.slots, self._logits_SV)
         return self.repeats
 
     def _repeat(

@@ -26,13 +26,15 @@ class Repeats:
 
     @classmethod
     def of(
-        cls, plan: Plan, native: NativeDecoder, draws: RepeatedDraws, pages: I64, logits_SV: F32
+        cls, plan: Plan, native: NativeDecoder, draws: RepeatedDraws, table: SlotTable, logits_SV: F32
     ) -> "Repeats":
         """Of the plan and those that go on from it, behind a step that `native` has made."""
         rows = np.arange(len(plan.slots))
         slots = np.ascontiguousarray(plan.slots, np.int64)
         indices = LogitsIndices(rows, rows, plan.positions + 1, np.zeros(0, np.int64))
-        decodes = native.decodes(slots, pages, logits_SV[: len(rows)], draws.draws)
+        decodes = native.decodes(
+            slots, places_of(slots, table), table.pages, logits_SV[: len(rows)], draws.draws
+        )
         return cls(decodes, draws, indices)
 
 
@@ -86,12 +88,14 @@ class NativeSteps:
             sample_positions=sample_positions,
             prompt_tokens=np.flatnonzero(asked_T),
         )
-        saves = NO_SAVES
-        if len(plan.saves):  # snapshot i is at the place behind those of all slots
-            saves = plan.saves.astype(np.int64) + (0, 0, self.slots.limits.max_slots)
+        states, saves = self.slots.states, NO_SAVES
+        if states is not None and (len(plan.saves) or len(plan.drafts)):
+            saves = states.saves(plan)
+        slots = np.ascontiguousarray(plan.slots, np.int64)
         return indices, NativeStep(
             ids_T=ids,
-            slots_R=np.ascontiguousarray(plan.slots, np.int64),
+            slots_R=slots,
+            places_R=places_of(slots, self.slots),
             first_R=np.ascontiguousarray(plan.positions, np.int64),
             counts_R=np.ascontiguousarray(counts, np.int64),
             pages=self.slots.pages,
@@ -99,6 +103,11 @@ class NativeSteps:
             positions_T=positions_T,
             moved_M3=moved_M3,
         )
+
+
+def places_of(slots_R: I64, table: SlotTable) -> I64:
+    """Where the states of rows are; of a model without any, anywhere."""
+    return slots_R if table.states is None else table.states.of_slots[slots_R]
 
 
 def _paths(plan: Plan, trees: DraftTrees, begins: I64) -> tuple[I64, I64]:

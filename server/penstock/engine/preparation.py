@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import penstock_kernels as ops
-from penstock.engine.cache_size import count_pages, count_snapshots, spare
+from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots, spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
@@ -80,10 +80,11 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     tables = engine.tables(longest)
     if drafter is not None and tables.full == 0:
         raise ValueError(
-            f"{FLAG}: all layers of the model have a window, and no page would keep what its draft model attends to"
+            f"{FLAG}: no layer of the model attends to every earlier token, and no page would keep what its draft model attends to"
         )
     layers = numbers_of(config.cached_layers(engine.group))
-    snapshots, everyone = 0, engine.group.everyone
+    snapshots, draft_states, everyone = 0, 0, engine.group.everyone
+    max_step_drafts = request.max_step_drafts
     if config.has_state:
         held = state_bytes(config.state_shapes(engine.group), engine.arrays.itemsize)
         snapshots = _agreed(
@@ -91,7 +92,15 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             lambda: count_snapshots(held, request.max_slots, available),
             "another shard has too little memory for its recurrent states; lower --max-batch-size",
         )
-        available = max(available - (request.max_slots + snapshots) * held, 0)
+        draft_states = everyone.least(count_draft_states(held, max_step_drafts, request.max_slots, available))
+        if draft_states < max_step_drafts:
+            log(
+                "INFO",
+                f"memory has room for the states of {draft_states} drafts in a step, instead of {max_step_drafts}",
+                progress=True,
+            )
+        max_step_drafts = draft_states
+        available = max(available - (request.max_slots + snapshots + draft_states) * held, 0)
     pages = 0
     if tables.count:
         pages = _agreed(
@@ -119,9 +128,10 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             vocab_size=config.vocab_size,
             has_encoder=engine.has_encoder,
             max_side_positions=config.max_side_positions,
-            max_step_drafts=request.max_step_drafts,
+            max_step_drafts=max_step_drafts,
             has_state=config.has_state,
             snapshots=snapshots,
+            draft_states=draft_states,
             has_drafter=drafter is not None,
             draft_trees=engine.verifies_trees,
         )
@@ -151,6 +161,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         snapshots=snapshots,
         draft_cost=draft_cost,
         draft_trees=engine.limits.draft_trees,
+        draft_states=draft_states,
     )
 
 

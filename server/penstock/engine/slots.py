@@ -26,6 +26,7 @@ from penstock.engine.plan import (
     Plan,
     Starts,
 )
+from penstock.engine.state_places import StatePlaces
 from penstock.engine.tables import ONE_TABLE, Tables
 from penstock.errors import BadPlan
 
@@ -53,8 +54,9 @@ class Limits:
     max_step_drafts: int = 0
     has_drafter: bool = False  # rows may have drafts that the worker makes
     draft_trees: bool = False  # drafts may be a tree
-    has_state: bool = False  # the model has recurrent layers: every slot has a state, which cannot be rewound
+    has_state: bool = False  # the model has recurrent layers: every slot has a state
     snapshots: int = 0  # places for copies of states
+    draft_states: int = 0  # places for states in front of drafts
     tables: Tables = ONE_TABLE
 
 
@@ -84,12 +86,17 @@ class SlotTable:
         # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
         shape = (limits.tables.count, limits.max_slots, self.width)
         self.pages: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.states: StatePlaces | None = None
+        if limits.has_state:
+            self.states = StatePlaces(limits.max_slots, limits.snapshots, limits.draft_states)
         self._last: _Decodes | None = None
 
     def clear(self) -> None:
         """Forgets all slots."""
         self.alive[:] = False
         self._last = None
+        if self.states is not None:
+            self.states.clear()
 
     def apply(self, plan: Plan) -> None:
         """Takes the plan's releases, starts, blocks and positions over. Raises BadPlan.
@@ -113,6 +120,8 @@ class SlotTable:
         if len(plan.released):
             _below("released", plan.released, limits.max_slots, "slots")
             self.alive[plan.released] = False
+            if self.states is not None:
+                self.states.forget(plan.released)
         if rows == 0:
             if len(plan.copies):
                 raise BadPlan("copies: some, in a plan without rows")
@@ -143,6 +152,8 @@ class SlotTable:
             self.block_counts[starts] = 0
             self._start_encoders(plan, starts)
             self._check_sources(plan, positions[starting])
+            if self.states is not None:
+                self.states.forget(starts)
         if not self.alive[slots].all():
             slot = slots[~self.alive[slots]][0]
             raise BadPlan(f"slots: slot {slot} holds no sequence, and its row does not start one")
@@ -187,12 +198,8 @@ class SlotTable:
                 f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} "
                 f"is filled to {self.filled[slots[row]]}"
             )
-        if limits.has_state and (positions != self.filled[slots]).any():
-            row = int(np.argmax(positions != self.filled[slots]))
-            raise BadPlan(
-                f"positions: row {row} begins at {positions[row]}, but slot {slots[row]} has fed "
-                f"{self.filled[slots[row]]} tokens, and its recurrent state cannot be rewound"
-            )
+        if self.states is not None:
+            self._settle_states(plan, self.states, continuing)
         bounds = positions + counts
         if plan.trees is not None:
             bounds += plan.trees.deepest_R - plan.drafts
@@ -209,6 +216,9 @@ class SlotTable:
                 f"{self.block_counts[slots[row]]} blocks of {limits.block_size} tokens"
             )
         self._check_whole(plan, ends)
+        if self.states is not None and len(plan.drafts):
+            verifying = plan.drafts > 0
+            self.states.take(slots[verifying], plan.drafts[verifying])
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
         if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone and not limits.has_encoder:
@@ -240,6 +250,23 @@ class SlotTable:
     def settle(self, slots: I64, rejected: I64) -> None:
         """Of the last step: so many drafts of these slots' rows were not accepted."""
         self.filled[slots] -= rejected
+        if self.states is not None:
+            self.states.settle(slots, rejected)
+
+    def _settle_states(self, plan: Plan, states: StatePlaces, continuing: Bools) -> None:
+        """Where the router knows better than this worker how many drafts of a row were accepted, as in the stages before the last, the
+        position of the next row says it. Raises BadPlan where a row would need another state than its slot can have.
+        """
+        rejected = self.filled[plan.slots] - plan.positions
+        for row in np.flatnonzero(np.where(continuing, rejected > 0, rejected != 0)).tolist():
+            slot = int(plan.slots[row])
+            if not (continuing[row] and states.can_reject(slot, int(rejected[row]))):
+                raise BadPlan(
+                    f"positions: row {row} begins at {plan.positions[row]}, but slot {slot} has fed {self.filled[slot]} tokens, and "
+                    "its recurrent state cannot be rewound"
+                )
+        states.settle(plan.slots, np.maximum(rejected, 0))
+        self.filled[plan.slots] -= np.maximum(rejected, 0)
 
     def _check_drafts(self, plan: Plan) -> None:
         drafts, flags = plan.drafts, plan.flags
@@ -261,10 +288,12 @@ class SlotTable:
             raise BadPlan("drafts: a row that does not sample has some")
         if (verifying & ((flags & PROMPT_LOGPROBS) != 0)).any():
             raise BadPlan("drafts: a row with PROMPT_LOGPROBS has some")
+        if self.limits.has_state and (plan.counts > drafts + 1)[verifying].any():
+            raise BadPlan(
+                "drafts: a row of a model with recurrent state feeds more than one token before them"
+            )
         if verifying.any() and self.limits.has_encoder:
             raise BadPlan("drafts: a row of an encoder-decoder has some")
-        if verifying.any() and self.limits.has_state:
-            raise BadPlan("drafts: a row of a model with recurrent state has some")
 
     def _read_trees(self, plan: Plan) -> None:
         """Which rows have drafts that are no chain. Raises BadPlan where they cannot be verified."""

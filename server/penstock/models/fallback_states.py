@@ -64,24 +64,35 @@ def pieces_of(states: ops.StateMetadata, positions_T: Tensor, *, together: bool)
     singles = len(states.places_S)
     begins = [*range(singles), *(run.begin for run in states.runs)]
     empty = (positions_T[torch.tensor(begins, device=positions_T.device)] == 0).tolist()
-    saved: dict[int, list[tuple[int, int]]] = {}
-    if states.saved_C is not None and states.saves_C is not None:
-        for place, to in zip(states.saved_C.tolist(), states.saves_C.tolist(), strict=True):
-            saved.setdefault(place, []).append((place, to))
-    places = states.places_S.tolist()
+    turns = states.in_turns()
     pieces = []
-    if together and singles > 1 and not any(empty[:singles]):
-        copies = tuple(copy for place in places for copy in saved.get(place, ()))
+    if together and singles > 1 and len(turns) == 1 and not any(empty[:singles]):
+        copies = tuple(copy for saved in _saved(turns[0]).values() for copy in saved)
         pieces.append(Piece(slice(0, singles), states.places_S, False, copies))
     else:
-        for at, place in enumerate(places):
-            copies = tuple(saved.get(place, ()))
-            pieces.append(Piece(slice(at, at + 1), states.places_S[at : at + 1], empty[at], copies))
+        # Of a row with several the first comes first.
+        behind: dict[int, tuple[tuple[int, int], ...]] = {}
+        for turn in turns:
+            saved = _saved(turn)
+            tokens = range(singles) if isinstance(turn.tokens, slice) else turn.tokens.tolist()
+            for token, place in zip(tokens, turn.places_S.tolist(), strict=True):
+                behind[token] = tuple(saved.get(place, ()))
+        for at in range(singles):
+            pieces.append(Piece(slice(at, at + 1), states.places_S[at : at + 1], empty[at], behind[at]))
     for run, is_first in zip(states.runs, empty[singles:], strict=True):
         place = torch.tensor([run.place], device=positions_T.device)
         copies = () if run.save is None else ((run.place, run.save),)
         pieces.append(Piece(slice(run.begin, run.end), place, is_first, copies))
     return pieces
+
+
+def _saved(turn: ops.Turn) -> dict[int, list[tuple[int, int]]]:
+    """The copies that are made behind a turn, by the place that is copied."""
+    saved: dict[int, list[tuple[int, int]]] = {}
+    if turn.saved_C is not None and turn.saves_C is not None:
+        for place, to in zip(turn.saved_C.tolist(), turn.saves_C.tolist(), strict=True):
+            saved.setdefault(place, []).append((place, to))
+    return saved
 
 
 @dataclass(slots=True)

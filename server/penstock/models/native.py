@@ -48,6 +48,7 @@ class NativeStep:
 
     ids_T: I64
     slots_R: I64
+    places_R: I64  # where the states of the rows' slots are
     first_R: I64  # position of each row's first token
     counts_R: I64
     pages: I64  # (tables, slots, blocks)
@@ -214,7 +215,9 @@ class NativeDecoder:
         ids_T = step.ids_T
         rows = (step.slots_R, step.first_R, step.counts_R)
         with _named():
-            self._runs.step(ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3)
+            self._runs.step(
+                ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3, step.places_R
+            )
         return self._runs.rows(0, len(ids_T))
 
     def move(self, sources_BM: I64, targets_BM: I64) -> None:
@@ -227,9 +230,11 @@ class NativeDecoder:
             self._runs.head(hidden_SE, out_SV)
         return out_SV
 
-    def decodes(self, slots_R: I64, pages: I64, logits_RV: F32, draws: Draws | None) -> Decodes:
+    def decodes(
+        self, slots_R: I64, places_R: I64, pages: I64, logits_RV: F32, draws: Draws | None
+    ) -> Decodes:
         """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
-        return self._runs.decodes(slots_R, pages, logits_RV, draws)
+        return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R)
 
     def run_decodes(self, decodes: Decodes) -> None:
         """One step of them."""

@@ -103,7 +103,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots", "draft_cost", "draft_trees")
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots", "draft_cost", "draft_trees", "draft_states")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Prepared(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STATES_FIELD_NUMBER: _ClassVar[int]
     pages: int
     cost: CostModel
     cache_bytes: int
@@ -126,7 +127,8 @@ class Prepared(_message.Message):
     snapshots: int
     draft_cost: CostModel
     draft_trees: bool
-    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ...) -> None: ...
+    draft_states: int
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ..., draft_states: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("fixed_ns", "per_token_ns", "per_context_token_ns")

@@ -49,12 +49,19 @@ pub(super) struct Capacity {
     pub draft_trees: bool,
     /// Places for copies of recurrent states; `None`: the model has none.
     pub snapshots: Option<u32>,
+    /// Places for states in front of drafts, of a model that has states.
+    pub draft_states: u32,
 }
 
 /// Most blocks without pages that are kept for the prefix cache alone: some 200 bytes each.
 const MOST_ADDRESSES: u32 = 1 << 18;
 
 impl Capacity {
+    /// Most drafts in a plan.
+    pub fn most_drafts(&self) -> u32 {
+        self.snapshots.map_or(u32::MAX, |_| self.draft_states).min(self.max_step_drafts)
+    }
+
     fn pool(&self) -> BlockPool {
         let longest = self.max_sequence_tokens.div_ceil(self.tables.block_size) + 1;
         // Those that run, and one that waits and is looked up.
@@ -114,6 +121,8 @@ pub(super) struct Core {
     /// Memory for a row's drafts.
     pub(super) guesses: Vec<TokenId>,
     pub(super) guess_parents: Vec<u32>,
+    /// Places for states in front of drafts that running sequences hold.
+    pub(super) draft_states: u32,
     /// The first that runs found no blocks in the last plan, since those that could give some were in it already.
     pub(super) first_is_due: bool,
     /// Of the workers' draft model lately, over all sequences.
@@ -231,6 +240,7 @@ impl Core {
             spare_decodes: Vec::new(),
             guesses: Vec::new(),
             guess_parents: Vec::new(),
+            draft_states: 0,
             first_is_due: false,
             draft_accuracy: DraftAccuracy::default(),
             due: BTreeSet::new(),
@@ -249,7 +259,7 @@ impl Core {
 
     /// Fresh workers: nothing is cached, every slot is free, plans are numbered from 1.
     pub fn renew(&mut self, capacity: Capacity, now: Instant) {
-        debug_assert!(self.in_flight.is_empty() && self.running.is_empty());
+        debug_assert!(self.in_flight.is_empty() && self.running.is_empty() && self.draft_states == 0);
         self.pool = capacity.pool();
         if self.rules.block_events {
             self.pool.tell_changes();
@@ -276,12 +286,9 @@ impl Core {
             let read = &sequence.tokens[..sequence.encoder.tokens as usize];
             let read = read.iter().flat_map(|token| token.0.to_le_bytes()).collect::<Vec<u8>>();
             sequence.namespace = sequence.namespace.within([&b"encoder"[..], &read]);
-        } else if self.rules.drafting != Drafting::Off
-            && sequence.constraint.is_none()
-            && !self.pool.has_states()
-        {
-            // A constrained row needs the mask behind each draft before it is verified, an encoder-decoder has no verify
-            // rows, and a recurrent state cannot be rewound to before a draft.
+        } else if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
+            // A constrained row needs the mask behind each draft before it is verified, and an encoder-decoder has no verify
+            // rows.
             sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
             let corpus = CorpusId(self.hashes.hash_one((tenant, sequence.namespace)));
             sequence.recall = self.corpora.is_some().then(|| Recall::new(corpus));
@@ -425,6 +432,7 @@ impl Core {
         self.running.remove(at);
         self.cancel_state(key);
         let sequence = &mut self.sequences[key];
+        self.draft_states -= std::mem::take(&mut sequence.states.before_drafts);
         self.pool.release(&mut sequence.table);
         if let Some(slot) = sequence.slot {
             self.free_slots.push(slot);
@@ -578,6 +586,9 @@ impl Core {
         slots.sort();
         slots.dedup();
         assert_eq!(slots.len() as u32, self.capacity.max_slots, "a slot is free or has one sequence");
+        let held: u32 = self.sequences.iter().map(|(_, sequence)| sequence.states.before_drafts).sum();
+        assert_eq!(held, self.draft_states);
+        assert!(held <= self.capacity.draft_states);
         assert!(self.in_flight.len() <= super::policy::plans_in_flight(self.capacity.stages));
         for (key, sequence) in &self.sequences {
             let rows = self.in_flight.iter().flat_map(|step| &step.rows);

@@ -52,6 +52,7 @@ impl Offline {
             draft_cost: prepared.draft_cost,
             draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
+            draft_states: prepared.draft_states,
         };
         let dispatcher = Dispatcher::new(tokio::runtime::Handle::try_current().ok().as_ref());
         Self { core: Core::new(rules, capacity), dispatcher, next_id: 1 }

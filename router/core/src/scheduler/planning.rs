@@ -109,7 +109,7 @@ impl Core {
         budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
         budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
         // Prompts have half of what is left at least.
-        let most = self.capacity.max_step_drafts.min(budget.tokens / 2);
+        let most = self.capacity.most_drafts().min(budget.tokens / 2);
         draft.drafts = self.allot_forced(&keys, most);
         let forced: u32 = draft.drafts.iter().map(|allotted| allotted.drafts).sum();
         draft.drafts.extend(self.allot_drafts(&keys, budget.work, most - forced));
@@ -260,7 +260,8 @@ impl Core {
         parents.clear();
         let (mut own, mut recalled, mut deepest) = (0, false, 0);
         if continues && let Some(&allotted) = draft.drafts.iter().find(|allotted| allotted.key == key) {
-            let drafts = self.make_room_for_drafts(key, allotted.drafts);
+            let most = allotted.drafts.min(self.free_draft_states(key));
+            let drafts = self.make_room_for_drafts(key, most);
             let sequence = &self.sequences[key];
             match allotted.drafter {
                 Drafter::Model => own = drafts,
@@ -383,6 +384,7 @@ impl Core {
             sequence.samples_in_flight += 1;
             sequence.slot_sampled = Some(end);
         }
+        self.hold_draft_states(key, drafts);
         self.register(key);
         self.save_states(key, position, continues);
     }

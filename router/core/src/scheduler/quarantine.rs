@@ -62,6 +62,7 @@ impl Core {
         for key in std::mem::take(&mut self.running) {
             let sequence = &mut self.sequences[key];
             sequence.table.blocks.clear();
+            self.draft_states -= std::mem::take(&mut sequence.states.before_drafts);
             sequence.reset();
             self.wait(key);
         }

@@ -167,6 +167,10 @@ impl Core {
                 }
             }
             sequence.answered = sequence.answered.max(end);
+            if rejected > 0 {
+                self.drop_rejected_state(row.key, end);
+            }
+            let sequence = &mut self.sequences[row.key];
             if let Some(error) = error {
                 // What the row read or computed may be as bad as its logits.
                 self.pool.purge(&sequence.table, row.id);

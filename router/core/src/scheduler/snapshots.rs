@@ -48,6 +48,10 @@ pub(super) struct StateRecord {
     pub rejoins: Option<u32>,
     /// Here prompts part.
     pub branch: Option<u32>,
+    /// Places in which the workers keep the states in front of the drafts of its latest row.
+    pub before_drafts: u32,
+    /// The copy that was due it could not keep: it keeps one at the next block.
+    pub owes_copy: bool,
 }
 
 impl StateRecord {
@@ -57,6 +61,13 @@ impl StateRecord {
             Some(at) if at > position => count.min(at - position),
             _ => count,
         }
+    }
+
+    /// Where the copy is kept that is due to a sequence that decodes from `position` to `end`, every `distance` tokens.
+    pub fn due(&self, position: u32, end: u32, distance: u32, block_size: u32) -> Option<u32> {
+        let distance = if self.owes_copy { block_size } else { distance };
+        let at = (position + 1).next_multiple_of(distance);
+        (at <= end).then_some(at)
     }
 
     /// Nobody wants a copy at a place that is still to come.

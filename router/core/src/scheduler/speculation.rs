@@ -263,7 +263,7 @@ impl Core {
             return false; // those of a model always follow what is known
         }
         let model = self.model_candidates(self.running.iter().copied());
-        let budget = self.capacity.max_step_drafts;
+        let budget = self.capacity.most_drafts();
         let at_once = self.expect_best(&text, &model, work, budget, When::Now);
         let mut later = self.expect_best(&text, &model, work, budget, When::Later);
         later.nanoseconds += self.cost.round_trip();

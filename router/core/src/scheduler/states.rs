@@ -7,8 +7,9 @@
 //!
 //! A decoding row is planned before the token that it feeds is known, so its copy has no node yet. Its place is the
 //! sequence's until the result of the row before it names that token, with which the block is registered; then the
-//! copy is the node's. If the sequence leaves before, or samples nothing, its place is free again. So what is attached
-//! to a node is always the state behind exactly that node's tokens.
+//! copy is the node's. If the sequence leaves before, or samples nothing, its place is free again. So it is where the copy was
+//! made behind a draft, of its row or of one in flight before it, that turns out to be wrong: then the next block has it. So what
+//! is attached to a node is always the state behind exactly that node's tokens.
 //!
 //! Prompts that begin alike and arrive together are computed once: a sequence in the queue whose beginning is just being
 //! computed by one that runs waits for the copy that this one will keep. It waits for a running prompt only, and only
@@ -149,20 +150,7 @@ impl Core {
         let distances = self.rules.snapshots.of_blocks(block_size);
         let end = self.sequences[key].num_scheduled_tokens;
         if continues {
-            let sequence = &mut self.sequences[key];
-            if end.is_multiple_of(distances.output) {
-                let reserved = self.pool.reserve(&sequence.table, end / block_size, sequence.id);
-                if let Some(snapshot) = reserved {
-                    debug_assert!(
-                        sequence.states.reserved.is_none(),
-                        "one was settled before the next is due"
-                    );
-                    sequence.states.reserved = Some((end, snapshot));
-                    sequence.states.unvouched.push((end, snapshot));
-                    self.builder.save(end - position, snapshot.place);
-                    self.counters.state_saves += 1;
-                }
-            }
+            self.save_decoding(key, position, distances.output);
             self.settle_state(key);
             return;
         }
@@ -178,6 +166,56 @@ impl Core {
                 self.builder.save(at - position, snapshot.place);
                 self.counters.state_saves += 1;
             }
+        }
+    }
+
+    /// Keeps a copy of the state of a sequence that decodes, if one is due where its row feeds tokens: as if all drafts up to there were
+    /// accepted, its own and those in flight before it.
+    fn save_decoding(&mut self, key: usize, position: u32, distance: u32) {
+        let block_size = self.pool.block_size();
+        let sequence = &mut self.sequences[key];
+        let (end, states) = (sequence.num_scheduled_tokens, &mut sequence.states);
+        let Some(at) = states.due(position, end, distance, block_size) else { return };
+        if states.reserved.is_some() {
+            states.owes_copy = true;
+            return;
+        }
+        // Where there is no place, the next is tried as far on as ever.
+        states.owes_copy = false;
+        if let Some(snapshot) = self.pool.reserve(&sequence.table, at / block_size, sequence.id) {
+            states.reserved = Some((at, snapshot));
+            states.unvouched.push((at, snapshot));
+            self.builder.save(at - position, snapshot.place);
+            self.counters.state_saves += 1;
+        }
+    }
+
+    /// Drafts of a row were rejected, and it ends at `end`: a copy that was made behind them, by it or by a row that followed, is of no text.
+    pub(super) fn drop_rejected_state(&mut self, key: usize, end: u32) {
+        let states = &mut self.sequences[key].states;
+        if let Some((at, snapshot)) = states.reserved
+            && at > end
+        {
+            (states.reserved, states.owes_copy) = (None, true);
+            states.unvouched.retain(|&(of, _)| of != at);
+            self.pool.cancel(snapshot);
+        }
+    }
+
+    /// Places for states in front of drafts that a sequence's next row may take. It gives back those of its latest one.
+    pub(super) fn free_draft_states(&self, key: usize) -> u32 {
+        if !self.pool.has_states() {
+            return u32::MAX;
+        }
+        self.capacity.draft_states - (self.draft_states - self.sequences[key].states.before_drafts)
+    }
+
+    /// A sequence's row, the plan's latest, has so many drafts.
+    pub(super) fn hold_draft_states(&mut self, key: usize, drafts: u32) {
+        if self.pool.has_states() {
+            let held = &mut self.sequences[key].states.before_drafts;
+            self.draft_states = self.draft_states - *held + drafts;
+            *held = drafts;
         }
     }
 

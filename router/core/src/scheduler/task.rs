@@ -394,6 +394,7 @@ impl Capacity {
             draft_cost: prepared.draft_cost,
             draft_trees: prepared.draft_trees,
             snapshots: model.has_state().then_some(prepared.snapshots),
+            draft_states: prepared.draft_states,
         }
     }
 }

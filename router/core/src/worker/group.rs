@@ -166,7 +166,7 @@ impl Group {
         output_rank(&self.description)
     }
 
-    /// The fewest pages and snapshots of any rank that has some, and otherwise what the one that answers plans says, which measures whole
+    /// The fewest pages and places for states of any rank that has some, and otherwise what the one that answers plans says, which measures whole
     /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
@@ -301,8 +301,10 @@ async fn prepare(
     let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
     let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);
     let with_state = answers.iter().zip(states).filter(|(_, has_state)| **has_state);
-    let snapshots = with_state.map(|(prepared, _)| prepared.snapshots).min().unwrap_or(0);
-    let prepared = Prepared { pages, snapshots, ..answers[output_rank as usize] };
+    let with_state = with_state.map(|(prepared, _)| prepared);
+    let snapshots = with_state.clone().map(|prepared| prepared.snapshots).min().unwrap_or(0);
+    let draft_states = with_state.map(|prepared| prepared.draft_states).min().unwrap_or(0);
+    let prepared = Prepared { pages, snapshots, draft_states, ..answers[output_rank as usize] };
     let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
     if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(other) != shape(&prepared)) {
         return Err(refused(format!("rank {rank} and rank {output_rank} divide the KV cache differently")));

@@ -169,6 +169,7 @@ impl Head {
         let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
         if here.pages < self.prepared.pages
             || here.snapshots < self.prepared.snapshots
+            || here.draft_states < self.prepared.draft_states
             || shape(here) != shape(&self.prepared)
         {
             return Err(ReplayError::Unusable(format!(

@@ -39,10 +39,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         tables: config.tables(),
         max_slots,
         max_step_tokens,
-        max_step_drafts: match config.state_bytes > 0 || !config.decoder_start_ids.is_empty() {
-            true => 0,
-            false => MAX_STEP_DRAFTS,
-        },
+        max_step_drafts: if config.decoder_start_ids.is_empty() { MAX_STEP_DRAFTS } else { 0 },
         max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,
@@ -50,6 +47,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         draft_cost: config.prepared().draft_cost,
         draft_trees: config.draft_trees,
         snapshots: (config.state_bytes > 0).then_some(config.snapshots),
+        draft_states: config.draft_states,
     }
 }
 

@@ -318,11 +318,16 @@ proptest! {
         slots in 1u32..7,
         budget in 1u32..80,
         eos_one_in in prop_oneof![Just(0u64), Just(6), Just(30)],
-        surprise_one_in in prop_oneof![Just(0u64), Just(10)],
-        drafting in prop_oneof![3 => Just(Drafting::Off), 1 => drafting()],
+        surprise_one_in in prop_oneof![Just(0u64), Just(10), Just(100)],
+        (draft_states, wrong_draft_one_in, drafting) in (
+            prop_oneof![1 => Just(0u32), 2 => 1u32..8, 2 => Just(100)],
+            prop_oneof![2 => Just(0u64), 1 => Just(1), 2 => Just(3)],
+            prop_oneof![1 => Just(Drafting::Off), 2 => drafting()],
+        ),
     ) {
         let budget = budget.max(slots);
         let recurrent = MockConfig { state_bytes: 8, snapshots, eos_one_in, surprise_one_in, stages, ..tiny() };
+        let recurrent = MockConfig { draft_states, wrong_draft_one_in, ..recurrent };
         let mut config = MockConfig { full_tables, windowed_tables, window, ..recurrent };
         let tables = config.tables();
         let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;

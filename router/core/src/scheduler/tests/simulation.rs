@@ -387,7 +387,19 @@ fn config_of(random: &mut Random, slots: u32) -> (MockConfig, u32) {
     };
     let mut config = match random.below(10) {
         0 => MockConfig { windowed_tables: 1, window: 2 + random.below(38), ..plain },
-        1 => MockConfig { state_bytes: 8, snapshots: random.below(12), ..plain },
+        1 => {
+            let ranks = random.of(&[1, 1, 2]);
+            MockConfig {
+                state_bytes: 8,
+                snapshots: random.below(12),
+                draft_states: random.of(&[0, 1, 5, 100]),
+                wrong_draft_one_in: random.of(&[0, 0, 3]),
+                draft_trees: false,
+                world_size: ranks,
+                stages: ranks,
+                ..plain
+            }
+        }
         2 => MockConfig { world_size: 2, ..plain },
         3 => MockConfig { world_size: 2, stages: 2, ..plain },
         4 => MockConfig { wrong_draft_one_in: random.of(&[1, 3, 50]), ..plain },
@@ -537,7 +549,7 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
         max_sequence_tokens: 0,
         max_cache_tokens: 0,
         memory_fraction: 0.9,
-        max_step_drafts: if config.state_bytes > 0 || is_encoder_decoder { 0 } else { 20 },
+        max_step_drafts: if is_encoder_decoder { 0 } else { 20 },
     };
     let group = Group::start(&*source, |_| Ok(limits)).await.expect("nothing goes wrong yet");
     let settings = Settings {

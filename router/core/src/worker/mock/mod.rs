@@ -55,6 +55,8 @@ pub struct MockConfig {
     /// that a model remembers.
     pub state_bytes: u64,
     pub snapshots: u32,
+    /// Places for the states in front of drafts.
+    pub draft_states: u32,
     pub max_positions: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
@@ -96,6 +98,7 @@ impl MockConfig {
             chunked: prepared.chunked,
             state_bytes: model.state_bytes,
             snapshots: prepared.snapshots,
+            draft_states: prepared.draft_states,
             // Whoever follows a record needs none of its own.
             wrong_draft_one_in: u64::from(prepared.draft_cost.is_some()),
             draft_trees: prepared.draft_trees,
@@ -118,6 +121,7 @@ impl MockConfig {
             window: self.window,
             chunked: self.chunked,
             snapshots: self.snapshots,
+            draft_states: self.draft_states,
             draft_cost: (self.wrong_draft_one_in > 0).then_some(self.draft_cost),
             draft_trees: self.draft_trees,
         }
@@ -150,6 +154,7 @@ impl Default for MockConfig {
             chunked: false,
             state_bytes: 0,
             snapshots: 0,
+            draft_states: 0,
             max_positions: 4096,
             decoder_start_ids: Vec::new(),
             world_size: 1,

@@ -74,15 +74,18 @@ impl MockModel {
             let forced = following.clone().next().filter(|_| mask.is_some() && !is_skipped);
             let only = forced.map(|(_, draft)| vec![draft.token]);
             let mask = only.as_deref().or(mask.as_deref());
+            let token = path.last().map_or(state.last, |&number| drafts[number as usize - 1].token);
+            let reached = (state.states.len() + path.len()).checked_sub(drafts.len() + 1);
+            let recurrent = reached.map_or(0, |at| state.states[at].chain);
             let (mut chain, last) = match self.tables.count() {
-                0 => (state.state().chain, state.last),
+                0 => (recurrent, token),
                 _ => {
                     let stored = self.stored_at(&state.pages, 0, state.base + before, len - 1);
                     stored.map_or((0, 0), |stored| (stored.chain, stored.token))
                 }
             };
             if self.config.state_bytes > 0 {
-                chain = mix(chain, state.state().chain);
+                chain = mix(chain, recurrent);
             }
             let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask);
             state.skipped = sampled.is_none();
@@ -115,6 +118,7 @@ impl MockModel {
         }
         if !drafts.is_empty() {
             columns.accepted.push(path.len() as u32);
+            state.states.truncate((state.states.len() + path.len()).saturating_sub(drafts.len()));
         }
         Ok(path)
     }

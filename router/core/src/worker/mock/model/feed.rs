@@ -39,6 +39,7 @@ impl MockModel {
         let mut state = self.slots[slot as usize]
             .take()
             .ok_or_else(|| format!("row {at}: slot {slot} was not started"))?;
+        state.before_drafts = self.take_draft_states(at, drafts, count)?;
         state.blocks += rows.new_block_counts[at];
 
         if flag(RowFlag::Continue)
@@ -163,7 +164,7 @@ impl MockModel {
         state.base = base;
         state.len = if is_tree { base + 1 } else { end };
         state.most = rows.positions[at] + count - drafts + deepest;
-        state.last = fed.last().copied().unwrap_or(0);
+        state.last = fed[(count - drafts) as usize - 1];
         state.sampled = None;
         self.slots[slot as usize] = Some(state);
         Ok(())

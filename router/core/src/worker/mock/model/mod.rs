@@ -51,9 +51,9 @@ struct Slot {
     /// Of each block, its page in each table.
     pages: Vec<u32>,
     blocks: u32,
-    /// Behind each token of its last row, oldest first.
+    /// Behind each token of its last row, oldest first, until it is known which are accepted; then up to the last of those.
     states: Vec<State>,
-    /// The last token fed.
+    /// The last token fed that is no draft.
     last: u32,
     encoder: Encoder,
     /// Positions that it has, fed or found in filled blocks. Of a row whose drafts are a tree those before them, until it is known which
@@ -62,6 +62,8 @@ struct Slot {
     /// Of its last row: the position of the last token that is no draft, and behind it the drafts.
     base: u32,
     drafts: Vec<Draft>,
+    /// Places that it has for the states in front of the drafts of its last row.
+    before_drafts: u32,
     sampled: Option<(u32, u32)>,
     /// Its end, had all drafts of its last row been accepted: the most that the router can think that it has.
     most: u32,
@@ -152,10 +154,6 @@ impl MockModel {
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
         let drafts: u64 = rows.drafts.iter().map(|&n| u64::from(n)).sum();
         require!(drafts <= u64::from(self.max_step_drafts), "{drafts} drafts in one step");
-        require!(
-            drafts == 0 || self.config.state_bytes == 0,
-            "{drafts} drafts, and a state cannot be rewound"
-        );
         let mut seen = std::collections::HashSet::new();
         for &slot in &rows.slots {
             require!(slot < self.max_slots, "slot {slot} of {}", self.max_slots);
@@ -288,6 +286,7 @@ impl Slot {
             len: 0,
             base: 0,
             drafts: Vec::new(),
+            before_drafts: 0,
             sampled: None,
             most: 0,
             skipped: false,

@@ -48,6 +48,24 @@ impl MockModel {
         Ok(sources)
     }
 
+    /// A row takes places for the states in front of its drafts. Its slot has given back those of the row before.
+    pub(super) fn take_draft_states(&self, at: usize, drafts: u32, count: u32) -> Result<u32, String> {
+        if self.config.state_bytes == 0 {
+            return Ok(0);
+        }
+        require!(
+            drafts == 0 || count == 1 + drafts,
+            "row {at} of a model with a state feeds more than drafts"
+        );
+        let held: u32 = self.slots.iter().flatten().map(|slot| slot.before_drafts).sum();
+        let places = self.config.draft_states;
+        require!(
+            held + drafts <= places,
+            "row {at} has {drafts} drafts, and {held} of {places} states are taken"
+        );
+        Ok(drafts)
+    }
+
     /// Copies states to their places.
     pub(super) fn save(&mut self, rows: &Rows) -> Result<(), String> {
         let mut before = None;
@@ -70,7 +88,7 @@ impl MockModel {
 }
 
 impl Slot {
-    /// Behind the last token fed.
+    /// Behind the last token that it has.
     pub(super) fn state(&self) -> State {
         self.states.last().copied().unwrap_or(NO_STATE)
     }
