@@ -98,15 +98,16 @@ class Bench:
         first: list[int] | None = None,
         saves: list[tuple[int, int, int]] | None = None,
         slots: list[int] | None = None,
+        places: list[int] | None = None,
     ) -> TorchProgram:
-        """A step of these tokens, in rows of `counts` that begin at `first`, in slots 0, 1, ..."""
+        """A step of these tokens, in rows of `counts` that begin at `first`, in slots 0, 1, ..., whose states are at `places`."""
         if not hasattr(self, "made"):
             self.made = TorchProgram(self.program, self.instruction_set, self.threads)
             self.made.reserve(600, 8, LONGEST)
             for layer, rows_NJ in self.caches.items():
                 self.made.set_cache(layer, rows_NJ, 0, self.cache_format)
-            for state, places in self.states.items():
-                self.made.set_state(0, state, places)
+            for state, of_state in self.states.items():
+                self.made.set_state(0, state, of_state)
         counts = counts or [len(ids)]
         rows = len(counts)
         blocks = rounded_up(LONGEST, PAGE_TOKENS) // PAGE_TOKENS
@@ -114,7 +115,8 @@ class Bench:
         columns = (slots or range(rows), first or [0] * rows, counts)
         slots_R, first_R, counts_R = (np.array(column, np.int64) for column in columns)
         copies = np.array(saves or [], np.int64).reshape(-1, 3)
-        self.made.step(np.array(ids, np.int64), slots_R, first_R, counts_R, pages, copies)
+        of_states = None if places is None else np.array(places, np.int64)
+        self.made.step(np.array(ids, np.int64), slots_R, first_R, counts_R, pages, copies, places_R=of_states)
         return self.made
 
 

@@ -59,6 +59,14 @@ def cut_everywhere(bench: Bench, out: int, states: dict[int, Tensor], tokens: in
     assert all(torch.equal(states[number][2], copies[number]) for number in states)
     rest = bench.run(ids[19:], first=[19], slots=[2]).rows(out, tokens - 19)
     assert torch.equal(rest, whole[19:])
+    # A state may be anywhere, and two copies of it are made at once.
+    start()
+    for number, there in states.items():
+        there[7] = before[number][2]
+    bench.run(ids, slots=[2], places=[7], saves=[(0, 19, 5), (0, 19, 4), (0, tokens, 6)])
+    for number, there in states.items():
+        assert torch.equal(there[7], ended[number]) and torch.equal(there[2], before[number][2])
+        assert torch.equal(there[5], copies[number]) and torch.equal(there[4], copies[number])
 
 
 @pytest.mark.parametrize("name", SETS)

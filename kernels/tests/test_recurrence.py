@@ -175,6 +175,29 @@ def test_decodes_and_prompts_of_one_step_do_not_meet(operation: Operation) -> No
     torch.testing.assert_close(state_P[5].double(), middle, atol=2e-5, rtol=2e-5)
 
 
+def test_single_tokens_of_one_sequence_take_turns(operation: Operation) -> None:
+    """Two sequences with three and two of them, which are not beside each other in the step; copies are of their turns."""
+    begin = torch.randn((PLACES, *operation.state))
+    inputs = operation.inputs(5)
+    state_P = begin.clone()
+    turns = [
+        ops.Turn(torch.tensor([0, 1]), torch.tensor([3, 2]), torch.tensor([3]), torch.tensor([6])),
+        ops.Turn(torch.tensor([2, 4]), torch.tensor([2, 3])),
+        ops.Turn(torch.tensor([3]), torch.tensor([2]), torch.tensor([2]), torch.tensor([0])),
+    ]
+    step = ops.StateMetadata(torch.tensor([3, 2, 2, 2, 3]), [], turns=turns)
+    given = operation.apply(inputs, state_P, step)
+    for tokens, place in (([0, 4], 3), ([1, 2, 3], 2)):
+        wanted, last = defined(operation, [x[tokens] for x in inputs], begin[place])
+        torch.testing.assert_close(given[tokens].double(), wanted.double(), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(state_P[place].double(), last, atol=2e-5, rtol=2e-5)
+    assert torch.equal(state_P[0], state_P[2])
+    _, first = defined(operation, [x[:1] for x in inputs], begin[3])
+    torch.testing.assert_close(state_P[6].double(), first, atol=2e-5, rtol=2e-5)
+    for place in (1, 4, 5):
+        assert torch.equal(state_P[place], begin[place])
+
+
 def test_the_delta_rule_forgets_what_it_learnt_anew() -> None:
     """By hand: a key that is written twice answers with its last value, and another one with its own."""
     state_P = torch.zeros((1, 1, 2, 1))

@@ -186,6 +186,21 @@ SEPARATE void add_and_ask(float *state, int size, const float *key, const Column
     *answer = {low, high};
 }
 
+// Copies columns of a state, with what the last token added, to another place: past the caches, since in most steps of a verify row nobody
+// reads it.
+SEPARATE void copy_with(const float *state, int size, const float *key, const Columns &added, float *to, int64_t stride,
+                        int count) {
+    const bool is_whole = count == kColumns && reinterpret_cast<uintptr_t>(to) % 64 == 0 && stride % 16 == 0;
+    for (int d = 0; d < size; d++, state += kColumns, to += stride) {
+        const Columns now = {load(state) + added.low * key[d], load(state + 16) + added.high * key[d]};
+        if (is_whole)
+            stream(to, now.low), stream(to + 16, now.high);
+        else
+            store_columns(to, now, count);
+    }
+    streamed();
+}
+
 // Some columns of one head of a row.
 SEPARATE void recur_some(const RecurArgs &args, const StateRow &row, int head, int first, float *state) {
     const int size = args.key_dim, count = static_cast<int>(least(kColumns, args.value_dim - first));
@@ -193,12 +208,6 @@ SEPARATE void recur_some(const RecurArgs &args, const StateRow &row, int head, i
     const auto state_of = [&](int64_t place) {
         return reinterpret_cast<float *>(args.states.places + place * args.states.place_bytes) +
                (int64_t)head * size * args.value_dim + first;
-    };
-    const auto keep = [&](int64_t place) {
-        float *to = state_of(place);
-        for (int d = 0; d < size; d++)
-            store_columns(to + (int64_t)d * args.value_dim, {load(state + d * kColumns), load(state + d * kColumns + 16)},
-                          count);
     };
     const float *from = state_of(row.place);
     for (int d = 0; d < size; d++) {
@@ -237,15 +246,17 @@ SEPARATE void recur_some(const RecurArgs &args, const StateRow &row, int head, i
         store_columns(reinterpret_cast<float *>(args.target + token * args.target_bytes) +
                           (int64_t)head * args.value_dim + first,
                       answer, count);
-        const bool saved = save < row.save_count && row.saves[save * 3 + 1] == i + 1;
-        if (args.learns && (saved || i + 1 == row.count)) {
-            const float all_of_it = 1.0f;
-            learn_and_ask<false>(state, size, key, added, &all_of_it, key, query, &known, &answer);
-            added = {F16{}, F16{}};
+        for (; save < row.save_count && row.saves[save * 3 + 1] == i + 1; save++)
+            copy_with(state, size, key, added, state_of(row.saves[save * 3 + 2]), args.value_dim, count);
+        if (i + 1 == row.count) {
+            float *to = state_of(row.place);
+            for (int d = 0; d < size; d++, to += args.value_dim)
+                store_columns(to,
+                              {load(state + d * kColumns) + added.low * key[d],
+                               load(state + d * kColumns + 16) + added.high * key[d]},
+                              count);
         }
-        for (; save < row.save_count && row.saves[save * 3 + 1] == i + 1; save++) keep(row.saves[save * 3 + 2]);
     }
-    keep(row.place);
 }
 
 void recur(const RecurArgs &args, const Work &work) {

@@ -34,6 +34,27 @@ INLINE F16 load(const float *from) {
 INLINE void store(float *to, F16 x) {
     *reinterpret_cast<F16Memory *>(to) = x;
 }
+// Past the caches: for numbers that nobody reads soon. `to` is 64-byte aligned. Others see them behind `streamed`.
+INLINE void stream(float *to, F16 x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+    typedef float Half __attribute__((vector_size(32)));
+    const union {
+        F16 whole;
+        Half halves[2];
+    } parts = {x};
+    _mm256_stream_ps(to, (__m256)parts.halves[0]);
+    _mm256_stream_ps(to + 8, (__m256)parts.halves[1]);
+#else
+    store(to, x);
+#endif
+}
+INLINE void streamed() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
 INLINE F16 all(float x) {
     return F16{} + x;
 }

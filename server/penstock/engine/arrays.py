@@ -83,13 +83,18 @@ class HostArrays:
 
     def pages(self, *shape: int) -> Array:
         """See Arrays."""
-        if not prod(shape):
-            return np.zeros(shape, BF16)
-        return np.frombuffer(fresh_memory(prod(shape) * self.itemsize), BF16, prod(shape)).reshape(shape)
+        return self._aligned(np.dtype(BF16), shape)
 
     def states(self, *shape: int, is_fp32: bool) -> Array:
         """See Arrays."""
-        return np.zeros(shape, np.float32 if is_fp32 else BF16)
+        return self._aligned(np.dtype(np.float32 if is_fp32 else BF16), shape)
+
+    def _aligned(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Zeros from the beginning of a page of memory on."""
+        count = prod(shape)
+        if count == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(fresh_memory(count * dtype.itemsize), dtype, count).reshape(shape)
 
     def join(self, parts: Sequence[Array]) -> Array:
         """See Arrays."""
