@@ -4,7 +4,7 @@
         [--model-id FOLDER | --family "Qwen 3.5"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
-(the best case), what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
+(the best case) or nearly do, what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
 
 With --family the model has random weights in that family's shape of `architectures.py` and the shipped tokenizer. What its layers add is small, so that what
 comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing.
@@ -64,6 +64,12 @@ def going_round(number: int) -> dict[str, Any]:
     return {"prompt": f"number {number}", "temperature": 0, "logit_bias": few}
 
 
+def wavering(number: int) -> dict[str, Any]:
+    """Behind each of a few tokens come one or another: what is guessed is often wrong."""
+    few = {str(400 + (number * 7 + at) % 900): 100 for at in range(6)}
+    return {"prompt": f"number {number}", "temperature": 2.0, "seed": number, "logit_bias": few}
+
+
 def surprising(number: int) -> dict[str, Any]:
     """One of many tokens each time, as good as at random."""
     rng = random.Random(number)
@@ -95,6 +101,7 @@ def asked_before(number: int) -> dict[str, Any]:
 KINDS = {
     "repeats its prompt": repeating,
     "goes round": going_round,
+    "wavers": wavering,
     "chat": chatting,
     "random": surprising,
     "asked before": asked_before,
@@ -152,7 +159,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-id")
     parser.add_argument("--family", help="one of architectures.py")
-    parser.add_argument("--flags", nargs="*", default=[], help="of both servers")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
     )
@@ -193,7 +199,7 @@ def make_family(folder: Path, family: str) -> None:
 
 def compare(arguments: argparse.Namespace, folder: str | None) -> None:
     """Asks the two servers in turn, and prints."""
-    flags = ("--dtype", arguments.dtype, *arguments.flags, *(("--model-id", folder) if folder else ()))
+    flags = ("--dtype", arguments.dtype, *(("--model-id", folder) if folder else ()))
     drafting = (
         "--speculate",
         str(arguments.speculate),
