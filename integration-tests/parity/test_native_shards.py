@@ -155,6 +155,30 @@ def test_all_ranks_keep_the_drafts_that_the_first_has_accepted(tmp_path: Path, p
     assert sampled(driver.step([row(1, None, 47)])) == [text[8]]
 
 
+@pytest.mark.parametrize("family", ["Qwen 3.5", "Falcon-H1", "LFM2"])
+def test_all_ranks_go_on_with_the_state_behind_the_accepted_drafts(
+    family: str, tmp_path: Path, pair: Ranks
+) -> None:
+    from client import row, sampled
+
+    config = FAMILIES[family]
+    folder, prompt = make(tmp_path, config), ids(vocabulary_of(config), 1)[:40]
+    driver = on_engine(pair, folder, max_step_drafts=16)
+    rows = [row(0, prompt, 0, list(range(5)), start={})]
+    text: list[int] = []
+    for position in range(40, 60):
+        text += sampled(driver.step(rows))
+        rows = [row(0, None, position)]
+    driver.step([row(1, prompt, 0, list(range(10, 15)), start={})])
+    known = 1
+    for right in (2, 0, 4, 1):
+        wrong = (text[known + right] + 1) % vocabulary_of(config)
+        result = driver.step([row(1, None, 39 + known, drafts=[*text[known : known + right], wrong, 5])])
+        assert sampled(result) == text[known : known + right + 1]
+        known += right + 1
+    assert sampled(driver.step([row(1, None, 39 + known)])) == [text[known]]
+
+
 @pytest.mark.parametrize("family", ON_TORCH)
 def test_what_is_made_of_all_ranks_at_once_is_torchs(family: str, tmp_path: Path, pair: Ranks) -> None:
     config = FAMILIES[family]
