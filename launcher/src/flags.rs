@@ -357,9 +357,8 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
     let mut warnings = check_model(model)?;
     check_quantization(worker)?;
     if let Some(name) = worker.quantize.as_deref().filter(|name| AS_PUBLISHED.contains(name)) {
-        warnings.push(format!(
-            "--quantize {name} changes nothing: a checkpoint says itself how it is quantized"
-        ));
+        warnings
+            .push(format!("--quantize {name} changes nothing: a checkpoint says itself how it is quantized"));
     }
     check_cache_dtype(worker)?;
     check_python(worker)?;
