@@ -8,18 +8,10 @@ use penstock_proto::ids::SequenceId;
 
 use super::core::{Blocked, Core};
 use super::order::Turn;
-use super::planning::Draft;
+use super::planning::{Draft, Room};
 use super::policy::{DEPARTURES_PER_LOOKUP, growth, lookahead};
 use super::sequence::{LookedUp, Sequence};
 use super::submission::SequenceEvent;
-
-/// What the queue finds, while a plan is built.
-pub(super) struct Room {
-    /// Pages by which those who run must be able to grow, if that is known.
-    pub running_growth: Option<u32>,
-    /// False once the head of the queue found none.
-    pub is_there: bool,
-}
 
 impl Core {
     /// Preempts the last that runs if the head of the queue has a higher priority, and found no slot or no room. One at a

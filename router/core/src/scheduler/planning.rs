@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use penstock_proto::StepPlan;
 use penstock_proto::ids::{SequenceId, TokenId};
 
-use super::admission::Room;
 use super::blocks::Reuse;
 use super::core::Core;
 use super::cost::Work;
@@ -35,6 +34,14 @@ pub(super) struct Draft {
     pub budget: PromptBudget,
     /// Sequences whose rows verify drafts, and how many at most.
     pub drafts: Vec<Allotment>,
+}
+
+/// What the queue finds, while a plan is built.
+pub(super) struct Room {
+    /// Pages by which those who run must be able to grow, if that is known.
+    pub running_growth: Option<u32>,
+    /// False once the head of the queue found none.
+    pub is_there: bool,
 }
 
 impl Core {
