@@ -3,6 +3,7 @@ the last bit in pieces, beside others, behind a snapshot, with one thread and wi
 """
 
 import hashlib
+import json
 import subprocess
 import sys
 import threading
@@ -17,10 +18,12 @@ from families import FAMILIES, vocabulary_of
 from models import LENGTH, Reference, ids, make
 from torch import Tensor
 
+import encoder_decoders
 from penstock.loading.host import Processor
 from penstock.models import building, recipes
 from penstock.models.config import DecoderConfig
-from penstock.models.native import NativeDecoder
+from penstock.models.native import NativeDecoder, NativeModel
+from penstock.models.native_encoder_decoder import NativeEncoderDecoder
 from penstock.models.packed_cache import PackedCache
 from penstock.models.recorder import unknown_choice
 from penstock.parallel.group import ALONE
@@ -130,16 +133,30 @@ def test_a_family_is_loaded_where_there_is_no_torch(
     family: str, without_torch: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     folder = make(tmp_path, FAMILIES[family])
+    assert isinstance(loaded_in_both(FAMILIES[family], folder, without_torch), NativeDecoder)
+
+
+@pytest.mark.parametrize("family", encoder_decoders.FAMILIES)
+def test_an_encoder_decoder_is_loaded_where_there_is_no_torch(
+    family: str, without_torch: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    folder = encoder_decoders.write(tmp_path, family)
+    made = loaded_in_both(json.loads((folder / "config.json").read_text()), folder, without_torch)
+    assert isinstance(made, NativeEncoderDecoder)
+
+
+def loaded_in_both(config: dict[str, Any], folder: Path, without_torch: subprocess.Popen[str]) -> Any:
+    """The model, which is the same where there is no torch."""
     told, answer = without_torch.stdin, without_torch.stdout
     assert told is not None and answer is not None
     print(folder, file=told, flush=True)
     said = list(iter(lambda: answer.readline().strip(), ""))
-    here = (tensors.bfloat16, Processor(), ALONE, False, "auto")
-    _, made = building.load(FAMILIES[family], folder, *here)
-    assert isinstance(made, NativeDecoder)
+    _, made = building.load(config, folder, tensors.bfloat16, Processor(), ALONE, False, "auto")
+    assert isinstance(made, NativeModel)
     program = made.program
     expected = [str(program).encode(), *(tensor.tobytes() for tensor in program.tensors())]
     assert said == [hashlib.sha256(one).hexdigest() for one in expected], without_torch.poll()
+    return made
 
 
 def driver_of(folder: Path, **options: Any) -> Any:

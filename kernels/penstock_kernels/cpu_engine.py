@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 15
+ABI = 16
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -72,6 +72,7 @@ NUMBERS = (
         "own_experts",
         "rounds",
         "dilation",
+        "sees",
     ),
 )
 FLOATS = (
@@ -119,6 +120,7 @@ class CStep(Structure):
         ("positions", c_void_p),
         ("moved", c_void_p),
         ("moves", c_int64),
+        ("encoded", c_void_p),
     ]
 
 
@@ -178,10 +180,7 @@ def library() -> ctypes.CDLL:
                 c_char_p,
                 POINTER(CBuffer),
                 c_int32,
-                POINTER(COperation),
-                c_int32,
-                POINTER(COperation),
-                c_int32,
+                *(POINTER(COperation), c_int32) * 3,
                 c_int32,
             ],
         ),
@@ -199,6 +198,7 @@ def library() -> ctypes.CDLL:
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
+        ("read", c_int, [c_void_p, POINTER(CStep)]),
         ("move", c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
         ("head", c_int, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]),
         (
@@ -248,12 +248,17 @@ class CpuProgram:
         self.program = program
         self.threads = threads
         buffers = [CBuffer(int(buffer.layout), buffer.width, buffer.rows) for buffer in program.buffers]
-        body, head = ([_encoded(one) for one in operations] for operations in (program.body, program.head))
+        encoder, body, head = (
+            [_encoded(one) for one in operations]
+            for operations in (program.encoder, program.body, program.head)
+        )
         self._library = library()
         self._handle = self._library.penstock_cpu_create(
             instruction_set.encode(),
             (CBuffer * len(buffers))(*buffers),
             len(buffers),
+            (COperation * len(encoder))(*encoder),
+            len(encoder),
             (COperation * len(body))(*body),
             len(body),
             (COperation * len(head))(*head),
@@ -331,12 +336,14 @@ class CpuProgram:
         positions_T: I64 | None = None,
         moved_M3: I64 = NO_MOVES,
         places_R: I64 | None = None,
+        encoded_S: I64 | None = None,
     ) -> None:
         """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
         pages (tables, slots, blocks): the page of each block. places: where the states of the row's slot are; None: at the slot's number.
         saves: (row, tokens, place), ascending by the first two: behind so many of the row's tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
         than its place in the row; moved: (token, position, place), ascending: what a token of a tree reads for a position that
-        the cache has at another place of the row. Raises RankLost."""
+        the cache has at another place of the row. encoded: of an encoder-decoder, tokens that each slot's encoder has read; positions are the
+        sequence's, of which the decoder's begin behind whole blocks of them. Raises RankLost."""
         places_R = slots_R if places_R is None else places_R
         columns = (ids_T, slots_R, places_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
@@ -347,8 +354,19 @@ class CpuProgram:
             positions = address(positions_T)
         shape = pages.shape[1], pages.shape[2]
         trees = (positions, moved, len(moved_M3))
-        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees)
+        encoded = None if encoded_S is None else address(encoded_S)
+        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees, encoded)
         succeeded(self._library.penstock_cpu_step(self._handle, step))
+
+    def read(self, ids_U: I64, slots_R: I64, counts_R: I64, pages: I64) -> None:
+        """Runs the encoder over R inputs, `counts` tokens each, and writes what the body attends to of them to the first pages of their
+        slots: see `step`."""
+        first_R = np.zeros(len(slots_R), np.int64)
+        columns = (ids_U, slots_R, slots_R, first_R, counts_R, pages)  # no states: their places are not read
+        assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+        shape = pages.shape[1], pages.shape[2]
+        step = CStep(len(slots_R), len(ids_U), *map(address, columns), *shape, None, 0, None, None, 0, None)
+        succeeded(self._library.penstock_cpu_read(self._handle, step))
 
     def move(self, sources_BM: I64, targets_BM: I64) -> None:
         """Copies what every layer has of M tokens to other places, one after the other. Rows of the cache, by table (tables, M)."""
@@ -396,11 +414,12 @@ class CpuProgram:
         logits_RV: HostArray,
         draws: Draws | None = None,
         places_R: I64 | None = None,
+        encoded_S: I64 | None = None,
     ) -> "Decodes":
-        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages` and `places`
-        as in `step`."""
+        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages`, `places` and
+        `encoded` as in `step`."""
         places_R = slots_R if places_R is None else places_R
-        return Decodes(self._library, self._handle, slots_R, places_R, pages, logits_RV, draws)
+        return Decodes(self._library, self._handle, slots_R, places_R, pages, logits_RV, draws, encoded_S)
 
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
@@ -427,6 +446,7 @@ class Decodes:
         pages: I64,
         logits_RV: HostArray,
         draws: Draws | None,
+        encoded_S: I64 | None,
     ) -> None:
         rows = len(slots_R)
         self.ids_R, self.first_R = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -438,11 +458,12 @@ class Decodes:
         self._counts_R = np.ones(rows, np.int64)
         self.logits_RV = logits_RV
         made, *drawn = (None,) if draws is None else _encoded_draws(draws)
-        self._held = slots_R, places_R, pages, draws, drawn
+        self._held = slots_R, places_R, pages, draws, drawn, encoded_S
         columns = (self.ids_R, slots_R, places_R, self.first_R, self._counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
-        self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0)
+        encoded = None if encoded_S is None else address(encoded_S)
+        self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0, encoded)
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
         outputs = map(address, summary)
         self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs, made)

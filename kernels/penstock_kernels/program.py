@@ -79,11 +79,20 @@ class NormOver(IntEnum):
 
 
 class Values(IntEnum):
-    """Which values a layer writes: its own, its keys, or none, as it writes no keys."""
+    """Which values a layer writes: its own, its keys, or none, as it writes no keys; or its own and keys alone, without queries."""
 
     OWN = 0
     KEYS = 1
     NONE = 2
+    ALONE = 3
+
+
+class Sees(IntEnum):
+    """What a token attends to: its sequence up to itself, its whole row, or what its sequence's encoder has read."""
+
+    BEFORE = 0
+    ROW = 1
+    READ = 2
 
 
 class Epilogue(IntEnum):
@@ -223,6 +232,7 @@ class Operation:
     own_experts: int = -1
     rounds: int = 0
     dilation: int = 1
+    sees: Sees = Sees.BEFORE
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
@@ -271,11 +281,19 @@ class QuantizedMatrix:
 
 @dataclass
 class Program:
-    """A decoder's forward pass: the body makes hidden states of tokens, the head logits of chosen ones."""
+    """A decoder's forward pass: the body makes hidden states of tokens, the head logits of chosen ones. An encoder, where there is one,
+    writes what the body attends to of inputs.
+    """
 
     buffers: list[Buffer] = field(default_factory=list)
     body: list[Operation] = field(default_factory=list)
     head: list[Operation] = field(default_factory=list)
+    encoder: list[Operation] = field(default_factory=list)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """All of them, in the order in which they run."""
+        return [*self.encoder, *self.body, *self.head]
 
     def buffer(self, name: str, layout: Layout, width: int, rows: int = 1) -> int:
         """The number of the buffer of this name, which is made where there is none."""
@@ -289,16 +307,15 @@ class Program:
 
     def tensors(self) -> list[Array]:
         """Every tensor of its operations, each once."""
-        held = (getattr(operation, name) for operation in (*self.body, *self.head) for name in TENSORS)
+        held = (getattr(operation, name) for operation in self.operations for name in TENSORS)
         return list({id(found): found for found in held if found is not None}.values())
 
     def __str__(self) -> str:
-        lines = [
-            f"{number:4}  {self._line(operation)}"
-            for number, operation in enumerate((*self.body, *self.head))
-        ]
-        lines.insert(len(self.body), "head")
-        return "\n".join(["body", *lines])
+        lines = [f"{number:4}  {self._line(operation)}" for number, operation in enumerate(self.operations)]
+        before_head = len(self.encoder) + len(self.body)
+        lines.insert(before_head, "head")
+        lines.insert(len(self.encoder), "body")
+        return "\n".join([*(["encoder"] if self.encoder else []), *lines])
 
     def _line(self, operation: Operation) -> str:
         """`target = kind(source), choices`; what has its default is left out."""

@@ -139,7 +139,7 @@ class ServedLibrary:
                     if isinstance(argument, ctypes.c_int64):
                         results.append((argument, given))
                 numbers.append(there.get(given, given) or 0)
-            kept = self._kept.get(arguments[0], {}) if name in ("step", "move") else {}
+            kept = self._kept.get(arguments[0], {}) if name in ("read", "step", "move") else {}
             for here, (place, size) in kept.items():
                 self._ask("set", place, size, data=at(here, size))
             result = self._number(name, *numbers)

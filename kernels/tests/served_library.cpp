@@ -54,6 +54,7 @@ constexpr struct {
     {"set_state", Called<penstock_cpu_set_state>::run},
     {"set_threads", Called<penstock_cpu_set_threads>::run},
     {"step", Called<penstock_cpu_step>::run},
+    {"read", Called<penstock_cpu_read>::run},
     {"move", Called<penstock_cpu_move>::run},
     {"head", Called<penstock_cpu_head>::run},
     {"summarize", Called<penstock_cpu_summarize>::run},

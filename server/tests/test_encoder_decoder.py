@@ -1,15 +1,17 @@
 """Encoder-decoders: logits match Hugging Face transformers, however a sequence is cut into steps and batched."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from client import DEVICE, row
-from driver import Driver
+from driver import NAN, Driver
 from encoder_decoders import (
     FAMILIES,
     LONG,
@@ -29,30 +31,46 @@ from penstock.engine.preparation import prepare
 from penstock.errors import BadPlan, UnusableModel
 from penstock.models.architectures import RECIPES
 from penstock.models.decoder_start import decoder_start_ids
+from penstock.models.native_encoder_decoder import NativeEncoderDecoder
 from penstock.models.recipes import load
 from penstock.parallel.group import Pipeline, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.description import description_of
+from penstock_kernels import cpu_engine
+from penstock_kernels.cpu_engine import NoCpuEngine
+from penstock_kernels.program import Kind
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- encoder-decoders: begin -->", "<!-- encoder-decoders: end -->"
 MODES = ("whole", "pieces", "decode", "prefix hit", "ragged batch", "refill")
 
+try:
+    SETS = cpu_engine.instruction_sets() if DEVICE == "cpu" else []
+except NoCpuEngine:
+    SETS = []
+
+# Family to the instruction sets of the CPU engine whose logits were those of transformers.
+sets: dict[str, set[str]] = {family: set() for family in FAMILIES}
+
 # Family to column of the table of docs/models.md to what was seen.
 seen: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
 
 
-@pytest.mark.parametrize("short", DTYPES)
+@pytest.mark.parametrize(
+    ("short", "runs"), [("fp32", "none"), ("bf16", "none"), *(("bf16", one) for one in SETS)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_match_transformers_in_a_crowd_and_token_by_token(
-    family: str, short: str, tmp_path: Path
+    family: str, short: str, runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(cpu_engine.VARIABLE, runs)
     dtype = DTYPES[short]
     wanted = Reference(family, dtype)
     driver = Driver(write(tmp_path, family), dtype)
-    for cache in driver.engine.cache.tensors_NJD:
-        cache[: driver.engine.cache.zero_row].fill_(torch.nan)  # a former owner's numbers must not leak
+    assert isinstance(driver.engine.model, NativeEncoderDecoder) == (runs != "none")
+    for cache in driver.engine.cache.tensors_NJD:  # a former owner's numbers must not leak
+        cache[: driver.engine.cache.zero_row] = torch.nan if isinstance(cache, torch.Tensor) else NAN
     reads_long, reads_short = {"encoder": len(LONG)}, {"encoder": len(SHORT)}
     # Two read and begin; one only reads.
     driver.step(
@@ -90,20 +108,50 @@ def test_logits_match_transformers_in_a_crowd_and_token_by_token(
     # After a crash: what was read and said so far, at once and elsewhere.
     driver.step([row(5, padded(LONG) + SAID[:33], 0, blocks(64 + 40, 50), start=reads_long)])
     wanted.check(driver.last_logits()[0], LONG, 32)
+    if runs in SETS:
+        sets[family].add(runs)
+        return
     for mode in MODES:
         seen[family][mode] = f"{seen[family][mode]}, {short}" if mode in seen[family] else short
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the order of sums is the library's")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "runs"),
+    [(torch.float32, "none"), (torch.bfloat16, "none"), *((torch.bfloat16, one) for one in SETS)],
+)
+@pytest.mark.parametrize(
+    ("quantize", "cache_dtype"), [("", "auto"), ("int8", "int8"), ("int4", "fp8_e4m3fn")]
+)
 @pytest.mark.parametrize("family", ["T5", "BART"])
 def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
-    family: str, dtype: torch.dtype, tmp_path: Path
+    family: str,
+    dtype: torch.dtype,
+    runs: str,
+    quantize: str,
+    cache_dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What makes a text the same alone, in a crowd and refilled after a crash; in bf16 with `--deterministic`."""
-    driver = Driver(write(tmp_path, family), dtype, deterministic=dtype != torch.float32)
+    """What makes a text the same alone, in a crowd and refilled after a crash; on torch in bf16 with `--deterministic`."""
+    if runs == "none" and cache_dtype != "auto":
+        pytest.skip("only the CPU engine has such a cache, and such weights")
+    monkeypatch.setenv(cpu_engine.VARIABLE, runs)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    # On the engine with one thread and with two, which divide a context otherwise.
+    driver = Driver(
+        write(tmp_path, family),
+        dtype,
+        deterministic=runs == "none" and dtype != torch.float32,
+        quantize=quantize,
+        cache_dtype=cache_dtype,
+    )
+    native = driver.engine.native
+    assert (native is None) == (runs == "none")
     alone = {}
     for position in range(20):
+        if native is not None:
+            native.set_threads(1 + position % 2)
         first = position == 0
         tokens = padded(LONG) + SAID[:1] if first else [SAID[position]]
         driver.step(
@@ -155,6 +203,89 @@ def test_greedy_decoding_equals_generate(family: str, tmp_path: Path) -> None:
     assert len(set(wanted)) > 5
     assert ids == wanted
     seen[family]["greedy text"] = "`generate`'s"
+
+
+@pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_on_the_engine_is_the_same_alone_in_a_batch_cold_and_warm(
+    family: str, tmp_path: Path
+) -> None:
+    """Most of it in steps that go on from the one before, each in one call, with logits of whole ones in between."""
+    folder = write(tmp_path, family)
+    begun = [json.loads((folder / "config.json").read_text())["decoder_start_token_id"]]
+    penalized = {"encoder": len(SHORT), "repetition_penalties": 2.0, "history": begun}
+    short, long, beside = padded(SHORT) + begun, padded(LONG) + begun, padded(LONG[5:40]) + begun
+    driver = Driver(folder, torch.bfloat16)
+
+    def said(rows: list[dict[str, Any]], behind: dict[int, int]) -> dict[int, list[int]]:
+        """What slots say in 40 steps behind these rows: the position of each one's first token."""
+        ids: dict[int, list[int]] = {slot: [] for slot in behind}
+        for step in range(40):
+            rows = [row(slot, None, at + step - 1) for slot, at in behind.items()] if step else rows
+            sampled = np.frombuffer(driver.step(rows).sampled, "<u4").tolist()
+            for slot, one in zip(ids, sampled, strict=True):
+                ids[slot].append(one)
+            assert (driver.engine.repeats is not None) == (step > 1)
+        driver.step([], released=[*behind])
+        return ids
+
+    cold = said([row(0, short, 0, blocks(32 + 41, 0), start=penalized)], {0: 33})[0]
+    assert len(set(cold)) > 5
+    # Another slot finds what was read in the cache, beside one that reads.
+    others = [
+        row(3, long, 0, blocks(64 + 41, 20), start={**penalized, "encoder": len(LONG)}),
+        row(2, beside, 0, blocks(48 + 41, 30), start={**penalized, "encoder": 35}),
+    ]
+    warm = [*others, row(1, begun, 32, [0, 1, *blocks(41, 8)], start=penalized)]
+    together = said(warm, {3: 65, 2: 49, 1: 33})
+    assert together[1] == cold
+    assert said([others[0]], {3: 65})[3] == together[3]
+    assert together[2] != together[3]
+
+
+@pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantized_weights_and_a_cache_of_8_bits_change_logits_a_little(family: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, family)
+
+    def logits(**options: Any) -> torch.Tensor:
+        driver = Driver(folder, torch.bfloat16, **options)
+        native = driver.engine.native
+        assert native is not None
+        formats = {one.format.name for one in native.program.operations if one.kind == Kind.LINEAR}
+        wanted = {str(options.get("quantize", "bf16")).upper()}
+        assert formats == (wanted if options.get("quantize_head") else wanted | {"BF16"})
+        rows = [
+            row(slot, padded(one) + SAID[:9], 0, blocks(96, 8 * slot), start={"encoder": len(one)})
+            for slot, one in enumerate((LONG, SHORT))
+        ]
+        driver.step(rows)
+        made = driver.last_logits()[:, [token for token in range(199) if token != NEVER_SAID.get(family)]]
+        return made - made.mean(-1, keepdim=True)
+
+    exact = logits()
+    for options, bound in (
+        ({"quantize": "int8"}, 0.2),
+        ({"quantize": "int8", "quantize_head": True}, 0.2),
+        ({"quantize": "int4"}, 0.8),
+        ({"cache_dtype": "int8"}, 0.05),
+        ({"cache_dtype": "fp8_e4m3fn"}, 0.35),
+    ):
+        error = float((logits(**options) - exact).norm() / exact.norm())
+        assert 0 < error < bound, (options, error)
+
+
+@pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
+def test_a_decoder_does_not_go_on_past_its_last_position(tmp_path: Path) -> None:
+    driver = Driver(write(tmp_path, "BART"), torch.bfloat16)
+    driver.engine.slots.limits = dataclasses.replace(driver.engine.limits, max_side_positions=60)
+    starts = {"encoder": len(LONG)}
+    driver.step([row(0, padded(LONG) + SAID[:48], 0, blocks(64 + 80, 0), start=starts)])
+    for position in range(112, 124):
+        driver.step([row(0, None, position)])
+    assert driver.engine.repeats is not None
+    with pytest.raises(BadPlan, match="a row ends behind the 60 of encoder or decoder"):
+        driver.step([row(0, None, 124)])
 
 
 def test_in_fp16_the_hidden_state_of_t5_may_leave_its_range(tmp_path: Path) -> None:
@@ -282,9 +413,11 @@ def test_the_page_says_what_was_seen() -> None:
     columns = (*MODES, "greedy text")
     if any(found.keys() != set(columns) for found in seen.values()):
         pytest.skip("not every family was run, or one failed")
+    if not SETS:
+        pytest.skip("there is no CPU engine here")
     lines = [
-        "| family | architecture | recipe | logits as transformers' in | greedy text |",
-        "|---|---|---|---|---|",
+        "| family | architecture | recipe | logits as transformers' in | greedy text | on a CPU in bf16 |",
+        "|---|---|---|---|---|---|",
     ]
     for family, found in seen.items():
         architecture = architecture_of(family)
@@ -294,6 +427,7 @@ def test_the_page_says_what_was_seen() -> None:
         if len(set(modes.values())) == 1:
             logits = modes[MODES[0]]
         cells = [family, f"`{architecture}`", f"`{RECIPES[architecture]}`", logits, found["greedy text"]]
+        cells.append("engine" if sets[family] == set(SETS) else "torch")
         lines.append(f"| {' | '.join(cells)} |")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)

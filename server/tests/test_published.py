@@ -1,13 +1,17 @@
 """Checkpoints that are published in 4 bits with scales for groups of inputs: on the CPU engine they stay that."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import checkpoints
+import encoder_decoders
 from client import row
 from driver import Driver
 from penstock import quantization
@@ -35,23 +39,8 @@ def written(folder: Path, kind: str, group: int, left_out: str = "none", **schem
         if "_proj." not in name or left_out in name:
             held[name] = weight
             continue
-        of_I = torch.arange(weight.shape[1]) // group
-        numbers, zeros, scales, exact = grouped(weight, seed, 4, of_I)
-        scales = (scales.float() / 4 + 0.001).half()
-        module = name.removesuffix("weight")
-        if kind == "compressed-tensors":
-            scales = scales.bfloat16().half()
-            held[f"{name}_packed"], held[f"{name}_scale"] = (
-                packed(numbers, 4),
-                scales.T.bfloat16().contiguous(),
-            )
-            zeros = torch.full_like(zeros, 8)
-        else:
-            words = packed(numbers.T, 4, ORDER) if kind == "awq" else packed(numbers, 4).T.contiguous()
-            of_zeros = packed(zeros, 4, ORDER) if kind == "awq" else packed(zeros - 1, 4)
-            held |= {f"{module}qweight": words, f"{module}qzeros": of_zeros, f"{module}scales": scales}
-        exact = (numbers - zeros[of_I].T).float() * scales.float()[of_I].T
-        plain[name] = exact.bfloat16()
+        codes, plain[name] = codes_of(kind, group, name, weight, seed)
+        held |= codes
     if kind == "compressed-tensors":
         weights = {"num_bits": 4, "type": "int", "group_size": group, "strategy": "group", "actorder": None}
         scheme |= {"format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
@@ -61,6 +50,28 @@ def written(folder: Path, kind: str, group: int, left_out: str = "none", **schem
     return checkpoints.write(folder / "codes", quantized, held), checkpoints.write(
         folder / "plain", config, plain
     )
+
+
+def codes_of(kind: str, group: int, name: str, weight: Tensor, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """A matrix as `kind` publishes it, and what that stands for."""
+    held: dict[str, Tensor] = {}
+    of_I = torch.arange(weight.shape[1]) // group
+    numbers, zeros, scales, exact = grouped(weight, seed, 4, of_I)
+    scales = (scales.float() / 4 + 0.001).half()
+    module = name.removesuffix("weight")
+    if kind == "compressed-tensors":
+        scales = scales.bfloat16().half()
+        held[f"{name}_packed"], held[f"{name}_scale"] = (
+            packed(numbers, 4),
+            scales.T.bfloat16().contiguous(),
+        )
+        zeros = torch.full_like(zeros, 8)
+    else:
+        words = packed(numbers.T, 4, ORDER) if kind == "awq" else packed(numbers, 4).T.contiguous()
+        of_zeros = packed(zeros, 4, ORDER) if kind == "awq" else packed(zeros - 1, 4)
+        held |= {f"{module}qweight": words, f"{module}qzeros": of_zeros, f"{module}scales": scales}
+    exact = (numbers - zeros[of_I].T).float() * scales.float()[of_I].T
+    return held, exact.bfloat16()
 
 
 def formats(driver: Driver) -> set[str]:
@@ -83,6 +94,34 @@ def test_groups_of_4_bits_stay_what_they_are(
     assert 0 < relative_error(whole(driver), exact) < 0.08
     numbers = Driver(codes, torch.bfloat16, max_sequence_tokens=LENGTH, quantize="none")
     assert formats(numbers) == {"BF16"} and torch.equal(whole(numbers), exact)
+
+
+def test_an_encoder_decoder_of_4_bits_stays_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {**encoder_decoders.T5, "d_model": 64, "d_ff": 128}
+    monkeypatch.setitem(encoder_decoders.FAMILIES, "T5", ("T5", shape))
+    plain = encoder_decoders.write(tmp_path / "plain", "T5")
+    tensors = load_file(plain / "model.safetensors")
+    held: dict[str, Tensor] = {}
+    for seed, (name, weight) in enumerate(tensors.items()):
+        if re.search(r"(Attention\.[qkvo]|DenseReluDense\.w[io])\.weight$", name):
+            codes, tensors[name] = codes_of("gptq", 32, name, weight, seed)
+            held |= codes
+        else:
+            held[name] = tensors[name] = weight.bfloat16()
+    save_file(tensors, plain / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    quantized = config | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
+    codes_folder = checkpoints.write(tmp_path / "codes", quantized, held)
+
+    def logits(folder: Path) -> tuple[Tensor, set[str]]:
+        driver = Driver(folder, torch.bfloat16)
+        read = encoder_decoders.SHORT
+        fed = [*encoder_decoders.padded(read), *encoder_decoders.SAID[:9]]
+        driver.step([row(0, fed, 0, encoder_decoders.blocks(48, 0), start={"encoder": len(read)})])
+        return driver.last_logits(), formats(driver)
+
+    (exact, _), (ours, found) = logits(plain), logits(codes_folder)
+    assert found == {"GROUPS_32"} and 0 < relative_error(ours, exact) < 0.1
 
 
 def test_experts_of_fp4_stay_what_they_are(tmp_path: Path) -> None:

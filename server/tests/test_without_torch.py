@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import checkpoints
+import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
@@ -98,6 +99,46 @@ def test_no_start_imports_torch_and_all_answer_the_same(
         assert second.describe() == described
     assert any("are mapped from" in line["message"] for line in second.log)
     assert not any(line["level"] in ("WARN", "ERROR", "RAW") for line in second.log), second.log
+
+
+@pytest.mark.parametrize(
+    ("family", "quantize", "cached"),
+    [("T5", "", "auto"), ("Flan-T5", "int4", "int8"), ("BART", "int8", "auto")],
+)
+def test_an_encoder_decoder_is_loaded_and_starts_again_without_torch(
+    family: str, quantize: str, cached: str, tmp_path: Path
+) -> None:
+    model, cache = encoder_decoders.write(tmp_path / "model", family), tmp_path / "packed"
+    options = ["--dtype", "bfloat16", "--packed-cache-dir", str(cache), "--threads", "2"]
+    if quantize:
+        options += ["--quantize", quantize]
+    answers, described = [], []
+    for start in ("first", "second"):
+        with Worker(model, tmp_path / start, *options, "--kv-cache-dtype", cached, program=WITHOUT) as worker:
+            worker.prepare()
+            run = worker.run()
+            read = [encoder_decoders.LONG, encoder_decoders.SHORT]
+            rows = [
+                row(
+                    slot,
+                    [*encoder_decoders.padded(one), 2],
+                    0,
+                    encoder_decoders.blocks(96, 6 * slot),
+                    start={**STARTS[slot + 1], "history": [2], "encoder": len(one)},
+                )
+                for slot, one in enumerate(read)
+            ]
+            results = [run.step(rows)]
+            for step in range(4):
+                results.append(run.step([row(0, None, 65 + step), row(1, None, 33 + step)]))
+            worker.check()
+            run.end()
+            answers.append([(one.sampled, one.top_tokens, *floats_of(one)) for one in results])
+            described.append(worker.describe())
+            wait_for_files(cache, worker)
+    assert answers[0] == answers[1] and described[0] == described[1]
+    assert any("are mapped from" in line["message"] for line in worker.log)
+    assert not any(line["level"] in ("WARN", "ERROR", "RAW") for line in worker.log), worker.log
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1 / 1000, True), (1000, False)])

@@ -103,12 +103,14 @@ int penstock_cpu_quantize(const char *instruction_set, int32_t format, const voi
 }
 
 penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers, int32_t buffer_count,
+                                      const penstock_operation *encoder, int32_t encoder_count,
                                       const penstock_operation *body, int32_t body_count,
                                       const penstock_operation *head, int32_t head_count, int32_t threads) {
     penstock_program *made = nullptr;
     guarded([&] {
         made = new penstock_program{{named(instruction_set),
                                      {buffers, buffers + buffer_count},
+                                     {encoder, encoder + encoder_count},
                                      {body, body + body_count},
                                      {head, head + head_count},
                                      threads}};
@@ -158,6 +160,10 @@ void penstock_cpu_set_threads(penstock_program *program, int32_t threads) {
 
 int penstock_cpu_step(penstock_program *program, const penstock_step *step) {
     return guarded([&] { program->program.step(*step); });
+}
+
+int penstock_cpu_read(penstock_program *program, const penstock_step *step) {
+    return guarded([&] { program->program.read(*step); });
 }
 
 int penstock_cpu_move(penstock_program *program, const int64_t *sources, const int64_t *targets, int64_t count) {

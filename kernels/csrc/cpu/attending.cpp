@@ -35,8 +35,9 @@ void Program::divide(Division &division) {
     division.joins.clear();
     const bool few = row_count_ * division.kv_heads < 4 * threads_ && threads_ > 1;
     int part = 0;
+    const Row *rows = rows_that_see(division.sees, 0);
     for (int64_t row = row_count_ - 1; row >= 0; row--) {
-        const Row &here = rows_[static_cast<size_t>(row)];
+        const Row &here = rows[row];
         const int64_t queries = here.count * division.group;
         // Of a tile all queries are of the row, or of one token.
         const int64_t unit = division.by_token ? division.group : queries, tiles = (unit + kQueries - 1) / kQueries;
@@ -44,7 +45,7 @@ void Program::divide(Division &division) {
         for (int64_t tile = queries / unit * tiles - 1; tile >= 0; tile--) {
             const int64_t begin_of_unit = tile / tiles * unit, first = begin_of_unit + tile % tiles * kQueries;
             const int64_t count = std::min<int64_t>(kQueries, begin_of_unit + unit - first);
-            const int64_t last_position = here.position + (first + count - 1) / division.group;
+            const int64_t last_position = here.seen ? here.seen - 1 : here.position + (first + count - 1) / division.group;
             const int64_t position = here.position + first / division.group;
             int64_t lowest = 0;
             if (division.window)
@@ -71,14 +72,14 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
     const Division &division = *std::find_if(divisions_.begin(), divisions_.end(), [&](const Division &one) {
         return one.window == operation.window && one.chunked == (operation.chunked != 0) &&
                one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads &&
-               one.by_token == (operation.second >= 0);
+               one.by_token == (operation.second >= 0) && one.sees == operation.sees;
     });
     const bool has_choice = operation.second >= 0;
     const AttentionArgs args = {division.items.data(),
                                 static_cast<int64_t>(division.items.size()),
                                 division.joins.data(),
                                 static_cast<int64_t>(division.joins.size()),
-                                rows_.data() + cache.table * row_count_,
+                                rows_that_see(division.sees, cache.table),
                                 cached_heads(operation),
                                 operation.scale,
                                 operation.softcap,
@@ -98,7 +99,10 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 has_choice ? at(operation.second, work.member, now_->tokens) : nullptr,
                                 has_choice ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0,
                                 operation.columns,
-                                operation.value_dim != 0};
+                                operation.value_dim != 0,
+                                operation.positions,
+                                operation.columns,
+                                operation.offset};
     kernels_.attention(args, work);
     if (args.join_count == 0) return;
     team_.barrier();

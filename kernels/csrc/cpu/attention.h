@@ -68,7 +68,8 @@ SEPARATE void statistics_over_all(const WriteKvArgs &args, const float *from, in
 
 void write_kv(const WriteKvArgs &args, const Work &work) {
     const Heads &heads = args.heads;
-    const int size = heads.head_dim, all_queries = heads.group * heads.kv_heads;
+    const bool has_queries = args.values != PENSTOCK_VALUES_ALONE;
+    const int size = heads.head_dim, all_queries = has_queries ? heads.group * heads.kv_heads : 0;
     float *x = reinterpret_cast<float *>(work.scratch);
     uint16_t *key = reinterpret_cast<uint16_t *>(x + heads.key_dim), *value = key + heads.key_dim;
     uint8_t *codes = reinterpret_cast<uint8_t *>(value + heads.value_dim);
@@ -94,7 +95,7 @@ void write_kv(const WriteKvArgs &args, const Work &work) {
                 statistics_over_all(args, from, all_queries * size, copy, &query_mean, &query_factor);
                 if (writes) statistics_over_all(args, keys, heads.kv_heads * size, copy, &key_mean, &key_factor);
             }
-            for (int g = 0; g < heads.group; g++) {
+            for (int g = 0; has_queries && g < heads.group; g++) {
                 const int query = head * heads.group + g;
                 const float *weight = args.query_norm ? args.query_norm + (over_heads ? query * size : 0) : nullptr;
                 const float *bias = args.query_bias ? args.query_bias + (over_heads ? query * size : 0) : nullptr;
@@ -229,17 +230,23 @@ INLINE F16 slope_of(const AttentionArgs &args, int query_head, int64_t key) {
     return from_bf16(to_bf16(from_bf16(to_bf16(slope)) * from_bf16(to_bf16(positions)))) * args.slopes_scale;
 }
 
+// What is added to the scores of 16 keys, of which the first is `distance` behind the query.
+INLINE F16 added_at(const AttentionArgs &args, int query_head, int64_t distance) {
+    const int64_t entry = most(-16, least(args.distance_count, args.at_no_distance + distance));
+    return load(args.distances + query_head * (args.distance_count + 32) + 16 + entry);
+}
+
 // Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score. `numbers` of the pages
-// say which begins 16 keys further each; `chosen`: bits of the keys that are attended to, or null.
+// say which begins 16 keys further each; `chosen`: bits of the keys that are attended to, or null; `last`: of the keys that are seen.
 SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, const uint8_t *const *held,
                      int pages, const int *numbers, const uint16_t *chosen, int64_t first_key, int64_t lowest, int64_t position,
-                     float *largest, float *total) {
+                     int64_t last, float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
     const bool has_factors = args.heads.format == PENSTOCK_CACHE_INT8;
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
     while (begin < pages && first_key + numbers[begin] * 16 + 15 < lowest) begin++;
-    while (end > begin && first_key + numbers[end - 1] * 16 > position) end--;
+    while (end > begin && first_key + numbers[end - 1] * 16 > last) end--;
     for (int page = 0; page < pages; page++)
         if (page < begin || page >= end) store_bf16(weights + page * 32, H16{});
     if (begin == end) return;
@@ -252,9 +259,10 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
         if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
         const int64_t key = first_key + numbers[page] * 16;
         if (args.slopes) x = x + slope_of(args, query_head, key);
-        if (key + 15 > position || key < lowest) {
+        if (args.distances) x = x + added_at(args, query_head, key - position);
+        if (key + 15 > last || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
-            x = keys > static_cast<int32_t>(position) ? hidden : x;
+            x = keys > static_cast<int32_t>(last) ? hidden : x;
             x = keys < static_cast<int32_t>(lowest) ? hidden : x;
         }
         if (chosen && chosen[page] != 0xffff) x = select(are_set(chosen[page]), x, hidden);
@@ -318,8 +326,8 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
     const uint8_t *q =
         args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
     const int64_t first_position = row.position + item.first_query / heads.group;
-    const int64_t last_position = row.position + (item.first_query + queries - 1) / heads.group;
-    const int64_t lowest = first_seen(args, first_position), filled = row.position + row.count;
+    const int64_t last_position = row.seen ? row.seen - 1 : row.position + (item.first_query + queries - 1) / heads.group;
+    const int64_t lowest = first_seen(args, first_position), filled = row.seen ? row.seen : row.position + row.count;
     const int columns = heads.value_dim / 16;
     const bool is_coded = heads.format != PENSTOCK_CACHE_BF16;
     for (int i = 0; i < queries; i++) largest[i] = 0.0f, total[i] = 0.0f;
@@ -381,8 +389,11 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             // What was gathered is seen, wherever it was.
             soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16,
                    s.weights + i * kWeightBytes, page, pages, numbers, is_choice ? chosen : nullptr,
-                   is_gathered ? 0 : first_page * PENSTOCK_PAGE_TOKENS, first_seen(args, position),
-                   is_gathered ? kSplit : position, &split_largest[i], &split_total[i]);
+                   is_gathered ? 0 : first_page * PENSTOCK_PAGE_TOKENS, first_seen(args, position), position,
+                   is_gathered ? kSplit
+                   : row.seen  ? last_position
+                               : position,
+                   &split_largest[i], &split_total[i]);
         }
         // Tokens of the last page.
         const int64_t there =

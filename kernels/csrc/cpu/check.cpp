@@ -351,15 +351,24 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0 &&
                     (operation.columns < 1 || !fits(operation.second, 0, operation.columns) || operation.window))
                     throw wrong("attention to keys that were chosen otherwise");
+                if (operation.kind == PENSTOCK_ATTENTION &&
+                    (operation.sees < PENSTOCK_SEES_BEFORE || operation.sees > PENSTOCK_SEES_READ ||
+                     (operation.sees == PENSTOCK_SEES_ROW) != (&operations == &encoder_) ||
+                     (operation.sees && (operation.window || operation.second >= 0))))
+                    throw wrong("attention to what its tokens do not see");
+                if (operation.kind == PENSTOCK_ATTENTION && operation.positions &&
+                    (operation.second >= 0 || operation.columns < 1 || operation.offset < 0 || operation.offset >= operation.columns))
+                    throw wrong("what is added to scores at no distance");
                 if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
                     operation.head_dim > 1024)
                     throw wrong("heads that this library does not know");
                 if (operation.kind == PENSTOCK_WRITE_KV) {
-                    const int of_keys = operation.values == PENSTOCK_VALUES_OWN ? 2 : operation.values == PENSTOCK_VALUES_KEYS;
-                    if (operation.values < PENSTOCK_VALUES_OWN || operation.values > PENSTOCK_VALUES_NONE ||
+                    const bool is_alone = operation.values == PENSTOCK_VALUES_ALONE;
+                    const int of_keys = is_alone || operation.values == PENSTOCK_VALUES_OWN ? 2 : operation.values == PENSTOCK_VALUES_KEYS;
+                    if (operation.values < PENSTOCK_VALUES_OWN || operation.values > PENSTOCK_VALUES_ALONE ||
                         operation.value_norm < PENSTOCK_NORM_NONE || operation.value_norm > PENSTOCK_NORM_LAYER ||
                         !fits(operation.source, 0,
-                              (operation.heads + of_keys * operation.kv_heads) * operation.head_dim))
+                              ((is_alone ? 0 : operation.heads) + of_keys * operation.kv_heads) * operation.head_dim))
                         throw wrong("values of what is not there");
                 }
                 break;

@@ -199,7 +199,7 @@ SEPARATE void attend_compressed(const CompressedArgs &args, const AttentionArgs 
                     heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, 0, s.scores + i * kBlockFloats);
         float block_largest[kQueries], block_total[kQueries];
         for (int i = 0; i < queries; i++)
-            soften(of, first_head + i, s.scores + i * 16, s.weights + i * kWeightBytes, page, pages, numbers, there, 0, 0, kSplit,
+            soften(of, first_head + i, s.scores + i * 16, s.weights + i * kWeightBytes, page, pages, numbers, there, 0, 0, kSplit, kSplit,
                    &block_largest[i], &block_total[i]);
         for (int column = 0; column < columns; column += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, columns - column));

@@ -235,6 +235,7 @@ struct Row {
     const int64_t *pages;     // of its slot in the layer's table
     const int64_t *moved;     // (moves, 3): the second is a position on its path, and the third where the cache has it
     int64_t moves;
+    int64_t seen = 0;  // keys that all of its queries see; 0: each those up to itself
 };
 
 struct Heads {
@@ -351,6 +352,9 @@ struct AttentionArgs {
     int64_t chosen_bytes = 0;
     int most_chosen = 0;
     bool has_latents = false;
+    // Added to scores by distance: see penstock_operation. (heads, 16 + distance_count + 16).
+    const float *distances = nullptr;
+    int distance_count = 0, at_no_distance = 0;
 };
 
 // Of an index: heads have no values, and `cache` is where its keys begin in page 0.

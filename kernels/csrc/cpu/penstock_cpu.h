@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 15 };
+enum { PENSTOCK_CPU_ABI = 16 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -58,7 +58,7 @@ enum penstock_kind {
                              // numbers each by itself, with one weight, where there are several
     PENSTOCK_LINEAR = 2,     // target = epilogue(source W^T + bias)
     PENSTOCK_WRITE_KV = 3,   // norms and rotates queries and keys; queries to target, keys and values (`values`) to the cache
-    PENSTOCK_ATTENTION = 4,  // target = causal attention of queries over the cache
+    PENSTOCK_ATTENTION = 4,  // target = attention of queries over the cache, to what `sees` says
     PENSTOCK_QUANTIZE = 5,   // target, of bytes, = source, of bf16
     PENSTOCK_GATED_NORM = 6,  // target, of bf16, = norm(source) activation(gates), or norm(source activation(gates)) where
                               // `accumulate` is set; gates are in `second` from column source_at on
@@ -154,6 +154,14 @@ enum penstock_values {
     PENSTOCK_VALUES_OWN = 0,   // behind the keys
     PENSTOCK_VALUES_KEYS = 1,  // they are the keys as they are read: neither normed as those are, nor rotated
     PENSTOCK_VALUES_NONE = 2,  // there are queries alone: the layer attends to what another one has written
+    PENSTOCK_VALUES_ALONE = 3,  // there are keys and values alone, without queries before them: others attend to them
+};
+
+// What a token attends to.
+enum penstock_sees {
+    PENSTOCK_SEES_BEFORE = 0,  // its sequence up to itself; of an encoder-decoder, the decoder's part of it
+    PENSTOCK_SEES_ROW = 1,     // all tokens of its row, which begins at position 0: in an encoder
+    PENSTOCK_SEES_READ = 2,    // all that its sequence's encoder has read
 };
 
 // How pages hold keys and values. Of PENSTOCK_CACHE_INT8 each has a factor, for each token and key head.
@@ -246,6 +254,7 @@ typedef struct {
     int32_t first_expert, own_experts;  // of ROUTE and EXPERTS: what this rank has of them; -1: all
     int32_t rounds;  // of hyper-connections: 0: streams are not mixed
     int32_t dilation;  // of a convolution: of so many tokens one has a weight
+    int32_t sees;                       // of attention: a penstock_sees
     float eps, scale, softcap, clip;
     float limit, alpha;      // of a clamped or limited gate, and of xIELU; alpha of a hyper-connection, too
     float lowest, highest;   // of rates, and the lower one of xIELU and of a hyper-connection
@@ -257,7 +266,9 @@ typedef struct {
     const float *norm_weight;    // of a norm; of WRITE_KV that of queries
     const float *second_weight;  // of WRITE_KV that of keys
     const float *cos, *sin;      // (positions, rope_dim / 2)
-    const float *positions;      // of EMBED, (positions, columns), or null; of WRITE_KV, factors of queries (positions,), or null
+    const float *positions;      // of EMBED, (positions, columns), or null; of WRITE_KV, factors of queries (positions,), or null; of
+                                 // attention, (heads, 16 + columns + 16), added to scores by distance, or null: of a key d behind its query
+                                 // entry 16 + offset + d, and of one further away the first or the last of all, which the 16 repeat
     const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles; of a hyper-connection (rows,)
     const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers; of ROUTE (ids, per_token) experts, or null
     const float *sinks;          // of attention, (heads,): a score of each that has no value; or null
@@ -286,6 +297,9 @@ typedef struct {
     // ascending by token and position.
     const int64_t *moved;
     int64_t moves;
+    // Of an encoder-decoder, (max_slots,): tokens that each slot's encoder has read. They are at the first positions of its sequence, in
+    // whole blocks, and the decoder's part, whose positions count from 0 for operations, is behind these. Null: of a decoder.
+    const int64_t *encoded;
 } penstock_step;
 
 // How a token is chosen of a row of logits. `first_...` are places in the lists of penstock_draws, and the number behind it says how
@@ -340,10 +354,11 @@ PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows,
 PENSTOCK_CPU_API int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows,
                                            int64_t columns, void *to, float *scales, int32_t *sums);
 
-// `body` and `head` are operations that run one after the other; the head reads its first operation's source, which is
+// `encoder`, `body` and `head` are operations that run one after the other; of a decoder there is no encoder. The head reads its first operation's source, which is
 // external, and writes its last one's target, which is too. `instruction_set` is one of the names above.
 PENSTOCK_CPU_API penstock_program *penstock_cpu_create(const char *instruction_set, const penstock_buffer *buffers,
-                                                       int32_t buffer_count, const penstock_operation *body,
+                                                       int32_t buffer_count, const penstock_operation *encoder,
+                                                       int32_t encoder_count, const penstock_operation *body,
                                                        int32_t body_count, const penstock_operation *head,
                                                        int32_t head_count, int32_t threads);
 
@@ -385,6 +400,9 @@ PENSTOCK_CPU_API void penstock_cpu_set_threads(penstock_program *program, int32_
 
 // Runs the body. Its buffers hold what it computed until the next call.
 PENSTOCK_CPU_API int penstock_cpu_step(penstock_program *program, const penstock_step *step);
+
+// Runs the encoder over rows that are inputs, each whole and from position 0 on; writes what the body attends to of them.
+PENSTOCK_CPU_API int penstock_cpu_read(penstock_program *program, const penstock_step *step);
 
 // Copies what every layer has of tokens to other places, one after the other: `sources` and `targets` (tables, count) are a page
 // times PENSTOCK_PAGE_TOKENS, and the place in it.

@@ -52,9 +52,10 @@ Memory &Memory::operator=(Memory &&other) noexcept {
     return *this;
 }
 
-Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> body,
-                 std::vector<penstock_operation> head, int threads)
+Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> encoder,
+                 std::vector<penstock_operation> body, std::vector<penstock_operation> head, int threads)
     : kernels_(kernels),
+      encoder_(std::move(encoder)),
       body_(std::move(body)),
       head_(std::move(head)),
       team_(std::max(threads, 1)),
@@ -67,10 +68,13 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         if (buffer.rows < 1) throw wrong("a buffer without rows");
         buffers_.push_back(made);
     }
+    check(encoder_, false);
     check(body_, false);
     check(head_, true);
     int layers = 0;
-    for (const penstock_operation &operation : body_) {
+    std::vector<penstock_operation> of_tokens = encoder_;
+    of_tokens.insert(of_tokens.end(), body_.begin(), body_.end());
+    for (const penstock_operation &operation : of_tokens) {
         Buffer &source = buffers_[static_cast<size_t>(std::max(operation.source, 0))];
         Buffer &target = buffers_[static_cast<size_t>(operation.target)];
         if (operation.kind != PENSTOCK_EMBED) source.in_body = true;
@@ -128,11 +132,11 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             const bool known = std::any_of(divisions_.begin(), divisions_.end(), [&](const Division &division) {
                 return division.window == operation.window && division.chunked == chunked &&
                        division.group == operation.heads / operation.kv_heads && division.kv_heads == operation.kv_heads &&
-                       division.by_token == (operation.second >= 0);
+                       division.by_token == (operation.second >= 0) && division.sees == operation.sees;
             });
             if (!known)
                 divisions_.push_back({operation.window, chunked, operation.heads / operation.kv_heads, operation.kv_heads,
-                                      operation.second >= 0, {}, {}});
+                                      operation.second >= 0, static_cast<penstock_sees>(operation.sees), {}, {}});
         }
     }
     for (const penstock_operation &operation : head_) {
@@ -145,7 +149,7 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
                 unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
     }
     // What anyone writes a part of is everyone's.
-    for (const std::vector<penstock_operation> *operations : {&body_, &head_})
+    for (const std::vector<penstock_operation> *operations : {&of_tokens, &head_})
         for (const penstock_operation &operation : *operations) {
             Buffer &target = buffers_[static_cast<size_t>(operation.target)];
             if (!may_be_own(operation, target)) target.own_offset = -1;
@@ -273,13 +277,15 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
     const auto format = static_cast<penstock_cache_format>(wanted);
     if (layer < 0 || layer >= static_cast<int>(caches_.size()) || table < 0) throw wrong("a layer that is not there");
     int64_t held = 0, index = 0, entries = 0;
-    for (const penstock_operation &operation : body_) {
-        if (operation.layer != layer) continue;
-        if (operation.kind == PENSTOCK_ATTENTION) held = std::max(held, heads_of(operation, format).page_bytes);
-        if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS) index = heads_of(operation).value_offset;
-        if (operation.kind == PENSTOCK_POOL)
-            entries += PENSTOCK_PAGE_TOKENS / std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS}) * operation.head_dim * 2;
-    }
+    for (const std::vector<penstock_operation> *operations : {&encoder_, &body_})
+        for (const penstock_operation &operation : *operations) {
+            if (operation.layer != layer) continue;
+            if (operation.kind == PENSTOCK_ATTENTION) held = std::max(held, heads_of(operation, format).page_bytes);
+            if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS)
+                index = heads_of(operation).value_offset;
+            if (operation.kind == PENSTOCK_POOL)
+                entries += PENSTOCK_PAGE_TOKENS / std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS}) * operation.head_dim * 2;
+        }
     if (std::max(held + index, entries) > page_bytes) throw wrong("pages that are too short for a layer's heads");
     LayerCache &cache = caches_[static_cast<size_t>(layer)];
     cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table, cache.format = format;
@@ -312,16 +318,32 @@ uint8_t *Program::buffer(int number, int64_t *row_bytes) const {
 }
 
 void Program::step(const penstock_step &step) {
+    pass(body_, step, false);
+}
+
+void Program::read(const penstock_step &step) {
+    if (encoder_.empty() || step.encoded) throw wrong("an input of what has no encoder, or of its decoder");
+    for (int64_t row = 0; row < step.rows; row++)
+        if (step.first[row] != 0) throw wrong("a part of what an encoder reads");
+    pass(encoder_, step, true);
+}
+
+void Program::pass(const std::vector<penstock_operation> &operations, const penstock_step &step, bool is_encoder) {
     if (!memory_.begin()) throw wrong("step before reserve");
+    const auto reads = [](const Division &division) { return division.sees == PENSTOCK_SEES_READ; };
+    if (!is_encoder && !step.encoded && std::any_of(divisions_.begin(), divisions_.end(), reads))
+        throw wrong("a step that does not say what encoders have read");
     if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens)
         throw wrong("a step of more tokens than were reserved");
     note_rows(step);
+    note_seen(step);
     if (has_states_) note_states(step);
     now_ = &step;
-    for (Division &division : divisions_) divide(division);
+    for (Division &division : divisions_)
+        if ((division.sees == PENSTOCK_SEES_ROW) == is_encoder) divide(division);
     note_choices(step);
     if (reductions_ > 0) place_shared();
-    run(body_, step.tokens);
+    run(operations, step.tokens);
     now_ = nullptr;
     if (is_lost_) throw_lost();
 }
@@ -346,7 +368,10 @@ void Program::note_rows(const penstock_step &step) {
     int64_t here = 0, move = 0;
     token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
-        const int64_t first = step.first[row], count = step.counts[row];
+        const int64_t read = step.encoded ? step.encoded[step.slots[row]] : 0;
+        const int64_t begin_of_part = round_up(read, PENSTOCK_PAGE_TOKENS);
+        const int64_t first = step.first[row] - begin_of_part, count = step.counts[row];
+        if (first < 0 || (step.encoded && read < 1)) throw wrong("a row of a decoder before its part of the sequence");
         const bool tree = is_tree(row, token);
         for (int64_t i = 0; i < count; i++, token++) {
             const int64_t position = tree ? step.positions[token] : first + i, begin = move;
@@ -362,14 +387,38 @@ void Program::note_rows(const penstock_step &step) {
                 for (int table = 0; table < tables_; table++)
                     rows_[static_cast<size_t>(table * row_count_ + here)] = {
                         token, tree ? 1 : count, position,
-                        step.pages + (table * step.max_slots + step.slots[row]) * step.width, step.moved + 3 * begin,
-                        move - begin};
+                        step.pages + (table * step.max_slots + step.slots[row]) * step.width +
+                            begin_of_part / PENSTOCK_PAGE_TOKENS,
+                        step.moved + 3 * begin, move - begin};
                 here++;
             }
             token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(here - 1);
         }
     }
     if (move != step.moves) throw wrong("a path of tokens that are not its row's");
+}
+
+void Program::note_seen(const penstock_step &step) {
+    if (!encoder_.empty() && !step.encoded) {
+        whole_rows_ = rows_;
+        for (Row &row : whole_rows_) row.seen = row.count;
+    }
+    if (!step.encoded) return;
+    if (row_count_ != step.rows) throw wrong("a tree of tokens behind what an encoder has read");
+    read_rows_ = rows_;
+    for (int table = 0; table < tables_; table++)
+        for (int64_t row = 0; row < row_count_; row++) {
+            Row &here = read_rows_[static_cast<size_t>(table * row_count_ + row)];
+            here.seen = step.encoded[step.slots[row]];
+            here.pages -= round_up(here.seen, PENSTOCK_PAGE_TOKENS) / PENSTOCK_PAGE_TOKENS;
+        }
+}
+
+const Row *Program::rows_that_see(penstock_sees sees, int table) const {
+    const std::vector<Row> &rows = sees == PENSTOCK_SEES_ROW    ? whole_rows_
+                                   : sees == PENSTOCK_SEES_READ ? read_rows_
+                                                                : rows_;
+    return rows.data() + table * row_count_;
 }
 
 void Program::move(const int64_t *sources, const int64_t *targets, int64_t count) {

@@ -68,8 +68,8 @@ inline bool is_compressed(const penstock_operation &operation) {
 class Program {
 public:
     // Throws std::invalid_argument with one line where the operations contradict each other.
-    Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> body,
-            std::vector<penstock_operation> head, int threads);
+    Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, std::vector<penstock_operation> encoder,
+            std::vector<penstock_operation> body, std::vector<penstock_operation> head, int threads);
 
     int64_t workspace(int64_t tokens, int64_t rows, int64_t longest) const;
     void reserve(int64_t tokens, int64_t rows, int64_t longest);
@@ -80,6 +80,7 @@ public:
     void set_threads(int threads);
 
     void step(const penstock_step &step);
+    void read(const penstock_step &step);
     void move(const int64_t *sources, const int64_t *targets, int64_t count);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
     void tell(void *numbers, int64_t bytes);
@@ -114,6 +115,7 @@ private:
         bool chunked;
         int group, kv_heads;
         bool by_token;  // where tokens attend to keys that they have chosen
+        penstock_sees sees;
         std::vector<AttentionItem> items;
         std::vector<AttentionJoin> joins;
     };
@@ -170,6 +172,9 @@ private:
     void head_of_ranks(int64_t rows, float *target, int64_t target_stride);
     void check(const std::vector<penstock_operation> &operations, bool is_head) const;
     void divide(Division &division);
+    // Of a table, as attention that sees so much has them.
+    const Row *rows_that_see(penstock_sees sees, int table) const;
+    void pass(const std::vector<penstock_operation> &operations, const penstock_step &step, bool is_encoder);
     uint8_t *at(int buffer, int member, int64_t rows) const;
     void run(const std::vector<penstock_operation> &operations, int64_t rows);
     void execute(const std::vector<penstock_operation> &operations, int64_t rows, int member);
@@ -193,11 +198,12 @@ private:
     TurnArgs turn_of(const penstock_operation &operation) const;
     void note_choices(const penstock_step &step);
     void note_rows(const penstock_step &step);
+    void note_seen(const penstock_step &step);
     void note_states(const penstock_step &step);
 
     const Kernels &kernels_;
     std::vector<Buffer> buffers_;
-    std::vector<penstock_operation> body_, head_;
+    std::vector<penstock_operation> encoder_, body_, head_;
     std::vector<Division> divisions_;
     std::vector<Choice> choices_;
     std::vector<LayerCache> caches_;
@@ -214,6 +220,8 @@ private:
     const penstock_step *now_ = nullptr;
     // (tables, row_count_): the step's rows as attention sees them. Each token of a tree is one.
     std::vector<Row> rows_;
+    // The same rows where all tokens of a row see each other, and where they see what an encoder has read.
+    std::vector<Row> whole_rows_, read_rows_;
     int64_t row_count_ = 0;
     std::vector<StateRow> state_rows_;
     std::vector<int32_t> token_rows_, token_positions_, token_places_;

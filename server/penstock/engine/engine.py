@@ -19,6 +19,7 @@ from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
+from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps, Repeats
 from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
@@ -31,7 +32,7 @@ from penstock.errors import BadPlan, UnusableModel
 from penstock.models.cache_format import FORMATS
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
-from penstock.models.native import NativeDecoder, tell
+from penstock.models.native import NativeModel, tell
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -192,9 +193,9 @@ class Engine:
         return "cpu"
 
     @property
-    def native(self) -> NativeDecoder | None:
+    def native(self) -> NativeModel | None:
         """The model, where the CPU engine runs it."""
-        return self.model if isinstance(self.model, NativeDecoder) else None
+        return self.model if isinstance(self.model, NativeModel) else None
 
     @property
     def has_encoder(self) -> bool:
@@ -284,7 +285,7 @@ class Engine:
         if self.native is not None:
             limits = self.limits
             self.native.reserve(limits.max_step_tokens, len(self._logits_SV), limits.max_sequence_tokens)
-            return NativeSteps(self.slots)
+            return NativeEncoderDecoderSteps(self.slots) if self.has_encoder else NativeSteps(self.slots)
         from penstock.engine.decoder_steps import DecoderSteps
         from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 
@@ -409,7 +410,7 @@ class Engine:
         return self.repeats
 
     def _repeat(
-        self, plan: Plan, repeats: Repeats, native: NativeDecoder, began: int, traced_since: int
+        self, plan: Plan, repeats: Repeats, native: NativeModel, began: int, traced_since: int
     ) -> Launched:
         self.steps += 1
         rows, decodes = len(plan.slots), repeats.decodes

@@ -12,7 +12,7 @@ from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.native_sampling import RepeatedDraws
 from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
-from penstock.models.native import NativeDecoder, NativeStep
+from penstock.models.native import NativeModel, NativeStep
 from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
 
 
@@ -26,14 +26,15 @@ class Repeats:
 
     @classmethod
     def of(
-        cls, plan: Plan, native: NativeDecoder, draws: RepeatedDraws, table: SlotTable, logits_SV: F32
+        cls, plan: Plan, native: NativeModel, draws: RepeatedDraws, table: SlotTable, logits_SV: F32
     ) -> "Repeats":
         """Of the plan and those that go on from it, behind a step that `native` has made."""
         rows = np.arange(len(plan.slots))
         slots = np.ascontiguousarray(plan.slots, np.int64)
         indices = LogitsIndices(rows, rows, plan.positions + 1, np.zeros(0, np.int64))
+        encoded = table.encoder_counts if table.limits.has_encoder else None
         decodes = native.decodes(
-            slots, places_of(slots, table), table.pages, logits_SV[: len(rows)], draws.draws
+            slots, places_of(slots, table), table.pages, logits_SV[: len(rows)], draws.draws, encoded
         )
         return cls(decodes, draws, indices)
 

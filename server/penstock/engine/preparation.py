@@ -204,9 +204,11 @@ def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
 def _is_faster(engine: Engine, known: Measured) -> bool:
     """Whether a small step takes far less than it did when it was measured: something else was computing then. That one takes more
     may be for what computes now, and says nothing."""
-    _run(engine, 1, 1, 0)  # the first step pays for what is set up once
-    expected = known.fixed_ns + known.per_token_ns + known.per_context_token_ns
-    return _fastest(engine, 1, 1, 0) < FAR_FASTER * expected
+    rows, fed, cached = next(iter(_timed_shapes(engine)))
+    _run(engine, rows, fed, cached)  # the first step pays for what is set up once
+    attended = _attended(rows, fed, cached)
+    expected = known.fixed_ns + rows * fed * known.per_token_ns + attended * known.per_context_token_ns
+    return _fastest(engine, rows, fed, cached) < FAR_FASTER * expected
 
 
 def _agreed(group: TensorGroup, count: Callable[[], int], elsewhere: str) -> int:
@@ -369,8 +371,7 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
     """(tokens fed, tokens attended to, nanoseconds) of steps, as many as the budget allows."""
     measured: list[tuple[int, int, float]] = []
     deadline = time.perf_counter() + WARM_UP_SECONDS
-    shapes = _read_by_encoders(engine.limits) if engine.has_encoder else _shapes(engine.limits)
-    for rows, fed, cached in shapes:
+    for rows, fed, cached in _timed_shapes(engine):
         if not measured:
             _run(engine, rows, fed, cached)  # the first step pays for what is set up once
         slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
@@ -380,10 +381,17 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
         if len(measured) >= 3 and engine.group.everyone.first_says(is_late):
             break
         _run(engine, rows, fed, cached)
-        # Each token attends to itself and all before it.
-        attended = rows * (fed * cached + fed * (fed + 1) // 2)
-        measured.append((rows * fed, attended, _fastest(engine, rows, fed, cached)))
+        measured.append((rows * fed, _attended(rows, fed, cached), _fastest(engine, rows, fed, cached)))
     return measured
+
+
+def _timed_shapes(engine: Engine) -> Iterator[tuple[int, int, int]]:
+    return _read_by_encoders(engine.limits) if engine.has_encoder else _shapes(engine.limits)
+
+
+def _attended(rows: int, fed: int, cached: int) -> int:
+    """Tokens that are attended to: each token's own, and all before it."""
+    return rows * (fed * cached + fed * (fed + 1) // 2)
 
 
 def _fastest(engine: Engine, rows: int, fed: int, cached: int) -> float:

@@ -221,8 +221,11 @@ class SlotTable:
             self.states.take(slots[verifying], plan.drafts[verifying])
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
-        if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone and not limits.has_encoder:
+        if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone:
             rooms = self.block_counts[slots] * limits.block_size
+            if limits.max_side_positions:
+                read = -(-self.encoder_counts[slots] // limits.block_size) * limits.block_size
+                rooms = np.minimum(rooms, read + limits.max_side_positions)
             self._last = _Decodes(plan, ends, rooms if limits.tables.count else np.full(rows, ENDLESS))
 
     def _go_on(self, plan: Plan, last: _Decodes) -> bool:

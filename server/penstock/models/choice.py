@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import quantization
 from penstock.models.architectures import architecture_of
-from penstock.models.native import NativeDecoder, on_cpu_engine
+from penstock.models.native import NativeModel, on_cpu_engine
 from penstock.models.packed_cache import Entry, PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
@@ -30,7 +30,7 @@ def find(
     quantize_head: bool,
     packed_cache: PackedCache,
     threads: int,
-) -> tuple[str, NativeDecoder] | None:
+) -> tuple[str, NativeModel] | None:
     """What `building.load` finds of a model in bf16 that one rank serves on a CPU, if an earlier start has kept it: what was recorded
     then was served by the CPU engine, with the same code and the same flags. Raises UnusableModel.
     """
@@ -49,7 +49,7 @@ def find(
 
 def kept_in(
     entry: Entry, instruction_set: str, threads: int, group: TensorGroup = ALONE
-) -> NativeDecoder | None:
+) -> NativeModel | None:
     """The model that an earlier start has kept there. Raises UnusableModel."""
     found = entry.find()
     if found is None:

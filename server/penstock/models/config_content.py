@@ -1,16 +1,16 @@
-"""The shape of a decoder as JSON and back: of the packed cache, whose starts read no recipe. Must not import torch."""
+"""The shape of a model as JSON and back: of the packed cache, whose starts read no recipe. Must not import torch."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from penstock.layers import rope
-from penstock.models import config, recurrent_config
+from penstock.models import config, encoder_decoder_config, recurrent_config
 from penstock_kernels import routing
 
 KIND = "kind"
 KINDS: dict[str, Any] = {
     name: kind
-    for module in (config, recurrent_config, rope, routing)
+    for module in (config, encoder_decoder_config, recurrent_config, rope, routing)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and is_dataclass(kind)
 }

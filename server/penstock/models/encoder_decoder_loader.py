@@ -13,7 +13,6 @@ from penstock.models.encoder_decoder import (
     CrossAttention,
     DecoderLayer,
     EncoderDecoder,
-    EncoderDecoderConfig,
     EncoderLayer,
     FeedForward,
     SelfAttention,
@@ -22,6 +21,8 @@ from penstock.models.encoder_decoder import (
     is_wide,
     table_of_sines,
 )
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
+from penstock.models.packing import Quantizer
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
@@ -84,6 +85,7 @@ class EncoderDecoderLoader:
                 f"an encoder-decoder is not divided over processes: --num-shard is {group.size}, use --num-shard 1"
             )
         self.config, self.keys, self.checkpoint = config, keys, checkpoint
+        self.quantizer: Quantizer | None = None
         self.wide = is_wide(config, checkpoint.dtype)
         places = [(prefix, name) for prefix in keys.prefixes for name in keys.embeddings]
         self.prefix, self.embedding = next(
@@ -98,6 +100,8 @@ class EncoderDecoderLoader:
         head = Linear(embedding.weight_VE)
         if keys.own_head and self.checkpoint.has("lm_head.weight"):
             head = Linear(self._tensor("lm_head.weight", shape))
+        if self.quantizer is not None:
+            self.quantizer.take_head(head, embedding, self.checkpoint)
         bias_V = None
         if keys.logits_bias and self.checkpoint.has(keys.logits_bias):
             bias_V = self._tensor(keys.logits_bias, (1, config.vocab_size), tensors.float32)[0]
@@ -152,17 +156,19 @@ class EncoderDecoderLoader:
     def _encoder_layer(self, index: int) -> EncoderLayer:
         config, keys = self.config, self.keys.encoder
         at = self.prefix + keys.layer.format(index)
-        return EncoderLayer(
+        layer = EncoderLayer(
             attention=self._attention(at, keys, config.encoder_heads),
             feed_forward=self._feed_forward(at, keys, config.encoder_feed_forward),
         )
+        self._quantize([layer.attention.qkv, layer.attention.out], layer.feed_forward)
+        return layer
 
     def _decoder_layer(self, index: int) -> DecoderLayer:
         config, keys = self.config, self.keys.decoder
         at = self.prefix + keys.layer.format(index)
         inner = config.heads * config.head_dim
         q, k, v = self.keys.qkv
-        return DecoderLayer(
+        layer = DecoderLayer(
             attention=self._attention(at, keys, config.heads),
             across=CrossAttention(
                 norm=self._norm(at + keys.across_norm),
@@ -172,6 +178,17 @@ class EncoderDecoderLoader:
             ),
             feed_forward=self._feed_forward(at, keys, config.feed_forward),
         )
+        own, across = layer.attention, layer.across
+        self._quantize([own.qkv, own.out, across.q, across.kv, across.out], layer.feed_forward)
+        return layer
+
+    def _quantize(self, linears: list[Linear], feed_forward: FeedForward) -> None:
+        """The matrices of a layer that was just read, where that is asked for."""
+        if self.quantizer is None:
+            return
+        up = feed_forward.up
+        matrices = [*linears, up, feed_forward.down]
+        self.quantizer.take_matrices(matrices, up if self.config.gated else None, self.checkpoint)
 
     def _attention(self, at: str, keys: SideKeys, heads: int) -> SelfAttention:
         inner, width = heads * self.config.head_dim, self.config.width

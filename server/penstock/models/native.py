@@ -1,12 +1,13 @@
-"""A decoder that the CPU engine runs: one call for a step's hidden states, one for logits. Made at load where the engine
-knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other. In numpy. Must not
+"""A model that the CPU engine runs: one call for a step's hidden states, one for logits. Made at load where the engine
+knows all that the model does; the engine of `penstock.engine` sees a `Model` like any other. Encoder-decoders are
+`native_encoder_decoder`'s. In numpy. Must not
 import torch.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,9 @@ from penstock.errors import PeerLost
 from penstock.layers.rope_frequencies import frequencies
 from penstock.models import cache_format
 from penstock.models.config import DecoderConfig, Temperature
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.layer_cache import LayerCache
-from penstock.models.model import Reference
+from penstock.models.model import ModelConfig, Reference
 from penstock.models.recording import Recording
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
@@ -57,8 +59,8 @@ class NativeStep:
     moved_M3: I64
 
 
-class NativeDecoder:
-    """Runs a recorded decoder. See `Model`."""
+class NativeModel:
+    """What the engine asks of a recorded model. See `Model`."""
 
     reference: Reference | None = None
     entry: "Entry | None" = None
@@ -68,21 +70,48 @@ class NativeDecoder:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: ModelConfig,
         parameters: int,
         recording: Recording,
         instruction_set: str,
         threads: int,
         group: TensorGroup = ALONE,
     ) -> None:
-        self.config, self.group = config, group
-        self.parameters = parameters
+        self.group, self.parameters = group, parameters
         self.instruction_set, self.threads = instruction_set, threads
-        self._recording = recording
         self.program = recording.program
-        self._views = config.views(range(config.num_layers))
+        self._recording, self._vocabulary = recording, config.vocab_size
         self._longest = 0
         self._bound: list[LayerCache] | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its shape."""
+        raise NotImplementedError
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """(J, D) of as much as the engine's pages hold for a token, in 16 bits: heads in whole tiles."""
+        raise NotImplementedError
+
+    def views(self) -> list[tuple[int, int]]:
+        """See Model."""
+        raise NotImplementedError
+
+    def forward(self, step: Any, caches: list[LayerCache], given_TE: None = None) -> F32:
+        """Hidden states (T, E) in fp32, which the next step overwrites."""
+        raise NotImplementedError
+
+    def serve_up_to(self, longest: int) -> None:
+        """Makes the program that runs."""
+        if longest == self._longest:
+            return
+        self._give_tables(longest)
+        self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
+        self._longest, self._bound = longest, None
+
+    def _give_tables(self, longest: int) -> None:
+        """To operations that read some, which sequences of that length need."""
 
     @property
     def weight_formats(self) -> str:
@@ -94,71 +123,8 @@ class NativeDecoder:
         said = " and ".join(map(_in_words, sorted(layers)))
         return said if layers == head else f"{said}, head in {' and '.join(map(_in_words, sorted(head)))}"
 
-    @property
-    def cache_shape(self) -> tuple[int, int]:
-        """(J, D) of as much as the engine's pages hold for a token, in 16 bits: heads in whole tiles."""
-        latent = self.config.latent
-        if latent is not None:  # latents are held as keys and as values
-            key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
-            rows, size = cache_format.held(
-                self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2)
-            )
-            index = 0 if latent.index is None else rounded_up(latent.index.head_dim, TILE_INPUTS)
-            return rows, size + index // rows  # index keys are in bf16
-        config = self.config
-        if config.compressions:  # entries are in bf16
-            return config.cache_shape(self.group)
-        # As many as the layer with the most has.
-        shapes = [
-            cache_format.held(
-                self.cache_format,
-                (2 * len(self.group.key_heads(config.kv_heads_of(at))), in_tiles(config.head_dim_of(at))),
-            )
-            for at, layer in enumerate(config.layers)
-            if layer.has_cache
-        ]
-        rows, size = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
-        if config.index is None:
-            return rows, size
-        return rows, size + -(
-            -rounded_up(config.index.head_dim, TILE_INPUTS) // rows
-        )  # index keys are in bf16
-
     def make_batch_invariant(self, rows: int) -> None:
         """It is."""
-
-    def serve_up_to(self, longest: int) -> None:
-        """Makes the rotary tables, and with them the program that runs."""
-        if longest == self._longest:
-            return
-        tables = [self._rotary_table(rope, longest) for rope in range(len(self.config.ropes))]
-        for operation, rope in self._recording.rotations:
-            operation.cos, operation.sin = tables[rope]
-        for operation, heat in self._recording.temperatures:
-            operation.positions = self._factors(heat, longest)
-        self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
-        self._longest, self._bound = longest, None
-
-    def _rotary_table(self, rope: int, longest: int) -> tuple[F32, F32]:
-        """cos and sin (positions, D / 2) in fp32. A row in flight may run one token past the longest sequence."""
-        per_position, magnitude = self._frequencies(rope, longest)
-        positions = rounded_up(longest + 1, PAGE_TOKENS)
-        angles = np.outer(np.arange(positions, dtype=np.float32), per_position)
-        return np.cos(angles) * np.float32(magnitude), np.sin(angles) * np.float32(magnitude)
-
-    def _frequencies(self, rope: int, longest: int) -> tuple[F32, float]:
-        config, known = self.config.ropes[rope], self._recording.frequencies
-        key = rope, longest if config.depends_on_length else 0
-        if key not in known:
-            known[key] = frequencies(config, longest)
-        return known[key]
-
-    def _factors(self, heat: Temperature, longest: int) -> HostArray:
-        """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
-        positions = np.arange(rounded_up(longest + 1, PAGE_TOKENS), dtype=np.float32)
-        spans = np.floor((positions + np.float32(heat.offset)) / np.float32(heat.span))
-        factors = np.log1p(spans) * np.float32(heat.scale) + np.float32(1)
-        return tensors.host(tensors.of(factors, tensors.bfloat16).float())
 
     def workspace_bytes(self, tokens: int, rows: int, longest: int) -> int:
         """What steps of `tokens` tokens and logits of `rows` rows need beside weights and cache, without the logits."""
@@ -186,12 +152,138 @@ class NativeDecoder:
 
         assert isinstance(group.exchange, Local), "the engine serves no other"
         memory = group.exchange.shared_memory(self._runs.shared_bytes(tokens, rows, group.size))
-        self._runs.share(memory, tokens, rows, group.rank, group.exchange.descriptors, self.config.vocab_size)
+        self._runs.share(memory, tokens, rows, group.rank, group.exchange.descriptors, self._vocabulary)
 
     def set_threads(self, threads: int) -> None:
         """Threads that compute from now on."""
         if self._longest:
             self._runs.set_threads(threads)
+
+    def move(self, sources_BM: I64, targets_BM: I64) -> None:
+        """Copies what the layers of the last step's caches have of M tokens to other rows, in order: (tables, M)."""
+        self._runs.move(sources_BM, targets_BM)
+
+    def logits(self, hidden_SE: Array, out_SV: Array) -> Array:
+        """See Model. Of several ranks the first has them."""
+        with _named():
+            self._runs.head(hidden_SE, out_SV)
+        return out_SV
+
+    def decodes(
+        self,
+        slots_R: I64,
+        places_R: I64,
+        pages: I64,
+        logits_RV: F32,
+        draws: Draws | None,
+        encoded_S: I64 | None = None,
+    ) -> Decodes:
+        """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
+        return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R, encoded_S)
+
+    def run_decodes(self, decodes: Decodes) -> None:
+        """One step of them."""
+        with _named():
+            decodes.run()
+
+    def tell(self, numbers: I64) -> I64:
+        """The first rank's numbers, in the memory of everyone's."""
+        if self.group.size > 1:
+            with _named():
+                self._runs.tell(numbers)
+        return numbers
+
+    def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
+        """What sampling asks of logits that nothing but masks changes."""
+        return self._runs.summarize(logits_SV, masks)
+
+    def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
+        return self._runs.draw(logits_SV, draws)
+
+    def weights(self) -> list[Array]:
+        """Every tensor of the program, each once."""
+        return self.program.tensors()
+
+
+class NativeDecoder(NativeModel):
+    """Runs a recorded decoder."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        parameters: int,
+        recording: Recording,
+        instruction_set: str,
+        threads: int,
+        group: TensorGroup = ALONE,
+    ) -> None:
+        super().__init__(config, parameters, recording, instruction_set, threads, group)
+        self._config = config
+        self._views = config.views(range(config.num_layers))
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Its shape."""
+        return self._config
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """See NativeModel."""
+        latent = self.config.latent
+        if latent is not None:  # latents are held as keys and as values
+            key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
+            rows, size = cache_format.held(
+                self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2)
+            )
+            index = 0 if latent.index is None else rounded_up(latent.index.head_dim, TILE_INPUTS)
+            return rows, size + index // rows  # index keys are in bf16
+        config = self.config
+        if config.compressions:  # entries are in bf16
+            return config.cache_shape(self.group)
+        # As many as the layer with the most has.
+        shapes = [
+            cache_format.held(
+                self.cache_format,
+                (2 * len(self.group.key_heads(config.kv_heads_of(at))), in_tiles(config.head_dim_of(at))),
+            )
+            for at, layer in enumerate(config.layers)
+            if layer.has_cache
+        ]
+        rows, size = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+        if config.index is None:
+            return rows, size
+        return rows, size + -(
+            -rounded_up(config.index.head_dim, TILE_INPUTS) // rows
+        )  # index keys are in bf16
+
+    def _give_tables(self, longest: int) -> None:
+        tables = [self._rotary_table(rope, longest) for rope in range(len(self.config.ropes))]
+        for operation, rope in self._recording.rotations:
+            operation.cos, operation.sin = tables[rope]
+        for operation, heat in self._recording.temperatures:
+            operation.positions = self._factors(heat, longest)
+
+    def _rotary_table(self, rope: int, longest: int) -> tuple[F32, F32]:
+        """cos and sin (positions, D / 2) in fp32. A row in flight may run one token past the longest sequence."""
+        per_position, magnitude = self._frequencies(rope, longest)
+        positions = rounded_up(longest + 1, PAGE_TOKENS)
+        angles = np.outer(np.arange(positions, dtype=np.float32), per_position)
+        return np.cos(angles) * np.float32(magnitude), np.sin(angles) * np.float32(magnitude)
+
+    def _frequencies(self, rope: int, longest: int) -> tuple[F32, float]:
+        config, known = self.config.ropes[rope], self._recording.frequencies
+        key = rope, longest if config.depends_on_length else 0
+        if key not in known:
+            known[key] = frequencies(config, longest)
+        return known[key]
+
+    def _factors(self, heat: Temperature, longest: int) -> HostArray:
+        """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
+        positions = np.arange(rounded_up(longest + 1, PAGE_TOKENS), dtype=np.float32)
+        spans = np.floor((positions + np.float32(heat.offset)) / np.float32(heat.span))
+        factors = np.log1p(spans) * np.float32(heat.scale) + np.float32(1)
+        return tensors.host(tensors.of(factors, tensors.bfloat16).float())
 
     def views(self) -> list[tuple[int, int]]:
         """See Model."""
@@ -220,46 +312,6 @@ class NativeDecoder:
             )
         return self._runs.rows(0, len(ids_T))
 
-    def move(self, sources_BM: I64, targets_BM: I64) -> None:
-        """Copies what the layers of the last step's caches have of M tokens to other rows, in order: (tables, M)."""
-        self._runs.move(sources_BM, targets_BM)
-
-    def logits(self, hidden_SE: Array, out_SV: Array) -> Array:
-        """See Model. Of several ranks the first has them."""
-        with _named():
-            self._runs.head(hidden_SE, out_SV)
-        return out_SV
-
-    def decodes(
-        self, slots_R: I64, places_R: I64, pages: I64, logits_RV: F32, draws: Draws | None
-    ) -> Decodes:
-        """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
-        return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R)
-
-    def run_decodes(self, decodes: Decodes) -> None:
-        """One step of them."""
-        with _named():
-            decodes.run()
-
-    def tell(self, numbers: I64) -> I64:
-        """The first rank's numbers, in the memory of everyone's."""
-        if self.group.size > 1:
-            with _named():
-                self._runs.tell(numbers)
-        return numbers
-
-    def summarize(self, logits_SV: Array, masks: RowMasks | None = None) -> LogitsSummary:
-        """What sampling asks of logits that nothing but masks changes."""
-        return self._runs.summarize(logits_SV, masks)
-
-    def draw(self, logits_SV: Array, draws: Draws) -> tuple[I64, npt.NDArray[np.bool_]]:
-        """Chooses the tokens of rows that are drawn, or whose logits something but a mask changes."""
-        return self._runs.draw(logits_SV, draws)
-
-    def weights(self) -> list[Array]:
-        """Every tensor of the program, each once."""
-        return self.program.tensors()
-
 
 @contextmanager
 def _named() -> Iterator[None]:
@@ -283,15 +335,21 @@ def _in_words(format: Format) -> str:
 
 
 def on_cpu_engine(
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderDecoderConfig,
     parameters: int,
     recording: Recording,
     instruction_set: str,
     threads: int,
     group: TensorGroup = ALONE,
-) -> NativeDecoder:
+) -> NativeModel:
     """The model of a recording."""
-    made = NativeDecoder(config, parameters, recording, instruction_set, threads, group)
+    made: NativeModel
+    if isinstance(config, EncoderDecoderConfig):
+        from penstock.models.native_encoder_decoder import NativeEncoderDecoder
+
+        made = NativeEncoderDecoder(config, parameters, recording, instruction_set, threads, group)
+    else:
+        made = NativeDecoder(config, parameters, recording, instruction_set, threads, group)
     tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
     return made
 

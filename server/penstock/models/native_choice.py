@@ -7,10 +7,11 @@ from typing import Any
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.host import threads_of
-from penstock.models import native, recipes
+from penstock.models import encoder_decoder_recorder, native, recipes
 from penstock.models.cache_format import FLAG as CACHE_FLAG
 from penstock.models.choice import uses_fallback
 from penstock.models.config import DecoderConfig
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packing import FORMATS, Quantizer
 from penstock.models.recorder import undivided, unknown_choice
@@ -27,8 +28,10 @@ def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
         return f"{named} weights"
     if group.pipeline is not None:
         return "several stages"
+    if isinstance(shape, EncoderDecoderConfig):  # whose loader refuses several ranks
+        return encoder_decoder_recorder.unknown_choice(shape)
     if not isinstance(shape, DecoderConfig):
-        return "no decoder of a recipe"
+        return "no model of a recipe"
     if group.size > 1:
         if group.exchange is not None and not group.exchange.is_local:
             return "shards that meet at --master-addr"
@@ -105,7 +108,7 @@ def quantizer(
     """
     says = f"--quantize {quantize}: only the CPU engine quantizes weights"
     runs = only_engine(says, shape, dtype, device, group)
-    assert isinstance(shape, DecoderConfig), "it serves no other"
+    assert isinstance(shape, DecoderConfig | EncoderDecoderConfig), "it serves no other"
     widest = _widest(shape)
     if widest > MOST_BYTE_INPUTS:
         raise UnusableModel(
@@ -126,7 +129,7 @@ def published(
     named = quantization.published(config)
     if named is None or shape is None or device.type != "cpu" or why_not(shape, dtype, group) is not None:
         return None
-    assert isinstance(shape, DecoderConfig), "it serves no other"
+    assert isinstance(shape, DecoderConfig | EncoderDecoderConfig), "it serves no other"
     try:
         runs = cpu_engine.instruction_set()
     except (NoCpuEngine, WrongInstructionSet):  # `instruction_set` says why
@@ -138,8 +141,11 @@ def published(
     )
 
 
-def _widest(shape: DecoderConfig) -> int:
+def _widest(shape: DecoderConfig | EncoderDecoderConfig) -> int:
     """Most inputs of a matrix."""
+    if isinstance(shape, EncoderDecoderConfig):
+        inner = shape.heads * shape.head_dim
+        return max(shape.width, shape.feed_forward, shape.encoder_feed_forward, inner)
     return max(
         shape.width,
         shape.feed_forward,

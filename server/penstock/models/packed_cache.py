@@ -28,6 +28,7 @@ from penstock.loading.model_files import WeightFiles, gigabytes, weight_files
 from penstock.loading.packed_file import NotUsable
 from penstock.models import config_content
 from penstock.models.config import DecoderConfig, Temperature
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.recording import Recording
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.telemetry import log
@@ -57,7 +58,7 @@ def usual_folder() -> Path:
 class Found:
     """A program whose tensors are in a mapped file."""
 
-    config: DecoderConfig
+    config: DecoderConfig | EncoderDecoderConfig
     recording: Recording
     parameters: int
 
@@ -200,7 +201,9 @@ class Entry:
         except OSError:  # the next start measures again
             aside.unlink(missing_ok=True)
 
-    def take(self, recording: Recording, config: DecoderConfig, parameters: int) -> None:
+    def take(
+        self, recording: Recording, config: DecoderConfig | EncoderDecoderConfig, parameters: int
+    ) -> None:
         """Has a model that was packed now kept for the next start. Its tensors must not change."""
         content, tensors = content_of(recording, config, parameters)
         self.cache.add(partial(self._write, content, tensors, recording))
@@ -264,18 +267,18 @@ def _name_of(model: Path) -> str:
 
 
 def content_of(
-    recording: Recording, config: DecoderConfig, parameters: int
+    recording: Recording, config: DecoderConfig | EncoderDecoderConfig, parameters: int
 ) -> tuple[dict[str, Any], list[HostArray]]:
     """A recording as JSON and tensors, before it has been given its rotary tables."""
     program = recording.program
-    operations = [*program.body, *program.head]
-    numbers = {id(operation): number for number, operation in enumerate(operations)}
+    numbers = {id(operation): number for number, operation in enumerate(program.operations)}
     tensors = program.tensors()
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     content = {
         "parameters": parameters,
         "config": config_content.content_of(config),
         "buffers": [asdict(buffer) for buffer in program.buffers],
+        "encoder": [_operation_content(operation, places) for operation in program.encoder],
         "body": [_operation_content(operation, places) for operation in program.body],
         "head": [_operation_content(operation, places) for operation in program.head],
         "rotations": [[numbers[id(operation)], rope] for operation, rope in recording.rotations],
@@ -286,15 +289,19 @@ def content_of(
     return content, tensors
 
 
-def recording_of(content: dict[str, Any], tensors: list[HostArray]) -> tuple[DecoderConfig, Recording, int]:
+def recording_of(
+    content: dict[str, Any], tensors: list[HostArray]
+) -> tuple[DecoderConfig | EncoderDecoderConfig, Recording, int]:
     """The other way round. Raises NotUsable."""
     try:
         buffers = [Buffer(**{**made, "layout": Layout(made["layout"])}) for made in content["buffers"]]
-        body = [_operation_of(made, tensors) for made in content["body"]]
-        head = [_operation_of(made, tensors) for made in content["head"]]
-        operations = [*body, *head]
+        parts = ("body", "head", "encoder")
+        program = Program(
+            buffers, *([_operation_of(made, tensors) for made in content[part]] for part in parts)
+        )
+        operations = program.operations
         recording = Recording(
-            Program(buffers, body, head),
+            program,
             [(operations[number], rope) for number, rope in content["rotations"]],
             [(operations[number], Temperature(**heat)) for number, heat in content["temperatures"]],
             {
@@ -303,7 +310,7 @@ def recording_of(content: dict[str, Any], tensors: list[HostArray]) -> tuple[Dec
             },
         )
         config = config_content.value_of(content["config"])
-        if not isinstance(config, DecoderConfig):
+        if not isinstance(config, DecoderConfig | EncoderDecoderConfig):
             raise NotUsable("is damaged")
         return config, recording, int(content["parameters"])
     except (KeyError, TypeError, ValueError, IndexError) as error:

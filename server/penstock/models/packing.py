@@ -1,4 +1,4 @@
-"""Brings a decoder's matrices into the CPU engine's tiles: in bf16 where they lie, once the model is loaded; or as whole numbers of
+"""Brings a model's matrices into the CPU engine's tiles: in bf16 where they lie, once the model is loaded; or as whole numbers of
 8 or 4 bits (`--quantize`), layer by layer while it is read, so that memory never holds the model in bf16. Those of a checkpoint that is
 published in 4 bits become what they were there.
 
@@ -8,7 +8,7 @@ Matrices of experts are one, of all experts' rows, where each expert begins with
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Embedding, Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.config import DecoderConfig
@@ -65,11 +65,22 @@ class Quantizer:
             for linear in (feed_forward.up, feed_forward.out):
                 self._take(linear, checkpoint)
 
+    def take_matrices(self, linears: list[Linear], halves: Linear | None, checkpoint: Checkpoint) -> None:
+        """Quantizes these. `halves`: one of them, whose rows are those of gates, then as many others."""
+        if halves is not None:
+            align_halves(halves)
+        for linear in linears:
+            self._take(linear, checkpoint)
+
     def take_ends(self, ends: Ends, checkpoint: Checkpoint) -> None:
-        """Quantizes the head, where that is asked for. A table that is the head's and the embedding's stays as it is beside it."""
+        """Quantizes the head, where that is asked for."""
         assert ends.head is not None and ends.embedding is not None, "asked of a decoder in one piece"
+        self.take_head(ends.head, ends.embedding, checkpoint)
+
+    def take_head(self, head: Linear, embedding: Embedding, checkpoint: Checkpoint) -> None:
+        """The same. A table that is the head's and the embedding's stays as it is beside it."""
         if self.head:
-            self._take(ends.head, checkpoint, is_shared=ends.head.weight_OI is ends.embedding.weight_VE)
+            self._take(head, checkpoint, is_shared=head.weight_OI is embedding.weight_VE)
 
     def _take(self, linear: Linear, checkpoint: Checkpoint, *, is_shared: bool = False) -> None:
         linear.quantized = self._quantized(linear.weight_OI, checkpoint)

@@ -12,7 +12,8 @@ from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.decoder_loader import Loader
-from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from penstock.models.encoder_decoder import EncoderDecoder
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, EncoderDecoderLoader
 from penstock.models.packing import Quantizer
 from penstock.parallel.group import TensorGroup
@@ -53,10 +54,10 @@ class Recipe(Generic[C, K]):
         group: TensorGroup,
         quantizer: Quantizer | None = None,
     ) -> Decoder | EncoderDecoder:
-        """Takes a rank's part of the model from a checkpoint. `quantizer`: of a decoder. Raises UnusableModel."""
+        """Takes a rank's part of the model from a checkpoint. `quantizer`: of what the CPU engine will run. Raises UnusableModel."""
         loader = self.loader_of(config)(self.shape(config), self.keys(config), checkpoint, group)
         if quantizer is not None:
-            assert isinstance(loader, Loader), "only decoders are quantized"
+            assert isinstance(loader, Loader | EncoderDecoderLoader), "there is no other"
             loader.quantizer = quantizer
         return loader.load()
 

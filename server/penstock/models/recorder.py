@@ -38,16 +38,14 @@ from penstock.models.program_writer import (
     kind_of,
     optional_fp32,
 )
-from penstock.models.recording import Recording
+from penstock.models.recording import Recording, in_numpy
 from penstock.models.recurrent_config import LightningConfig, Mamba2Config
 from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import tensors
-from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
     MOST_STREAMS,
-    TENSORS,
     Activation,
     Epilogue,
     Kind,
@@ -56,7 +54,6 @@ from penstock_kernels.program import (
     Values,
 )
 from penstock_kernels.program import Norm as NormKind
-from penstock_kernels.tensors import host
 
 NORMS_OVER = {"head": NormOver.HEAD, "heads": NormOver.HEADS, "all": NormOver.ALL}
 # Of what makes queries, keys and values: rows beside queries, in heads of keys.
@@ -136,16 +133,7 @@ def undivided(config: DecoderConfig, group: TensorGroup) -> str | None:
 
 def record(decoder: Decoder) -> Recording:
     """The decoder's program, its tensors in numpy. Packs its weights."""
-    recording = _Recorder(decoder).record()
-    # Two operations may read one tensor; none of them is let go of before all are seen, so that no other gets its identity.
-    held = {id(tensor): tensor for tensor in recording.program.tensors()}
-    known = {identity: host(tensor) for identity, tensor in held.items()}
-    for operation in (*recording.program.body, *recording.program.head):
-        for name in TENSORS:
-            tensor: Tensor | None = getattr(operation, name)
-            if tensor is not None:
-                setattr(operation, name, known[id(tensor)])
-    return recording
+    return in_numpy(_Recorder(decoder).record())
 
 
 class _Recorder:

@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.models.config import Temperature
-from penstock_kernels.program import Operation, Program
+from penstock_kernels.later import Tensor
+from penstock_kernels.program import TENSORS, Operation, Program
+from penstock_kernels.tensors import host
 
 
 @dataclass
@@ -20,3 +22,16 @@ class Recording:
     # Of the model's tables, by number, and by the longest sequence where they depend on it, else by 0: the angle per position of each
     # plane, and what cos and sin are multiplied with. What was asked for once is kept: numpy's powers differ in the last bit from one version to another.
     frequencies: dict[tuple[int, int], tuple[npt.NDArray[np.float32], float]] = field(default_factory=dict)
+
+
+def in_numpy(recording: Recording) -> Recording:
+    """The same with its tensors in numpy."""
+    # Two operations may read one tensor; none of them is let go of before all are seen, so that no other gets its identity.
+    held = {id(tensor): tensor for tensor in recording.program.tensors()}
+    known = {identity: host(tensor) for identity, tensor in held.items()}
+    for operation in recording.program.operations:
+        for name in TENSORS:
+            tensor: Tensor | None = getattr(operation, name)
+            if tensor is not None:
+                setattr(operation, name, known[id(tensor)])
+    return recording

@@ -12,7 +12,8 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
-from penstock.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from penstock.models.encoder_decoder import EncoderDecoder
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.packing import Quantizer
 from penstock.models.recipe import DecoderRecipe, EncoderDecoderRecipe
 from penstock.parallel.group import ALONE, TensorGroup
@@ -64,7 +65,7 @@ def load(
 ) -> Decoder | EncoderDecoder:
     """Reads a rank's part of the model in `folder` with the recipe of its architecture.
 
-    `trusted`: the user has agreed to pickled weights. `quantizer`: of a decoder that the CPU engine will run. `dtype` and
+    `trusted`: the user has agreed to pickled weights. `quantizer`: of a model that the CPU engine will run. `dtype` and
     `device` are torch's, or of `tensors` and `host`. `in_torch`: torch will run it; else its tensors stay numpy's.
     """
 

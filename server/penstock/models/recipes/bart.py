@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.models.config import NormConfig
-from penstock.models.encoder_decoder import EncoderDecoderConfig, Sines
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig, Sines
 from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, SideKeys
 from penstock.models.recipe import EncoderDecoderRecipe
 from penstock.models.recipes.fields import Fields

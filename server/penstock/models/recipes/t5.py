@@ -7,7 +7,7 @@ down; the later ones a gated layer and a head of their own.
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.models.encoder_decoder import EncoderDecoderConfig, RelativeBias
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig, RelativeBias
 from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, SideKeys
 from penstock.models.recipe import EncoderDecoderRecipe
 from penstock.models.recipes.fields import Fields
