@@ -250,7 +250,8 @@ async fn load(
         limits.max_input_tokens,
         limits.max_total_tokens
     );
-    if speculate(args, &model) > 0 && model.has_state() && group.prepared().draft_states == 0 {
+    let keeps_drafts = !model.has_state() || group.prepared().draft_states > 0;
+    if speculate(args, &model) > 0 && !keeps_drafts {
         warn!(
             "--speculate has no effect: {} has recurrent layers, and memory has no room for their states in front of drafts; \
              lower --max-batch-size",
@@ -283,7 +284,7 @@ async fn load(
         eos,
         step_timeout: Duration::from_secs_f64(args.step_timeout),
         check_interval: CHECK_INTERVAL,
-        speculate: speculate(args, &model),
+        speculate: if keeps_drafts { speculate(args, &model) } else { 0 },
         speculate_corpus_tokens: args.speculate_corpus_tokens,
         block_events: args.block_events,
         recorder: recorder(args)?,

@@ -123,14 +123,20 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
 
 #[tokio::test]
 async fn a_model_whose_layers_are_all_recurrent_is_served_from_its_states() {
-    let mut setup = Setup::default();
-    setup.mock.full_tables = 0;
-    setup.mock.pages = 0;
-    setup.mock.state_bytes = 4096;
-    setup.mock.snapshots = 8;
-    setup.mock.world_size = 2;
-    setup.flags = vec!["--speculate", "4", "--max-batch-size", "3"];
-    let served = Served::ready(setup).await;
+    let recurrent = |draft_states| {
+        let mut setup = Setup::default();
+        setup.mock.full_tables = 0;
+        setup.mock.pages = 0;
+        setup.mock.state_bytes = 4096;
+        setup.mock.snapshots = 8;
+        setup.mock.world_size = 2;
+        setup.mock.draft_states = draft_states;
+        setup.flags = vec!["--speculate", "4", "--max-batch-size", "3"];
+        setup
+    };
+    let info = Served::ready(recurrent(12)).await.get("/info").await.good();
+    assert_eq!(info["speculate"], json!(4), "with states in front of drafts");
+    let served = Served::ready(recurrent(0)).await;
     let info = served.get("/info").await.good();
     for (name, value) in [
         ("state_bytes", json!(2 * 4096)),
