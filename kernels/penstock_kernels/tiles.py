@@ -45,7 +45,7 @@ def quantize(
     """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
     `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
     """
-    made = _in_tiles(matrix_OI, format, instruction_set, threads, into)
+    made = in_tiles(matrix_OI, format, instruction_set, threads, into)
     assert made is not None, "of groups only"
     return made
 
@@ -54,30 +54,20 @@ def group_formats(matrix_OI: Tensor, expected: Format, instruction_set: str) -> 
     """The formats that have the first numbers of a matrix of bf16, which was of 4 bits with scales for groups of inputs: first the expected one."""
     some_OI = matrix_OI[:TILE_OUTPUTS]
     for one in (expected, *(one for one in GROUPED if one != expected)):
-        if _in_tiles(some_OI, one, instruction_set) is not None:
+        if in_tiles(some_OI, one, instruction_set) is not None:
             yield one
 
 
-def regroup(
+def in_tiles(
     matrix_OI: Tensor,
     format: Format,
     instruction_set: str,
     threads: int = 1,
     into: Tensor | None = None,
 ) -> QuantizedMatrix | None:
-    """A matrix of bf16 that was of 4 bits with a scale and a zero point for each group of inputs, as that again: the same whole numbers, and
-    scales that round to the same bf16. None: it was not. `into`: as for `quantize`.
+    """A matrix of bf16 in tiles of int8 or int4, as `quantize` has it; or, of a format with groups, one that was of 4 bits with a scale for each
+    group of inputs as that again: the same numbers, and scales that round to the same bf16. None: it was not.
     """
-    return _in_tiles(matrix_OI, format, instruction_set, threads, into)
-
-
-def _in_tiles(
-    matrix_OI: Tensor,
-    format: Format,
-    instruction_set: str,
-    threads: int = 1,
-    into: Tensor | None = None,
-) -> QuantizedMatrix | None:
     rows, columns = matrix_OI.shape
     matrix_OI = matrix_OI.contiguous()
     whole = rounded_up(rows, TILE_OUTPUTS)

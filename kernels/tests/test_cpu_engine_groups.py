@@ -29,7 +29,7 @@ WHOLE = [format for format in GROUPED if format != Format.FP4_32]
 
 def regrouped(matrix_OI: Tensor, format: Format, name: str, threads: int = 1) -> QuantizedMatrix:
     """In torch's tensors."""
-    made = tiles.regroup(matrix_OI, format, name, threads)
+    made = tiles.in_tiles(matrix_OI, format, name, threads)
     assert made is not None and made.scales is None and made.sums is None
     return replace(made, tiles=in_torch(made.tiles))
 
@@ -77,7 +77,7 @@ def test_groups_of_a_matrix_are_found_and_what_has_none_is_left(name: str) -> No
         rounded_twice = (matrix.float() * 1.1).bfloat16()
         assert not list(tiles.group_formats(rounded_twice, format, name))
         matrix[63, 255] = 1.0
-        assert tiles.regroup(matrix, format, name) is None, "but for one number"
+        assert tiles.in_tiles(matrix, format, name) is None, "but for one number"
     assert not list(tiles.group_formats(random(64, 256).bfloat16(), Format.FP4_32, name))
 
 

@@ -65,6 +65,16 @@ INLINE I16 int4_numbers(F16 x) {
     return rounded(bounded(x, -8.0f, 7.0f));
 }
 
+// The groups of a row, 16 at once, one in each lane; filled up with zeros.
+template <int group>
+static void put_in_lanes(const float *x, int64_t columns, float *lanes) {
+    constexpr int64_t at_once = 16 * group;
+    for (int64_t i = 0; i < round_up(columns, at_once); i++) {
+        const int64_t of = i / group;
+        lanes[of / 16 * at_once + i % group * 16 + of % 16] = i < columns ? x[i] : 0.0f;
+    }
+}
+
 // Of 16 groups, one in each lane: their largest numbers.
 INLINE F16 largest_of(const float *x) {
     F16 largest = {};
@@ -98,10 +108,7 @@ static F16 best_factors(const float *x, F16 largest, float scale, F16 *factors) 
 static float quantize_row_int4(const float *x, int64_t columns, int8_t *to, int8_t *factors, float *lanes) {
     constexpr int64_t at_once = 16 * PENSTOCK_INT4_GROUP;
     const int64_t groups = columns / PENSTOCK_INT4_GROUP, padded = round_up(columns, at_once);
-    for (int64_t i = 0; i < padded; i++) {
-        const int64_t group = i / PENSTOCK_INT4_GROUP;
-        lanes[group / 16 * at_once + i % PENSTOCK_INT4_GROUP * 16 + group % 16] = i < columns ? x[i] : 0.0f;
-    }
+    put_in_lanes<PENSTOCK_INT4_GROUP>(x, columns, lanes);
     F16 largest = {};
     for (int64_t at = 0; at < padded; at += at_once) largest = maximum(largest_of(lanes + at), largest);
     const float most = maximum_of(largest);
@@ -203,12 +210,8 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
 // u of a row (columns, a multiple of 128) into `to`, and a word for each group of them. False: some group is none.
 template <int group>
 static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
-    constexpr int64_t at_once = 16 * group;
-    const int64_t groups = columns / group, padded = round_up(columns, at_once);
-    for (int64_t i = 0; i < padded; i++) {
-        const int64_t of = i / group;
-        lanes[of / 16 * at_once + i % group * 16 + of % 16] = i < columns ? x[i] : 0.0f;
-    }
+    const int64_t groups = columns / group;
+    put_in_lanes<group>(x, columns, lanes);
     for (int64_t first = 0; first < groups; first += 16) {
         F16 scales;
         I16 zeros;

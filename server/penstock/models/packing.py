@@ -114,7 +114,7 @@ class Quantizer:
 
     def _regrouped(self, matrix_OI: Tensor, format: Format, checkpoint: Checkpoint) -> QuantizedMatrix | None:
         into = checkpoint.new((quantized_bytes(format, *matrix_OI.shape),), tensors.uint8)
-        made = tiles.regroup(matrix_OI, format, self.instruction_set, self.threads, into)
+        made = tiles.in_tiles(matrix_OI, format, self.instruction_set, self.threads, into)
         if made is None:
             checkpoint.bytes_made -= into.nbytes
         return made
