@@ -410,7 +410,8 @@ def test_a_run_that_ends_while_masks_are_owed_leaves_the_worker_usable(worker: W
     with pytest.raises(StopIteration):
         run.receive()
     gone = worker.run()
-    gone.send([row(0, [1], 0, [0], start={}, masked=True)])
+    gone.step([row(0, [1], 0, [0], start={})])  # else the worker may hear of the newer one first
+    gone.send([row(0, None, 1, masked=True)])
     newer = worker.run()
     assert sampled(newer.step([row(0, [1, 2, 3], 0, [0], start={})]))
     newer.end()
