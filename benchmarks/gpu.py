@@ -1,0 +1,324 @@
+"""Speed of the worker's engine on a GPU, against what its memory and its matrix units can give, and beside `transformers`.
+
+    python benchmarks/gpu.py [--shapes llama-8b,...] [--batches 1,8,32,128] [--prompts 512,4096] [--context 512]
+        [--tokens 64] [--layers N] [--peers penstock,transformers] [--profile] [--json FILE]
+
+Models have the shape that is published for their name (`--layers`: fewer of them), random weights in bf16, and are made on the spot
+in `--folder` (/dev/shm). No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
+packed as for the wire. Decode speed is batch x tokens over the time of that many steps behind contexts of `--context`. The limits are
+measured in the same run: a copy of 2 GiB (bytes read and written) and a product of 8,192 x 8,192 x 8,192 in bf16. The share of a decode
+is (bytes of weights that a step reads and of keys and values) / bandwidth, of a prompt (2 x parameters x tokens) / arithmetic.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.engine.engine import Engine, Launched
+from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.preparation import kv_bytes_per_token, prepare
+from penstock.proto import penstock_pb2 as pb
+
+NONE = np.zeros(0, np.uint32)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # As published: names of `transformers` configurations.
+    "llama-8b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+    },
+    "llama-1b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+    },
+}
+
+
+def make(shape: dict[str, Any], folder: Path) -> None:
+    """Writes a checkpoint with random weights, made on the GPU by transformers' class."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(shape["model_type"], **{k: v for k, v in shape.items() if k != "model_type"})
+    with torch.device("cuda"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="100GB")
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def limits() -> tuple[float, float]:
+    """Bytes a second that a copy moves, read and written, and operations a second of a product in bf16."""
+    source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    copied = _seconds(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    multiplied = _seconds(lambda: a @ b)
+    return 2 * source.nbytes / copied, 2 * 8192**3 / multiplied
+
+
+def _seconds(work: Any, times: int = 10) -> float:
+    for _ in range(3):
+        work()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        work()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)) / 1e3
+
+
+class Runner:
+    """An engine, and sequences that it decodes."""
+
+    def __init__(self, folder: Path, slots: int, longest: int, step_tokens: int) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        began = time.perf_counter()
+        self.engine = Engine(config, folder, torch.bfloat16, torch.device("cuda"))
+        loaded = time.perf_counter()
+        prepared = prepare(
+            self.engine,
+            pb.PrepareRequest(
+                max_slots=slots, max_step_tokens=step_tokens, max_sequence_tokens=longest, memory_fraction=0.9
+            ),
+        )
+        ended = time.perf_counter()
+        cost = prepared.cost
+        print(
+            f"load {loaded - began:.1f} s, prepare {ended - loaded:.1f} s, {prepared.pages} pages; cost model"
+            f" {cost.fixed_ns / 1e6:.3f} ms + {cost.per_token_ns / 1e3:.2f} us/token"
+            f" + {cost.per_context_token_ns / 1e3:.4f} us/context token",
+            flush=True,
+        )
+        self.vocabulary = config["vocab_size"]
+        self.tables = self.engine.tables(longest).count
+        self.rng = np.random.default_rng(0)
+        self.number = 0
+
+    def begin(self, rows: int, tokens: int, room: int) -> None:
+        """Starts `rows` sequences with prompts of `tokens`, in as many steps as they take; blocks for `room` more."""
+        engine, most = self.engine, self.engine.limits.max_step_tokens
+        engine.clear()
+        self.rows, self.position = rows, tokens
+        each = -(-(tokens + room + 1) // 16)
+        at_once = max(most // tokens, 1)
+        for first in range(0, rows, at_once):
+            some = np.arange(first, min(first + at_once, rows))
+            starts = greedy_starts(len(some))
+            if engine.states is not None:
+                from dataclasses import replace
+
+                starts = replace(starts, state_sources=np.full(len(some), NO_SNAPSHOT, np.uint32))
+            prompts = self.rng.integers(3, self.vocabulary, len(some) * tokens).astype(np.uint32)
+            pages = np.arange(some[0] * each * self.tables, (some[-1] + 1) * each * self.tables, dtype=np.uint32)
+            self.number += 1
+            engine.step(
+                Plan(self.number, NONE, some, np.full(len(some), START | SAMPLE, np.uint8),
+                     np.zeros(len(some), np.int64), np.full(len(some), tokens), prompts,
+                     np.full(len(some), each), pages, NONE, starts)
+            )  # fmt: skip
+
+    def launch(self) -> Launched:
+        """One step of decodes."""
+        rows = self.rows
+        self.number += 1
+        plan = Plan(
+            self.number, NONE, np.arange(rows), np.full(rows, CONTINUE | SAMPLE, np.uint8),
+            np.full(rows, self.position), np.ones(rows, np.int64), NONE, np.zeros(rows, np.int64), NONE, NONE, None,
+        )  # fmt: skip
+        self.position += 1
+        return self.engine.launch(plan)
+
+    def decode(self, steps: int) -> float:
+        """Seconds of so many steps, two in flight."""
+        engine = self.engine
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        flying: deque[Launched] = deque()
+        for _ in range(steps):
+            flying.append(self.launch())
+            if len(flying) >= engine.depth:
+                engine.finish(flying.popleft()).SerializeToString()
+        while flying:
+            engine.finish(flying.popleft()).SerializeToString()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def prompt(self, tokens: int) -> float:
+        """Seconds until the first token of a prompt."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        self.begin(1, tokens, 1)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+def profile(work: Any, title: str) -> None:
+    """Prints where the time of some work goes on the GPU, and on the processor."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        work()
+        torch.cuda.synchronize()
+    print(f"--- {title}")
+    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=70)
+    for line in table.splitlines():
+        cells = line.split("  ")
+        print(" ".join(cell for cell in cells if cell)[:230])
+
+
+def read_bytes(shape: dict[str, Any], engine: Engine, batch: int) -> int:
+    """Bytes of weights that a decode of so many rows reads, at least: an embedding's rows not counted, and of experts those that so many
+    rows are expected to go to.
+    """
+    total = sum(int(tensor.nbytes) for tensor in engine.model.weights())
+    if not shape.get("tie_word_embeddings"):
+        total -= 2 * shape["vocab_size"] * shape["hidden_size"]
+    experts = shape.get("num_experts")
+    if experts:
+        each = 3 * 2 * shape["hidden_size"] * shape["moe_intermediate_size"] * shape["num_hidden_layers"]
+        unused = (1 - shape["num_experts_per_tok"] / experts) ** batch
+        total -= round(each * experts * unused)
+    return total
+
+
+def transformers_peer(folder: Path, batches: list[int], context: int, tokens: int, vocabulary: int) -> None:
+    """Decode speed of `generate`."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda")
+
+    def seconds(batch: int, new: int) -> float:
+        ids = torch.randint(3, vocabulary, (batch, context), device="cuda")
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None,
+                pad_token_id=0,
+            )  # fmt: skip
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    for batch in batches:
+        seconds(batch, 2)
+        one, all_ = min(seconds(batch, 1) for _ in range(2)), seconds(batch, tokens)
+        print(f"transformers decode {batch:4} rows {batch * (tokens - 1) / (all_ - one):9.1f} tok/s", flush=True)
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Runs and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", default="llama-8b")
+    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=0, help="0: all")
+    parser.add_argument("--peers", default="penstock")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/gpu.py: torch sees no GPU")
+    bandwidth, arithmetic = limits()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {bandwidth / 1e9:.0f} GB/s,"
+        f" {arithmetic / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+    batches = [int(batch) for batch in arguments.batches.split(",")]
+    prompts = [int(prompt) for prompt in arguments.prompts.split(",") if prompt]
+    for name in arguments.shapes.split(","):
+        shape = dict(SHAPES[name])
+        if arguments.layers:
+            shape["num_hidden_layers"] = arguments.layers
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
+            folder = Path(made)
+            began = time.perf_counter()
+            make(shape, folder)
+            print(f"{name}: made in {time.perf_counter() - began:.1f} s", flush=True)
+            longest = max([arguments.context + 4 * arguments.tokens + 64, *prompts]) + 16
+            runner = Runner(folder, max(batches), longest, 8192)
+            for tokens in prompts:
+                times = [runner.prompt(tokens) for _ in range(5)][2:]
+                took = statistics.median(times)
+                share = 2 * runner.engine.model.parameters * tokens / arithmetic / took
+                print(f"{name} prompt {tokens:5}: {tokens / took:9.0f} tok/s, {1e3 * took:.2f} ms, {share:.0%}", flush=True)
+            for batch in batches:
+                runner.begin(batch, arguments.context, 4 * arguments.tokens + 16)
+                runner.decode(8)
+                times = [runner.decode(arguments.tokens) for _ in range(3)]
+                took = statistics.median(times) / arguments.tokens
+                cached = kv_bytes_per_token(runner.engine) * batch * runner.position
+                share = (read_bytes(shape, runner.engine, batch) + cached) / bandwidth / took
+                print(
+                    f"{name} decode {batch:4} rows: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",
+                    flush=True,
+                )
+                if arguments.profile and batch in (batches[0], batches[-1]):
+                    profile(lambda: runner.decode(4), f"{name}, 4 steps of {batch}")
+            if arguments.profile and prompts:
+                profile(lambda: runner.prompt(prompts[-1]), f"{name}, prompt of {prompts[-1]}")
+            del runner
+            gc.collect()
+            torch.cuda.empty_cache()
+            if "transformers" in arguments.peers:
+                transformers_peer(folder, batches, arguments.context, arguments.tokens, shape["vocab_size"])
+
+
+if __name__ == "__main__":
+    main()
