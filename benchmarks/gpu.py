@@ -18,6 +18,9 @@ import sys
 import tempfile
 import time
 from collections import deque
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +89,12 @@ def make(shape: dict[str, Any], folder: Path) -> None:
     """Writes a checkpoint with random weights, made on the GPU by transformers' class."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(shape["model_type"], **{k: v for k, v in shape.items() if k != "model_type"})
+    config = AutoConfig.for_model(
+        shape["model_type"], **{k: v for k, v in shape.items() if k != "model_type"}
+    )
     with torch.device("cuda"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        classes: Any = AutoModelForCausalLM
+        model = classes.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100GB")
     del model
     gc.collect()
@@ -108,13 +114,13 @@ def limits() -> tuple[float, float]:
 def _seconds(work: Any, times: int = 10) -> float:
     for _ in range(3):
         work()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]  # type: ignore[no-untyped-call]
     marks[0].record()
     for mark in marks[1:]:
         work()
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)) / 1e3
+    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e3
 
 
 class Runner:
@@ -155,11 +161,11 @@ class Runner:
             some = np.arange(first, min(first + at_once, rows))
             starts = greedy_starts(len(some))
             if engine.states is not None:
-                from dataclasses import replace
-
                 starts = replace(starts, state_sources=np.full(len(some), NO_SNAPSHOT, np.uint32))
             prompts = self.rng.integers(3, self.vocabulary, len(some) * tokens).astype(np.uint32)
-            pages = np.arange(some[0] * each * self.tables, (some[-1] + 1) * each * self.tables, dtype=np.uint32)
+            pages = np.arange(
+                some[0] * each * self.tables, (some[-1] + 1) * each * self.tables, dtype=np.uint32
+            )
             self.number += 1
             engine.step(
                 Plan(self.number, NONE, some, np.full(len(some), START | SAMPLE, np.uint8),
@@ -217,6 +223,23 @@ def profile(work: Any, title: str) -> None:
         print(" ".join(cell for cell in cells if cell)[:230])
 
 
+def numbers(text: str) -> list[int]:
+    """Of an argument."""
+    return [int(number) for number in text.split(",") if number]
+
+
+def used_parameters(shape: dict[str, Any], engine: Engine) -> int:
+    """Parameters that a token is multiplied with: an embedding's rows not counted, and of experts those that it goes to."""
+    used = engine.model.parameters
+    if not shape.get("tie_word_embeddings"):
+        used -= shape["vocab_size"] * shape["hidden_size"]
+    experts = shape.get("num_experts")
+    if experts:
+        each = 3 * shape["hidden_size"] * shape["moe_intermediate_size"] * shape["num_hidden_layers"]
+        used -= each * (experts - shape["num_experts_per_tok"])
+    return used
+
+
 def read_bytes(shape: dict[str, Any], engine: Engine, batch: int) -> int:
     """Bytes of weights that a decode of so many rows reads, at least: an embedding's rows not counted, and of experts those that so many
     rows are expected to go to.
@@ -253,18 +276,17 @@ def transformers_peer(folder: Path, batches: list[int], context: int, tokens: in
     for batch in batches:
         seconds(batch, 2)
         one, all_ = min(seconds(batch, 1) for _ in range(2)), seconds(batch, tokens)
-        print(f"transformers decode {batch:4} rows {batch * (tokens - 1) / (all_ - one):9.1f} tok/s", flush=True)
-    del model
-    gc.collect()
-    torch.cuda.empty_cache()
+        print(
+            f"transformers decode {batch:4} rows {batch * (tokens - 1) / (all_ - one):9.1f} tok/s", flush=True
+        )
 
 
 def main() -> None:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", default="llama-8b")
-    parser.add_argument("--batches", default="1,8,32,128")
-    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--batches", type=numbers, default="1,8,32,128")
+    parser.add_argument("--prompts", type=numbers, default="512,4096")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=0, help="0: all")
@@ -280,8 +302,6 @@ def main() -> None:
         f" {arithmetic / 1e12:.0f} TFLOP/s",
         flush=True,
     )
-    batches = [int(batch) for batch in arguments.batches.split(",")]
-    prompts = [int(prompt) for prompt in arguments.prompts.split(",") if prompt]
     for name in arguments.shapes.split(","):
         shape = dict(SHAPES[name])
         if arguments.layers:
@@ -291,33 +311,44 @@ def main() -> None:
             began = time.perf_counter()
             make(shape, folder)
             print(f"{name}: made in {time.perf_counter() - began:.1f} s", flush=True)
-            longest = max([arguments.context + 4 * arguments.tokens + 64, *prompts]) + 16
-            runner = Runner(folder, max(batches), longest, 8192)
-            for tokens in prompts:
-                times = [runner.prompt(tokens) for _ in range(5)][2:]
-                took = statistics.median(times)
-                share = 2 * runner.engine.model.parameters * tokens / arithmetic / took
-                print(f"{name} prompt {tokens:5}: {tokens / took:9.0f} tok/s, {1e3 * took:.2f} ms, {share:.0%}", flush=True)
-            for batch in batches:
-                runner.begin(batch, arguments.context, 4 * arguments.tokens + 16)
-                runner.decode(8)
-                times = [runner.decode(arguments.tokens) for _ in range(3)]
-                took = statistics.median(times) / arguments.tokens
-                cached = kv_bytes_per_token(runner.engine) * batch * runner.position
-                share = (read_bytes(shape, runner.engine, batch) + cached) / bandwidth / took
-                print(
-                    f"{name} decode {batch:4} rows: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",
-                    flush=True,
-                )
-                if arguments.profile and batch in (batches[0], batches[-1]):
-                    profile(lambda: runner.decode(4), f"{name}, 4 steps of {batch}")
-            if arguments.profile and prompts:
-                profile(lambda: runner.prompt(prompts[-1]), f"{name}, prompt of {prompts[-1]}")
-            del runner
+            measure(name, shape, folder, arguments, bandwidth, arithmetic)
             gc.collect()
             torch.cuda.empty_cache()
             if "transformers" in arguments.peers:
-                transformers_peer(folder, batches, arguments.context, arguments.tokens, shape["vocab_size"])
+                transformers_peer(
+                    folder, arguments.batches, arguments.context, arguments.tokens, shape["vocab_size"]
+                )
+
+
+def measure(
+    name: str, shape: dict[str, Any], folder: Path, arguments: Any, bandwidth: float, arithmetic: float
+) -> None:
+    """Prints what one model's engine reaches."""
+    batches, prompts = arguments.batches, arguments.prompts
+    longest = max([arguments.context + 4 * arguments.tokens + 64, *prompts]) + 16
+    runner = Runner(folder, max(batches), longest, 8192)
+    engine = runner.engine
+    for tokens in prompts:
+        took = statistics.median([runner.prompt(tokens) for _ in range(5)][2:])
+        share = 2 * used_parameters(shape, engine) * tokens / arithmetic / took
+        print(
+            f"{name} prompt {tokens:5}: {tokens / took:9.0f} tok/s, {1e3 * took:.2f} ms, {share:.0%}",
+            flush=True,
+        )
+    for batch in batches:
+        runner.begin(batch, arguments.context, 4 * arguments.tokens + 16)
+        runner.decode(8)
+        took = statistics.median(runner.decode(arguments.tokens) for _ in range(3)) / arguments.tokens
+        cached = kv_bytes_per_token(engine) * batch * runner.position
+        share = (read_bytes(shape, engine, batch) + cached) / bandwidth / took
+        print(
+            f"{name} decode {batch:4} rows: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",
+            flush=True,
+        )
+        if arguments.profile and batch in (batches[0], batches[-1]):
+            profile(partial(runner.decode, 4), f"{name}, 4 steps of {batch}")
+    if arguments.profile and prompts:
+        profile(partial(runner.prompt, prompts[-1]), f"{name}, prompt of {prompts[-1]}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ prompt. In every dtype scores and their softmax are at least float32: a score of
 
 Keys and values are gathered in pieces, so that the memory of a step has a bound (`workspace_bytes`).
 
+On a GPU a kernel reads them where they are (`gpu.attention`), and all of this is for long prompts alone, which begin with nothing
+cached: there torch's own fused attention is faster. Without that kernel, and where sums have to be exact, groups do everything there, too.
+
 Letters beside those of the package: G query heads that share a key head, Z = K S key heads of sequences (all sequences of
 a key head, then those of the next), Y = G Q queries that share a key head.
 """
@@ -19,8 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from penstock_kernels.later import F, Tensor, torch
+
+if TYPE_CHECKING:
+    from penstock_kernels.gpu.pieces import Pieces
 
 # Scores that exist at once where they are written to memory, unless one query has more, and entries of a mask.
 SCORES_AT_ONCE = 1 << 23
@@ -96,6 +103,8 @@ class AttentionMetadata:
     """How the step's tokens attend. Made once per step, followed by every layer."""
 
     exact: bool = False
+    # On a GPU: what its kernel attends to, which needs no groups. Some prompts may be groups beside it.
+    pieces: Pieces | None = None
     decodes: list[DecodeGroup] = field(default_factory=list)
     few: list[FewGroup] = field(default_factory=list)
     chunks: list[ChunkGroup] = field(default_factory=list)
@@ -136,6 +145,10 @@ def paged_attention(
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
+    if metadata.pieces is not None:
+        from penstock_kernels.gpu.attention import attend
+
+        attend(q_THD, cache_NJD, metadata.pieces, scale, out_THD, score_modifiers)
     q_THD = q_THD.to(torch.float64 if metadata.is_exact(q_THD) else q_THD.dtype)
     for decodes in metadata.decodes:
         here = slice(decodes.begin, decodes.end)

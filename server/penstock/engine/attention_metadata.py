@@ -6,7 +6,7 @@ Rows that attend alike are neighbours, so that attention works on rectangles wit
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -16,12 +16,14 @@ import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
 from penstock.engine.compression_metadata import EntryRows, make_compression_metadata
 from penstock.engine.device_copies import rounded, to_device
+from penstock.engine.device_pages import DevicePages, make_pieces, seen_through
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
-from penstock.engine.plan import CONTINUE, MASKED, PROMPT_LOGPROBS, SAMPLE, Plan
+from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.state_metadata import make_state_metadata
 from penstock.models.config import Window
 from penstock.models.recurrent_config import Compression
+from penstock_kernels.gpu.pieces import Pieces as GpuPieces
 
 # A rectangle may hold this many times the score entries that its rows need, and this many more.
 WASTE_FACTOR = 1.5
@@ -29,6 +31,9 @@ WASTE_FREE = 4096
 
 # Numbers of keys, over all heads of a rectangle, up to which decodes are attended to by one fused call.
 FEW_NUMBERS = 1 << 17
+
+# Queries of a prompt from which torch's own attention is faster on a GPU than one kernel for all.
+LONG_PROMPT = 512
 
 NOTHING_MOVED: I64 = np.zeros((0, 3), np.int64)
 
@@ -86,22 +91,43 @@ class Geometry:
     device: torch.device
 
 
-def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> StepMetadata:
-    """The layout of a plan that `SlotTable.apply` has accepted."""
+def make_step_metadata(
+    plan: Plan, slots: SlotTable, geometry: Geometry, device_pages: DevicePages | None = None
+) -> StepMetadata:
+    """The layout of a plan that `SlotTable.apply` has accepted. `device_pages`: where a kernel for GPUs attends."""
     block_size = geometry.block_size
     pieces = _pieces(plan)
     counts, contexts = pieces.counts, pieces.positions + pieces.counts
     make = _Maker(pieces, slots, geometry)
     single = counts == 1
     decodes = np.flatnonzero(single)
-    # Tokens of a row stay in their order, in which they advance its state.
-    lengths = contexts[pieces.lasts[pieces.rows]] if geometry.has_state else contexts
-    singles = list(_decode_rectangles(decodes, lengths[decodes]))
-    chunks = list(_chunk_rectangles(np.flatnonzero(~single), counts, contexts))
+    prompts = np.flatnonzero(~single)
+    # Keys that drafts of trees read are not all at their positions.
+    paged = None if len(pieces.moved) else device_pages
+    alone: I64 = prompts[:0]  # prompts that are a group each beside the kernel
+    if paged is not None:
+        if geometry.simple:
+            is_long = (pieces.positions[prompts] == 0) & (counts[prompts] >= LONG_PROMPT)
+            prompts, alone = prompts[~is_long], prompts[is_long]
+        singles, chunks = [decodes], [prompts, *(alone[i : i + 1] for i in range(len(alone)))]
+    else:
+        # Tokens of a row stay in their order, in which they advance its state.
+        lengths = contexts[pieces.lasts[pieces.rows]] if geometry.has_state else contexts
+        singles = list(_decode_rectangles(decodes, lengths[decodes]))
+        chunks = list(_chunk_rectangles(prompts, counts, contexts))
     orders = singles + chunks
     order = orders[0] if len(orders) == 1 else np.concatenate(orders)
     longest = int(contexts.max())
     made: dict[tuple[Window | None, int], ops.AttentionMetadata] = {}
+
+    @cache
+    def shared_pieces() -> GpuPieces:
+        assert paged is not None, "asked of where a kernel attends"
+        some = order[: len(decodes) + len(prompts)]
+        firsts = np.cumsum(counts[some]) - counts[some]
+        columns = (pieces.slots[some], pieces.positions[some], firsts, counts[some])
+        return make_pieces(*columns, len(decodes), paged, block_size)
+
     for window, table in geometry.views:
         # A window that nobody's context has outgrown hides nothing.
         size = geometry.windows[window]
@@ -110,6 +136,14 @@ def make_step_metadata(plan: Plan, slots: SlotTable, geometry: Geometry) -> Step
             continue
         make.begin(seen, table)
         attention = ops.AttentionMetadata(geometry.exact)
+        if paged is not None:
+            made[seen, table] = attention
+            many = len(decodes) + len(prompts)
+            if many:
+                attention.pieces = seen_through(shared_pieces(), seen, paged.pages_BSW[table])
+            make.skip(int(counts[order[:many]].sum()))
+            attention.chunks = [make.chunk_group(alone[i : i + 1]) for i in range(len(alone))]
+            continue
         for rows in singles:
             keys = make.keys(rows)
             numbers = len(rows) * keys * geometry.head_dim * geometry.heads // 2
@@ -222,13 +256,6 @@ def _pieces(plan: Plan) -> Pieces:
     return Pieces(plan.slots[rows], positions, places, counts, rows, ends - 1, moved)
 
 
-def is_steady(plan: Plan) -> bool:
-    """Whether every row continues and samples, masked or not, and nothing else happens: most steps of a busy server."""
-    continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
-    nothing_else = not (len(plan.released) or len(plan.drafts) or len(plan.saves))
-    return plan.starts is None and nothing_else and bool(continues.all())
-
-
 def continued(last: StepMetadata, last_plan: Plan, plan: Plan, slots: SlotTable, geometry: Geometry) -> bool:
     """Turns the layout of the last step into that of this one, where only one token was added to each row.
 
@@ -319,6 +346,10 @@ class _Maker:
         self.window = window
         self.pages = self.slots.pages[table]
         self.tokens = 0
+
+    def skip(self, tokens: int) -> None:
+        """These tokens are in no group."""
+        self.tokens += tokens
 
     def keys(self, rows: I64) -> int:
         """Keys that decodes of these rows read, rounded up."""

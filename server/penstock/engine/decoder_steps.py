@@ -8,17 +8,18 @@ from penstock.engine.attention_metadata import (
     Geometry,
     StepMetadata,
     continued,
-    is_steady,
     make_step_metadata,
 )
 from penstock.engine.device_copies import to_device
+from penstock.engine.device_pages import DevicePages
 from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.plan import Plan
+from penstock.engine.plan import Plan, are_decodes
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.layers.rope_table import RopeTable
 from penstock.models.model import Model
 from penstock.models.step import Step
+from penstock_kernels.gpu.choice import has_kernels
 
 
 class DecoderSteps:
@@ -37,6 +38,9 @@ class DecoderSteps:
         """`tables`: where the model's layers are, if not where those of the slots' own model are."""
         self.slots, self.device = slots, device
         limits, config = slots.limits, model.config
+        self.pages: DevicePages | None = None
+        if has_kernels(device) and not (exact or config.chooses_keys or config.compressions or tables):
+            self.pages = DevicePages(slots, zero_row // BLOCK_SIZE + 1, device)
         tables = limits.tables if tables is None else tables
         # A row in flight may run one token past the longest sequence.
         positions = slots.width * BLOCK_SIZE
@@ -72,6 +76,8 @@ class DecoderSteps:
 
     def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, Step]:
         """`last_sampled` has the last token of every slot."""
+        if self.pages is not None:
+            self.pages.follow(plan)
         metadata = self._metadata(plan)
         given_T = to_device(plan.tokens.astype(np.int64), self.device)
         ids_T = torch.cat((given_T, last_sampled)).index_select(0, to_device(metadata.sources_T, self.device))
@@ -92,12 +98,12 @@ class DecoderSteps:
 
     def _metadata(self, plan: Plan) -> StepMetadata:
         """The plan's metadata. On a CPU, where a step is over before the next begins, made from the last one's."""
-        steady = self.device.type == "cpu" and is_steady(plan)
+        steady = self.device.type == "cpu" and are_decodes(plan) and not len(plan.released)
         if steady and self.steady is not None:
             metadata, last_plan = self.steady
             if continued(metadata, last_plan, plan, self.slots, self.geometry):
                 self.steady = metadata, plan
                 return metadata
-        metadata = make_step_metadata(plan, self.slots, self.geometry)
+        metadata = make_step_metadata(plan, self.slots, self.geometry, self.pages)
         self.steady = (metadata, plan) if steady else None
         return metadata

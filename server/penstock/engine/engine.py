@@ -22,7 +22,17 @@ from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps, Repeats
-from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
+from penstock.engine.plan import (
+    CONTINUE,
+    MASKED,
+    NO_TARGET,
+    OWN_DRAFTS,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    Plan,
+    are_decodes,
+)
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
@@ -39,6 +49,8 @@ from penstock.proto import penstock_pb2 as pb
 from penstock_kernels.program import Array
 
 if TYPE_CHECKING:
+    from penstock.engine.decode_graphs import DecodeGraphs
+
     # Imports what sends spans, which few servers do.
     from penstock.engine.spans import StepSpans
 
@@ -173,6 +185,7 @@ class Engine:
         self.steps = 0
         self.spans: StepSpans | None = None
         self.drafter: Drafter | None = None  # set before `allocate`
+        self.graphs: DecodeGraphs | None = None
         self._prepared = False
 
     @property
@@ -246,6 +259,7 @@ class Engine:
         self._forget_repeats()
         self.model.serve_up_to(limits.max_sequence_tokens)
         self.step_maker = self._make_step_maker()
+        self.graphs = self._make_graphs()
         if self.drafter is not None:
             self.drafter.allocate(self.slots, self.sampler)
         self._prepared = True
@@ -292,11 +306,29 @@ class Engine:
         where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
         return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
 
+    def _make_graphs(self) -> "DecodeGraphs | None":
+        """Decodes as they can be launched at once, where a GPU runs a decoder of ours by itself."""
+        if self.device.type != "cuda" or self.drafter is not None or self.group.everyone.size > 1:
+            return None
+        from penstock.engine.decode_graphs import DecodeGraphs
+        from penstock.engine.decoder_steps import DecoderSteps
+        from penstock.models.decoder import Decoder
+
+        steps = self.step_maker
+        if not isinstance(self.model, Decoder) or not isinstance(steps, DecoderSteps) or steps.pages is None:
+            return None
+        place = 0 if self.states is None else self.states.spare_place
+        with self.arrays.computing():
+            return DecodeGraphs(
+                self.model, self.layer_caches, steps, steps.pages, self.last_sampled, self._logits_SV, place
+            )
+
     def release(self) -> None:
         """Gives back what `allocate` made."""
         self.clear()
         if self.drafter is not None:
             self.drafter.release()
+        self.graphs = None
         del self.cache, self.states, self.layer_caches, self.slots, self.sampler
         self._prepared = False
 
@@ -361,9 +393,15 @@ class Engine:
         draft_ns = 0
         if self.drafter is not None:
             draft_ns = self._add_drafts(plan, self.drafter)
-        indices, step = self.step_maker.make(plan, self.last_sampled)
-        prepared = time.perf_counter_ns()
-        hidden_TE = self._forward(step)
+        logits_SV = None
+        replayed = self.graphs.run(plan) if self.graphs is not None and are_decodes(plan) else None
+        if replayed is not None:
+            prepared = time.perf_counter_ns()
+            indices, ids_T, hidden_TE, logits_SV = replayed
+        else:
+            indices, step = self.step_maker.make(plan, self.last_sampled)
+            prepared = time.perf_counter_ns()
+            ids_T, hidden_TE = step.ids_T, self._forward(step)
         forwarded = time.perf_counter_ns()
         launched = Launched(
             plan,
@@ -377,13 +415,12 @@ class Engine:
             traced_since,
             draft_ns=draft_ns,
         )
-        logits_SV = None
-        if self.group.is_last_stage and len(indices.sample_rows):
+        if logits_SV is None and self.group.is_last_stage and len(indices.sample_rows):
             # Every rank computes logits and learns what was sampled; the stage's rank 0 samples and answers.
             chosen_SE = hidden_TE[self.arrays.of(indices.sample_tokens)]
             logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(chosen_SE)])
         launched.sample_ns = time.perf_counter_ns() - forwarded
-        launched.unsampled = Unsampled(step.ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
+        launched.unsampled = Unsampled(ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
         if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):
             self._choose(launched, None)
         return launched

@@ -12,7 +12,7 @@ from penstock_kernels.program import Array
 
 
 class KvCache:
-    """An array for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, then one page of zeros.
+    """An array for each place of a page, (N, J, D): rows of pages 0 .. pages - 1, one page of zeros, and one that nobody reads.
 
     Layers whose pages are in different tables share an array: they never have the same page.
     """
@@ -29,7 +29,7 @@ class KvCache:
         self.zero_row = pages * BLOCK_SIZE
         self._arrays = arrays
         self.bytes = pages * page_bytes(tables, layers, shape, arrays.itemsize)
-        whole = ((pages + 1) * BLOCK_SIZE, *shape)
+        whole = ((pages + 2) * BLOCK_SIZE, *shape)
         places = {place: arrays.pages(*whole) for place in _places(tables, layers)}
         self.layers = [LayerCache(places[tables.of[at][1]], tables.of[at][0]) for at in layers]
         self.tensors_NJD: list[Array] = list(places.values())

@@ -126,3 +126,9 @@ class Plan:
         columns = (self.released, self.tokens, self.new_pages, self.prompt_targets)
         more = (self.drafts, self.saves, self.draft_parents, self.copies)
         return self.starts is None and not any(map(len, columns)) and not any(map(len, more))
+
+
+def are_decodes(plan: Plan) -> bool:
+    """Whether every row continues and samples, masked or not, and nothing else: most steps of a busy server."""
+    continues = (plan.flags & ~np.uint8(MASKED)) == CONTINUE | SAMPLE
+    return plan.starts is None and not len(plan.drafts) and not len(plan.saves) and bool(continues.all())

@@ -30,6 +30,10 @@ from penstock.proto import penstock_pb2 as pb
 from penstock.telemetry import log
 
 WARM_UP_SECONDS = 0.25
+# On a GPU kernels are loaded, and some compiled, when a shape is first seen.
+WARM_UP_SECONDS_ON_GPU = 10.0
+# Tokens of a prompt behind which a GPU has enough to do.
+LONG_STEP = 2048
 # A step is timed with all threads and with one, in turns, at least twice: up to so many times, as long as they took no more together.
 SHORT_STEP_TURNS, SHORT_STEPS_NS = 8, 12e6
 # A step that takes less than this share of what an earlier start has measured shows that it was measured beside other work.
@@ -324,11 +328,11 @@ def _free_bytes(engine: Engine) -> int:
     return room.free
 
 
-def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
+def _shapes(limits: Limits, on_gpu: bool = False) -> Iterator[tuple[int, int, int]]:
     """(rows, tokens of each, cached tokens of each) worth timing, cheapest first."""
     slots, tokens = limits.max_slots, limits.max_step_tokens
     longest = limits.max_sequence_tokens
-    context = min(longest - 1, 1024)
+    context = max(min(longest - 2, 1024), 0)  # a sequence that goes on has one more
     yield from (
         (1, 1, 0),
         (1, 1, 0),
@@ -341,6 +345,8 @@ def _shapes(limits: Limits) -> Iterator[tuple[int, int, int]]:
         (min(slots, tokens, 32), 1, context),
         (1, min(tokens, longest, 512), 0),
     )
+    if on_gpu:
+        yield 1, min(tokens, longest, LONG_STEP), 0
 
 
 def _read_by_encoders(limits: Limits) -> Iterator[tuple[int, int, int]]:
@@ -370,7 +376,8 @@ def _encoder_tokens(fed: int, cached: int) -> int:
 def _measure(engine: Engine) -> list[tuple[int, int, float]]:
     """(tokens fed, tokens attended to, nanoseconds) of steps, as many as the budget allows."""
     measured: list[tuple[int, int, float]] = []
-    deadline = time.perf_counter() + WARM_UP_SECONDS
+    on_gpu = engine.device.type == "cuda"
+    deadline = time.perf_counter() + (WARM_UP_SECONDS_ON_GPU if on_gpu else WARM_UP_SECONDS)
     for rows, fed, cached in _timed_shapes(engine):
         if not measured:
             _run(engine, rows, fed, cached)  # the first step pays for what is set up once
@@ -386,7 +393,9 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
 
 
 def _timed_shapes(engine: Engine) -> Iterator[tuple[int, int, int]]:
-    return _read_by_encoders(engine.limits) if engine.has_encoder else _shapes(engine.limits)
+    if engine.has_encoder:
+        return _read_by_encoders(engine.limits)
+    return _shapes(engine.limits, engine.device.type == "cuda")
 
 
 def _attended(rows: int, fed: int, cached: int) -> int:
@@ -418,8 +427,11 @@ def _fastest(engine: Engine, rows: int, fed: int, cached: int) -> float:
 
 
 def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
-    """Times one step of made-up sequences. All share pages: what they hold does not matter."""
-    blocks = -(-(fed + cached) // BLOCK_SIZE)
+    """Times one step of made-up sequences. All share pages: what they hold does not matter. Where decodes are recorded, a token is fed as
+    they feed it, by a second step.
+    """
+    goes_on = engine.graphs is not None and fed == 1 and fed + cached < engine.limits.max_sequence_tokens
+    blocks = -(-(fed + cached + int(goes_on)) // BLOCK_SIZE)
     none = np.zeros(0, np.uint32)
     shared = np.arange(blocks * engine.limits.tables.count, dtype=np.uint32) % max(engine.limits.pages, 1)
     starts = greedy_starts(rows)
@@ -446,6 +458,23 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
     engine.group.everyone.least(0)
     began = time.perf_counter_ns()
     engine.step(plan)
+    if goes_on:
+        flags, positions = np.full(rows, CONTINUE | SAMPLE, np.uint8), plan.positions + 1
+        plan = Plan(
+            2,
+            none,
+            plan.slots,
+            flags,
+            positions,
+            plan.counts,
+            none,
+            np.zeros(rows, np.int64),
+            none,
+            none,
+            None,
+        )
+        began = time.perf_counter_ns()
+        engine.step(plan)
     return float(time.perf_counter_ns() - began)
 
 
@@ -499,7 +528,8 @@ def _fit(measured: list[tuple[int, int, float]]) -> pb.CostModel:
     """Least squares of relative errors, no term negative."""
     tokens, contexts, times = (np.array(column, np.float64) for column in zip(*measured, strict=True))
     columns = np.stack((np.ones_like(tokens), tokens, contexts), 1) / times[:, None]
-    active = [0, 1, 2]
+    # Of steps that are alike in something nothing says what that costs.
+    active = [0, *(at for at in (1, 2) if len(np.unique((tokens, contexts)[at - 1])) > 1)]
     terms = np.zeros(3)
     while active:
         solution = np.linalg.lstsq(columns[:, active], np.ones_like(times), rcond=None)[0]

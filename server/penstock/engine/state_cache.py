@@ -16,7 +16,7 @@ from penstock_kernels.program import Array
 
 
 class StateCache:
-    """Arrays (places, ...), numbered as in `StatePlaces`: snapshot i is at slots + i."""
+    """Arrays (places, ...), numbered as in `StatePlaces`: snapshot i is at slots + i. Behind all is one that nobody reads."""
 
     def __init__(
         self,
@@ -29,9 +29,10 @@ class StateCache:
         """`shapes`: of each of this rank's layers, recurrent or not."""
         self.slots, self._arrays = slots, arrays
         places = slots + snapshots + drafts
+        self.spare_place = places
         self.bytes = places * state_bytes(shapes, arrays.itemsize)
         self.layers: list[tuple[Array, ...]] = [
-            tuple(arrays.states(places, *state.shape, is_fp32=state.is_fp32) for state in layer)
+            tuple(arrays.states(places + 1, *state.shape, is_fp32=state.is_fp32) for state in layer)
             for layer in shapes
         ]
 

@@ -432,6 +432,11 @@ class DecoderConfig:
         """Whether that is so, and all earlier keys are attended to."""
         return self.plain_scores and self.index is None
 
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether queries attend to chosen keys alone."""
+        return self.index is not None or (self.latent is not None and self.latent.index is not None)
+
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
         if self.latent is not None:

@@ -114,6 +114,11 @@ class EncoderDecoderConfig:
         return True
 
     @property
+    def chooses_keys(self) -> bool:
+        """None do."""
+        return False
+
+    @property
     def kv_heads(self) -> int:
         """Every head has keys of its own."""
         return self.heads

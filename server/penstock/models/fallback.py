@@ -70,6 +70,7 @@ class FallbackConfig:
     max_side_positions: int = 0
     default_start: int | None = None
     compressions: tuple[()] = ()
+    chooses_keys: bool = False
     past_numbers: int = 0
 
     @property

@@ -116,6 +116,10 @@ class ModelConfig(Protocol):
     def simple_attention(self) -> bool:
         """Whether attention is products and a softmax over keys, and nothing else."""
 
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether queries attend to chosen keys alone."""
+
 
 @dataclass(frozen=True)
 class Reference:

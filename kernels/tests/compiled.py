@@ -1,0 +1,159 @@
+"""Kernels compiled for a GPU that need not be here: whatever calls them is run with tensors on the CPU, and every launch becomes a
+compilation, down to machine code, in place of a computation.
+
+    python kernels/tests/compiled.py [ARCHITECTURE]      (90: H100, 80: A100, 120: RTX 50)
+
+Prints for each kernel how many registers and how much shared memory a program takes. Exits with 1 where one does not fit.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+}
+# Of a block, on the architecture's GPUs.
+SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
+
+
+class Compilation:
+    """What JITFunction.run is while it lasts: kernels are compiled, once for each set of constants."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+        self.seen: dict[tuple[Any, ...], str] = {}
+        self.too_large: list[str] = []
+
+    def __enter__(self) -> "Compilation":
+        self._run = JITFunction.run
+        compilation = self
+
+        def run(kernel: Any, *arguments: Any, **options: Any) -> None:
+            compilation.compile(kernel, arguments, options)
+
+        JITFunction.run = run
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        JITFunction.run = self._run
+
+    def compile(self, kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """One launch."""
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        given |= {name: value for name, value in options.items() if name in kernel.arg_names}
+        constants = {
+            kernel.params[i].name for i in range(len(kernel.params)) if kernel.params[i].is_constexpr
+        }
+        signature, constexprs, attributes = {}, {}, {}
+        for at, name in enumerate(kernel.arg_names):
+            value = given[name] if name in given else kernel.params[at].default
+            if name in constants or value is None or (type(value) is int and value == 1):
+                signature[name], constexprs[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = "*" + TYPES[value.dtype]
+                attributes[(at,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, bool):
+                signature[name] = "i1"
+            elif isinstance(value, int):
+                signature[name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+                if value % 16 == 0:
+                    attributes[(at,)] = [["tt.divisibility", 16]]
+            else:
+                signature[name] = "fp32"
+        tuned = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+        key = (kernel.fn.__name__, *signature.items(), *constexprs.items(), *tuned.items())
+        if key in self.seen:
+            return
+        source = ASTSource(kernel, signature, constexprs, attributes)
+        made = triton.compile(source, target=GPUTarget("cuda", self.architecture, 32), options=tuned)
+        shared = made.metadata.shared
+        wanted = {n: v for n, v in constexprs.items() if isinstance(v, int) and v > 1 and n.isupper()}
+        line = f"{kernel.fn.__name__} {wanted} {tuned}: shared memory {shared >> 10} KiB, {_registers(made)}"
+        self.seen[key] = line
+        if shared > SHARED_MEMORY[self.architecture]:
+            self.too_large.append(line)
+
+
+def _registers(made: Any) -> str:
+    """What ptxas or cuobjdump say of a kernel, where one is here."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = Path(get_ptxas(made.metadata.target.arch).path).with_name("cuobjdump")
+    if not tool.exists():
+        return "registers unknown"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+).*LOCAL:(\d+)", said.stdout)
+    return "registers unknown" if found is None else f"{found[1]} registers, {found[2]} B of stack"
+
+
+def attention() -> None:
+    """Shapes of published models."""
+    from penstock_kernels.attention import ScoreModifiers
+    from penstock_kernels.gpu.attention import attend
+    from penstock_kernels.gpu.pieces import Pieces
+
+    for dtype, heads, kv_heads, size, latent in (
+        (torch.bfloat16, 32, 8, 128, 0),
+        (torch.bfloat16, 32, 8, 64, 0),
+        (torch.bfloat16, 8, 4, 256, 0),
+        (torch.bfloat16, 32, 32, 96, 0),
+        (torch.bfloat16, 16, 1, 576, 512),
+        (torch.bfloat16, 128, 1, 576, 512),
+        (torch.float32, 32, 8, 128, 0),
+        (torch.float32, 32, 8, 64, 0),
+        (torch.float32, 8, 4, 256, 0),
+        (torch.float32, 16, 1, 576, 512),
+    ):
+        columns = torch.zeros(2, dtype=torch.int32)
+        for window, modifiers in (
+            (0, ScoreModifiers(latent=latent)),
+            (128, ScoreModifiers(50.0, sinks_H=torch.zeros(heads), latent=latent)),
+        ):
+            pieces = Pieces(
+                torch.zeros((64, 64), dtype=torch.int32),
+                16,
+                columns,
+                columns,
+                columns,
+                columns,
+                columns,
+                1,
+                100,
+                window,
+            )
+            q_THD = torch.zeros((101, heads, size), dtype=dtype)
+            cache = torch.zeros((64, 1 if latent else 2 * kv_heads, size), dtype=dtype)
+            out = torch.zeros((101, heads, latent or size), dtype=dtype)
+            attend(q_THD, cache, pieces, 1.0, out, modifiers)
+
+
+def main() -> None:
+    """Compiles and prints."""
+    with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
+        attention()
+    print("\n".join(compilation.seen.values()))
+    if compilation.too_large:
+        sys.exit("too large for a block:\n" + "\n".join(compilation.too_large))
+
+
+if __name__ == "__main__":
+    main()
