@@ -338,8 +338,9 @@ def measure(
     for batch in batches:
         runner.begin(batch, arguments.context, 4 * arguments.tokens + 16)
         runner.decode(8)
+        began = runner.position
         took = statistics.median(runner.decode(arguments.tokens) for _ in range(3)) / arguments.tokens
-        cached = kv_bytes_per_token(engine) * batch * runner.position
+        cached = kv_bytes_per_token(engine) * batch * (began + runner.position) // 2
         share = (read_bytes(shape, engine, batch) + cached) / bandwidth / took
         print(
             f"{name} decode {batch:4} rows: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",

@@ -69,6 +69,7 @@ def _attend(
     heads,
     shared,
     head_blocks,
+    splits,
     D: tl.constexpr,
     DV: tl.constexpr,
     FIRST: tl.constexpr,
@@ -79,7 +80,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     IS_DECODE: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -137,9 +138,9 @@ def _attend(
             firsts_M = positions_M + 1 - window
         begin = begin // BLOCK_N * BLOCK_N
     end = last + 1
-    if SPLITS > 1:
+    if IS_SPLIT:
         blocks = (end - begin + BLOCK_N - 1) // BLOCK_N
-        each = (blocks + SPLITS - 1) // SPLITS * BLOCK_N
+        each = (blocks + splits - 1) // splits * BLOCK_N
         begin = begin + split * each
         end = tl.minimum(end, begin + each)
 
@@ -206,8 +207,8 @@ def _attend(
         largest_M = new_M
 
     stored_MV = valid_M[:, None] & (v < DV)[None, :]
-    if SPLITS > 1:
-        places_M = (tokens_M * heads + heads_M) * SPLITS + split
+    if IS_SPLIT:
+        places_M = (tokens_M * heads + heads_M) * splits + split
         tl.store(parts_ptr + places_M[:, None] * DV + v[None, :], acc_MV, mask=stored_MV)
         tl.store(sums_ptr + places_M * 2, largest_M, mask=valid_M)
         tl.store(sums_ptr + places_M * 2 + 1, sum_M, mask=valid_M)
@@ -327,8 +328,9 @@ def attend(
             heads,
             shared,
             blocks,
+            splits,
             HEADS_AT_ONCE=at_once,
-            SPLITS=splits,
+            IS_SPLIT=splits > 1,
             IS_DECODE=some.start == 0 and pieces.decodes > 0,
             **options,
             **tile,

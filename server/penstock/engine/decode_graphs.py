@@ -46,6 +46,7 @@ class Captured:
     """A graph, and where it reads and writes."""
 
     replay: Callable[[], None]
+    compute: "Compute"  # what it reads is kept with it
     columns_3R: Tensor  # int32: slots, positions, places of states
     ids_R: Tensor
     hidden_RE: Tensor
@@ -132,7 +133,7 @@ class DecodeGraphs:
         firsts_R = torch.arange(rows, dtype=torch.int32, device=device)
         compute = partial(self._compute, columns_3R, firsts_R, torch.ones_like(firsts_R))
         replay, ids_R, hidden_RE = capture(compute, device, pool)
-        return Captured(replay, columns_3R, ids_R, hidden_RE)
+        return Captured(replay, compute, columns_3R, ids_R, hidden_RE)
 
     def _compute(self, columns_3R: Tensor, firsts_R: Tensor, ones_R: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and hidden states; logits where they are wanted."""
