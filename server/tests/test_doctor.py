@@ -116,6 +116,7 @@ def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> N
     assert f"{says} float16 weights" in problem(folder, device="cpu", cache_dtype="int8", dtype="float16")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="each part needs a GPU of its own there")
 def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "model", checkpoints.config(vocab_size=4096, num_attention_heads=6, head_dim=16)
@@ -130,6 +131,7 @@ def test_shards_have_their_parts_and_what_does_not_divide_is_named(tmp_path: Pat
     assert "--num-shard 4 does not divide the attention heads" in problem(folder, shards=4)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="each part needs a GPU of its own there")
 @pytest.mark.parametrize("tied", [False, True])
 def test_stages_have_their_layers(tied: bool, tmp_path: Path) -> None:
     """Of three layers the first stage has two, and the embedding; the second one the head."""

@@ -93,6 +93,7 @@ def test_greedy_tokens_are_the_same_with_trees_on_any_device(driver: Driver) -> 
     assert with_trees(driver, {}, expected, exact=False).tokens[:TOKENS] == expected
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="to the last bit, and sums depend on the batch there")
 @pytest.mark.parametrize(
     "windows", [(Window(20),), (None, Window(5)), (Window(24, chunked=True), None)], ids=str
 )

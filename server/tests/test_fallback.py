@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import checkpoints
-from client import Worker, row
+from client import DEVICE, Worker, row
 from driver import Driver
 from penstock.doctor.examination import Question, examine
 from penstock.engine import self_check
@@ -325,6 +325,7 @@ def plain(
     return scores_HTT.softmax(-1)[..., : k_HTD.shape[1]] @ v_HTV
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="its caches are on the CPU")
 def test_layers_of_different_sizes_share_one_shape_of_cache(tmp_path: Path) -> None:
     """Layers with fewer heads, shorter keys, other values than keys; soft caps; sinks; values taken from another."""
     generator = torch.Generator().manual_seed(1)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 import checkpoints
-from client import make_plan, row, u32
+from client import DEVICE, make_plan, row, u32
 from driver import Driver
 from penstock.engine.arrays import Event
 from penstock.engine.torch_arrays import TorchArrays
@@ -61,6 +62,7 @@ class InOrder(TorchArrays):
         return mark
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="its device is made up")
 def test_finishing_a_step_does_not_wait_for_the_next(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path, checkpoints.config())
     plans: list[list[dict[str, Any]]] = [

@@ -157,6 +157,7 @@ def test_a_text_is_the_same_with_drafts_to_the_last_bit(name: str, exact: bool, 
     assert found.first(TOKENS) == expected.first(TOKENS)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="to the last bit, and sums depend on the batch there")
 @pytest.mark.parametrize(
     "windows", [(Window(20),), (None, Window(16)), (Window(24, chunked=True), None)], ids=str
 )
@@ -298,6 +299,7 @@ def forced_at_once(driver: Driver, start: dict[str, Any]) -> Text:
     return text
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="to the last bit, and sums depend on the batch there")
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_what_a_grammar_forces_is_taken_as_it_is_and_told_as_if_it_were_sampled(
     name: str, driver: Driver
