@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
-from penstock.engine import decode_graphs, decoder_steps
-from penstock.engine.decode_graphs import Compute, DecodeGraphs, sizes
+from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.step_graphs import Compute, StepGraphs, sizes
 
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -29,7 +30,7 @@ if DEVICE == "cpu":
 def computed_again(
     compute: Compute, device: torch.device, pool: object
 ) -> tuple[Callable[[], None], Tensor, Tensor]:
-    """In place of `decode_graphs.capture`."""
+    """In place of `step_graphs.capture`."""
     ids_R, hidden_RE = compute()
 
     def replay() -> None:
@@ -50,7 +51,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
             if DEVICE == "cpu":
                 from penstock_kernels.gpu import attention
 
-                patch.setattr(decode_graphs, "capture", computed_again)
+                patch.setattr(step_graphs, "capture", computed_again)
                 patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
                 # Programs run one after another here.
                 monkeypatch.setattr(attention, "PROGRAMS", 8)
@@ -60,7 +61,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
             if DEVICE == "cpu":
                 place = 0 if engine.states is None else engine.states.spare_place
                 with engine.arrays.computing():
-                    engine.graphs = DecodeGraphs(
+                    engine.graphs = StepGraphs(
                         engine.model,
                         engine.layer_caches,
                         engine.step_maker,
@@ -89,16 +90,47 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"sliding_window": 20},
 }
+OPTIONS: dict[str, Any] = {
+    "max_slots": 6,
+    "blocks": 64,
+    "max_step_tokens": 600,
+    "max_sequence_tokens": 600,
+    "max_step_drafts": 12,
+}
 
 
-def compare(ours: Driver, plain: Driver, rows: list[dict[str, Any]], **more: Any) -> None:
-    """One step of both."""
+def compare(ours: Driver, plain: Driver, rows: list[dict[str, Any]], **more: Any) -> bytes:
+    """One step of both; what was accepted of drafts."""
     result, expected = ours.step(rows, **more), plain.step(rows, **more)
     assert result.sampled == expected.sampled
+    assert result.accepted == expected.accepted
     assert not result.errors
-    assert np.allclose(
-        np.frombuffer(result.logprobs, "<f4"), np.frombuffer(expected.logprobs, "<f4"), atol=1e-4
-    )
+    for name in ("logprobs", "prompt_logprobs"):
+        got, wanted = (np.frombuffer(getattr(one, name), "<f4") for one in (result, expected))
+        assert np.allclose(got, wanted, atol=1e-4, equal_nan=True), name
+    return expected.accepted
+
+
+class Counter:
+    """Counts what graphs run."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.decodes = self.mixed = 0
+        graphs = driver.engine.graphs
+        assert graphs is not None
+        for name in ("decodes", "mixed"):
+            for captured in getattr(graphs, name).values():
+                captured.replay = partial(self.count, name, captured.replay)
+
+    def count(self, name: str, replay: Callable[[], None]) -> None:
+        """One more."""
+        setattr(self, name, getattr(self, name) + 1)
+        replay()
+
+
+def prompt(rng: np.random.Generator, tokens: int) -> list[int]:
+    """Of ids that the models have."""
+    return [int(token) for token in rng.integers(3, 190, tokens)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -106,45 +138,27 @@ def test_steps_give_what_they_give_without_a_gpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
     folder = checkpoints.write(tmp_path, checkpoints.config(**MODELS[name]))
-    options = {"max_slots": 6, "blocks": 64, "max_step_tokens": 600, "max_sequence_tokens": 600}
-    ours, plain = as_on_gpu(folder, **options), without(monkeypatch, folder, **options)
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
     rng = np.random.default_rng(0)
-
-    def prompt(tokens: int) -> list[int]:
-        return [int(token) for token in rng.integers(3, 190, tokens)]
-
-    replays = 0
-    graphs = ours.engine.graphs
-    assert graphs is not None
-    for captured in graphs.captured.values():
-        replay = captured.replay
-
-        def counted(replay: Callable[[], None] = replay) -> None:
-            nonlocal replays
-            replays += 1
-            replay()
-
-        captured.replay = counted
+    counter = Counter(ours)
     at = {0: 37, 1: 5, 2: 1}
-    compare(
-        ours,
-        plain,
-        [
-            row(s, prompt(n), 0, [5 * s + i for i in range(5)], start={"temperature": 0.7 * s})
-            for s, n in at.items()
-        ],
-    )
-    for _ in range(12):
+    starts = {
+        s: row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={"temperature": 0.7 * s})
+        for s, n in at.items()
+    }
+    compare(ours, plain, list(starts.values()))
+    for _ in range(6):
         compare(ours, plain, [row(s, None, p) for s, p in at.items()])
         at = {s: p + 1 for s, p in at.items()}
-    assert replays == 12
+    assert counter.decodes == 6 and counter.mixed == 1
     # A prompt beside decodes, in two pieces; then all of them.
-    long = prompt(90)
+    long = prompt(rng, 90)
     rows = [row(s, None, p) for s, p in at.items()]
     compare(ours, plain, [*rows, row(3, long[:50], 0, [20, 21, 22, 23, 24, 25], start={}, sample=False)])
     at = {s: p + 1 for s, p in at.items()}
     rows = [row(s, None, p) for s, p in at.items()]
     compare(ours, plain, [*rows, row(3, long[50:], 50)])
+    assert counter.mixed == 3
     at = {s: p + 1 for s, p in at.items()} | {3: 90}
     # A block that a slot gets on the way, in an order of rows that is another each time.
     for step in range(8):
@@ -152,11 +166,37 @@ def test_steps_give_what_they_give_without_a_gpu(
         rows = [row(s, None, at[s], [40 + s] if s == 3 and at[s] == 96 else []) for s in order]
         compare(ours, plain, rows)
         at = {s: p + 1 for s, p in at.items()}
-    # Fewer rows, one of them with another sequence in the same slot.
-    compare(ours, plain, [row(1, prompt(4), 0, [50], start={})], released=[0, 1, 2])
+    # Fewer rows, one of them with another sequence in the same slot, whose prompt's log probabilities are wanted.
+    four = prompt(rng, 4)
+    compare(ours, plain, [row(1, four, 0, [50], start={}, targets=[*four[1:], 7])], released=[0, 1, 2])
     compare(ours, plain, [row(1, None, 4), row(3, None, at[3])])
     compare(ours, plain, [row(3, None, at[3] + 1)], released=[1])
-    assert replays == 22
+    assert counter.decodes == 16 and counter.mixed == 4
+    # A prompt that no graph has room for.
+    compare(ours, plain, [row(0, prompt(rng, 560), 0, list(range(36)), start={})], released=[3])
+    compare(ours, plain, [row(0, None, 560)])
+    assert counter.decodes == 17 and counter.mixed == 4
+
+
+def test_drafts_are_verified_in_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
+    alone = without(monkeypatch, folder, **OPTIONS)
+    rng = np.random.default_rng(1)
+    text = prompt(rng, 20)
+    first = alone.step([row(0, text, 0, [0, 1, 2, 3], start={})]).sampled
+    known = [int(np.frombuffer(first, "<u4")[0])]
+    for step in range(6):
+        known.append(int(np.frombuffer(alone.step([row(0, None, 20 + step)]).sampled, "<u4")[0]))
+    counter = Counter(ours)
+    starts = [row(0, text, 0, [0, 1, 2, 3], start={}), row(1, text[:9], 0, [5, 6], start={})]
+    compare(ours, plain, starts)
+    right, wrong = [*known[1:3], 3], prompt(rng, 2)
+    accepted = compare(ours, plain, [row(0, None, 20, drafts=right), row(1, None, 9, drafts=wrong)])
+    assert np.frombuffer(accepted, "<u4")[0] >= 2
+    assert counter.mixed == 2 and counter.decodes == 0
 
 
 def test_graphs_are_of_few_sizes_that_fit_closely() -> None:
@@ -164,3 +204,7 @@ def test_graphs_are_of_few_sizes_that_fit_closely() -> None:
     found = sizes(300)
     assert found[-1] == 256 and len(found) < 32
     assert all(b <= 2 * a and (a < 8 or b <= 1.5 * a) for a, b in pairwise(found))
+    mixed = mixed_sizes(128, 8192, has_drafts=False)
+    assert all(single <= 128 and many for single, many in mixed) and (128, 1024) in mixed and len(mixed) == 12
+    assert mixed_sizes(1, 100, has_drafts=False) == []
+    assert mixed_sizes(4, 100, has_drafts=True) == [(4, 0)]

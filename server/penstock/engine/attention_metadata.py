@@ -6,7 +6,7 @@ Rows that attend alike are neighbours, so that attention works on rectangles wit
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
 from penstock.engine.compression_metadata import EntryRows, make_compression_metadata
 from penstock.engine.device_copies import rounded, to_device
-from penstock.engine.device_pages import DevicePages, make_pieces, seen_through
+from penstock.engine.device_pages import HostPieces, host_pieces
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.state_metadata import make_state_metadata
 from penstock.models.config import Window
 from penstock.models.recurrent_config import Compression
-from penstock_kernels.gpu.pieces import Pieces as GpuPieces
 
 # A rectangle may hold this many times the score entries that its rows need, and this many more.
 WASTE_FACTOR = 1.5
@@ -53,6 +52,9 @@ class StepMetadata:
     logits_indices: LogitsIndices
     states: ops.StateMetadata | None = None  # of a model with recurrent layers
     compressions: list[ops.CompressionMetadata] = field(default_factory=list)  # without rotary tables
+    # Those of `attentions`, by window and table.
+    views: dict[tuple[Window | None, int], ops.AttentionMetadata] = field(default_factory=dict)
+    pieces: HostPieces | None = None  # what a kernel for GPUs attends to, in every view
 
 
 @dataclass(slots=True)
@@ -92,9 +94,11 @@ class Geometry:
 
 
 def make_step_metadata(
-    plan: Plan, slots: SlotTable, geometry: Geometry, device_pages: DevicePages | None = None
+    plan: Plan, slots: SlotTable, geometry: Geometry, for_kernel: bool = False, long_prompts: bool = True
 ) -> StepMetadata:
-    """The layout of a plan that `SlotTable.apply` has accepted. `device_pages`: where a kernel for GPUs attends."""
+    """The layout of a plan that `SlotTable.apply` has accepted. `for_kernel`: one for GPUs attends, to all or, with `long_prompts`, to
+    what is no long prompt.
+    """
     block_size = geometry.block_size
     pieces = _pieces(plan)
     counts, contexts = pieces.counts, pieces.positions + pieces.counts
@@ -103,10 +107,10 @@ def make_step_metadata(
     decodes = np.flatnonzero(single)
     prompts = np.flatnonzero(~single)
     # Keys that drafts of trees read are not all at their positions.
-    paged = None if len(pieces.moved) else device_pages
+    for_kernel = for_kernel and not len(pieces.moved)
     alone: I64 = prompts[:0]  # prompts that are a group each beside the kernel
-    if paged is not None:
-        if geometry.simple:
+    if for_kernel:
+        if geometry.simple and long_prompts:
             is_long = (pieces.positions[prompts] == 0) & (counts[prompts] >= LONG_PROMPT)
             prompts, alone = prompts[~is_long], prompts[is_long]
         singles, chunks = [decodes], [prompts, *(alone[i : i + 1] for i in range(len(alone)))]
@@ -120,14 +124,7 @@ def make_step_metadata(
     longest = int(contexts.max())
     made: dict[tuple[Window | None, int], ops.AttentionMetadata] = {}
 
-    @cache
-    def shared_pieces() -> GpuPieces:
-        assert paged is not None, "asked of where a kernel attends"
-        some = order[: len(decodes) + len(prompts)]
-        firsts = np.cumsum(counts[some]) - counts[some]
-        columns = (pieces.slots[some], pieces.positions[some], firsts, counts[some])
-        return make_pieces(*columns, len(decodes), paged, block_size)
-
+    in_pieces = order[: len(decodes) + len(prompts)] if for_kernel else order[:0]
     for window, table in geometry.views:
         # A window that nobody's context has outgrown hides nothing.
         size = geometry.windows[window]
@@ -136,12 +133,9 @@ def make_step_metadata(
             continue
         make.begin(seen, table)
         attention = ops.AttentionMetadata(geometry.exact)
-        if paged is not None:
+        if for_kernel:
             made[seen, table] = attention
-            many = len(decodes) + len(prompts)
-            if many:
-                attention.pieces = seen_through(shared_pieces(), seen, paged.pages_BSW[table])
-            make.skip(int(counts[order[:many]].sum()))
+            make.skip(int(counts[in_pieces].sum()))
             attention.chunks = [make.chunk_group(alone[i : i + 1]) for i in range(len(alone))]
             continue
         for rows in singles:
@@ -227,6 +221,12 @@ def make_step_metadata(
         ),
         states=states,
         compressions=compressions,
+        views=made,
+        pieces=host_pieces(
+            pieces.slots[in_pieces], pieces.positions[in_pieces], counts[in_pieces], len(decodes)
+        )
+        if len(in_pieces)
+        else None,
     )
 
 

@@ -11,7 +11,7 @@ from penstock.engine.attention_metadata import (
     make_step_metadata,
 )
 from penstock.engine.device_copies import to_device
-from penstock.engine.device_pages import DevicePages
+from penstock.engine.device_pages import DevicePages, seen_through
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import Plan, are_decodes
 from penstock.engine.slots import SlotTable
@@ -76,9 +76,11 @@ class DecoderSteps:
 
     def make(self, plan: Plan, last_sampled: Tensor) -> tuple[LogitsIndices, Step]:
         """`last_sampled` has the last token of every slot."""
-        if self.pages is not None:
-            self.pages.follow(plan)
         metadata = self._metadata(plan)
+        if metadata.pieces is not None and self.pages is not None:
+            pieces = metadata.pieces.on_device(self.pages)
+            for (window, table), attention in metadata.views.items():
+                attention.pieces = seen_through(pieces, window, self.pages.pages_BSW[table])
         given_T = to_device(plan.tokens.astype(np.int64), self.device)
         ids_T = torch.cat((given_T, last_sampled)).index_select(0, to_device(metadata.sources_T, self.device))
         positions_T = to_device(metadata.positions_T, self.device)
@@ -104,6 +106,12 @@ class DecoderSteps:
             if continued(metadata, last_plan, plan, self.slots, self.geometry):
                 self.steady = metadata, plan
                 return metadata
-        metadata = make_step_metadata(plan, self.slots, self.geometry, self.pages)
+        metadata = self.lay_out(plan)
         self.steady = (metadata, plan) if steady else None
         return metadata
+
+    def lay_out(self, plan: Plan, long_prompts: bool = True) -> StepMetadata:
+        """Made anew; see `make_step_metadata`."""
+        if self.pages is not None:
+            self.pages.follow(plan)
+        return make_step_metadata(plan, self.slots, self.geometry, self.pages is not None, long_prompts)

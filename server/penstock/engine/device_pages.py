@@ -4,14 +4,17 @@ A table for all slots stays there, and a step sends the blocks that are new. Beh
 nobody reads: rows that fill up a graph write there.
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.columns import I64
+from penstock.engine.columns import I32, I64
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
+from penstock.engine.tables import BLOCK_SIZE
 from penstock.models.config import Window
 from penstock_kernels.gpu.pieces import Pieces
 
@@ -44,43 +47,43 @@ class DevicePages:
         self.pages_BSW.view(-1).index_copy_(0, places_M, pages_M.to(torch.int32))
 
 
-def make_pieces(
-    slots_P: I64,
-    positions_P: I64,
-    firsts_P: I64,
-    counts_P: I64,
-    decodes: int,
-    pages: DevicePages,
-    block_size: int,
-) -> Pieces:
-    """Of a step, in the first table and without a window. `firsts_P`: where each begins among the step's tokens."""
-    before_P = np.zeros_like(counts_P)
-    before_P[decodes + 1 :] = np.cumsum(counts_P[decodes:-1])
-    columns = np.stack((slots_P, positions_P, firsts_P, counts_P, np.roll(before_P, -decodes))).astype(
-        np.int32
-    )
-    on_device = torch.from_numpy(columns).to(pages.device, non_blocking=True)
-    slots, positions, firsts, counts, before = on_device
-    queries = int(counts_P[decodes:].sum())
-    return Pieces(pages.pages_BSW[0], block_size, slots, positions, firsts, counts, before, decodes, queries)
+@dataclass(frozen=True, slots=True)
+class HostPieces:
+    """Columns of `Pieces` on the host."""
+
+    columns_5P: I32  # slots, positions, firsts, counts, and queries before, whose first entries are of the first piece that is no decode
+    decodes: int
+    queries: int
+
+    def on_device(self, pages: DevicePages) -> Pieces:
+        """In the first table and without a window."""
+        return pieces_of(
+            torch.from_numpy(self.columns_5P).to(pages.device, non_blocking=True),
+            self.decodes,
+            self.queries,
+            pages,
+        )
+
+
+def host_pieces(slots_P: I64, positions_P: I64, counts_P: I64, decodes: int) -> HostPieces:
+    """Of pieces in the order of a step's tokens, which begin with theirs; the first `decodes` have one token each."""
+    firsts_P = np.cumsum(counts_P) - counts_P
+    columns = np.stack((slots_P, positions_P, firsts_P, counts_P, np.roll(firsts_P - decodes, -decodes)))
+    return HostPieces(columns.astype(np.int32), decodes, int(counts_P[decodes:].sum()))
+
+
+def pieces_of(columns_5P: Tensor, decodes: int, queries: int, pages: DevicePages) -> Pieces:
+    """From columns on the device, in the first table and without a window."""
+    slots_P, positions_P, firsts_P, counts_P, before_P = columns_5P
+    first = pages.pages_BSW[0] if len(pages.pages_BSW) else columns_5P
+    return Pieces(first, BLOCK_SIZE, slots_P, positions_P, firsts_P, counts_P, before_P, decodes, queries)
 
 
 def seen_through(pieces: Pieces, window: Window | None, pages_SW: Tensor) -> Pieces:
     """The same pieces in another table, through a window."""
-    size, chunked = (0, False) if window is None else (window.size, window.chunked)
-    return Pieces(
-        pages_SW,
-        pieces.block_size,
-        pieces.slots_P,
-        pieces.positions_P,
-        pieces.firsts_P,
-        pieces.counts_P,
-        pieces.before_P,
-        pieces.decodes,
-        pieces.queries,
-        size,
-        chunked,
-    )
+    if window is None:
+        return replace(pieces, pages_SW=pages_SW)
+    return replace(pieces, pages_SW=pages_SW, window=window.size, chunked=window.chunked)
 
 
 def attentions(

@@ -22,17 +22,7 @@ from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps, Repeats
-from penstock.engine.plan import (
-    CONTINUE,
-    MASKED,
-    NO_TARGET,
-    OWN_DRAFTS,
-    PROMPT_LOGPROBS,
-    SAMPLE,
-    START,
-    Plan,
-    are_decodes,
-)
+from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
@@ -49,10 +39,9 @@ from penstock.proto import penstock_pb2 as pb
 from penstock_kernels.program import Array
 
 if TYPE_CHECKING:
-    from penstock.engine.decode_graphs import DecodeGraphs
-
     # Imports what sends spans, which few servers do.
     from penstock.engine.spans import StepSpans
+    from penstock.engine.step_graphs import StepGraphs
 
 # Prompt positions whose logits exist at once, when their log probabilities are wanted.
 PROMPT_LOGITS_AT_ONCE = 64
@@ -185,7 +174,7 @@ class Engine:
         self.steps = 0
         self.spans: StepSpans | None = None
         self.drafter: Drafter | None = None  # set before `allocate`
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self._prepared = False
 
     @property
@@ -306,12 +295,12 @@ class Engine:
         where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
         return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
 
-    def _make_graphs(self) -> "DecodeGraphs | None":
-        """Decodes as they can be launched at once, where a GPU runs a decoder of ours by itself."""
+    def _make_graphs(self) -> "StepGraphs | None":
+        """Steps that are launched at once, where a GPU runs a decoder of ours by itself."""
         if self.device.type != "cuda" or self.drafter is not None or self.group.everyone.size > 1:
             return None
-        from penstock.engine.decode_graphs import DecodeGraphs
         from penstock.engine.decoder_steps import DecoderSteps
+        from penstock.engine.step_graphs import StepGraphs
         from penstock.models.decoder import Decoder
 
         steps = self.step_maker
@@ -319,7 +308,7 @@ class Engine:
             return None
         place = 0 if self.states is None else self.states.spare_place
         with self.arrays.computing():
-            return DecodeGraphs(
+            return StepGraphs(
                 self.model, self.layer_caches, steps, steps.pages, self.last_sampled, self._logits_SV, place
             )
 
@@ -394,10 +383,11 @@ class Engine:
         if self.drafter is not None:
             draft_ns = self._add_drafts(plan, self.drafter)
         logits_SV = None
-        replayed = self.graphs.run(plan) if self.graphs is not None and are_decodes(plan) else None
+        replayed = None if self.graphs is None else self.graphs.run(plan)
         if replayed is not None:
             prepared = time.perf_counter_ns()
-            indices, ids_T, hidden_TE, logits_SV = replayed
+            indices, ids_T, hidden_TE = replayed.indices, replayed.ids_T, replayed.hidden_TE
+            logits_SV = replayed.logits_SV
         else:
             indices, step = self.step_maker.make(plan, self.last_sampled)
             prepared = time.perf_counter_ns()

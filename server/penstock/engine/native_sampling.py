@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.columns import F32, I64, U64, Bools
-from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
+from penstock.engine.columns import F32, I32, I64, U64, Bools
+from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, seed_keys, uniform, uniform_at
 from penstock_kernels.program import Array
 

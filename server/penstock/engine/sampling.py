@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.columns import F32, I64
-from penstock.engine.slot_sampling import I32, Drafts, Masks, Sampled, SlotSampling, Verified, upwards
+from penstock.engine.columns import F32, I32, I64
+from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.program import Array
 
 # What is read from a plan, for all rows at once.

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.columns import F32, I64, U64, Bools
+from penstock.engine.columns import F32, I32, I64, U64, Bools
 from penstock.engine.plan import Starts
 from penstock_kernels.program import Array
 
-I32 = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
