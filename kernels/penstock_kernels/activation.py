@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import F, Tensor, torch
 
 
@@ -45,6 +46,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": _relu_squared,
 }
 
+# Those that `gpu.elementwise` has, by its names.
+_KINDS: dict[Callable[[Tensor], Tensor], str] = {
+    _silu: "silu",
+    _gelu: "gelu",
+    _gelu_tanh: "gelu_tanh",
+    _relu: "relu",
+    _relu_squared: "relu2",
+    _quick_gelu: "quick_gelu",
+}
+
+
+def _fits(gate_up_T2F: Tensor) -> bool:
+    """Whether there is a kernel for it."""
+    return usable(gate_up_T2F) and gate_up_T2F.dim() == 2 and gate_up_T2F.stride(1) == 1
+
 
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
     """p x^2 + beta x above 0, and n (exp(min(x, eps)) - 1 - x) + beta x below; p = softplus(alpha_p), n = beta +
@@ -65,12 +81,22 @@ def gated(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor
     gate_up (T, 2F) in any floating dtype; returns (T, F) in it. Shazeer, "GLU Variants Improve
     Transformer", 2020.
     """
+    kind = _KINDS.get(activation)
+    if kind is not None and _fits(gate_up_T2F):
+        from penstock_kernels.gpu import elementwise
+
+        return elementwise.gated(gate_up_T2F, kind)
     half = gate_up_T2F.shape[-1] // 2
     return activation(gate_up_T2F[..., :half]).mul_(gate_up_T2F[..., half:])
 
 
 def gated_limited(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor], limit: float) -> Tensor:
     """activation(gate) * up, gate at most `limit`, up between -limit and limit. Shapes as in `gated`."""
+    kind = _KINDS.get(activation)
+    if kind is not None and _fits(gate_up_T2F):
+        from penstock_kernels.gpu import elementwise
+
+        return elementwise.gated(gate_up_T2F, kind, limit)
     half = gate_up_T2F.shape[-1] // 2
     up_TF = gate_up_T2F[..., half:].clamp(-limit, limit)
     return activation(gate_up_T2F[..., :half].clamp(max=limit)).mul_(up_TF)
@@ -81,6 +107,10 @@ def gated_clamped(gate_up_T2F: Tensor, limit: float, alpha: float) -> Tensor:
 
     The feed-forward activation of GPT-OSS (OpenAI, "gpt-oss model card", 2025). Shapes as in `gated`.
     """
+    if _fits(gate_up_T2F):
+        from penstock_kernels.gpu import elementwise
+
+        return elementwise.gated_clamped(gate_up_T2F, limit, alpha)
     half = gate_up_T2F.shape[-1] // 2
     gate_TF = gate_up_T2F[..., :half].clamp(max=limit)
     up_TF = gate_up_T2F[..., half:].clamp(-limit, limit)

@@ -1,6 +1,15 @@
 """Normalisation of activations."""
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import F, Tensor
+
+# Numbers of a row that one program of a GPU kernel holds.
+LONGEST_ROW = 16384
+
+
+def _fits(x_TE: Tensor) -> bool:
+    """Whether there is a kernel for it."""
+    return usable(x_TE) and x_TE.dim() in (2, 3) and x_TE.stride(-1) == 1 and x_TE.shape[-1] <= LONGEST_ROW
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor | None, eps: float) -> Tensor:
@@ -9,9 +18,25 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor | None, eps: float) -> Tensor:
     x (..., E) in a floating dtype, returned in it. A weight (E,) of a longer dtype is multiplied before the
     result is rounded; None: 1. Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
+    if _fits(x_TE):
+        from penstock_kernels.gpu import elementwise
+
+        return elementwise.rms_norm(x_TE, weight_E, eps)
     if weight_E is not None and weight_E.dtype != x_TE.dtype:
         return F.rms_norm(x_TE.to(weight_E.dtype), (x_TE.shape[-1],), weight_E, eps).to(x_TE.dtype)
     return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, eps)
+
+
+def add_rms_norm(
+    given_TE: Tensor, residual_TE: Tensor, weight_E: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The sum of both, in the memory of `given`, and its RMS normalisation. Arguments and results (T, E), as in `rms_norm`."""
+    if _fits(given_TE) and given_TE.dim() == 2 and residual_TE.stride(1) == 1:
+        from penstock_kernels.gpu import elementwise
+
+        return elementwise.add_rms_norm(given_TE, residual_TE, weight_E, eps)
+    sum_TE = given_TE.add_(residual_TE)
+    return sum_TE, rms_norm(sum_TE, weight_E, eps)
 
 
 def layer_norm(x_TE: Tensor, weight_E: Tensor | None, bias_E: Tensor | None, eps: float) -> Tensor:

@@ -35,7 +35,7 @@ from penstock_kernels.encoder_decoder_attention import (
 from penstock_kernels.experts import mix_experts, route, weigh
 from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
-from penstock_kernels.norm import gated_rms_norm, layer_norm, rms_norm, unit_norm
+from penstock_kernels.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm, unit_norm
 from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata, Turn
 from penstock_kernels.rotary import rope, scale_by_position
 from penstock_kernels.routing import Routing
@@ -47,6 +47,7 @@ from penstock_kernels.sampling import (
     argmax,
     choose,
     count_tokens,
+    greedy,
     green_tokens,
     keep_largest,
     keep_typical,
@@ -80,6 +81,7 @@ __all__ = [
     "accept_draft_trees",
     "accept_drafts",
     "add_bias",
+    "add_rms_norm",
     "add_watermark",
     "argmax",
     "bidirectional_attention",
@@ -99,6 +101,7 @@ __all__ = [
     "gated_limited",
     "gated_rms_norm",
     "gathered_at_once",
+    "greedy",
     "green_tokens",
     "heads_linear",
     "keep_largest",

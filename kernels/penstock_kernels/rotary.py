@@ -1,5 +1,6 @@
 """Rotary position embedding."""
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import Tensor, torch
 
 
@@ -9,6 +10,11 @@ def rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
     x (T, H, D), any strides; cos and sin (T, 1, D) in x's dtype, the two halves of D alike, and the
     first half of sin negated. Su et al., "RoFormer", 2021, in the layout of Hugging Face checkpoints.
     """
+    if usable(x_THD):
+        from penstock_kernels.gpu import elementwise
+
+        elementwise.rope(x_THD, cos_T1D, sin_T1D)
+        return
     half = x_THD.shape[-1] // 2
     turned_THD = x_THD.roll(half, -1)
     x_THD.mul_(cos_T1D).addcmul_(turned_THD, sin_T1D)

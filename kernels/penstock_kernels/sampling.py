@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_kernels.draws import LogitsSummary, RowMasks
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import Tensor, torch
 
 # Alternatives looked at before the whole vocabulary is sorted: enough for nearly every top-k and top-p.
@@ -230,6 +231,21 @@ def argmax(logits_SV: Tensor) -> Tensor:
     best_S1 = pieces_SMC.amax(-1).argmax(-1, keepdim=True)
     within_SC = pieces_SMC.gather(1, best_S1.unsqueeze(-1).expand(rows, 1, piece)).squeeze(1)
     return best_S1.squeeze(1) * piece + within_SC.argmax(-1)
+
+
+def greedy(logits_SV: Tensor, spare_SV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit's token (S,) int64, as `argmax` gives it, its log probability (S,) fp32, and whether all logits of its
+    row are numbers (S,) bool.
+
+    logits (S, V) fp32. What is in the memory of `spare`, (S, V) fp32, is lost.
+    """
+    if usable(logits_SV):
+        from penstock_kernels.gpu import sampling
+
+        return sampling.greedy(logits_SV)
+    tokens_S = argmax(logits_SV)
+    logprobs_S1 = log_softmax(logits_SV, spare_SV).gather(1, tokens_S.unsqueeze(1))
+    return tokens_S, logprobs_S1.squeeze(1), logits_SV.sum(-1).isfinite()
 
 
 def summarize(logits_SV: Tensor, masks: RowMasks | None = None) -> LogitsSummary:

@@ -41,6 +41,10 @@ class Sampler(SlotSampling):
         drafts: Drafts | None = None,
     ) -> Sampled:
         """See SlotSampling; all tensors are on the device."""
+        top_counts = self.top_counts[slots]
+        if masks is None and drafts is None and self.are_plain[slots].all():
+            plain = ops.greedy(logits_SV, self._logprobs_SV[: len(slots)])
+            return Sampled(*plain, None, top_counts, None, None)
         tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts)
         if drafts is not None and len(drafts.forced):
             forced = self._on_device(drafts.forced)
@@ -53,14 +57,14 @@ class Sampler(SlotSampling):
             logprobs_S=logprobs_SV.gather(1, tokens_S.unsqueeze(1)).squeeze(1),
             sound_S=logits_SV.sum(-1).isfinite(),
             possible_S=possible_S,
-            top_counts=self.top_counts[slots],
+            top_counts=top_counts,
             top_tokens_SN=None,
             top_logprobs_SN=None,
             verified=verified,
         )
-        most = int(sampled.top_counts.max(initial=0))
+        most = int(top_counts.max(initial=0))
         if most:
-            wanting = self._on_device(np.flatnonzero(sampled.top_counts))
+            wanting = self._on_device(np.flatnonzero(top_counts))
             sampled.top_tokens_SN = most_likely(logits_SV.index_select(0, wanting), most)
             sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
         return sampled
