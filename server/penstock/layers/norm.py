@@ -19,6 +19,10 @@ class RmsNorm(Module):
         """(..., E) to (..., E)."""
         return ops.rms_norm(x_TE, self.weight_E, self.eps)
 
+    def of_sum(self, given_TE: Tensor, residual_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of both (T, E), which takes the memory of `given`, and what is made of it."""
+        return ops.add_rms_norm(given_TE, residual_TE, self.weight_E, self.eps)
+
 
 class SharedRmsNorm(RmsNorm):
     """The same where the ranks hold neighbouring parts of E, with weight (E / ranks,)."""
@@ -29,6 +33,11 @@ class SharedRmsNorm(RmsNorm):
         super().__init__(weight_E, eps)
         self.width = width
         self.group = group
+
+    def of_sum(self, given_TE: Tensor, residual_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """See RmsNorm."""
+        sum_TE = given_TE.add_(residual_TE)
+        return sum_TE, self(sum_TE)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """(T, E / ranks) to (T, E / ranks)."""

@@ -371,6 +371,22 @@ class Layer(Module):
     feed_forward_hyper: HyperConnection | MixingConnection | LowRankConnection | None = None
     ngrams: NgramInjection | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether both branches are there, read an RMS norm of the residual, and are added to it as they are."""
+        return (
+            self.attention is not None
+            and self.feed_forward is not None
+            and isinstance(self.attention_norm, RmsNorm)
+            and isinstance(self.feed_forward_norm, RmsNorm)
+            and self.attention_out_norm is None
+            and self.feed_forward_out_norm is None
+            and self.attention_residual == self.feed_forward_residual == 1.0
+            and self.beside is None
+            and self.per_layer is None
+            and self.scale_1 is None
+        )
+
 
 @dataclass(slots=True)
 class Ends(Module):
@@ -416,6 +432,8 @@ class Decoder(Module):
         self.cache_shape = config.cache_shape(group)
         self.parameters = 0  # of the whole model, over all ranks; set when it is loaded
         self.reference: Reference | None = None
+        is_sequential = not (config.parallel or config.residual_normed) and config.residual_scale == 1.0
+        self.is_plain = is_sequential and all(layer.is_plain for layer in layers)
 
     def make_batch_invariant(self, rows: int) -> None:
         """See Model."""
@@ -462,6 +480,8 @@ class Decoder(Module):
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_TAE = self._connected(layer, x_TAE, step, cache)
             return x_TAE.flatten(1) if self.ends.hyper is None else self.ends.hyper(x_TAE)
+        if self.is_plain:
+            return self._plain(x_TE, step, caches)
         for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x_TE = run(layer, x_TE, step, cache)
             if layer.per_layer is not None and given_TLY is not None:
@@ -504,6 +524,21 @@ class Decoder(Module):
         if ends.embedding_norm is not None:
             x_TE = ends.embedding_norm(x_TE)
         return x_TE
+
+    def _plain(self, x_TE: Tensor, step: Step, caches: list[LayerCache]) -> Tensor:
+        """What `_sequential` gives of plain layers: each branch is added to the residual together with the norm that the next one reads."""
+        given_TE = None
+        for layer, cache in zip(self.layers, caches, strict=True):
+            assert layer.attention is not None and isinstance(layer.attention_norm, RmsNorm)
+            assert layer.feed_forward is not None and isinstance(layer.feed_forward_norm, RmsNorm)
+            if given_TE is None:
+                read_TE = layer.attention_norm(x_TE)
+            else:
+                x_TE, read_TE = layer.attention_norm.of_sum(given_TE, x_TE)
+            given_TE = self._given(layer.attention(read_TE, step, cache), layer.attention)
+            x_TE, read_TE = layer.feed_forward_norm.of_sum(given_TE, x_TE)
+            given_TE = self._given(layer.feed_forward(read_TE), layer.feed_forward)
+        return x_TE if given_TE is None else given_TE.add_(x_TE)
 
     def _sequential(self, layer: Layer, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
         if layer.attention is not None:
@@ -577,6 +612,13 @@ class Decoder(Module):
             given_TE = layer.feed_forward(read_TE, step.ids_T)
         return layer.feed_forward_hyper.add(x_TAE, self.group.all_reduce(given_TE), shares_TY)
 
+    def _given(self, given: Tensor, branch: Mixer | FeedForward | Experts) -> Tensor:
+        """The output of a branch, all-reduced over the ranks: (T, E)."""
+        given_TE = given if isinstance(branch, Experts) else branch.out(given)
+        if self.group.size > 1:
+            self.group.all_reduce(given_TE)
+        return given_TE
+
     def _add(
         self,
         residual_TE: Tensor,
@@ -585,11 +627,9 @@ class Decoder(Module):
         norm: Norm | None,
         beside: ExpertsBeside | None = None,
     ) -> Tensor:
-        """The residual plus the output of a branch, all-reduced over the ranks."""
+        """The residual plus the output of a branch."""
         config = self.config
-        given_TE = given if isinstance(branch, Experts) else branch.out(given)
-        if self.group.size > 1:
-            self.group.all_reduce(given_TE)
+        given_TE = self._given(given, branch)
         if beside is not None:
             given_TE = beside(residual_TE, given_TE, self.group)
         if norm is not None and config.branch_norm:
