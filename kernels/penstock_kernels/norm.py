@@ -27,6 +27,16 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, eps)
 
 
+def rms_norm_in_place(x_TE: Tensor, weight_E: Tensor | None, eps: float) -> None:
+    """`rms_norm` of x in its place, whatever its strides."""
+    if _fits(x_TE):
+        from penstock_kernels.gpu import elementwise
+
+        elementwise.rms_norm_in_place(x_TE, weight_E, eps)
+        return
+    x_TE.copy_(rms_norm(x_TE, weight_E, eps))
+
+
 def add_rms_norm(
     given_TE: Tensor, residual_TE: Tensor, weight_E: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:

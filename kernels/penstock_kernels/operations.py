@@ -12,7 +12,7 @@ from penstock_kernels.attention import (
     paged_attention,
     workspace_bytes,
 )
-from penstock_kernels.cache import write_kv
+from penstock_kernels.cache import rope_and_write, write_kv
 from penstock_kernels.chosen_blocks import choose_blocks, write_block_keys
 from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
 from penstock_kernels.compressed_keys import (
@@ -35,7 +35,14 @@ from penstock_kernels.encoder_decoder_attention import (
 from penstock_kernels.experts import mix_experts, route, weigh
 from penstock_kernels.linear_attention import decayed_attention
 from penstock_kernels.matrix import embedding, heads_linear, linear
-from penstock_kernels.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm, unit_norm
+from penstock_kernels.norm import (
+    add_rms_norm,
+    gated_rms_norm,
+    layer_norm,
+    rms_norm,
+    rms_norm_in_place,
+    unit_norm,
+)
 from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata, Turn
 from penstock_kernels.rotary import rope, scale_by_position
 from penstock_kernels.routing import Routing
@@ -118,7 +125,9 @@ __all__ = [
     "previous_ids",
     "rectangle_attention",
     "rms_norm",
+    "rms_norm_in_place",
     "rope",
+    "rope_and_write",
     "route",
     "scale_by_position",
     "score_mask",

@@ -137,6 +137,22 @@ def test_rows_are_normalised(shape: tuple[int, ...], weights: str, dtype: torch.
     assert_close(ours, ops.rms_norm(x, weight, 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_normalised_where_they_lie(dtype: torch.dtype) -> None:
+    memory, weight = random(3, 9, 40, dtype=dtype), (1 + 0.1 * random(40, seed=1)).to(dtype)
+    wanted, ours = memory.clone(), memory.clone()
+    ops.rms_norm_in_place(wanted[:, 2:7], weight, 1e-5)
+    elementwise.rms_norm_in_place(ours[:, 2:7], weight, 1e-5)
+    assert_close(ours, wanted)
+    assert torch.equal(ours[:, [0, 1, 7, 8]], memory[:, [0, 1, 7, 8]])
+    wanted, ours, weight = memory.clone(), memory.clone(), 1 + 0.1 * random(200, seed=1).to(dtype)
+    ops.rms_norm_in_place(wanted[:, 2:7].flatten(1), weight, 1e-5)
+    elementwise.rms_norm_in_place(ours[:, 2:7].flatten(1), weight, 1e-5)
+    assert_close(ours, wanted)
+    assert torch.equal(ours[:, [0, 1, 7, 8]], memory[:, [0, 1, 7, 8]])
+    assert not torch.equal(ours, memory)
+
+
 def test_eps_keeps_zeros() -> None:
     assert not elementwise.rms_norm(torch.zeros(2, 40, device=DEVICE), None, 1e-6).any()
 
@@ -175,6 +191,28 @@ def test_keys_and_values_are_written(tokens: int, heads: int, size: int, dtype: 
     wanted[:, :heads, :size].index_copy_(0, slots, kv)
     elementwise.write_kv(kv, rows[:, :heads, :size], slots)
     assert torch.equal(rows, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("tokens", "queries", "kv_heads", "size", "more"),
+    [(1, 32, 8, 128, 0), (5, 3, 1, 64, 2), (3, 5, 2, 80, 0), (4, 2, 2, 8, 1)],
+)
+def test_heads_are_turned_and_written_at_once(
+    tokens: int, queries: int, kv_heads: int, size: int, more: int, dtype: torch.dtype
+) -> None:
+    cos, sin = angles(tokens, size, dtype)
+    heads = random(tokens, queries + 2 * kv_heads + more, size, dtype=dtype)
+    heads[0, -1 - more, 3] = torch.inf  # of a value, which is written as it is
+    rows = random(40, 2 * kv_heads + 2, size, dtype=dtype, seed=1)
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:tokens].to(DEVICE)
+    wanted_heads, wanted_rows, ours = heads.clone(), rows.clone(), heads.clone()
+    ops.rope_and_write(wanted_heads, queries, cos, sin, wanted_rows[:, : 2 * kv_heads], slots)
+    elementwise.rope_and_write(ours, queries, cos, sin, rows[:, : 2 * kv_heads], slots)
+    assert_close(ours[:, :queries], wanted_heads[:, :queries])
+    assert torch.equal(ours[:, queries + kv_heads :], heads[:, queries + kv_heads :])
+    assert_close(rows, wanted_rows)
+    assert torch.equal(rows[:, kv_heads:], wanted_rows[:, kv_heads:])
 
 
 def odd_logits() -> dict[str, Tensor]:
@@ -230,7 +268,9 @@ def test_operations_come_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> No
 
         return call
 
-    for name in ("rope", "gated", "gated_clamped", "rms_norm", "add_rms_norm", "write_kv"):
+    for name in (
+        "rope", "gated", "gated_clamped", "rms_norm", "rms_norm_in_place", "add_rms_norm", "write_kv", "rope_and_write",
+    ):  # fmt: skip
         monkeypatch.setattr(elementwise, name, told(name, getattr(elementwise, name)))
     monkeypatch.setattr(gpu_sampling, "greedy", told("greedy", gpu_sampling.greedy))
     x, silu = random(3, 64), ops.ACTIVATIONS["silu"]
@@ -239,10 +279,16 @@ def test_operations_come_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     ops.gated_limited(x, silu, 2.0)
     ops.gated_clamped(x, 2.0, 1.7)
     ops.rms_norm(x, None, 1e-5)
+    ops.rms_norm_in_place(x, None, 1e-5)
     ops.add_rms_norm(x.clone(), x, None, 1e-5)
-    ops.write_kv(x.view(3, 4, 16), random(9, 4, 16), torch.tensor([3, 1, 2], device=DEVICE))
+    heads, rows, slots = x.view(3, 4, 16), random(9, 4, 16), torch.tensor([3, 1, 2], device=DEVICE)
+    ops.write_kv(heads, rows, slots)
+    ops.rope_and_write(heads, 2, *angles(3, 16, torch.float32), rows[:, :2], slots)
     ops.greedy(x, x)
-    kernels = ["rope", "gated", "gated", "gated_clamped", "rms_norm", "add_rms_norm", "write_kv", "greedy"]
+    kernels = [
+        "rope", "gated", "gated", "gated_clamped", "rms_norm", "rms_norm_in_place", "add_rms_norm", "write_kv",
+        "rope_and_write", "greedy",
+    ]  # fmt: skip
     assert called == kernels
     # What there is no kernel for is computed as ever.
     assert_close(ops.gated(x, partial(silu)), ops.gated(x, silu))

@@ -10,6 +10,7 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
+from penstock_kernels import cpu_engine
 
 LLAMA3 = {
     "factor": 8.0,
@@ -162,6 +163,23 @@ def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
         )
         position += count
         assert torch.equal(driver.last_logits()[0], whole_TV[position - 1]), position
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_layers_give_what_their_operations_give_one_by_one(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    driver = Driver(checkpoints.write(tmp_path, checkpoints.config()), dtype)
+    model: Any = driver.engine.model
+    assert model.is_plain
+    found = []
+    for is_plain in (True, False):
+        model.is_plain = is_plain
+        driver.begin()
+        driver.step([row(0, PROMPT, 0, blocks_for(LENGTH), start={})])
+        found.append(driver.last_logits())
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

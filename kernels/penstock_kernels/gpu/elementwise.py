@@ -113,10 +113,10 @@ def _opened(gate_up_T2F: Tensor, function: str, alpha: float, above: float, limi
 
 @triton.jit
 def _normalise(
-    x_ptr, weight_ptr, out_ptr, x_token, x_head, heads, eps,
+    x_ptr, weight_ptr, out_ptr, x_token, x_head, out_token, out_head, heads, eps,
     SIZE: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Axis 0: tokens; 1: blocks of heads.
+    # Axis 0: tokens; 1: blocks of heads. The result may take x's place: a program reads its rows before it writes them.
     token = tl.program_id(0).to(tl.int64)
     heads_H = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
@@ -127,22 +127,33 @@ def _normalise(
     made_HD = x_HD * tl.rsqrt(tl.sum(x_HD * x_HD, 1) / SIZE + eps)[:, None]
     if HAS_WEIGHT:
         made_HD = made_HD * tl.load(weight_ptr + d, mask=d < SIZE, other=0.0).to(tl.float32)[None, :]
-    out_HD = out_ptr + (token * heads + heads_H[:, None]) * SIZE + d[None, :]
+    out_HD = out_ptr + token * out_token + heads_H[:, None] * out_head + d[None, :]
     tl.store(out_HD, made_HD.to(out_ptr.dtype.element_ty), mask=is_real_HD)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
     """See `norm.rms_norm`: x (T, D) or (T, H, D). A program holds a whole row."""
-    size = x.shape[-1]
-    heads = 1 if x.dim() == 2 else x.shape[1]
     out = x.new_empty(x.shape)
+    _normalised(x, weight_D, eps, out)
+    return out
+
+
+def rms_norm_in_place(x: Tensor, weight_D: Tensor | None, eps: float) -> None:
+    """See `norm.rms_norm_in_place`: as `rms_norm`."""
+    _normalised(x, weight_D, eps, x)
+
+
+def _normalised(x: Tensor, weight_D: Tensor | None, eps: float, out: Tensor) -> None:
+    size = x.shape[-1]
+    heads, x_head, out_head = 1, 0, 0
+    if x.dim() == 3:
+        heads, x_head, out_head = x.shape[1], x.stride(1), out.stride(1)
     block_d, block_h = _tile(size, heads)
     _normalise[x.shape[0], _pieces(heads, block_h)](
-        x, x if weight_D is None else weight_D, out, x.stride(0), 0 if x.dim() == 2 else x.stride(1), heads, eps,
+        x, x if weight_D is None else weight_D, out, x.stride(0), x_head, out.stride(0), out_head, heads, eps,
         SIZE=size, HAS_WEIGHT=weight_D is not None, BLOCK_H=block_h, BLOCK_D=block_d,
         num_warps=_warps(block_h * block_d),
     )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -205,6 +216,61 @@ def write_kv(kv_TJD: Tensor, cache_NJD: Tensor, slot_mapping_T: Tensor) -> None:
     _write[tokens, _pieces(heads, block_h)](
         kv_TJD, cache_NJD, slot_mapping_T, *kv_TJD.stride(), *cache_NJD.stride(), heads,
         SIZE=size, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=_warps(block_h * block_d),
+    )  # fmt: skip
+
+
+@triton.jit
+def _turn_and_write(
+    x_ptr, cos_ptr, sin_ptr, cache_ptr, slots_ptr, x_token, x_head, cos_token, sin_token, cache_row, cache_head,
+    queries, turned, heads,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Axis 0: tokens; 1: blocks of heads. Heads from `queries` on go to the cache, those before `turned` are turned.
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(slots_ptr + token)
+    heads_H = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    is_real_D = d < HALF
+    cos_D = tl.load(cos_ptr + token * cos_token + d, mask=is_real_D, other=0.0).to(tl.float32)
+    # The second half: the first is its negative.
+    sin_D = tl.load(sin_ptr + token * sin_token + HALF + d, mask=is_real_D, other=0.0).to(tl.float32)
+    first_ptr = x_ptr + token * x_token + heads_H[:, None] * x_head + d[None, :]
+    is_real_HD = (heads_H < heads)[:, None] & is_real_D[None, :]
+    first_HD = tl.load(first_ptr, mask=is_real_HD, other=0.0)
+    second_HD = tl.load(first_ptr + HALF, mask=is_real_HD, other=0.0)
+    long_first_HD, long_second_HD = first_HD.to(tl.float32), second_HD.to(tl.float32)
+    first_turned_HD = long_first_HD * cos_D[None, :] - long_second_HD * sin_D[None, :]
+    second_turned_HD = long_second_HD * cos_D[None, :] + long_first_HD * sin_D[None, :]
+    is_turned_H1 = (heads_H < turned)[:, None]
+    first_HD = tl.where(is_turned_H1, first_turned_HD.to(first_HD.dtype), first_HD)
+    second_HD = tl.where(is_turned_H1, second_turned_HD.to(second_HD.dtype), second_HD)
+    is_query_HD = (heads_H < queries)[:, None] & is_real_HD
+    tl.store(first_ptr, first_HD, mask=is_query_HD)
+    tl.store(first_ptr + HALF, second_HD, mask=is_query_HD)
+    kept_ptr = cache_ptr + row * cache_row + (heads_H - queries)[:, None] * cache_head + d[None, :]
+    is_kept_HD = (heads_H >= queries)[:, None] & is_real_HD
+    tl.store(kept_ptr, first_HD, mask=is_kept_HD)
+    tl.store(kept_ptr + HALF, second_HD, mask=is_kept_HD)
+
+
+def rope_and_write(
+    heads_THD: Tensor,
+    queries: int,
+    cos_T1D: Tensor,
+    sin_T1D: Tensor,
+    cache_NJD: Tensor,
+    slot_mapping_T: Tensor,
+) -> None:
+    """See `cache.rope_and_write`. Numbers of a head are neighbours, in the cache as well."""
+    tokens, _, size = heads_THD.shape
+    kept = cache_NJD.shape[1]
+    heads, half = queries + kept, size // 2
+    block_d, block_h = _tile(half, heads)
+    _turn_and_write[tokens, _pieces(heads, block_h)](
+        heads_THD, cos_T1D, sin_T1D, cache_NJD, slot_mapping_T,
+        heads_THD.stride(0), heads_THD.stride(1), cos_T1D.stride(0), sin_T1D.stride(0),
+        cache_NJD.stride(0), cache_NJD.stride(1), queries, queries + kept // 2, heads,
+        HALF=half, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=_warps(block_h * block_d),
     )  # fmt: skip
 
 

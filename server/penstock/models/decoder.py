@@ -77,6 +77,12 @@ class Attention(Module):
         self.temperature = config.layers[layer].temperature
         self.clip = config.clip_qkv
         self.norms_rotated = config.qk_norm_rotated
+        self.turns_and_writes = (
+            self.writes
+            and self.rope is not None
+            and self.rope_dim == self.head_dim
+            and not self.norms_rotated
+        )
         self.norm_over_all = config.qk_norm_over == "all"
         self.qkv, self.out = qkv, out
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -95,28 +101,29 @@ class Attention(Module):
         q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
         if not self.norms_rotated:
             self._normalise(q_THD, k_TKD)
-        if self.rope is not None:
-            turned_TD = heads_TD[:, : heads + kv_heads]
-            if self.rope_dim < self.head_dim:
-                turned_TD = turned_TD[..., : self.rope_dim]
-            ops.rope(turned_TD, *step.ropes[self.rope])
-        if self.norms_rotated:
-            self._normalise(q_THD, k_TKD)
-        if self.temperature is not None:
-            heat = self.temperature
-            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
-        # All rows write before any row reads: one row's prefix may be what another row computes now.
+        if self.writes:
+            v_TKD = heads_TD[:, heads + kv_heads : heads + 2 * kv_heads]
+            if self.value_norm is not None:
+                self.value_norm.in_place(v_TKD)
+            if self.value_scale != 1.0:
+                v_TKD.mul_(self.value_scale)
         slot_mapping_T, attention = step.view(self.window, cache)
         rows_NJD = cache.rows_NJD
         if not self.own_cache:
             rows_NJD = rows_NJD.view(len(rows_NJD), -1, self.head_dim)[:, : 2 * self.kv_heads]
-        if self.writes:
-            v_TKD = heads_TD[:, heads + kv_heads : heads + 2 * kv_heads]
-            if self.value_norm is not None:
-                v_TKD.copy_(self.value_norm(v_TKD))
-            if self.value_scale != 1.0:
-                v_TKD.mul_(self.value_scale)
-            ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
+        # All rows write before any row reads: one row's prefix may be what another row computes now.
+        if self.turns_and_writes and self.rope is not None:
+            ops.rope_and_write(heads_TD, heads, *step.ropes[self.rope], rows_NJD, slot_mapping_T)
+        else:
+            if self.rope is not None:
+                ops.rope(heads_TD[:, : heads + kv_heads, : self.rope_dim], *step.ropes[self.rope])
+            if self.norms_rotated:
+                self._normalise(q_THD, k_TKD)
+            if self.writes:
+                ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
+        if self.temperature is not None:
+            heat = self.temperature
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         chosen = None
         if self.indexer is not None and self.rope is not None:
             chosen = self.indexer.choose(x_TE, step, self.rope, cache.rows_NJD, slot_mapping_T, attention)
@@ -134,10 +141,8 @@ class Attention(Module):
         for norm, rows_THD in ((self.q_norm, q_THD), (self.k_norm, k_TKD)):
             if norm is None:
                 continue
-            if self.norm_over_all:
-                rows_THD.copy_(norm(rows_THD.flatten(1)).view_as(rows_THD))
-            else:
-                rows_THD.copy_(norm(rows_THD))
+            # Flat they are a view: heads lie one behind another.
+            norm.in_place(rows_THD.flatten(1) if self.norm_over_all else rows_THD)
 
 
 class LatentAttention(TiledModule):
