@@ -21,7 +21,8 @@ from client import DEVICE, row
 from driver import Driver
 from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
-from penstock.engine.step_graphs import Compute, StepGraphs, sizes
+from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
+from test_recurrent import write as recurrent_model
 
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -54,6 +55,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
                 patch.setattr(step_graphs, "capture", computed_again)
                 patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
                 # Programs run one after another here.
+                patch.setattr(step_graphs, "MIXED_TOKENS", (96,))
                 monkeypatch.setattr(attention, "PROGRAMS", 8)
             driver = Driver(folder, **options)
             engine = driver.engine
@@ -129,8 +131,8 @@ class Counter:
 
 
 def prompt(rng: np.random.Generator, tokens: int) -> list[int]:
-    """Of ids that the models have."""
-    return [int(token) for token in rng.integers(3, 190, tokens)]
+    """Of ids that all these models have."""
+    return [int(token) for token in rng.integers(3, 99, tokens)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -197,6 +199,26 @@ def test_drafts_are_verified_in_graphs(
     accepted = compare(ours, plain, [row(0, None, 20, drafts=right), row(1, None, 9, drafts=wrong)])
     assert np.frombuffer(accepted, "<u4")[0] >= 2
     assert counter.mixed == 2 and counter.decodes == 0
+
+
+def test_states_are_advanced_in_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    folder = recurrent_model(tmp_path)
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
+    counter = Counter(ours)
+    rng = np.random.default_rng(2)
+    at = {0: 37, 1: 5, 2: 1}
+    compare(
+        ours,
+        plain,
+        [row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={}) for s, n in at.items()],
+    )
+    for step in range(8):
+        order = list(at)[step % 3 :] + list(at)[: step % 3]
+        compare(ours, plain, [row(s, None, at[s]) for s in (order if step < 6 else order[:2])])
+        at = {s: p + int(step < 6 or s in order[:2]) for s, p in at.items()}
+    assert counter.decodes == 8 and counter.mixed == 0
 
 
 def test_graphs_are_of_few_sizes_that_fit_closely() -> None:

@@ -16,7 +16,6 @@ from penstock.engine.plan import Starts
 from penstock_kernels.program import Array
 
 
-
 @dataclass(slots=True)
 class Sampled:
     """One entry per token sampled: of each row that samples, one more than it has drafts."""
