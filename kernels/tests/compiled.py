@@ -146,10 +146,32 @@ def attention() -> None:
             attend(q_THD, cache, pieces, 1.0, out, modifiers)
 
 
+def between_products() -> None:
+    """Rotation, gates, norms, cache writes and greedy sampling, at Llama 8B's sizes."""
+    from penstock_kernels.gpu import elementwise, sampling
+
+    for dtype in (torch.bfloat16, torch.float32):
+        heads_THD = torch.zeros((3, 48, 128), dtype=dtype)
+        cos_T1D, cache_NJD = torch.zeros((3, 1, 128), dtype=dtype), torch.zeros((64, 16, 128), dtype=dtype)
+        slots_T = torch.zeros(3, dtype=torch.int64)
+        elementwise.rope(heads_THD[:, :40], cos_T1D, cos_T1D)
+        elementwise.rope_and_write(heads_THD, 32, cos_T1D, cos_T1D, cache_NJD, slots_T)
+        elementwise.write_kv(heads_THD[:, 32:], cache_NJD, slots_T)
+        x_TE, weight_E = torch.zeros((3, 4096), dtype=dtype), torch.zeros(4096, dtype=dtype)
+        elementwise.rms_norm(x_TE, weight_E, 1e-5)
+        elementwise.rms_norm_in_place(heads_THD[:, :32], weight_E[:128], 1e-5)
+        elementwise.add_rms_norm(x_TE, x_TE.clone(), weight_E, 1e-5)
+        for kind in ("silu", "gelu", "gelu_tanh", "relu2"):
+            elementwise.gated(torch.zeros((3, 28672), dtype=dtype), kind)
+        elementwise.gated_clamped(torch.zeros((3, 5760), dtype=dtype), 7.0, 1.702)
+    sampling.greedy(torch.zeros((3, 128256)))
+
+
 def main() -> None:
     """Compiles and prints."""
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
         attention()
+        between_products()
     print("\n".join(compilation.seen.values()))
     if compilation.too_large:
         sys.exit("too large for a block:\n" + "\n".join(compilation.too_large))
