@@ -1,10 +1,11 @@
-"""Mixtures of experts: routing, and the weighted sum of the experts' outputs.
+"""Mixtures of experts: routing, and the weighted sum of the experts' outputs, which on a GPU is `gpu/experts.py`.
 
 Letters beside those of the package: A experts of one token, G rows of an expert's first matrix.
 """
 
 from collections.abc import Callable
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.matrix import linear
 from penstock_kernels.routing import Routing
@@ -87,6 +88,21 @@ def mix_experts(
     G is F, or 2F for a gate and what it opens (`activation` turns G into F); down (X, E, F). `tile` as in `linear`.
     `weighs_input`: the weight is a factor of x, rounded to its dtype, in place of the output.
     """
+    if not tile and usable(x_TE):
+        from penstock_kernels.gpu import experts as on_gpu
+
+        return on_gpu.mix_experts(
+            x_TE,
+            weights_TA,
+            experts_TA,
+            first,
+            up_XGE,
+            up_bias_XG,
+            down_XEF,
+            down_bias_XE,
+            activation,
+            weighs_input,
+        )
     out_TE = torch.zeros(x_TE.shape, dtype=torch.float32, device=x_TE.device)
     for index in range(up_XGE.shape[0]):
         tokens, place = (experts_TA == first + index).nonzero(as_tuple=True)

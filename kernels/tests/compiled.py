@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,31 @@ def between_products() -> None:
     sampling.greedy(torch.zeros((3, 128256)))
 
 
+def experts() -> None:
+    """Qwen3-30B-A3B's and GPT-OSS' shapes, with fewer experts: a decode, many of them, a prompt, and a long one."""
+    from penstock_kernels.gpu.experts import mix_experts
+
+    for dtype in (torch.bfloat16, torch.float32):
+        for width, inner, has_bias in ((2048, 768, False), (2880, 2880, True)):
+            matrices: dict[str, Any] = {
+                "up_XGE": torch.zeros((8, 2 * inner, width), dtype=dtype),
+                "up_bias_XG": torch.zeros((8, 2 * inner), dtype=dtype) if has_bias else None,
+                "down_XEF": torch.zeros((8, width, inner), dtype=dtype),
+                "down_bias_XE": torch.zeros((8, width), dtype=dtype) if has_bias else None,
+                "activation": partial(torch.narrow, dim=1, start=0, length=inner),
+            }
+            for tokens in (1, 30, 100, 300):
+                chosen = torch.zeros((tokens, 4), dtype=torch.int64)
+                x_TE = torch.zeros((tokens, width), dtype=dtype)
+                mix_experts(x_TE, torch.zeros((tokens, 4)), chosen, 0, **matrices)
+
+
 def main() -> None:
     """Compiles and prints."""
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
         attention()
         between_products()
+        experts()
     print("\n".join(compilation.seen.values()))
     if compilation.too_large:
         sys.exit("too large for a block:\n" + "\n".join(compilation.too_large))
