@@ -4,7 +4,7 @@
         [--tokens 64] [--layers N] [--peers penstock,transformers] [--profile] [--json FILE]
 
 Models have the shape that is published for their name (`--layers`: fewer of them), random weights in bf16, and are made on the spot
-in `--folder` (/dev/shm). No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
+in `--folder`. No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
 packed as for the wire. Decode speed is batch x tokens over the time of that many steps behind contexts of `--context`. The limits are
 measured in the same run: a copy of 2 GiB (bytes read and written) and a product of 8,192 x 8,192 x 8,192 in bf16. The share of a decode
 is (bytes of weights that a step reads and of keys and values) / bandwidth, of a prompt (2 x parameters x tokens) / arithmetic.
@@ -15,9 +15,9 @@ import gc
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from penstock.engine.engine import Engine, Launched
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
@@ -33,6 +34,7 @@ from penstock.engine.preparation import kv_bytes_per_token, prepare
 from penstock.proto import penstock_pb2 as pb
 
 NONE = np.zeros(0, np.uint32)
+FILES = 8
 
 SHAPES: dict[str, dict[str, Any]] = {
     # As published: names of `transformers` configurations.
@@ -85,17 +87,36 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(shape: dict[str, Any], folder: Path) -> None:
+def make(shape: dict[str, Any], folder: Path, device: str = "cuda") -> None:
     """Writes a checkpoint with random weights, made on the GPU by transformers' class."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
         shape["model_type"], **{k: v for k, v in shape.items() if k != "model_type"}
     )
-    with torch.device("cuda"):
+    with torch.device(device):
         classes: Any = AutoModelForCausalLM
         model = classes.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="100GB")
+    if "num_experts" in shape:  # which have other names in files
+        model.save_pretrained(folder)
+        return
+    folder.mkdir(parents=True)
+    config.save_pretrained(folder)
+    # Several files, written side by side.
+    tensors = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    if shape.get("tie_word_embeddings"):
+        del tensors["lm_head.weight"]
+    names = sorted(tensors)
+    parts = [names[at::FILES] for at in range(FILES)]
+    files = [f"model-{at + 1:05}-of-{FILES:05}.safetensors" for at in range(FILES)]
+
+    def save(at: int) -> None:
+        save_file({name: tensors[name] for name in parts[at]}, folder / files[at], {"format": "pt"})
+
+    with ThreadPoolExecutor(FILES) as pool:
+        list(pool.map(save, range(FILES)))
+    of = {name: file for part, file in zip(parts, files, strict=True) for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": of}))
     del model
     gc.collect()
     torch.cuda.empty_cache()
@@ -291,12 +312,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=0, help="0: all")
     parser.add_argument("--peers", default="penstock")
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/dev/shm/penstock-gpu"), help="of models, which stay there"
+    )
+    parser.add_argument("--make", action="store_true", help="make the models and nothing else")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: torch sees no GPU")
-    bandwidth, arithmetic = limits()
+    bandwidth, arithmetic = (0.0, 0.0) if arguments.make else limits()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {bandwidth / 1e9:.0f} GB/s,"
         f" {arithmetic / 1e12:.0f} TFLOP/s",
@@ -306,18 +330,20 @@ def main() -> None:
         shape = dict(SHAPES[name])
         if arguments.layers:
             shape["num_hidden_layers"] = arguments.layers
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
-            folder = Path(made)
+        folder = arguments.folder / name
+        if not (folder / "config.json").exists():
             began = time.perf_counter()
             make(shape, folder)
             print(f"{name}: made in {time.perf_counter() - began:.1f} s", flush=True)
-            measure(name, shape, folder, arguments, bandwidth, arithmetic)
-            gc.collect()
-            torch.cuda.empty_cache()
-            if "transformers" in arguments.peers:
-                transformers_peer(
-                    folder, arguments.batches, arguments.context, arguments.tokens, shape["vocab_size"]
-                )
+        if arguments.make:
+            continue
+        measure(name, shape, folder, arguments, bandwidth, arithmetic)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if "transformers" in arguments.peers:
+            transformers_peer(
+                folder, arguments.batches, arguments.context, arguments.tokens, shape["vocab_size"]
+            )
 
 
 def measure(

@@ -19,7 +19,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from itertools import pairwise
@@ -110,19 +109,20 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32,128")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/penstock-gpu"))
     parser.add_argument("--log", type=Path, default=Path("/tmp/gpu_http.log"))
     parser.add_argument("flags", nargs="*", help="of penstock, behind --")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
-        folder = arguments.model
-        if folder is None:
-            from gpu import SHAPES, make
+    folder = arguments.model
+    if folder is None:
+        from gpu import SHAPES, make
 
-            folder = Path(made)
+        folder = arguments.folder / arguments.shape
+        if not (folder / "config.json").exists():
             make(SHAPES[arguments.shape], folder)
+        if not (folder / "tokenizer.json").exists():
             write_tokenizer(folder, SHAPES[arguments.shape]["vocab_size"])
-        serve(arguments, folder)
+    serve(arguments, folder)
 
 
 def serve(arguments: Any, folder: Path) -> None:
