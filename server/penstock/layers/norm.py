@@ -19,14 +19,6 @@ class RmsNorm(Module):
         """(..., E) to (..., E)."""
         return ops.rms_norm(x_TE, self.weight_E, self.eps)
 
-    def in_place(self, x_TE: Tensor) -> None:
-        """(..., E), whatever its strides."""
-        ops.rms_norm_in_place(x_TE, self.weight_E, self.eps)
-
-    def of_sum(self, given_TE: Tensor, residual_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of both (T, E), which takes the memory of `given`, and what is made of it."""
-        return ops.add_rms_norm(given_TE, residual_TE, self.weight_E, self.eps)
-
 
 class SharedRmsNorm(RmsNorm):
     """The same where the ranks hold neighbouring parts of E, with weight (E / ranks,)."""
@@ -37,15 +29,6 @@ class SharedRmsNorm(RmsNorm):
         super().__init__(weight_E, eps)
         self.width = width
         self.group = group
-
-    def in_place(self, x_TE: Tensor) -> None:
-        """See RmsNorm."""
-        x_TE.copy_(self(x_TE))
-
-    def of_sum(self, given_TE: Tensor, residual_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """See RmsNorm."""
-        sum_TE = given_TE.add_(residual_TE)
-        return sum_TE, self(sum_TE)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """(T, E / ranks) to (T, E / ranks)."""
@@ -65,10 +48,6 @@ class LayerNorm(Module):
         self.weight_E = weight_E
         self.bias_E = bias_E
         self.eps = eps
-
-    def in_place(self, x_TE: Tensor) -> None:
-        """(..., E), whatever its strides."""
-        x_TE.copy_(self(x_TE))
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         """(..., E) to (..., E)."""

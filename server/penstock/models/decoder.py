@@ -104,7 +104,7 @@ class Attention(Module):
         if self.writes:
             v_TKD = heads_TD[:, heads + kv_heads : heads + 2 * kv_heads]
             if self.value_norm is not None:
-                self.value_norm.in_place(v_TKD)
+                ops.rms_norm_in_place(v_TKD, None, self.value_norm.eps)
             if self.value_scale != 1.0:
                 v_TKD.mul_(self.value_scale)
         slot_mapping_T, attention = step.view(self.window, cache)
@@ -141,8 +141,12 @@ class Attention(Module):
         for norm, rows_THD in ((self.q_norm, q_THD), (self.k_norm, k_TKD)):
             if norm is None:
                 continue
-            # Flat they are a view: heads lie one behind another.
-            norm.in_place(rows_THD.flatten(1) if self.norm_over_all else rows_THD)
+            if self.norm_over_all:
+                rows_THD = rows_THD.flatten(1)  # a view: heads lie one behind another
+            if type(norm) is RmsNorm:
+                ops.rms_norm_in_place(rows_THD, norm.weight_E, norm.eps)
+            else:
+                rows_THD.copy_(norm(rows_THD))
 
 
 class LatentAttention(TiledModule):
@@ -378,12 +382,12 @@ class Layer(Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether both branches are there, read an RMS norm of the residual, and are added to it as they are."""
+        """Whether both branches are there, read an RMS norm of the residual, no more, and are added to it as they are."""
         return (
             self.attention is not None
             and self.feed_forward is not None
-            and isinstance(self.attention_norm, RmsNorm)
-            and isinstance(self.feed_forward_norm, RmsNorm)
+            and type(self.attention_norm) is RmsNorm
+            and type(self.feed_forward_norm) is RmsNorm
             and self.attention_out_norm is None
             and self.feed_forward_out_norm is None
             and self.attention_residual == self.feed_forward_residual == 1.0
@@ -539,9 +543,11 @@ class Decoder(Module):
             if given_TE is None:
                 read_TE = layer.attention_norm(x_TE)
             else:
-                x_TE, read_TE = layer.attention_norm.of_sum(given_TE, x_TE)
+                norm = layer.attention_norm
+                x_TE, read_TE = ops.add_rms_norm(given_TE, x_TE, norm.weight_E, norm.eps)
             given_TE = self._given(layer.attention(read_TE, step, cache), layer.attention)
-            x_TE, read_TE = layer.feed_forward_norm.of_sum(given_TE, x_TE)
+            norm = layer.feed_forward_norm
+            x_TE, read_TE = ops.add_rms_norm(given_TE, x_TE, norm.weight_E, norm.eps)
             given_TE = self._given(layer.feed_forward(read_TE), layer.feed_forward)
         return x_TE if given_TE is None else given_TE.add_(x_TE)
 
