@@ -22,6 +22,7 @@ from driver import Driver
 from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
+from penstock_kernels import experts
 from test_recurrent import write as recurrent_model
 
 if DEVICE == "cpu":
@@ -199,6 +200,54 @@ def test_drafts_are_verified_in_graphs(
     accepted = compare(ours, plain, [row(0, None, 20, drafts=right), row(1, None, 9, drafts=wrong)])
     assert np.frombuffer(accepted, "<u4")[0] >= 2
     assert counter.mixed == 2 and counter.decodes == 0
+
+
+def mixture(folder: Path) -> Path:
+    """A small Mixtral."""
+    config = checkpoints.config(
+        architectures=["MixtralForCausalLM"],
+        model_type="mixtral",
+        num_hidden_layers=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+    )
+    weights = checkpoints.tensors(config)
+    generator = torch.Generator().manual_seed(9)
+    width, forward = config["hidden_size"], config["intermediate_size"]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            del weights[f"{at}mlp.{name}.weight"]
+        weights[f"{at}block_sparse_moe.gate.weight"] = torch.randn(5, width, generator=generator)
+        for expert in range(5):
+            for name, shape in (("w1", (forward, width)), ("w3", (forward, width)), ("w2", (width, forward))):
+                made = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+                weights[f"{at}block_sparse_moe.experts.{expert}.{name}.weight"] = made
+    return checkpoints.write(folder, config, weights)
+
+
+def test_experts_are_mixed_in_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    folder = mixture(tmp_path)
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
+    counter = Counter(ours)
+    for driver, usable in ((ours, True), (plain, False)):
+
+        def step(*arguments: Any, step: Any = driver.step, usable: bool = usable, **more: Any) -> Any:
+            with monkeypatch.context() as patch:
+                patch.setattr(experts, "usable", lambda tensor: usable)
+                return step(*arguments, **more)
+
+        monkeypatch.setattr(driver, "step", step)
+    rng = np.random.default_rng(3)
+    at = {0: 37, 1: 5, 2: 1}
+    starts = [row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={}) for s, n in at.items()]
+    compare(ours, plain, starts)
+    for _ in range(3):
+        compare(ours, plain, [row(s, None, p) for s, p in at.items()])
+        at = {s: p + 1 for s, p in at.items()}
+    assert counter.decodes == 3 and counter.mixed == 1
 
 
 def test_states_are_advanced_in_graphs(
