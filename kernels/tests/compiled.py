@@ -124,7 +124,7 @@ def attention() -> None:
         (torch.float32, 8, 4, 256, 0),
         (torch.float32, 16, 1, 576, 512),
     ):
-        columns = torch.zeros(2, dtype=torch.int32)
+        columns = torch.zeros((5, 2), dtype=torch.int32)
         for window, modifiers in (
             (0, ScoreModifiers(latent=latent)),
             (128, ScoreModifiers(50.0, sinks_H=torch.zeros(heads), latent=latent)),
@@ -132,10 +132,6 @@ def attention() -> None:
             pieces = Pieces(
                 torch.zeros((64, 64), dtype=torch.int32),
                 16,
-                columns,
-                columns,
-                columns,
-                columns,
                 columns,
                 1,
                 100,

@@ -127,11 +127,15 @@ def test_the_kernel_computes_the_definition(case: Case, monkeypatch: pytest.Monk
     pieces = Pieces(
         pages_SW,
         BLOCK,
-        torch.arange(slots, dtype=torch.int32, device=DEVICE),
-        torch.tensor([position for position, _ in case.pieces], dtype=torch.int32, device=DEVICE),
-        firsts.to(DEVICE),
-        counts.to(DEVICE),
-        (others.cumsum(0).int() - others).to(DEVICE),
+        torch.stack(
+            (
+                torch.arange(slots, dtype=torch.int32),
+                torch.tensor([position for position, _ in case.pieces], dtype=torch.int32),
+                firsts,
+                counts,
+                torch.cat((others.cumsum(0).int() - others, counts[:decodes])),
+            )
+        ).to(DEVICE),
         decodes,
         int(others.sum()),
         case.window,

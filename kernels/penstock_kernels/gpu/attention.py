@@ -39,7 +39,8 @@ def _piece_of(before_ptr, tile, pieces, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit
+# What is another number in every step must not be compiled anew for those that are 1, or multiples of 16.
+@triton.jit(do_not_specialize=["columns", "first_piece", "pieces", "splits"])
 def _attend(
     q_ptr,
     cache_ptr,
@@ -47,13 +48,11 @@ def _attend(
     parts_ptr,
     sums_ptr,
     pages_ptr,
-    slots_ptr,
-    positions_ptr,
-    firsts_ptr,
-    counts_ptr,
-    before_ptr,
+    columns_ptr,
     bias_ptr,
     sinks_ptr,
+    columns,
+    first_piece,
     pieces,
     q_token,
     q_head,
@@ -95,6 +94,7 @@ def _attend(
     first_head = kv_head * shared + (tl.program_id(1) % head_blocks) * HEADS_AT_ONCE
     split = tl.program_id(2)
     m = tl.arange(0, BLOCK_M)
+    before_ptr = columns_ptr + 4 * columns
     if IS_DECODE:
         piece = tl.program_id(0)
         first_query = 0
@@ -108,12 +108,13 @@ def _attend(
         queries_M = first_query + m // HEADS_AT_ONCE
         heads_M = first_head + m % HEADS_AT_ONCE
         in_tile_M = m < BLOCK_Q * HEADS_AT_ONCE
-    count = tl.load(counts_ptr + piece)
+    column_ptr = columns_ptr + first_piece + piece
+    count = tl.load(column_ptr + 3 * columns)
     if first_query >= count:
         return
-    slot = tl.load(slots_ptr + piece).to(tl.int64)
-    position = tl.load(positions_ptr + piece)
-    token = tl.load(firsts_ptr + piece)
+    slot = tl.load(column_ptr).to(tl.int64)
+    position = tl.load(column_ptr + columns)
+    token = tl.load(column_ptr + 2 * columns)
     # The heads of the last block may be fewer.
     valid_M = in_tile_M & (queries_M < count) & (heads_M < (kv_head + 1) * shared)
     positions_M = position + queries_M
@@ -218,12 +219,13 @@ def _attend(
         tl.store(out_M[:, None] + v[None, :], result_MV.to(out_ptr.dtype.element_ty), mask=stored_MV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns"])
 def _join(
     parts_ptr,
     sums_ptr,
     out_ptr,
-    firsts_ptr,
+    columns_ptr,
+    columns,
     out_token,
     heads,
     DV: tl.constexpr,
@@ -231,7 +233,7 @@ def _join(
     SPLITS: tl.constexpr,
 ):
     """The parts of one head of a decode become its result."""
-    token = tl.load(firsts_ptr + tl.program_id(0)).to(tl.int64)
+    token = tl.load(columns_ptr + 2 * columns + tl.program_id(0)).to(tl.int64)
     head = tl.program_id(1)
     place = (token * heads + head) * SPLITS
     splits = tl.arange(0, SPLITS)
@@ -306,13 +308,11 @@ def attend(
             parts,
             sums,
             pieces.pages_SW,
-            pieces.slots_P[some],
-            pieces.positions_P[some],
-            pieces.firsts_P[some],
-            pieces.counts_P[some],
-            pieces.before_P,
+            pieces.columns_5P,
             cache_NJD if bias_HN is None else bias_HN,
             cache_NJD if sinks_H is None else sinks_H,
+            pieces.columns_5P.shape[1],
+            some.start,
             some.stop - some.start,
             q_THD.stride(0),
             q_THD.stride(1),
@@ -337,12 +337,12 @@ def attend(
         )
         if splits > 1:
             _join[tiles, heads](
-                parts, sums, out_THD, pieces.firsts_P, out_THD.stride(0), heads,
+                parts, sums, out_THD, pieces.columns_5P, pieces.columns_5P.shape[1], out_THD.stride(0), heads,
                 DV=values, BLOCK_V=_block(values), SPLITS=splits, num_warps=4,
             )  # fmt: skip
 
     keys = 64 if numbers <= 128 else 32 if numbers <= 256 else 16
-    decodes, others = pieces.decodes, len(pieces.slots_P) - pieces.decodes
+    decodes, others = pieces.decodes, pieces.columns_5P.shape[1] - pieces.decodes
     if decodes:
         at_once = min(shared, 64 if numbers <= 256 else 16)
         tile = {

@@ -7,15 +7,13 @@ from penstock_kernels.later import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of sequences, with neighbouring queries each: first those that have one ("decodes"). Columns are int32."""
+    """Pieces of sequences, with neighbouring queries each: first those that have one ("decodes")."""
 
-    pages_SW: Tensor  # of each slot the page of each block
+    pages_SW: Tensor  # int32: of each slot the page of each block
     block_size: int
-    slots_P: Tensor
-    positions_P: Tensor  # of a piece's first query, in its sequence
-    firsts_P: Tensor  # where the piece begins among the step's tokens
-    counts_P: Tensor  # its queries
-    before_P: Tensor  # of each piece that is no decode the queries of those before it that are none
+    # int32, contiguous: slots; positions of a piece's first query, in its sequence; where it begins among the step's tokens; its queries;
+    # and of the pieces that are no decodes, which begin at 0 here, the queries of those before.
+    columns_5P: Tensor
     decodes: int
     queries: int  # of the others together
     window: int = 0  # keys that a query sees, itself among them; 0: all

@@ -32,7 +32,7 @@ WASTE_FREE = 4096
 FEW_NUMBERS = 1 << 17
 
 # Queries of a prompt from which torch's own attention is faster on a GPU than one kernel for all.
-LONG_PROMPT = 512
+LONG_PROMPT = 2048
 
 NOTHING_MOVED: I64 = np.zeros((0, 3), np.int64)
 

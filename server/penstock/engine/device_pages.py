@@ -51,7 +51,7 @@ class DevicePages:
 class HostPieces:
     """Columns of `Pieces` on the host."""
 
-    columns_5P: I32  # slots, positions, firsts, counts, and queries before, whose first entries are of the first piece that is no decode
+    columns_5P: I32
     decodes: int
     queries: int
 
@@ -74,9 +74,8 @@ def host_pieces(slots_P: I64, positions_P: I64, counts_P: I64, decodes: int) -> 
 
 def pieces_of(columns_5P: Tensor, decodes: int, queries: int, pages: DevicePages) -> Pieces:
     """From columns on the device, in the first table and without a window."""
-    slots_P, positions_P, firsts_P, counts_P, before_P = columns_5P
     first = pages.pages_BSW[0] if len(pages.pages_BSW) else columns_5P
-    return Pieces(first, BLOCK_SIZE, slots_P, positions_P, firsts_P, counts_P, before_P, decodes, queries)
+    return Pieces(first, BLOCK_SIZE, columns_5P, decodes, queries)
 
 
 def seen_through(pieces: Pieces, window: Window | None, pages_SW: Tensor) -> Pieces:
