@@ -14,7 +14,9 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -43,11 +45,15 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-async def stream(port: int, prompt: str, tokens: int) -> list[float]:
+async def stream(port: int, prompt: str, tokens: int, parameters: dict[str, Any]) -> list[float]:
     """When each token's event arrived, after when the request was sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
-        {"inputs": prompt, "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}, "stream": True}
+        {
+            "inputs": prompt,
+            "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True, **parameters},
+            "stream": True,
+        }
     )
     head = f"POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     times = [time.perf_counter()]
@@ -63,23 +69,31 @@ async def stream(port: int, prompt: str, tokens: int) -> list[float]:
     return times
 
 
-def client(port: int, prompts: list[str], tokens: int, results: Any) -> None:
+def client(port: int, prompts: list[str], tokens: int, parameters: dict[str, Any], results: Any) -> None:
     """One process with some of the streams."""
 
     async def all_streams() -> list[list[float]]:
-        return await asyncio.gather(*(stream(port, prompt, tokens) for prompt in prompts))
+        return await asyncio.gather(*(stream(port, prompt, tokens, parameters) for prompt in prompts))
 
     results.put(asyncio.run(all_streams()))
 
 
-def measure(port: int, streams: int, prompt_tokens: int, tokens: int) -> str:
-    """Runs so many streams at once."""
+def measure(
+    port: int, streams: int, prompt_tokens: int, tokens: int, parameters: dict[str, Any], kill: int = 0
+) -> str:
+    """Runs so many streams at once. `kill`: a process that is killed on the way."""
     prompts = ["".join(random.choices("abcdefghij", k=prompt_tokens)) for _ in range(streams)]
     results: Any = multiprocessing.Queue()
     parts = [part for part in (prompts[i::PROCESSES] for i in range(PROCESSES)) if part]
-    clients = [multiprocessing.Process(target=client, args=(port, part, tokens, results)) for part in parts]
+    clients = [
+        multiprocessing.Process(target=client, args=(port, part, tokens, parameters, results))
+        for part in parts
+    ]
     for process in clients:
         process.start()
+    if kill:
+        time.sleep(1.0)
+        os.kill(kill, signal.SIGKILL)
     times = [one for _ in clients for one in results.get(timeout=300)]
     for process in clients:
         process.join()
@@ -100,6 +114,23 @@ def _ms(sorted_seconds: list[float], percentile: int) -> str:
     return f"{1e3 * statistics.quantiles(sorted_seconds, n=100, method='inclusive')[percentile - 1]:.1f}"
 
 
+def worker_of(launcher: int) -> int:
+    """The process of the first worker that a launcher has started."""
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        try:
+            if b"penstock.worker" in (process / "cmdline").read_bytes() and _started(process, launcher):
+                return int(process.name)
+        except OSError:
+            continue
+    raise RuntimeError("no worker is running")
+
+
+def _started(process: Path, launcher: int) -> bool:
+    """Whether one process has started the other, or what started it."""
+    parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    return parent == launcher or (parent > 1 and _started(Path("/proc") / str(parent), launcher))
+
+
 def main() -> None:
     """Starts the server, runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -109,6 +140,8 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32,128")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--parameters", default="{}", help="of the requests, as JSON")
+    parser.add_argument("--kill", action="store_true", help="then kill the worker while 8 streams run")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/penstock-gpu"))
     parser.add_argument("--log", type=Path, default=Path("/tmp/gpu_http.log"))
     parser.add_argument("flags", nargs="*", help="of penstock, behind --")
@@ -144,9 +177,14 @@ def serve(arguments: Any, folder: Path) -> None:
             except OSError:
                 time.sleep(0.05)
         print(f"ready after {time.perf_counter() - began:.1f} s", flush=True)
-        measure(port, 2, arguments.prompt_tokens, 8)
+        sizes, parameters = (arguments.prompt_tokens, arguments.new_tokens), json.loads(arguments.parameters)
+        measure(port, 2, arguments.prompt_tokens, 8, parameters)
         for streams in map(int, arguments.streams.split(",")):
-            print(measure(port, streams, arguments.prompt_tokens, arguments.new_tokens), flush=True)
+            print(measure(port, streams, *sizes, parameters), flush=True)
+        if arguments.kill:
+            print(
+                "a worker is killed:", measure(port, 8, *sizes, parameters, worker_of(server.pid)), flush=True
+            )
     finally:
         server.terminate()
         server.wait(60)

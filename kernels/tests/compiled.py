@@ -1,7 +1,7 @@
 """Kernels compiled for a GPU that need not be here: whatever calls them is run with tensors on the CPU, and every launch becomes a
 compilation, down to machine code, in place of a computation.
 
-    python kernels/tests/compiled.py [ARCHITECTURE]      (90: H100, 80: A100, 120: RTX 50)
+    python kernels/tests/compiled.py [ARCHITECTURE]      (90: H100, 80: A100, 89: RTX 40, 120: RTX 50)
 
 Prints for each kernel how many registers and how much shared memory a program takes. Exits with 1 where one does not fit.
 """
@@ -30,7 +30,7 @@ TYPES = {
     torch.uint8: "u8",
 }
 # Of a block, on the architecture's GPUs.
-SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
+SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 
 
 class Compilation:

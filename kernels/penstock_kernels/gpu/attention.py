@@ -354,7 +354,7 @@ def attend(
         splits = splits_of(decodes, kv_heads * -(-shared // at_once))
         launch(slice(0, decodes), decodes, at_once, splits, tile)
     if others:
-        rows = 32 if is_long or numbers > 256 else 128 if numbers <= 128 else 64
+        rows = 16 if numbers > 512 else 32 if is_long or numbers > 256 else 128 if numbers <= 128 else 64
         at_once = min(shared, rows)
         tile = {
             "BLOCK_M": rows,
