@@ -199,9 +199,11 @@ golden: install $(DEVELOPED) client-environments ## record anew what clients sen
 	git diff --stat integration-tests/golden
 
 .PHONY: test-gpu
-test-gpu: install $(DEVELOPED) ## the worker's tests on this machine's GPU
+test-gpu: install $(DEVELOPED) ## kernels, worker and families on this machine's GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no GPU")'
+	$(BIN)/python -m pytest kernels/tests -k gpu
 	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest server/tests
+	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest integration-tests/parity/test_families.py
 
 # Beside the installed binary, and with its Python.
 $(BIN)/penstock-release: $(VENV)/.installed

@@ -1,7 +1,7 @@
 """Speed of the worker's engine on a GPU, against what its memory and its matrix units can give, and beside `transformers`.
 
     python benchmarks/gpu.py [--shapes llama-8b,...] [--batches 1,8,32,128] [--prompts 512,4096] [--context 512]
-        [--tokens 64] [--layers N] [--peers penstock,transformers] [--profile] [--json FILE]
+        [--tokens 64] [--layers N] [--temperature 0.7 --top-p 0.9] [--peers penstock,transformers] [--profile]
 
 Models have the shape that is published for their name (`--layers`: fewer of them), random weights in bf16, and are made on the spot
 in `--folder`. No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
@@ -12,6 +12,7 @@ is (bytes of weights that a step reads and of keys and values) / bandwidth, of a
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,6 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
+    },
+    "qwen3-next-80b-a3b": {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 262144,
+        "rope_theta": 10000000.0,
+        "rms_norm_eps": 1e-6,
     },
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe",
@@ -141,7 +166,7 @@ def _seconds(work: Any, times: int = 10) -> float:
         work()
         mark.record()
     torch.cuda.synchronize()
-    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e3
+    return float(statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))) / 1e3
 
 
 class Runner:
@@ -171,7 +196,7 @@ class Runner:
         self.rng = np.random.default_rng(0)
         self.number = 0
 
-    def begin(self, rows: int, tokens: int, room: int) -> None:
+    def begin(self, rows: int, tokens: int, room: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
         """Starts `rows` sequences with prompts of `tokens`, in as many steps as they take; blocks for `room` more."""
         engine, most = self.engine, self.engine.limits.max_step_tokens
         engine.clear()
@@ -180,7 +205,12 @@ class Runner:
         at_once = max(most // tokens, 1)
         for first in range(0, rows, at_once):
             some = np.arange(first, min(first + at_once, rows))
-            starts = greedy_starts(len(some))
+            starts = replace(
+                greedy_starts(len(some)),
+                temperatures=np.full(len(some), temperature, np.float32),
+                top_ps=np.full(len(some), top_p, np.float32),
+                seeds=some.astype(np.uint64),
+            )
             if engine.states is not None:
                 starts = replace(starts, state_sources=np.full(len(some), NO_SNAPSHOT, np.uint32))
             prompts = self.rng.integers(3, self.vocabulary, len(some) * tokens).astype(np.uint32)
@@ -311,6 +341,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=0, help="0: all")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--peers", default="penstock")
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm/penstock-gpu"), help="of models, which stay there"
@@ -361,19 +393,21 @@ def measure(
             f"{name} prompt {tokens:5}: {tokens / took:9.0f} tok/s, {1e3 * took:.2f} ms, {share:.0%}",
             flush=True,
         )
-    for batch in batches:
-        runner.begin(batch, arguments.context, 4 * arguments.tokens + 16)
+    drawn = (arguments.temperature, arguments.top_p)
+    ways = [("", ()), *([(f" at temperature {drawn[0]:g}, top-p {drawn[1]:g}", drawn)] if drawn[0] else [])]
+    for batch, (title, how) in itertools.product(batches, ways):
+        runner.begin(batch, arguments.context, 4 * arguments.tokens + 16, *how)
         runner.decode(8)
         began = runner.position
         took = statistics.median(runner.decode(arguments.tokens) for _ in range(3)) / arguments.tokens
         cached = kv_bytes_per_token(engine) * batch * (began + runner.position) // 2
         share = (read_bytes(shape, engine, batch) + cached) / bandwidth / took
         print(
-            f"{name} decode {batch:4} rows: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",
+            f"{name} decode {batch:4} rows{title}: {batch / took:9.1f} tok/s, {1e3 * took:.3f} ms a step, {share:.0%}",
             flush=True,
         )
         if arguments.profile and batch in (batches[0], batches[-1]):
-            profile(partial(runner.decode, 4), f"{name}, 4 steps of {batch}")
+            profile(partial(runner.decode, 4), f"{name}, 4 steps of {batch}{title}")
     if arguments.profile and prompts:
         profile(partial(runner.prompt, prompts[-1]), f"{name}, prompt of {prompts[-1]}")
 

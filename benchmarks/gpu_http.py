@@ -104,7 +104,8 @@ def measure(
     between = sorted(b - a for one in times for a, b in pairwise(one[1:]))
     return (
         f"{streams:4} streams: {arrived / max(end - begin, 1e-9):8.1f} tok/s decoding, {streams * tokens / whole:8.1f} with prompts;"
-        f" first token {_ms(firsts, 50)} / {_ms(firsts, 99)} ms, between tokens {_ms(between, 50)} / {_ms(between, 99)} ms"
+        f" first token {_ms(firsts, 50)} / {_ms(firsts, 99)} ms, between tokens {_ms(between, 50)} / {_ms(between, 99)} ms,"
+        f" at most {1e3 * between[-1]:.0f}"
     )
 
 

@@ -2,7 +2,7 @@
 
 Every number is read and written once; arithmetic is in fp32 and rounded where a result is stored, in places less often than the
 definitions round (`rotary`, `activation`, `norm`, `cache`). A row is computed alike however many there are. Strides are in numbers, of
-the last dimension 1 (`rope`, `write_kv`: any). Not yet run on a GPU.
+the last dimension 1 (`rope`, `write_kv`: any).
 """
 
 import triton

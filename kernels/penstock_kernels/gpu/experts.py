@@ -2,8 +2,7 @@
 
 Tokens' rows are put in order of their experts, and every expert's rows are cut into blocks. The grids have room for as many
 blocks as the shapes may need; a table on the device says which expert a block is of, or that there is none. So a step can be captured
-in a CUDA graph, and only weights of experts that some token goes to are read. Tiles are chosen for an H100. Not yet run on a GPU: tested in
-Triton's interpreter, and compiled for an H100.
+in a CUDA graph, and only weights of experts that some token goes to are read. Tiles are chosen for an H100.
 
 Letters beside those of the package: A experts of one token, G rows of an expert's first matrix, R = T A pairs of a token and one
 of its experts.

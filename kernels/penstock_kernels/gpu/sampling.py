@@ -1,7 +1,7 @@
 """The likeliest tokens and how likely they are, from one reading of the logits.
 
 A row is cut into pieces, so that one row keeps more than one processor busy; a second kernel joins what was found in them. Nothing as long
-as a row is written. Not yet run on a GPU.
+as a row is written.
 """
 
 import torch

@@ -36,6 +36,7 @@ from penstock.models.native import NativeModel, tell
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
+from penstock.telemetry import log
 from penstock_kernels.program import Array
 
 if TYPE_CHECKING:
@@ -307,10 +308,13 @@ class Engine:
         if not isinstance(self.model, Decoder) or not isinstance(steps, DecoderSteps) or steps.pages is None:
             return None
         place = 0 if self.states is None else self.states.spare_place
-        with self.arrays.computing():
-            return StepGraphs(
-                self.model, self.layer_caches, steps, steps.pages, self.last_sampled, self._logits_SV, place
-            )
+        where = (self.last_sampled, self._logits_SV, place)
+        try:
+            with self.arrays.computing():
+                return StepGraphs(self.model, self.layer_caches, steps, steps.pages, *where)
+        except RuntimeError as error:  # out of memory, or something in the model that cannot be recorded
+            log("WARNING", f"steps are not recorded as graphs, and take longer: {error}", progress=True)
+            return None
 
     def release(self) -> None:
         """Gives back what `allocate` made."""

@@ -36,7 +36,7 @@ MOST_ROWS = 256
 
 # Of mixed graphs: single tokens, tokens of prompts, and pieces that these come in.
 MIXED_SINGLES = (0, 8, 64, MOST_ROWS)
-MIXED_TOKENS = (128, 512, 1024)
+MIXED_TOKENS: tuple[int, ...] = (128, 512, 1024)
 MIXED_PIECES = 32
 
 
