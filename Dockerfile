@@ -32,9 +32,16 @@ EXPOSE 80
 USER penstock
 ENTRYPOINT ["penstock"]
 
+# Triton builds what launches its kernels where they run, and keeps kernels in the volume.
 FROM runtime AS cuda
+USER root
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER penstock
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/data/.triton
 COPY --from=build-torch /opt/penstock /opt/penstock
 
 FROM runtime AS cpu-torch

@@ -4,7 +4,6 @@ give. Where there is no GPU, in Triton's interpreter, and a recorded step is com
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -24,9 +23,6 @@ from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
 from penstock_kernels import experts
 from test_recurrent import write as recurrent_model
-
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def computed_again(

@@ -12,20 +12,40 @@ OLDEST = (8, 0)
 
 
 @cache
-def available() -> bool:
-    """Whether there are such kernels for this process' GPU."""
-    if os.environ.get(VARIABLE) == "none" or find_spec("triton") is None:
-        return False
+def why_not() -> str | None:
+    """Why there are none for this process' GPU; None: there are."""
+    if os.environ.get(VARIABLE) == "none":
+        return f"{VARIABLE}=none"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
     import torch
 
-    return torch.version.hip is None and torch.cuda.get_device_capability() >= OLDEST
+    if torch.version.hip is not None:
+        return "they are made for NVIDIA's GPUs"
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST:
+        return f"the GPU's compute capability is {capability[0]}.{capability[1]}, and they need {OLDEST[0]}.{OLDEST[1]}"
+    from triton.runtime import driver
+
+    try:
+        driver.active.utils  # noqa: B018 - builds what launches kernels
+    except Exception as error:  # whatever a compiler, or the lack of one, ends with
+        return (
+            f"Triton cannot build what launches them, which takes a C compiler and Python's headers ({error})"
+        )
+    return None
+
+
+def available() -> bool:
+    """Whether there are such kernels for this process' GPU."""
+    return why_not() is None
 
 
 def has_kernels(device: Any) -> bool:
     """Whether they may compute on this device of torch's."""
-    return bool(device.type == "cuda") and available()
+    return bool(device.type == "cuda") and why_not() is None
 
 
 def usable(tensor: Any) -> bool:
     """Whether what computes with this tensor may be such a kernel."""
-    return bool(tensor.is_cuda) and available()
+    return bool(tensor.is_cuda) and why_not() is None

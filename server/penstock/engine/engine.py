@@ -37,6 +37,7 @@ from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.telemetry import log
+from penstock_kernels.gpu.choice import why_not
 from penstock_kernels.program import Array
 
 if TYPE_CHECKING:
@@ -268,6 +269,12 @@ class Engine:
             return HostArrays()
         from penstock.engine.torch_arrays import TorchArrays
 
+        if self.device.type == "cuda" and (reason := why_not()) is not None:
+            log(
+                "WARNING",
+                f"plain torch computes on the GPU, several times slower than our kernels: {reason}",
+                progress=True,
+            )
         return TorchArrays(self.dtype, self.device)
 
     def _make_sampler(self) -> SlotSampling:

@@ -1,0 +1,3 @@
+"""Before anything imports Triton."""
+
+import interpreter  # noqa: F401
