@@ -11,3 +11,5 @@ I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+# Any of those that go to a device.
+Column = U32 | I32 | I64 | F32 | F64 | Bools

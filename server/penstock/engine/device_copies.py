@@ -3,13 +3,20 @@
 import torch
 from torch import Tensor
 
-from penstock.engine.columns import I64, Bools
+from penstock.engine.columns import Column
+
+# Bytes that a driver takes along with the command. For more of pageable memory it may wait for the device first.
+AT_ONCE = 1 << 16
 
 
-def to_device(column: I64 | Bools, device: torch.device) -> Tensor:
+def to_device(column: Column, device: torch.device) -> Tensor:
     """The column on the device, without waiting for what that computes; on a CPU the same memory."""
     tensor = torch.from_numpy(column)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    if device.type == "cpu":
+        return tensor
+    if tensor.nbytes > AT_ONCE:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def rounded(keys: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.columns import I32, I64
+from penstock.engine.device_copies import to_device
 from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE
@@ -43,7 +44,7 @@ class DevicePages:
         blocks = np.repeat(self.slots.block_counts[plan.slots] - added, added) + offsets
         places = slots * width + blocks + np.arange(tables)[:, None] * ((self.spare_slot + 1) * width)
         sent = np.stack((places.reshape(-1), self.slots.pages[:, slots, blocks].reshape(-1)))
-        places_M, pages_M = torch.from_numpy(sent).to(self.device, non_blocking=True)
+        places_M, pages_M = to_device(sent, self.device)
         self.pages_BSW.view(-1).index_copy_(0, places_M, pages_M.to(torch.int32))
 
 
@@ -58,7 +59,7 @@ class HostPieces:
     def on_device(self, pages: DevicePages) -> Pieces:
         """In the first table and without a window."""
         return pieces_of(
-            torch.from_numpy(self.columns_5P).to(pages.device, non_blocking=True),
+            to_device(self.columns_5P, pages.device),
             self.decodes,
             self.queries,
             pages,

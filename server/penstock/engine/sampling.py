@@ -7,17 +7,14 @@ grammar's mask, temperature, top-k, top-p, min-p, typical-p, watermark, choice. 
 """
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 import penstock_kernels as ops
-from penstock.engine.columns import F32, I32, I64
+from penstock.engine.columns import F32, I32, I64, Column
+from penstock.engine.device_copies import to_device
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.program import Array
-
-# What is read from a plan, for all rows at once.
-Column = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 class Sampler(SlotSampling):
@@ -286,11 +283,10 @@ class Sampler(SlotSampling):
 
     def _set_counts(self, row: int, prompt_V: I32, output_V: I32) -> None:
         for counts_RV, counts_V in ((self._prompt_RV, prompt_V), (self._output_RV, output_V)):
-            counts_RV[row].copy_(torch.from_numpy(counts_V), non_blocking=True)
+            counts_RV[row].copy_(to_device(counts_V, self.device))
 
     def _on_device(self, column: Column) -> Tensor:
-        # Must not wait for what the device computes: that may be the step before.
-        return torch.from_numpy(column).to(self.device, non_blocking=True)
+        return to_device(column, self.device)
 
     def _column(self, column: F32) -> Tensor:
         return self._on_device(column).unsqueeze(1)
