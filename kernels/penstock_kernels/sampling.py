@@ -149,15 +149,27 @@ def add_watermark(
     return marked_SV
 
 
-def keep_largest(logits_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> Tensor:
+def keep_largest(
+    logits_SV: Tensor, top_k_S: Tensor | None, top_p_S: Tensor | None, min_p_S: Tensor | None
+) -> Tensor:
     """Logits with all but the most likely tokens at -inf: top-k, then top-p, then min-p.
 
     top_k (S,) int64, V or more: off; top_p (S,) fp32, 1: off (Holtzman et al., 2020): the fewest tokens
     that reach the mass, of what top-k left; min_p (S,) fp32, 0: off (Nguyen et al., 2024): tokens at
-    least that fraction as likely as the likeliest. Each is a threshold on the logit, so tokens that tie
+    least that fraction as likely as the likeliest. None: off for all rows. Each is a threshold on the logit, so tokens that tie
     with the last one kept are kept too.
     """
-    vocabulary = logits_SV.shape[1]
+    if usable(logits_SV):
+        from penstock_kernels.gpu import sampling
+
+        return sampling.keep_largest(logits_SV, top_k_S, top_p_S, min_p_S)
+    rows, vocabulary = logits_SV.shape
+    if top_k_S is None:
+        top_k_S = torch.full((rows,), vocabulary, device=logits_SV.device)
+    if top_p_S is None:
+        top_p_S = torch.ones(rows, device=logits_SV.device)
+    if min_p_S is None:
+        min_p_S = torch.zeros(rows, device=logits_SV.device)
     cut_S1 = (top_k_S < vocabulary).unsqueeze(1)
     top_k_S1, top_p_S1 = top_k_S.unsqueeze(1), top_p_S.unsqueeze(1)
     total_S1 = logits_SV.logsumexp(-1, keepdim=True)
@@ -265,6 +277,10 @@ def choose(logits_SV: Tensor, uniform_S: Tensor) -> Tensor:
 
     logits (S, V) fp32, of which -inf is never chosen; uniform (S,) float64 in [0, 1). Returns (S,) int64.
     """
+    if usable(logits_SV):
+        from penstock_kernels.gpu import sampling
+
+        return sampling.choose(logits_SV, uniform_S)
     cumulated_SV = logits_SV.softmax(-1).cumsum(-1, dtype=torch.float64)
     goal_S1 = uniform_S.unsqueeze(1) * cumulated_SV[:, -1:]
     return torch.searchsorted(cumulated_SV, goal_S1, right=True).squeeze(1).clamp_(max=logits_SV.shape[1] - 1)

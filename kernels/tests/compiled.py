@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 TYPES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -164,6 +165,18 @@ def between_products() -> None:
     sampling.greedy(torch.zeros((3, 128256)))
 
 
+def drawing() -> None:
+    """Truncation and a draw, of one row and of many."""
+    from penstock_kernels.gpu import sampling
+
+    for rows in (1, 128):
+        logits_SV = torch.zeros((rows, 128256))
+        top_k_S, share_S = torch.full((rows,), 50), torch.full((rows,), 0.5)
+        sampling.keep_largest(logits_SV, top_k_S, share_S, share_S)
+        sampling.keep_largest(logits_SV, top_k_S, None, None)
+        sampling.choose(logits_SV, torch.zeros(rows, dtype=torch.float64))
+
+
 def experts() -> None:
     """Qwen3-30B-A3B's and GPT-OSS' shapes, with fewer experts: a decode, many of them, a prompt, and a long one."""
     from penstock_kernels.gpu.experts import mix_experts
@@ -188,6 +201,7 @@ def main() -> None:
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
         attention()
         between_products()
+        drawing()
         experts()
     print("\n".join(compilation.seen.values()))
     if compilation.too_large:

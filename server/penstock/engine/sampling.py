@@ -211,20 +211,26 @@ class Sampler(SlotSampling):
     def _truncate(self, logits_SV: Tensor, slots: I64) -> Tensor:
         """Logits of rows that draw, over their temperature, with those at -inf that truncation removes."""
         largest_S1 = logits_SV.amax(-1, keepdim=True)
-        logits_SV = (logits_SV - largest_S1) / self._column(self.temperatures[slots])
+        logits_SV = (logits_SV - largest_S1).div_(self._column(self.temperatures[slots]))
         top_ks, top_ps, min_ps = self.top_ks[slots], self.top_ps[slots], self.min_ps[slots]
-        truncated = np.flatnonzero((top_ks < self.vocab_size) | (top_ps < 1) | (min_ps > 0))
+        has_top_k, has_top_p, has_min_p = top_ks < self.vocab_size, top_ps < 1, min_ps > 0
+        truncated = np.flatnonzero(has_top_k | has_top_p | has_min_p)
         if len(truncated):
-            rows = self._on_device(truncated)
-            kept_SV = ops.keep_largest(
-                logits_SV.index_select(0, rows),
-                self._on_device(top_ks[truncated]),
-                self._on_device(top_ps[truncated]),
-                self._on_device(min_ps[truncated]),
+            limits = (
+                self._on_device(top_ks[truncated]) if has_top_k.any() else None,
+                self._on_device(top_ps[truncated]) if has_top_p.any() else None,
+                self._on_device(min_ps[truncated]) if has_min_p.any() else None,
             )
-            logits_SV.index_copy_(0, rows, kept_SV)
+            if len(truncated) == len(slots):
+                logits_SV = ops.keep_largest(logits_SV, *limits)
+            else:
+                rows = self._on_device(truncated)
+                kept_SV = ops.keep_largest(logits_SV.index_select(0, rows), *limits)
+                logits_SV.index_copy_(0, rows, kept_SV)
         typical = np.flatnonzero(self.typical_ps[slots] < 1)
-        if len(typical):
+        if len(typical) == len(slots):
+            logits_SV = ops.keep_typical(logits_SV, self._on_device(self.typical_ps[slots]))
+        elif len(typical):
             rows = self._on_device(typical)
             wanted_S = self._on_device(self.typical_ps[slots[typical]])
             logits_SV.index_copy_(0, rows, ops.keep_typical(logits_SV.index_select(0, rows), wanted_S))
