@@ -107,10 +107,7 @@ def _fill(
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = piece * PIECE + tl.arange(0, PIECE)
     limit = tl.load(limits_ptr + row)
-    if BY_MASS:
-        end = tl.where(limit < 1.0, vocabulary, 0)
-    else:
-        end = tl.where(limit < vocabulary, vocabulary, 0)
+    end = tl.where(limit < (1.0 if BY_MASS else vocabulary), vocabulary, 0)
     logits_V = tl.load(logits_ptr + row * row_stride + v, mask=v < end, other=float("-inf"))
     keys_V = _order(logits_V)
     if BY_MASS:
@@ -211,9 +208,7 @@ def keep_largest(
                 logits_SV, largest_S, limits_S, found_S6, bins_S3B, stride, vocabulary,
                 LEVEL=level, BY_MASS=by_mass, PIECE=PIECE, num_warps=8,
             )  # fmt: skip
-            _find[(rows,)](
-                bins_S3B, limits_S, found_S6, goals_S3, LEVEL=level, BY_MASS=by_mass, num_warps=8
-            )
+            _find[(rows,)](bins_S3B, limits_S, found_S6, goals_S3, LEVEL=level, BY_MASS=by_mass, num_warps=8)
     least_S = largest_S if min_p_S is None else largest_S + min_p_S.log()
     kept_SV = torch.empty((rows, vocabulary), dtype=torch.float32, device=device)
     _keep[rows, pieces](
