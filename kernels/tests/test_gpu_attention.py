@@ -143,6 +143,18 @@ def test_the_kernel_computes_the_definition(case: Case, monkeypatch: pytest.Monk
     )
     if DEVICE == "cpu":
         monkeypatch.setattr(attention, "PROGRAMS", 32)  # which run one after another here
+    # What no query of a piece sees is no number.
+    seen = torch.zeros(PAGES * BLOCK, dtype=torch.bool)
+    for slot, (position, count) in enumerate(case.pieces):
+        first = 0
+        if case.window:
+            first = (
+                position // case.window * case.window if case.chunked else max(position + 1 - case.window, 0)
+            )
+        keys = torch.arange(first, position + count)
+        seen[pages_SW.cpu()[slot, keys // BLOCK].long() * BLOCK + keys % BLOCK] = True
+    memory[~seen.to(DEVICE)] = torch.nan
+    rows_NJD[~seen.to(DEVICE)] = torch.nan
     extra: dict[str, Any] = {}
     if case.has_bias:
         extra["bias_HN"] = torch.randn(case.heads, 400, device=DEVICE)

@@ -130,6 +130,7 @@ def _attend(
     # Keys that any query of the tile sees.
     last = position + tl.minimum(first_query + (1 if IS_DECODE else BLOCK_M // HEADS_AT_ONCE), count) - 1
     begin = 0
+    lowest = 0
     if HAS_WINDOW:
         if IS_CHUNKED:
             begin = (position + first_query) // window * window
@@ -137,6 +138,7 @@ def _attend(
         else:
             begin = tl.maximum(position + first_query + 1 - window, 0)
             firsts_M = positions_M + 1 - window
+        lowest = begin
         begin = begin // BLOCK_N * BLOCK_N
     end = last + 1
     if IS_SPLIT:
@@ -159,7 +161,8 @@ def _attend(
     cache_of = cache_ptr + kv_head.to(tl.int64) * cache_head
     for start in range(begin, end, BLOCK_N):
         keys_N = start + n
-        exists_N = keys_N < end
+        # What nobody sees is not read: it may be no number, which no weight of 0 makes one.
+        exists_N = (keys_N < end) & (keys_N >= lowest)
         pages_N = tl.load(pages_of + keys_N // BLOCK_SIZE, mask=exists_N, other=0)
         rows_N = (pages_N.to(tl.int64) * BLOCK_SIZE + keys_N % BLOCK_SIZE) * cache_row
         k1_DN = tl.load(
