@@ -21,6 +21,7 @@ from driver import Driver
 from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
+from penstock.engine.warm_up import warm_up
 from penstock_kernels import experts
 from test_recurrent import write as recurrent_model
 
@@ -264,6 +265,21 @@ def test_states_are_advanced_in_graphs(
         compare(ours, plain, [row(s, None, at[s]) for s in (order if step < 6 else order[:2])])
         at = {s: p + int(step < 6 or s in order[:2]) for s, p in at.items()}
     assert counter.decodes == 8 and counter.mixed == 0
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_what_is_asked_for_at_first_leaves_nothing_behind(
+    is_recurrent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    folder = recurrent_model(tmp_path) if is_recurrent else checkpoints.write(tmp_path, checkpoints.config())
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
+    counter = Counter(ours)
+    warm_up(ours.engine)
+    assert counter.decodes >= 4
+    ours.begin()
+    text = prompt(np.random.default_rng(3), 20)
+    compare(ours, plain, [row(0, text, 0, [0, 1], start={"repetition_penalty": 1.3})])
+    compare(ours, plain, [row(0, None, 20)])
 
 
 def test_graphs_are_of_few_sizes_that_fit_closely() -> None:

@@ -21,6 +21,7 @@ from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, OWN_DRAFTS, SAMPLE, STAR
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
+from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory
 from penstock.loading.memory import Room, device_room
 from penstock.models.model import ModelConfig
@@ -145,6 +146,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         engine.threads.use(engine.threads.most)
     # What the draft model takes in beside prompts the router learns from what steps take.
     engine.drafter = None
+    if engine.device.type == "cuda" and engine.group.everyone.size == 1:
+        warm_up(engine)
     cost = _fit(_measure(engine)) if drafter is not None else _cost(engine, request)
     engine.drafter = drafter
     draft_cost = _measure_drafts(engine) if drafter is not None else None
