@@ -143,7 +143,7 @@ def test_steps_give_what_they_give_without_a_gpu(
     counter = Counter(ours)
     at = {0: 37, 1: 5, 2: 1}
     starts = {
-        s: row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={"temperature": 0.7 * s})
+        s: row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={"temperatures": 0.7 * s})
         for s, n in at.items()
     }
     compare(ours, plain, list(starts.values()))
@@ -278,7 +278,7 @@ def test_what_is_asked_for_at_first_leaves_nothing_behind(
     assert counter.decodes >= 4
     ours.begin()
     text = prompt(np.random.default_rng(3), 20)
-    compare(ours, plain, [row(0, text, 0, [0, 1], start={"repetition_penalty": 1.3})])
+    compare(ours, plain, [row(0, text, 0, [0, 1], start={"repetition_penalties": 1.3})])
     compare(ours, plain, [row(0, None, 20)])
 
 
