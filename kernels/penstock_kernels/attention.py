@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock_kernels.later import F, Tensor, torch
+from penstock_kernels.score_modifiers import PLAIN, ScoreModifiers
 
 if TYPE_CHECKING:
     from penstock_kernels.gpu.pieces import Pieces
@@ -112,19 +113,6 @@ class AttentionMetadata:
     def is_exact(self, q_THD: Tensor) -> bool:
         """Whether sums over these queries are in fp64."""
         return self.exact or (q_THD.dtype == torch.float32 and q_THD.device.type == "cpu")
-
-
-@dataclass(frozen=True)
-class ScoreModifiers:
-    """What some families add to attention. Layouts for any of these have no DecodeGroup."""
-
-    softcap: float = 0.0  # scores s become softcap tanh(s / softcap); 0: off
-    bias_HN: Tensor | None = None  # fp32, added to the scores of head h with the key at position n
-    sinks_H: Tensor | None = None  # a score of each head that takes part in the softmax and has no value
-    latent: int = 0  # V > 0: the cache has keys alone, and values are the first V numbers of a key
-
-
-PLAIN = ScoreModifiers()
 
 
 def paged_attention(

@@ -18,7 +18,6 @@ from penstock_kernels.attention import (
     AttentionMetadata,
     ChunkGroup,
     FewGroup,
-    ScoreModifiers,
     attend,
     gathered_at_once,
     hidden_keys,
@@ -28,6 +27,7 @@ from penstock_kernels.attention import (
 )
 from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, chunks
+from penstock_kernels.score_modifiers import ScoreModifiers
 
 
 @dataclass(slots=True)

@@ -2,12 +2,10 @@
 
 from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, gated_limited, xielu
 from penstock_kernels.attention import (
-    PLAIN,
     AttentionMetadata,
     ChunkGroup,
     DecodeGroup,
     FewGroup,
-    ScoreModifiers,
     gathered_at_once,
     paged_attention,
     workspace_bytes,
@@ -64,6 +62,7 @@ from penstock_kernels.sampling import (
     summarize,
 )
 from penstock_kernels.scan import linear_recurrence, selective_scan
+from penstock_kernels.score_modifiers import PLAIN, ScoreModifiers
 
 __all__ = [
     "ACTIVATIONS",

@@ -109,9 +109,9 @@ def _registers(made: Any) -> str:
 
 def attention() -> None:
     """Shapes of published models."""
-    from penstock_kernels.attention import ScoreModifiers
     from penstock_kernels.gpu.attention import attend
     from penstock_kernels.gpu.pieces import Pieces
+    from penstock_kernels.score_modifiers import ScoreModifiers
 
     for dtype, heads, kv_heads, size, latent in (
         (torch.bfloat16, 32, 8, 128, 0),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interpreter import DEVICE
 
-from penstock_kernels.attention import ScoreModifiers  # isort: skip
+from penstock_kernels.score_modifiers import ScoreModifiers  # isort: skip
 from penstock_kernels.gpu import attention  # isort: skip
 from penstock_kernels.gpu.attention import attend  # isort: skip
 from penstock_kernels.gpu.pieces import Pieces  # isort: skip

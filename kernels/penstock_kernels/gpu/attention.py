@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock_kernels.attention import PLAIN, ScoreModifiers
 from penstock_kernels.gpu.pieces import Pieces
+from penstock_kernels.score_modifiers import PLAIN, ScoreModifiers
 
 LOG2_E = 1.4426950408889634
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import quantization
 from penstock.loading.host import threads_of
-from penstock.models import choice, encoder_decoder_recorder, native, native_choice, recipes
+from penstock.models import choice, encoder_decoder_recorder, native_choice, native_models, recipes
 from penstock.models.decoder import Decoder
 from penstock.models.model import Model
 from penstock.models.packed_cache import PackedCache
@@ -61,7 +61,7 @@ def load(
     if runs is None:
         return name, model
     recording = record(model) if isinstance(model, Decoder) else encoder_decoder_recorder.record(model)
-    made = native.on_cpu_engine(model.config, model.parameters, recording, runs, threads, group)
+    made = native_models.on_cpu_engine(model.config, model.parameters, recording, runs, threads, group)
     if entry is not None:
         entry.take(recording, model.config, model.parameters)
         made.entry = entry

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock import quantization
 from penstock.models.architectures import architecture_of
-from penstock.models.native import NativeModel, on_cpu_engine
+from penstock.models.native import NativeModel
+from penstock.models.native_models import on_cpu_engine
 from penstock.models.packed_cache import Entry, PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine

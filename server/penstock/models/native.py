@@ -16,7 +16,6 @@ from penstock.errors import PeerLost
 from penstock.layers.rope_frequencies import frequencies
 from penstock.models import cache_format
 from penstock.models.config import DecoderConfig, Temperature
-from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import ModelConfig, Reference
 from penstock.models.recording import Recording
@@ -332,26 +331,6 @@ def _in_words(format: Format) -> str:
     if format in GROUPED:
         return f"{'fp4' if format == Format.FP4_32 else 'int4'} in groups of {GROUPED[format]}"
     return format.name.lower()
-
-
-def on_cpu_engine(
-    config: DecoderConfig | EncoderDecoderConfig,
-    parameters: int,
-    recording: Recording,
-    instruction_set: str,
-    threads: int,
-    group: TensorGroup = ALONE,
-) -> NativeModel:
-    """The model of a recording."""
-    made: NativeModel
-    if isinstance(config, EncoderDecoderConfig):
-        from penstock.models.native_encoder_decoder import NativeEncoderDecoder
-
-        made = NativeEncoderDecoder(config, parameters, recording, instruction_set, threads, group)
-    else:
-        made = NativeDecoder(config, parameters, recording, instruction_set, threads, group)
-    tell(f"the CPU engine runs the model: {instruction_set}, {made.weight_formats}, threads: {threads}")
-    return made
 
 
 def tell(message: str, level: str = "INFO") -> None:
