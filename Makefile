@@ -177,6 +177,7 @@ test-all: test ## the long tail as well: thousands of schedules in virtual time,
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	PROPTEST_CASES=2000 cargo test --locked --package penstock-core --lib tests::random
 	$(PYTEST) server/tests -m tail
+	$(PYTEST) kernels/tests -m tail
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
 	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)
 	$(PYTEST) integration-tests/parity -m ''
