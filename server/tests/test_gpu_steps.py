@@ -23,7 +23,9 @@ from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
 from penstock.engine.warm_up import warm_up
 from penstock_kernels import experts
+from test_draft_model import SHAPES, draft_of, tokenizer, with_own
 from test_recurrent import write as recurrent_model
+from test_verify import one_by_one
 
 
 def computed_again(
@@ -265,6 +267,17 @@ def test_states_are_advanced_in_graphs(
         compare(ours, plain, [row(s, None, at[s]) for s in (order if step < 6 else order[:2])])
         at = {s: p + int(step < 6 or s in order[:2]) for s, p in at.items()}
     assert counter.decodes == 8 and counter.mixed == 0
+
+
+def test_a_draft_model_drafts_for_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    target = tokenizer(checkpoints.write(tmp_path / "target", checkpoints.config()))
+    ours = as_on_gpu(target, draft=draft_of(tmp_path / "draft", SHAPES["one layer"]), max_step_drafts=12)
+    counter = Counter(ours)
+    found = with_own(ours, {}, 24, is_known=True)
+    assert found.tokens[:24] == one_by_one(without(monkeypatch, target), {}).tokens[:24]
+    assert counter.mixed > 2 and counter.decodes > 0
 
 
 @pytest.mark.parametrize("is_recurrent", [False, True])

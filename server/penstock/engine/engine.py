@@ -305,7 +305,7 @@ class Engine:
 
     def _make_graphs(self) -> "StepGraphs | None":
         """Steps that are launched at once, where a GPU runs a decoder of ours by itself."""
-        if self.device.type != "cuda" or self.drafter is not None or self.group.everyone.size > 1:
+        if self.device.type != "cuda" or self.group.everyone.size > 1:
             return None
         from penstock.engine.decoder_steps import DecoderSteps
         from penstock.engine.step_graphs import StepGraphs
