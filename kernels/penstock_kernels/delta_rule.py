@@ -2,6 +2,7 @@
 S rows of a token each, V size of a value (not the vocabulary), N chunks, C tokens of a chunk.
 """
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import F, Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, Tokens, add_products, advance, causal, decays
 
@@ -25,6 +26,24 @@ def gated_delta_rule(
     All in fp32: queries and keys (T, H, D), values (T, H, V), logarithms of decays and betas (T, H), states
     (P, H, D, V). Returns (T, H, V). Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024; in chunks as there.
     """
+    if usable(state_PHDV) and not states.exact:
+        from penstock_kernels.gpu import delta_rule
+
+        if delta_rule.takes(q_THD, v_THV, decay_TH, state_PHDV):
+            return delta_rule.delta_rule(q_THD, k_THD, v_THV, decay_TH, beta_TH, state_PHDV, states)
+    return gated_delta_rule_in_torch(q_THD, k_THD, v_THV, decay_TH, beta_TH, state_PHDV, states)
+
+
+def gated_delta_rule_in_torch(
+    q_THD: Tensor,
+    k_THD: Tensor,
+    v_THV: Tensor,
+    decay_TH: Tensor,
+    beta_TH: Tensor,
+    state_PHDV: Tensor,
+    states: StateMetadata,
+) -> Tensor:
+    """The definition of `gated_delta_rule`."""
 
     def step_form(tokens: Tokens, state_SHDV: Tensor) -> Tensor:
         return _step(
@@ -72,6 +91,24 @@ def channel_delta_rule(
     states: StateMetadata,
 ) -> Tensor:
     """The same where each of a head's D channels decays by itself: logarithms (T, H, D). Kimi Team, "Kimi Linear", 2025."""
+    if usable(state_PHDV) and not states.exact:
+        from penstock_kernels.gpu import delta_rule
+
+        if delta_rule.takes(q_THD, v_THV, decay_THD, state_PHDV):
+            return delta_rule.delta_rule(q_THD, k_THD, v_THV, decay_THD, beta_TH, state_PHDV, states)
+    return channel_delta_rule_in_torch(q_THD, k_THD, v_THV, decay_THD, beta_TH, state_PHDV, states)
+
+
+def channel_delta_rule_in_torch(
+    q_THD: Tensor,
+    k_THD: Tensor,
+    v_THV: Tensor,
+    decay_THD: Tensor,
+    beta_TH: Tensor,
+    state_PHDV: Tensor,
+    states: StateMetadata,
+) -> Tensor:
+    """The definition of `channel_delta_rule`."""
 
     def step_form(tokens: Tokens, state_SHDV: Tensor) -> Tensor:
         return _step(

@@ -9,7 +9,8 @@ by token where results may not depend on where a prompt is cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from penstock_kernels.later import Tensor, torch
 
@@ -69,6 +70,28 @@ class StateMetadata:
     # Where a row has several single tokens: first those that come first in their rows, then the second ones, and so on. They have the
     # copies, too. None: each is of another sequence.
     turns: list[Turn] | None = None
+    # What `run_columns` has made, for every layer of the step.
+    _columns: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
+
+    def run_columns(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """For kernels: of each run, in order of sequences, the begin, the end and the place of its copy or -1 (3, R); of each sequence
+        the place, the number of its first run and the one behind its last (3, N); both int32 and contiguous.
+        """
+        if self._columns is None:
+            of_places: dict[int, list[Run]] = {}
+            for run in self.runs:
+                of_places.setdefault(run.place, []).append(run)
+            runs = [run for some in of_places.values() for run in some]
+            saves = [-1 if run.save is None else run.save for run in runs]
+            ends = list(accumulate(len(some) for some in of_places.values()))
+            runs_3R = [[run.begin for run in runs], [run.end for run in runs], saves]
+            # Sent without a wait for what the device computes.
+            made_3R, made_3N = (
+                torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
+                for numbers in (runs_3R, [list(of_places), [0, *ends[:-1]], ends])
+            )
+            self._columns = made_3R, made_3N
+        return self._columns
 
     def in_turns(self) -> list[Turn]:
         """The single tokens, in the order in which they have to be advanced."""

@@ -196,6 +196,23 @@ def experts() -> None:
                 mix_experts(x_TE, torch.zeros((tokens, 4)), chosen, 0, **matrices)
 
 
+def delta_rules() -> None:
+    """At Qwen3-Next's sizes, and with keys of other sizes."""
+    from penstock_kernels.gpu import delta_rule
+    from penstock_kernels.recurrence import Run, StateMetadata, Turn
+
+    for heads, size, values in ((32, 128, 128), (8, 256, 256), (4, 64, 128)):
+        x, v = torch.zeros((40, heads, size)), torch.zeros((40, heads, values))
+        by_head, state = torch.zeros((40, heads)), torch.zeros((4, heads, size, values))
+        places = torch.tensor([2, 3])
+        for step in (
+            StateMetadata(places, [Run(2, 30, 0, 1), Run(30, 40, 0)]),
+            StateMetadata(places, [], turns=[Turn(places, places)]),
+        ):
+            for decay in (by_head, x):
+                delta_rule.delta_rule(x, x, v, decay, by_head, state, step)
+
+
 def main() -> None:
     """Compiles and prints."""
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
@@ -203,6 +220,7 @@ def main() -> None:
         between_products()
         drawing()
         experts()
+        delta_rules()
     print("\n".join(compilation.seen.values()))
     if compilation.too_large:
         sys.exit("too large for a block:\n" + "\n".join(compilation.too_large))
