@@ -2,6 +2,7 @@
 channels, W width of the kernel, P places of states, U of what came before that a state holds, S rows of a token each.
 """
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, Tokens, advance
 
@@ -20,6 +21,23 @@ def causal_conv(
     came before, in any floating dtype. Products are added in one order, so that a result does not depend on where a sequence
     is cut. Used by S4 and Mamba (Gu and Dao, "Mamba", 2023), and by itself with gates around it in LFM2 (Liquid AI, 2025).
     """
+    if usable(x_TC) and not states.exact:
+        from penstock_kernels.gpu import convolution
+
+        if convolution.takes(x_TC, weight_WC, bias_C, state_PUC, states, dilation):
+            return convolution.causal_conv(x_TC, weight_WC, bias_C, state_PUC, states, dilation)
+    return causal_conv_in_torch(x_TC, weight_WC, bias_C, state_PUC, states, dilation)
+
+
+def causal_conv_in_torch(
+    x_TC: Tensor,
+    weight_WC: Tensor,
+    bias_C: Tensor | None,
+    state_PUC: Tensor,
+    states: StateMetadata,
+    dilation: int = 1,
+) -> Tensor:
+    """The definition of `causal_conv`."""
     width = len(weight_WC)
     before = dilation * (width - 1)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from penstock_kernels.later import Tensor, torch
 
@@ -56,6 +57,17 @@ class Turn:
             state_P.index_copy_(0, self.saves_C, state_P.index_select(0, self.saved_C))
 
 
+class RunColumns(NamedTuple):
+    """The runs of a step as kernels read them: int32 and contiguous."""
+
+    # Of each run, in order of sequences: the begin, the end, the place of its copy or -1.
+    runs_3R: Tensor
+    # Of each sequence: the place, the number of its first run, and the one behind its last.
+    sequences_3N: Tensor
+    longest: int  # from the begin of a sequence's first run to the end of its last
+    is_whole: bool  # the runs of each sequence are neighbours
+
+
 @dataclass(slots=True)
 class StateMetadata:
     """Whose state each token of a step advances."""
@@ -71,12 +83,10 @@ class StateMetadata:
     # copies, too. None: each is of another sequence.
     turns: list[Turn] | None = None
     # What `run_columns` has made, for every layer of the step.
-    _columns: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
+    _columns: RunColumns | None = field(default=None, repr=False, compare=False)
 
-    def run_columns(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For kernels: of each run, in order of sequences, the begin, the end and the place of its copy or -1 (3, R); of each sequence
-        the place, the number of its first run and the one behind its last (3, N); both int32 and contiguous.
-        """
+    def run_columns(self, device: torch.device) -> RunColumns:
+        """For kernels. Sent to the device once."""
         if self._columns is None:
             of_places: dict[int, list[Run]] = {}
             for run in self.runs:
@@ -90,7 +100,11 @@ class StateMetadata:
                 torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
                 for numbers in (runs_3R, [list(of_places), [0, *ends[:-1]], ends])
             )
-            self._columns = made_3R, made_3N
+            lengths = [some[-1].end - some[0].begin for some in of_places.values()]
+            is_whole = all(
+                one.end == next_one.begin for some in of_places.values() for one, next_one in pairwise(some)
+            )
+            self._columns = RunColumns(made_3R, made_3N, max(lengths), is_whole)
         return self._columns
 
     def in_turns(self) -> list[Turn]:

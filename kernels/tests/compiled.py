@@ -197,16 +197,20 @@ def experts() -> None:
 
 
 def delta_rules() -> None:
-    """At Qwen3-Next's sizes, and with keys of other sizes."""
-    from penstock_kernels.gpu import delta_rule
+    """At Qwen3-Next's sizes, and with keys of other sizes; the convolution in front."""
+    from penstock_kernels.gpu import convolution, delta_rule
     from penstock_kernels.recurrence import Run, StateMetadata, Turn
 
+    runs = StateMetadata(torch.tensor([2, 3]), [Run(2, 30, 0, 1), Run(30, 40, 0)])
+    for dtype in (torch.bfloat16, torch.float32):
+        weight, state = torch.zeros((4, 8192)), torch.zeros((4, 3, 8192))
+        convolution.causal_conv(torch.zeros((40, 8192), dtype=dtype), weight, None, state, runs)
     for heads, size, values in ((32, 128, 128), (8, 256, 256), (4, 64, 128)):
         x, v = torch.zeros((40, heads, size)), torch.zeros((40, heads, values))
         by_head, state = torch.zeros((40, heads)), torch.zeros((4, heads, size, values))
         places = torch.tensor([2, 3])
         for step in (
-            StateMetadata(places, [Run(2, 30, 0, 1), Run(30, 40, 0)]),
+            runs,
             StateMetadata(places, [], turns=[Turn(places, places)]),
         ):
             for decay in (by_head, x):

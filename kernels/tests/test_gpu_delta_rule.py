@@ -109,8 +109,9 @@ def test_a_step_has_single_tokens_and_several_runs() -> None:
     states = step([3, 1, 0], *runs)
     compare(drawn(121, 3, 16, 32), states)
     columns = states.run_columns(torch.device(DEVICE))
-    assert columns[0].tolist() == [[3, 8, 80, 81, 120], [8, 80, 81, 120, 121], [6, 7, -1, -1, 8]]
-    assert columns[1].tolist() == [[2, 4, 5], [0, 3, 4], [3, 4, 5]]
+    assert columns.runs_3R.tolist() == [[3, 8, 80, 81, 120], [8, 80, 81, 120, 121], [6, 7, -1, -1, 8]]
+    assert columns.sequences_3N.tolist() == [[2, 4, 5], [0, 3, 4], [3, 4, 5]]
+    assert columns.longest == 78 and columns.is_whole
     assert states.run_columns(torch.device(DEVICE)) is columns
 
 

@@ -57,7 +57,7 @@ def delta_rule(
         )  # fmt: skip
         turn.copy(state_PHDV)
     if states.runs:
-        runs_3R, sequences_3N = states.run_columns(q_THD.device)
+        runs_3R, sequences_3N, _, _ = states.run_columns(q_THD.device)
         runs, sequences = runs_3R.shape[1], sequences_3N.shape[1]
         _walk[blocks, heads, sequences](
             *tensors, runs_3R, sequences_3N, *strides, heads, values, runs, sequences, **constants
