@@ -22,7 +22,7 @@ from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
 from penstock.engine.warm_up import warm_up
-from penstock_kernels import experts
+from penstock_kernels import convolution, delta_rule, experts
 from test_draft_model import SHAPES, draft_of, tokenizer, with_own
 from test_recurrent import write as recurrent_model
 from test_verify import one_by_one
@@ -293,6 +293,79 @@ def test_what_is_asked_for_at_first_leaves_nothing_behind(
     text = prompt(np.random.default_rng(3), 20)
     compare(ours, plain, [row(0, text, 0, [0, 1], start={"repetition_penalties": 1.3})])
     compare(ours, plain, [row(0, None, 20)])
+
+
+def delta_rules(folder: Path) -> Path:
+    """A small Qwen 3.5: a gated delta rule, and a layer that attends."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=2,
+    )
+    model = transformers.Qwen3_5ForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_().mul_(weight[0].numel() ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_delta_rules_are_advanced_in_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    """Single tokens and prompts by kernels, rows with drafts as well."""
+    from penstock_kernels.gpu import delta_rule as kernels
+
+    counted: set[int] = set()
+    kernel = kernels.delta_rule
+
+    def told(*given: Any) -> Tensor:
+        counted.add(len(given[0]))
+        return kernel(*given)
+
+    monkeypatch.setattr(kernels, "delta_rule", told)
+    folder = delta_rules(tmp_path)
+    ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
+    for driver, usable in ((ours, True), (plain, False)):
+
+        def step(*arguments: Any, step: Any = driver.step, usable: bool = usable, **more: Any) -> Any:
+            with monkeypatch.context() as patch:
+                for module in (convolution, delta_rule):
+                    patch.setattr(module, "usable", lambda tensor: usable)
+                return step(*arguments, **more)
+
+        monkeypatch.setattr(driver, "step", step)
+    counter = Counter(ours)
+    rng = np.random.default_rng(2)
+    at = {0: 37, 1: 5, 2: 1}
+    compare(
+        ours,
+        plain,
+        [row(s, prompt(rng, n), 0, [5 * s + i for i in range(5)], start={}) for s, n in at.items()],
+    )
+    for step_number in range(4):
+        order = list(at)[step_number % 3 :] + list(at)[: step_number % 3]
+        compare(ours, plain, [row(s, None, at[s]) for s in order])
+        at = {s: p + 1 for s, p in at.items()}
+    assert counter.decodes == 4
+    compare(ours, plain, [row(0, None, at[0], drafts=[3, 4]), row(1, None, at[1])])
+    # What is looked at first, the prompts, single tokens in a graph's room for four, and rows of three and one.
+    assert counted == {78, 43, 4}
 
 
 def test_graphs_are_of_few_sizes_that_fit_closely() -> None:

@@ -171,7 +171,7 @@ def _error(heads: int, size: int, values: int, has_channels: bool, device: torch
 
     tokens = 3 + 70 + 5
     q_THD, k_THD = (torch.nn.functional.normalize(normal(tokens, heads, size), dim=-1) for _ in range(2))
-    decay = -normal(tokens, heads, *[size] * has_channels).exp()
+    decay = -0.1 * normal(tokens, heads, *[size] * has_channels).exp()
     inputs = (q_THD, k_THD, normal(tokens, heads, values), decay, normal(tokens, heads).sigmoid())
     state_PHDV = normal(6, heads, size, values)
     places_S = torch.tensor([2, 0, 1], device=device)
