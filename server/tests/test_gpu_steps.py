@@ -135,7 +135,7 @@ def prompt(rng: np.random.Generator, tokens: int) -> list[int]:
     return [int(token) for token in rng.integers(3, 99, tokens)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["plain", pytest.param("window", marks=pytest.mark.tail)])
 def test_steps_give_what_they_give_without_a_gpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
