@@ -80,7 +80,8 @@ def capture(compute: Compute, device: torch.device, pool: Any) -> tuple[Callable
         compute()
     torch.cuda.current_stream(device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Another thread may be asked meanwhile whether the device answers.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         ids_T, hidden_TE = compute()
     return graph.replay, ids_T, hidden_TE
 
