@@ -269,6 +269,7 @@ def test_states_are_advanced_in_graphs(
     assert counter.decodes == 8 and counter.mixed == 0
 
 
+@pytest.mark.tail
 def test_a_draft_model_drafts_for_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
