@@ -36,11 +36,6 @@ def why_not() -> str | None:
     return None
 
 
-def available() -> bool:
-    """Whether there are such kernels for this process' GPU."""
-    return why_not() is None
-
-
 def has_kernels(device: Any) -> bool:
     """Whether they may compute on this device of torch's."""
     return bool(device.type == "cuda") and why_not() is None

@@ -1,7 +1,8 @@
 """Where each token of a step goes: the order of the flat batch, cache rows, attention groups.
 
 Made once per step on the host, from the plan and the slots; the forward pass then only follows it.
-Rows that attend alike are neighbours, so that attention works on rectangles with little padding.
+Rows that attend alike are neighbours, so that attention works on rectangles with little padding. Where a kernel
+for GPUs attends (`device_pages`), it needs no rectangles: decodes come first, then pieces of prompts as they are.
 """
 
 from collections.abc import Iterator
