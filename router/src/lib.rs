@@ -290,6 +290,7 @@ async fn load(
         recorder: recorder(args)?,
     };
     let speculate = settings.speculate;
+    let cache_groups = group.prepared().groups.clone();
     let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     let chats = ChatFormats::of(&prompt, &args.tool_call_parser, &args.reasoning_parser);
     server.load(Loaded {
@@ -317,6 +318,7 @@ async fn load(
             .unwrap_or_else(|| compute_type(config.num_shard * config.pipeline_parallel, &model.device_name)),
         limits,
         model,
+        cache_groups,
         cache_tokens,
         speculate,
         max_step_tokens,

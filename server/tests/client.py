@@ -93,18 +93,19 @@ def make_plan(
     """Packs rows into columns; number and digest are set when it is sent. Saves and sources of states are left out where the
     model has no state.
 
-    Blocks have the pages of their number, those of one block side by side; but none behind the window of a row that
+    Blocks have the pages of their number, those of one block side by side; but none behind a window of a row that
     starts. `copies`: (source, target) of blocks.
     """
     pages = []
     for r in rows:
-        first = 0
-        if r["start"] is not None and tables.windowed:
-            first = tables.first_read(r["position"]) // BLOCK_SIZE
+        first = [0] * tables.count
+        if r["start"] is not None:
+            for group in tables.windows:
+                read_from = group.first_read(r["position"]) // BLOCK_SIZE
+                first[group.first : group.first + group.count] = [read_from] * group.count
         for number, block in enumerate(r["blocks"]):
             for table in range(tables.count):
-                absent = table >= tables.full and number < first
-                pages.append(NO_PAGE if absent else block * tables.count + table)
+                pages.append(NO_PAGE if number < first[table] else block * tables.count + table)
     flags = []
     for r in rows:
         flag = START if r["start"] is not None else 0

@@ -143,7 +143,7 @@ class Driver:
         repeats = self.engine.repeats
         if repeats is not None:  # logits were made in the call that made the rest
             self.logits.append(torch.from_numpy(repeats.decodes.logits_RV.copy()))
-        if self.forgets and self.tables.windowed:
+        if self.forgets and self.tables.windows:
             self._overwrite_behind()
         return result
 
@@ -153,10 +153,13 @@ class Driver:
         read: set[int] = set()
         for slot in np.flatnonzero(slots.alive):
             count = int(slots.block_counts[slot])
-            first = tables.first_read(int(slots.filled[slot])) // BLOCK_SIZE
             pages = slots.pages[:, slot, :count]
-            behind.update(pages[tables.full :, :first].ravel().tolist())
-            read.update(pages[: tables.full].ravel().tolist(), pages[tables.full :, first:].ravel().tolist())
+            read.update(pages[: tables.full].ravel().tolist())
+            for group in tables.windows:
+                first = group.first_read(int(slots.filled[slot])) // BLOCK_SIZE
+                of_group = pages[group.first : group.first + group.count]
+                behind.update(of_group[:, :first].ravel().tolist())
+                read.update(of_group[:, first:].ravel().tolist())
         for page in behind - read - {self.engine.limits.pages}:
             for tensor_NJD in cache.tensors_NJD:
                 rows = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)

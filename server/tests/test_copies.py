@@ -96,7 +96,7 @@ def test_copies_without_rows_and_half_a_copy_are_refused(driver: Driver) -> None
 
 
 def test_copies_run_one_after_the_other() -> None:
-    tables = Tables(1, 0, None, ((0, 0), (0, 1)))
+    tables = Tables(1, (), ((0, 0), (0, 1)))
     cache = KvCache(tables, [0, 1], (2, 4), TorchArrays(torch.float32, torch.device("cpu")), 6)
     for place, tensor_NJD in enumerate(cache.tensors_NJD):
         for page in range(6):

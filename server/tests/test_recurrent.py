@@ -14,6 +14,7 @@ import checkpoints
 from client import Worker, make_plan, row, sampled
 from driver import Driver
 from penstock.doctor.examination import Question, examine
+from penstock.doctor.report import as_text
 from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.preparation import held_state_bytes
@@ -22,6 +23,7 @@ from penstock.engine.tables import divide
 from penstock.errors import BadPlan, TooLittleMemory
 from penstock.models import recipes
 from penstock.parallel.group import Pipeline, TensorGroup
+from penstock.proto import penstock_pb2 as pb
 
 WIDTH, HIDDEN, KERNEL = 32, 64, 3
 CONV, ATTENTION = "conv", "full_attention"
@@ -278,7 +280,8 @@ def test_models_whose_layers_are_all_recurrent_have_no_pages(tmp_path: Path) -> 
     with Worker(folder, tmp_path / "socket") as worker:
         assert worker.describe().kv_bytes_per_token == 0
         prepared = worker.prepare(max_slots=4, max_sequence_tokens=64, max_cache_tokens=64)
-        assert (prepared.pages, prepared.full_tables, prepared.windowed_tables) == (0, 0, 0)
+        (group,) = prepared.groups
+        assert (prepared.pages, group.kind, group.tables, group.layers) == (0, pb.CACHE_KIND_STATE, 0, 2)
         assert prepared.snapshots > 0 and prepared.cost.fixed_ns > 0
         run = worker.run()
         # Blocks are counted, and have no pages.
@@ -332,3 +335,6 @@ def test_the_doctor_says_what_states_take(folder: Path) -> None:
     stages = examine(folder, Question(stages=3))
     assert stages.state_bytes == [STATE // 2, 0, STATE // 2]
     assert stages.kv_bytes_per_token == [0, 2 * 2 * 8 * 4, 0]
+    told = [(group.kind, group.tables, group.layers, group.bytes) for group in whole.cache_groups]
+    assert told == [("full", 1, 1, 2 * 2 * 8 * 4), ("state", 0, 2, STATE)]
+    assert "caches        1 layer attends to all tokens; 2 layers keep a state" in as_text(whole)

@@ -1,5 +1,6 @@
 """How layers are put into pages, and what a sequence needs of them."""
 
+import operator
 import random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from penstock.engine.plan import NO_PAGE, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits, SlotTable
-from penstock.engine.tables import divide
+from penstock.engine.tables import Tables, WindowTables, divide
 from penstock.errors import BadPlan
 from penstock.models.config import Window
 
@@ -15,21 +16,25 @@ SHORT, LONG = Window(1024), Window(4096)
 LONGEST = 100_000
 
 
+def windows_of(tables: Tables) -> list[Window]:
+    return [it.window for it in tables.windows]
+
+
 def test_layers_that_attend_to_everything_share_one_table() -> None:
     tables = divide((None,) * 32, LONGEST)
-    assert (tables.full, tables.windowed, tables.window, tables.places) == (1, 0, None, 32)
+    assert (tables.full, tables.windows, tables.places) == (1, (), 32)
     assert tables.of == tuple((0, layer) for layer in range(32))
     assert tables.pages(160) == 10
 
 
 def test_a_window_that_no_sequence_outgrows_is_none() -> None:
     assert divide((LONG,) * 32, 4096) == divide((None,) * 32, 4096)
-    assert divide((LONG,) * 32, 4097).window == LONG
+    assert windows_of(divide((LONG,) * 32, 4097)) == [LONG]
 
 
 def test_layers_that_all_have_a_window_need_it_alone() -> None:
     tables = divide((LONG,) * 32, LONGEST)
-    assert (tables.full, tables.windowed, tables.places) == (0, 1, 32)
+    assert (tables.full, tables.windows, tables.places) == (0, (WindowTables(LONG, 0, 1),), 32)
     assert tables.pages(LONGEST) == 4096 // 16 + 2
     assert tables.pages(160) == 10
     assert tables.pages(LONGEST, chunk=2048) == (4096 + 2048) // 16 + 1
@@ -52,7 +57,7 @@ def test_pages_of_one_size_serve_both_kinds(
     windows = [None] * full + [SHORT] * windowed
     random.Random(0).shuffle(windows)
     made = divide(windows, LONGEST)
-    assert ((made.full, made.windowed), made.places) == (tables, places)
+    assert ((made.full, made.windows[0].count), made.places) == (tables, places)
     assert len(set(made.of)) == full + windowed, "no two layers have the same rows of a page"
     for (table, _), window in zip(made.of, windows, strict=True):
         assert (table < made.full) == (window is None)
@@ -65,12 +70,34 @@ def test_layers_of_a_stage_are_in_few_places() -> None:
     assert {place for _, place in tables.of[16:]} == set(range(4, 8))
 
 
-def test_windows_of_several_sizes_are_as_wide_as_the_widest() -> None:
-    assert divide((SHORT, LONG), LONGEST).window == LONG
-    assert divide((SHORT, Window(8192, chunked=True)), LONGEST).window == Window(8192)
-    chunked = divide((None, Window(8192, chunked=True)), LONGEST)
-    assert chunked.window == Window(8192, chunked=True)
+def test_every_window_has_tables_of_its_own() -> None:
+    chunks = Window(8192, chunked=True)
+    windows = [None, SHORT, SHORT, chunks, LONG, SHORT, SHORT, chunks]
+    tables = divide(windows, LONGEST)
+    assert windows_of(tables) == [SHORT, LONG, chunks]
+    for (table, _), window in zip(tables.of, windows, strict=True):
+        of_window = [it.window for it in tables.windows if it.first <= table < it.first + it.count]
+        assert of_window == ([] if window is None else [window])
+    assert len(set(tables.of)) == len(windows)
+    counts = [it.count for it in tables.windows]
+    assert tables.count == tables.full + sum(counts)
+    blocks = (1024 // 16 + 2, 4096 // 16 + 2, 8192 // 16 + 2)
+    expected = tables.full * -(-LONGEST // 16) + sum(map(operator.mul, counts, blocks))
+    assert tables.pages(LONGEST) == expected
+    (chunked,) = [it for it in tables.windows if it.window == chunks]
     assert [chunked.first_read(at) for at in (8191, 8192, 16383)] == [0, 8192, 8192]
+    (short,) = [it for it in tables.windows if it.window == SHORT]
+    assert [short.first_read(at) for at in (1023, 1024)] == [0, 1]
+
+
+def test_more_windows_than_there_are_tables_for_are_as_wide_as_the_widest() -> None:
+    windows = [Window(size) for size in (100, 200, 300, 400, 500)]
+    assert windows_of(divide(windows, LONGEST)) == [*windows[:3], windows[4]]
+    chunks = [*windows[:4], Window(500, chunked=True)]
+    tables = divide(chunks, LONGEST)
+    assert windows_of(tables) == [*windows[:3], Window(500)]
+    widest = tables.windows[-1]
+    assert all(widest.first <= table < widest.first + widest.count for table, _ in tables.of[3:])
 
 
 def starting_at(position: int, pages: list[int]) -> Plan:

@@ -15,7 +15,15 @@ IDS = [(7 * i * i + 3 * i + 5) % 199 for i in range(LENGTH)]
 
 
 @pytest.mark.parametrize(
-    "windows", [(Window(20),), (Window(24, chunked=True),), (None, Window(16, chunked=True))], ids=str
+    "windows",
+    [
+        (Window(20),),
+        (Window(24, chunked=True),),
+        (None, Window(16, chunked=True)),
+        (Window(20), Window(40)),
+        (Window(16, chunked=True), None, Window(33)),
+    ],
+    ids=str,
 )
 def test_a_query_sees_the_keys_of_its_window_and_no_others(
     windows: tuple[Window | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

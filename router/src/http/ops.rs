@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, header};
+use penstock_core::scheduler::Taken;
+use penstock_proto::{CacheGroup, CacheKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -95,6 +97,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         kv_blocks_used: stats.blocks_used,
         kv_blocks_cached: stats.blocks_cached,
         kv_blocks_free: stats.blocks_free,
+        cache_groups: CacheGroupInfo::of_all(&loaded.cache_groups, &stats.pages),
         state_bytes: model.state_bytes,
         state_snapshots: stats.snapshots,
         state_snapshots_used: stats.snapshots_used,
@@ -144,6 +147,46 @@ impl<'a> Model<'a> {
     }
 }
 
+/// Layers of which the model keeps the same of a sequence, for as long.
+#[derive(JsonSchema, Serialize)]
+#[schemars(inline)]
+struct CacheGroupInfo {
+    /// `full`: keys and values of all tokens; `window`, `chunk`: of those that a token sees through one; `state`: of recurrent layers;
+    /// `index`: keys that choose others, in the pages of their layers.
+    kind: &'static str,
+    /// Of a window or chunk, in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reach: Option<u32>,
+    layers: u32,
+    /// Of a token, or of a state, on all workers together.
+    bytes: u64,
+    /// That a block of tokens takes, and that are held or kept now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pages_per_block: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pages: Option<u32>,
+}
+
+impl CacheGroupInfo {
+    /// Of all groups, in their order.
+    fn of_all(groups: &[CacheGroup], taken: &Taken) -> Vec<Self> {
+        let mut windows = taken.windows.iter();
+        let of = |group: &CacheGroup| Self {
+            kind: group.kind_name(),
+            reach: (group.reach > 0).then_some(group.reach),
+            layers: group.layers,
+            bytes: group.bytes,
+            pages_per_block: (group.tables > 0).then_some(group.tables),
+            pages: match group.kind() {
+                CacheKind::Full => Some(taken.full),
+                CacheKind::Window | CacheKind::Chunk => windows.next().copied(),
+                CacheKind::State | CacheKind::Index => None,
+            },
+        };
+        groups.iter().map(of).collect()
+    }
+}
+
 /// TGI's fields, and what it lacks: what the model runs on, the budgets, the KV cache.
 #[derive(JsonSchema, Serialize)]
 pub struct Info<'a> {
@@ -183,6 +226,8 @@ pub struct Info<'a> {
     kv_blocks_used: u32,
     kv_blocks_cached: u32,
     kv_blocks_free: u32,
+    /// What the model keeps of a sequence, by what its layers attend to.
+    cache_groups: Vec<CacheGroupInfo>,
     /// What a sequence holds beside its blocks, on all workers together: the state of recurrent layers.
     state_bytes: u64,
     /// Places for copies of such states, from which prompts go on.

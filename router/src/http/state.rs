@@ -6,7 +6,7 @@ use axum::http::HeaderValue;
 use penstock_core::blocking::BlockingPool;
 use penstock_core::generation::Serving;
 use penstock_core::health::HealthReceiver;
-use penstock_proto::ModelDescription;
+use penstock_proto::{CacheGroup, ModelDescription};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
@@ -35,6 +35,8 @@ pub struct Loaded {
     pub chats: ChatFormats,
     pub limits: Limits,
     pub model: ModelDescription,
+    /// What the model keeps of a sequence, on all workers together.
+    pub cache_groups: Vec<CacheGroup>,
     /// Tokens that the KV cache holds where nothing is behind a window.
     pub cache_tokens: u64,
     /// Most drafts of a sequence in a step.

@@ -109,6 +109,10 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("validation_workers", json!(2)),
         ("kv_blocks", json!(256)),
         ("kv_block_size", json!(16)),
+        (
+            "cache_groups",
+            json!([{"kind": "full", "layers": 1, "bytes": 4, "pages_per_block": 1, "pages": 0}]),
+        ),
         ("state_bytes", json!(0)),
         ("state_snapshots", json!(0)),
         ("max_batch_total_tokens", json!(4096)),
@@ -139,6 +143,7 @@ async fn a_model_whose_layers_are_all_recurrent_is_served_from_its_states() {
     let served = Served::ready(recurrent(0)).await;
     let info = served.get("/info").await.good();
     for (name, value) in [
+        ("cache_groups", json!([{"kind": "state", "layers": 1, "bytes": 2 * 4096}])),
         ("state_bytes", json!(2 * 4096)),
         ("state_snapshots", json!(8)),
         ("state_snapshots_used", json!(0)),

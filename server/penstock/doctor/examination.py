@@ -14,6 +14,7 @@ from typing import Any
 from penstock import quantization
 from penstock.doctor.report import Fit, Report
 from penstock.engine import draft_model
+from penstock.engine.cache_groups import cache_groups
 from penstock.engine.cache_size import spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.kv_cache import numbers_of
@@ -429,6 +430,10 @@ def memory(
     report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
     tables = divide(shape.layer_windows, whole_context)
     cached = max(len(shape.layer_windows), 1)
+    group = question.group(0)
+    held_layers = len(numbers_of(shape.cached_layers(group)))
+    row_bytes = report.kv_bytes_per_token[0] // max(held_layers, 1)
+    report.cache_groups = cache_groups(shape, tables, group, row_bytes, dtype.itemsize)
     page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // cached
     page += drafting.page_bytes(tables.full) if drafting else 0
     state = max(report.state_bytes, default=0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.engine.cache_groups import CacheGroup
 from penstock.loading.model_files import gigabytes
 
 
@@ -39,6 +40,7 @@ class Report:
     weight_bytes_per_shard: list[int] = field(default_factory=list)
     kv_bytes_per_token: list[int] = field(default_factory=list)
     state_bytes: list[int] = field(default_factory=list)  # of a model with recurrent layers
+    cache_groups: list[CacheGroup] = field(default_factory=list)  # of the first rank
     draft_model: str | None = None
     draft_weight_bytes: int | None = None
     draft_kv_bytes_per_token: int | None = None
@@ -108,6 +110,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     if report.kv_bytes_per_token:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "KV cache", f"{shown(report.kv_bytes_per_token, 'bytes')} for a token{each}"
+        if len(report.cache_groups) > 1:
+            yield "caches", "; ".join(group.told() for group in report.cache_groups)
     if report.state_bytes:
         each = f" on each of {divided(report)}" if divided(report) else ""
         yield "state", f"{shown(report.state_bytes, 'bytes')} for a sequence, however long{each}"

@@ -111,7 +111,7 @@ class DraftModel:
         """Where its layers are: they keep every token, so in the tables of the served model's layers that do."""
         full = max(tables.full, 1)
         of = tuple((layer % full, layer // full) for layer in range(len(self._layers)))
-        return Tables(tables.full, tables.windowed, tables.window, of)
+        return Tables(tables.full, tables.windows, of)
 
     def allocate(self, slots: SlotTable, sampler: SlotSampling) -> None:
         """See Drafter."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import penstock_kernels as ops
+from penstock.engine.cache_groups import cache_groups
 from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots, spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
@@ -20,7 +21,7 @@ from penstock.engine.kv_cache import numbers_of, page_bytes
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, OWN_DRAFTS, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
-from penstock.engine.tables import BLOCK_SIZE, divide
+from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory
 from penstock.loading.memory import Room, device_room
@@ -161,15 +162,31 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         cost=cost,
         cache_bytes=_cache_bytes(engine),
         free_bytes=_free_bytes(engine),
-        full_tables=tables.full,
-        windowed_tables=tables.windowed,
-        window=0 if tables.window is None else tables.window.size,
-        chunked=tables.window is not None and tables.window.chunked,
+        groups=_groups(engine, tables),
         snapshots=snapshots,
         draft_cost=draft_cost,
         draft_trees=engine.limits.draft_trees,
         draft_states=draft_states,
     )
+
+
+def _groups(engine: Engine, tables: Tables) -> list[pb.CacheGroup]:
+    rows, size = engine.model.cache_shape
+    itemsize = engine.arrays.itemsize
+    drafted = 0 if engine.drafter is None else engine.drafter.kv_bytes_per_token
+    groups = cache_groups(
+        engine.model.config, tables, engine.group, rows * size * itemsize, itemsize, drafted
+    )
+    return [
+        pb.CacheGroup(
+            kind=f"CACHE_KIND_{group.kind.upper()}",
+            tables=group.tables,
+            reach=group.reach,
+            layers=group.layers,
+            bytes=group.bytes,
+        )
+        for group in groups
+    ]
 
 
 def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:

@@ -443,9 +443,12 @@ class SlotTable:
     def _check_absent(self, plan: Plan, absent: Bools, blocks: I64) -> None:
         """`absent` (blocks, tables), and the number of each block in its sequence."""
         tables = self.limits.tables
-        first = [tables.first_read(int(at)) if tables.windowed else 0 for at in plan.positions]
-        is_read = blocks >= np.repeat(first, plan.new_block_counts) // self.limits.block_size
-        if absent[:, : tables.full].any() or absent[is_read].any():
+        is_wrong = absent[:, : tables.full].any()
+        for group in tables.windows:
+            first = [group.first_read(int(at)) for at in plan.positions]
+            is_read = blocks >= np.repeat(first, plan.new_block_counts) // self.limits.block_size
+            is_wrong |= absent[is_read, group.first : group.first + group.count].any()
+        if is_wrong:
             raise BadPlan("new_pages: a block that is read has no page")
 
 

@@ -385,7 +385,24 @@ class DecoderConfig:
     @property
     def has_state(self) -> bool:
         """Whether a layer keeps one of a sequence: it is recurrent, or reads n-grams."""
-        return any(layer.recurrent is not None or layer.ngrams is not None for layer in self.layers)
+        return self.layers_with_state > 0
+
+    @property
+    def layers_with_state(self) -> int:
+        """See `ModelConfig`."""
+        return sum(layer.recurrent is not None or layer.ngrams is not None for layer in self.layers)
+
+    @property
+    def index_keys(self) -> tuple[int, ...]:
+        """See `ModelConfig`."""
+        return tuple(self._index_key(at) for at in range(len(self.layers)))
+
+    def _index_key(self, at: int) -> int:
+        layer, mixer = self.layers[at], self.compressed[at]
+        if mixer is not None:
+            return 0 if mixer.compression is None else -(-mixer.index_dim // mixer.compression.rate)
+        index = self.index if self.latent is None else self.latent.index
+        return 0 if index is None or not layer.has_cache or layer.choice_of_last else index.head_dim
 
     @property
     def mixer_width(self) -> int:

@@ -64,6 +64,7 @@ class EncoderDecoderConfig:
     never_said: int | None = None  # a token that has no probability
 
     has_state: ClassVar[bool] = False
+    layers_with_state: ClassVar[int] = 0
     mixer_width: ClassVar[int] = 0
     compressions: ClassVar[tuple[()]] = ()
     past_numbers: ClassVar[int] = 0
@@ -102,6 +103,11 @@ class EncoderDecoderConfig:
     def windows(self) -> tuple[None, ...]:
         """None of its layers has one."""
         return (None,)
+
+    @property
+    def index_keys(self) -> tuple[int, ...]:
+        """None chooses keys."""
+        return (0,) * self.num_layers
 
     @property
     def layer_windows(self) -> tuple[None, ...]:

@@ -84,6 +84,16 @@ class FallbackConfig:
         return bool(self.states)
 
     @property
+    def layers_with_state(self) -> int:
+        """Those that are recurrent."""
+        return len(self.states)
+
+    @property
+    def index_keys(self) -> tuple[int, ...]:
+        """None chooses keys."""
+        return (0,) * self.num_layers
+
+    @property
     def residual_width(self) -> int:
         """See ModelConfig."""
         return self.width

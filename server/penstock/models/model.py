@@ -46,6 +46,14 @@ class ModelConfig(Protocol):
         """Whether a layer is recurrent, on whichever rank: every sequence has a state of one size."""
 
     @property
+    def layers_with_state(self) -> int:
+        """Over all stages."""
+
+    @property
+    def index_keys(self) -> tuple[int, ...]:
+        """Of each layer over all stages, numbers that its cache has of a token for choosing keys; 0: it chooses none."""
+
+    @property
     def mixer_width(self) -> int:
         """Numbers that a recurrent layer makes of a token, at most."""
 

@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class CacheKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_KIND_FULL: _ClassVar[CacheKind]
+    CACHE_KIND_WINDOW: _ClassVar[CacheKind]
+    CACHE_KIND_CHUNK: _ClassVar[CacheKind]
+    CACHE_KIND_STATE: _ClassVar[CacheKind]
+    CACHE_KIND_INDEX: _ClassVar[CacheKind]
+
 class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_FLAG_NONE: _ClassVar[RowFlag]
@@ -16,6 +24,11 @@ class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_FLAG_PROMPT_LOGPROBS: _ClassVar[RowFlag]
     ROW_FLAG_MASKED: _ClassVar[RowFlag]
     ROW_FLAG_OWN_DRAFTS: _ClassVar[RowFlag]
+CACHE_KIND_FULL: CacheKind
+CACHE_KIND_WINDOW: CacheKind
+CACHE_KIND_CHUNK: CacheKind
+CACHE_KIND_STATE: CacheKind
+CACHE_KIND_INDEX: CacheKind
 ROW_FLAG_NONE: RowFlag
 ROW_FLAG_START: RowFlag
 ROW_FLAG_CONTINUE: RowFlag
@@ -103,15 +116,12 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "full_tables", "windowed_tables", "window", "chunked", "snapshots", "draft_cost", "draft_trees", "draft_states")
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "groups", "snapshots", "draft_cost", "draft_trees", "draft_states")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FULL_TABLES_FIELD_NUMBER: _ClassVar[int]
-    WINDOWED_TABLES_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    CHUNKED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
@@ -120,15 +130,26 @@ class Prepared(_message.Message):
     cost: CostModel
     cache_bytes: int
     free_bytes: int
-    full_tables: int
-    windowed_tables: int
-    window: int
-    chunked: bool
+    groups: _containers.RepeatedCompositeFieldContainer[CacheGroup]
     snapshots: int
     draft_cost: CostModel
     draft_trees: bool
     draft_states: int
-    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., full_tables: _Optional[int] = ..., windowed_tables: _Optional[int] = ..., window: _Optional[int] = ..., chunked: _Optional[bool] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ..., draft_states: _Optional[int] = ...) -> None: ...
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ..., draft_states: _Optional[int] = ...) -> None: ...
+
+class CacheGroup(_message.Message):
+    __slots__ = ("kind", "tables", "reach", "layers", "bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: CacheKind
+    tables: int
+    reach: int
+    layers: int
+    bytes: int
+    def __init__(self, kind: _Optional[_Union[CacheKind, str]] = ..., tables: _Optional[int] = ..., reach: _Optional[int] = ..., layers: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("fixed_ns", "per_token_ns", "per_context_token_ns")

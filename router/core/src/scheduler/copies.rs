@@ -40,9 +40,8 @@ impl Core {
         let near = at.saturating_sub(NEIGHBOURS)..self.running.len().min(at + NEIGHBOURS + 1);
         for &other in self.running[near].iter().filter(|&&other| other != key && most > 0) {
             let running = &self.sequences[other];
-            let has_window =
-                self.pool.tables().windowed == 0 || running.table.first_windowed as usize <= held;
-            if !has_window || !running.goes_on_from(sequence) {
+            let has_windows = running.table.first_windowed.iter().all(|&first| first as usize <= held);
+            if !has_windows || !running.goes_on_from(sequence) {
                 continue;
             }
             let alike = sequence.alike(running, from, most);

@@ -557,6 +557,7 @@ impl Core {
             blocks_cached,
             blocks_free,
             block_size: self.pool.block_size(),
+            pages: self.pool.taken(),
             snapshots,
             snapshots_used,
             steps: self.counters.steps,

@@ -9,6 +9,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::block_events::{self, BlockEvent};
+use super::blocks::Taken;
 use super::concurrency::ConcurrencyLimiter;
 use super::mailbox::{Dispatcher, EventSender, SequenceEvents, mailbox};
 use super::submission::{Refused, Release, SequenceSpec, Tenant, Ticket, Unavailable};
@@ -53,6 +54,8 @@ pub struct Stats {
     pub blocks_cached: u32,
     pub blocks_free: u32,
     pub block_size: u32,
+    /// Pages that are not free.
+    pub pages: Taken,
     /// Places for copies of recurrent states, and those that hold one.
     pub snapshots: u32,
     pub snapshots_used: u32,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use penstock_proto::{CacheGroup, CacheKind};
 
 use super::core::Counters;
 use super::handle::Stats;
@@ -59,6 +60,8 @@ pub(super) struct Metrics {
     blocks_used: Gauge,
     blocks_cached: Gauge,
     blocks_free: Gauge,
+    /// In the order of `Taken`.
+    pages: Vec<Gauge>,
     snapshots: Gauge,
     snapshots_used: Gauge,
     state_saves: Counter,
@@ -94,8 +97,16 @@ struct Recovery {
     refill: Histogram,
 }
 
+/// Of the groups that have tables; one that nobody reads where no layer attends to everything.
+fn pages_by_group(groups: &[CacheGroup]) -> Vec<Gauge> {
+    let gauge = |group: &CacheGroup| gauge!("penstock_kv_pages", "group" => group.name());
+    let has_full = groups.first().is_some_and(|group| group.kind() == CacheKind::Full);
+    let absent = (!has_full).then(Gauge::noop);
+    absent.into_iter().chain(groups.iter().filter(|group| group.tables > 0).map(gauge)).collect()
+}
+
 impl Metrics {
-    pub fn new() -> Self {
+    pub fn new(groups: &[CacheGroup]) -> Self {
         let recovery = |phase: &'static str| histogram!("penstock_recovery_duration", "phase" => phase);
         Self {
             prefill: PerMethod::new("prefill"),
@@ -117,6 +128,7 @@ impl Metrics {
             blocks_used: gauge!("penstock_kv_blocks_used"),
             blocks_cached: gauge!("penstock_kv_blocks_cached"),
             blocks_free: gauge!("penstock_kv_blocks_free"),
+            pages: pages_by_group(groups),
             snapshots: gauge!("penstock_state_snapshots"),
             snapshots_used: gauge!("penstock_state_snapshots_used"),
             state_saves: counter!("penstock_state_saves"),
@@ -194,6 +206,8 @@ impl Metrics {
         self.blocks_used.set(stats.blocks_used);
         self.blocks_cached.set(stats.blocks_cached);
         self.blocks_free.set(stats.blocks_free);
+        let pages = std::iter::once(stats.pages.full).chain(stats.pages.windows);
+        self.pages.iter().zip(pages).for_each(|(gauge, pages)| gauge.set(pages));
         self.snapshots.set(stats.snapshots);
         self.snapshots_used.set(stats.snapshots_used);
         self.state_saves.absolute(counters.state_saves);

@@ -56,6 +56,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, oneshot};
 
 pub use block_events::{BlockChange, BlockEvent};
+pub use blocks::Taken;
 pub use cache_names::{BlockHash, Namespace};
 pub use handle::{Handle, Permit, Settings, Stats, Submitted};
 pub use mailbox::{SequenceEvents, Told};

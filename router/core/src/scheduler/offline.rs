@@ -41,7 +41,7 @@ impl Offline {
         };
         let capacity = Capacity {
             pages: prepared.pages,
-            tables: Tables::of(prepared, model.block_size),
+            tables: Tables::of(&prepared.groups, model.block_size).expect("groups that are tables"),
             max_slots: limits.max_slots,
             max_step_tokens: limits.max_step_tokens,
             max_step_drafts: limits.max_step_drafts,

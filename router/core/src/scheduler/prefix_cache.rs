@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use penstock_proto::ids::{BlockId, TokenId};
+use penstock_proto::tables::MOST_WINDOWS;
 
 use super::block_events::BlockChange;
 use super::cache_names::{BlockHash, Namespace};
@@ -43,8 +44,8 @@ struct Node {
     last_used: u64,
     /// Whether nobody holds its block.
     idle: bool,
-    /// When its block's windowed pages were last released.
-    window_used: u64,
+    /// When its block's pages of each window were last released.
+    window_used: [u64; MOST_WINDOWS],
     /// The place with the state behind its prefix.
     snapshot: Option<u32>,
     first_child: Option<NodeId>,
@@ -63,8 +64,8 @@ pub(super) struct PrefixCache {
     /// Idle nodes without children, least recently used first: what can be evicted next. The children of
     /// an idle node are idle (see `blocks`), so while any node is idle, this is not empty.
     idle_leaves: BTreeSet<(u64, NodeId)>,
-    /// Nodes whose block has windowed pages that nobody holds, least recently used first.
-    idle_windows: BTreeSet<(u64, NodeId)>,
+    /// Nodes whose block has pages of a window that nobody holds, least recently used first, for each window.
+    idle_windows: [BTreeSet<(u64, NodeId)>; MOST_WINDOWS],
     clock: u64,
     /// Since they were last taken; `None`: nobody is told.
     changes: Option<Vec<BlockChange>>,
@@ -80,7 +81,7 @@ impl PrefixCache {
             tokens: Vec::new(),
             unused: Vec::new(),
             idle_leaves: BTreeSet::new(),
-            idle_windows: BTreeSet::new(),
+            idle_windows: Default::default(),
             clock: 0,
             changes: None,
         }
@@ -149,7 +150,7 @@ impl PrefixCache {
             content: self.content(parent, tokens),
             last_used: 0,
             idle: false,
-            window_used: 0,
+            window_used: [0; MOST_WINDOWS],
             snapshot: None,
             first_child: None,
             next_sibling,
@@ -239,18 +240,18 @@ impl PrefixCache {
         self.idle_leaves.remove(&entry);
     }
 
-    /// Nobody holds the windowed pages of the node's block any more.
-    pub fn set_window_idle(&mut self, id: NodeId) {
+    /// Nobody holds the pages that the node's block has of a window any more.
+    pub fn set_window_idle(&mut self, id: NodeId, window: usize) {
         self.clock += 1;
         let clock = self.clock;
-        self.node_mut(id).window_used = clock;
-        self.idle_windows.insert((clock, id));
+        self.node_mut(id).window_used[window] = clock;
+        self.idle_windows[window].insert((clock, id));
     }
 
     /// Somebody holds them again, or they are gone.
-    pub fn set_window_busy(&mut self, id: NodeId) {
-        let entry = (self.node(id).window_used, id);
-        self.idle_windows.remove(&entry);
+    pub fn set_window_busy(&mut self, id: NodeId, window: usize) {
+        let entry = (self.node(id).window_used[window], id);
+        self.idle_windows[window].remove(&entry);
     }
 
     /// The idle node without children that was used longest ago, and when.
@@ -258,9 +259,10 @@ impl PrefixCache {
         self.idle_leaves.first().copied()
     }
 
-    /// The node whose windowed pages are idle and were used longest ago, and when.
-    pub fn oldest_window(&self) -> Option<(u64, NodeId)> {
-        self.idle_windows.first().copied()
+    /// The window and the node whose pages of it are idle and were used longest ago, and when.
+    pub fn oldest_window(&self) -> Option<(usize, (u64, NodeId))> {
+        let oldest = self.idle_windows.iter().enumerate();
+        oldest.filter_map(|(window, idle)| Some((window, *idle.first()?))).min_by_key(|&(_, entry)| entry)
     }
 
     /// Forgets a node and all below it; `each` is told their blocks and snapshots.
@@ -294,7 +296,9 @@ impl PrefixCache {
             changes.push(BlockChange::Evicted { block: content });
         }
         self.idle_leaves.remove(&(last_used, id));
-        self.idle_windows.remove(&(window_used, id));
+        for (idle, used) in self.idle_windows.iter_mut().zip(window_used) {
+            idle.remove(&(used, id));
+        }
         if let Some(next) = next_sibling {
             self.node_mut(next).prev_sibling = prev_sibling;
         }

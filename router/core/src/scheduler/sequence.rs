@@ -264,7 +264,7 @@ impl Sequence {
     pub fn reset(&mut self) {
         debug_assert!(self.table.blocks.is_empty());
         self.states = StateRecord::default();
-        self.table.first_windowed = 0;
+        self.table.first_windowed = Default::default();
         self.slot = None;
         self.started = false;
         self.start_due = true;

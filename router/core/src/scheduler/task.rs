@@ -102,7 +102,7 @@ impl Task {
             health,
             source,
             outside,
-            metrics: Metrics::new(),
+            metrics: Metrics::new(&group.prepared().groups),
             mask_threads: MaskThreads::new(),
             worker_restarts: 0,
             refilling: None,

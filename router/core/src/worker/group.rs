@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use penstock_proto::tables::Tables;
 use penstock_proto::worker_client::WorkerClient;
-use penstock_proto::{CONTRACT, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
+use penstock_proto::{CONTRACT, CacheGroup, DescribeRequest, ModelDescription, PrepareRequest, Prepared};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -63,6 +63,7 @@ pub struct Group {
     limits: PrepareLimits,
     description: ModelDescription,
     prepared: Prepared,
+    tables: Tables,
     startup_timings: StartupTimings,
 }
 
@@ -103,10 +104,10 @@ impl Group {
                 }
                 let limits = chosen.clone().expect("chosen when the first group was described");
                 let begun = clock::now();
-                let preparing = prepare(&mut ranks, &limits, output_rank(&description), &states);
-                let prepared = in_time("Prepare", FIRST_PREPARE, preparing).await?;
+                let preparing = prepare(&mut ranks, &limits, &description, &states);
+                let (prepared, tables) = in_time("Prepare", FIRST_PREPARE, preparing).await?;
                 startup_timings.prepare = clock::since(begun);
-                Ok(Self { endpoints, limits, description, prepared, startup_timings })
+                Ok(Self { endpoints, limits, description, prepared, tables, startup_timings })
             };
             match result.await {
                 Ok(group) => return Ok(group),
@@ -150,10 +151,11 @@ impl Group {
             return Err(Unready::Final(StartError::Refused(why)));
         }
         let begun = clock::now();
-        let preparing = prepare(&mut ranks, &self.limits, self.output_rank(), &states);
-        let prepared = in_time("Prepare", again(self.startup_timings.prepare), preparing).await?;
+        let preparing = prepare(&mut ranks, &self.limits, &description, &states);
+        let limit = again(self.startup_timings.prepare);
+        let (prepared, tables) = in_time("Prepare", limit, preparing).await?;
         let startup_timings = StartupTimings { process, load, prepare: clock::since(begun) };
-        Ok(Self { endpoints, limits: self.limits.clone(), description, prepared, startup_timings })
+        Ok(Self { endpoints, limits: self.limits.clone(), description, prepared, tables, startup_timings })
     }
 
     /// Rank 0's.
@@ -166,7 +168,7 @@ impl Group {
         output_rank(&self.description)
     }
 
-    /// The fewest pages and places for states of any rank that has some, and otherwise what the one that answers plans says, which measures whole
+    /// The fewest pages and places for states of any rank that has some, what all together keep in each group of caches, and otherwise what the one that answers plans says, which measures whole
     /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
@@ -186,7 +188,7 @@ impl Group {
 
     /// What a block consists of.
     pub(crate) fn tables(&self) -> Tables {
-        Tables::of(&self.prepared, self.description.block_size)
+        self.tables
     }
 
     /// Tokens that the KV cache holds where nothing is behind a window. Where no layer has keys and values nothing but
@@ -287,9 +289,9 @@ async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<(ModelDescripti
 async fn prepare(
     ranks: &mut [WorkerClient<Channel>],
     limits: &PrepareLimits,
-    output_rank: u32,
+    description: &ModelDescription,
     states: &[bool],
-) -> Result<Prepared, Unready> {
+) -> Result<(Prepared, Tables), Unready> {
     let request = PrepareRequest {
         max_slots: limits.max_slots,
         max_step_tokens: limits.max_step_tokens,
@@ -304,22 +306,28 @@ async fn prepare(
     let with_state = with_state.map(|(prepared, _)| prepared);
     let snapshots = with_state.clone().map(|prepared| prepared.snapshots).min().unwrap_or(0);
     let draft_states = with_state.map(|prepared| prepared.draft_states).min().unwrap_or(0);
-    let prepared = Prepared { pages, snapshots, draft_states, ..answers[output_rank as usize] };
-    let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
-    if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(other) != shape(&prepared)) {
+    let output_rank = output_rank(description);
+    let shape = |groups: &[CacheGroup]| -> Vec<CacheGroup> {
+        groups.iter().map(|group| CacheGroup { bytes: 0, ..*group }).collect()
+    };
+    let mut prepared = answers[output_rank as usize].clone();
+    let same = shape(&prepared.groups);
+    if let Some((rank, _)) = (0..).zip(&answers).find(|(_, other)| shape(&other.groups) != same) {
         return Err(refused(format!("rank {rank} and rank {output_rank} divide the KV cache differently")));
     }
-    let has_tables = prepared.full_tables + prepared.windowed_tables > 0;
+    for (at, group) in prepared.groups.iter_mut().enumerate() {
+        group.bytes = answers.iter().map(|answer| answer.groups[at].bytes).sum();
+    }
+    let prepared = Prepared { pages, snapshots, draft_states, ..prepared };
+    let tables = Tables::of(&prepared.groups, description.block_size).map_err(refused)?;
+    let has_tables = tables.count() > 0;
     if !has_tables && !states.contains(&true) {
         return Err(refused("its KV cache has no tables".into()));
     }
     if has_tables && pages == 0 {
         return Err(refused("no memory is left for the KV cache".into()));
     }
-    if prepared.windowed_tables > 0 && prepared.window == 0 {
-        return Err(refused("its KV cache has windowed tables, and their window is 0".into()));
-    }
-    Ok(prepared)
+    Ok((prepared, tables))
 }
 
 /// The answers of all ranks, in their order. Of several failures, the one that is no other one's consequence.

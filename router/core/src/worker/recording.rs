@@ -71,7 +71,7 @@ impl Recorder {
                 version: env!("CARGO_PKG_VERSION").into(),
                 model: Some(group.description().clone()),
                 limits: Some(PrepareRequest::from(group.limits())),
-                prepared: Some(*group.prepared()),
+                prepared: Some(group.prepared().clone()),
             })
         });
     }

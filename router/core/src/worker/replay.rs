@@ -157,20 +157,20 @@ impl Head {
     /// `pages`: for which a worker is prepared.
     async fn executor(&self, source: Option<&dyn WorkerSource>, pages: u32) -> Result<Executor, ReplayError> {
         let Some(source) = source else {
-            let config = MockConfig::of(&self.model, &self.prepared);
+            let config = MockConfig::of(&self.model, &self.prepared).map_err(ReplayError::Unusable)?;
             let model = MockModel::new(config, self.limits.max_slots, self.limits.max_step_tokens);
             return Ok(Executor::Model(Box::new(model.with_drafts(self.limits.max_step_drafts))));
         };
-        let tables = Tables::of(&self.prepared, self.model.block_size);
+        let tables =
+            Tables::of(&self.prepared.groups, self.model.block_size).map_err(ReplayError::Unusable)?;
         let limits =
             PrepareLimits { max_cache_tokens: tables.tokens(pages), ..PrepareLimits::from(&self.limits) };
         let group = Group::start(source, |_| Ok(limits)).await?;
         let here = group.prepared();
-        let shape = |of: &Prepared| (of.full_tables, of.windowed_tables, of.window, of.chunked);
         if here.pages < self.prepared.pages
             || here.snapshots < self.prepared.snapshots
             || here.draft_states < self.prepared.draft_states
-            || shape(here) != shape(&self.prepared)
+            || group.tables() != tables
         {
             return Err(ReplayError::Unusable(format!(
                 "the worker has another KV cache, {here:?}, than the recorded one, {:?}",

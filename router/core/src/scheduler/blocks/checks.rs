@@ -1,18 +1,19 @@
 //! What tests ask of a `BlockPool`, and what always holds of one.
 
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
-use penstock_proto::tables::Table;
+use penstock_proto::tables::{MOST_WINDOWS, Table};
 
-use super::{BlockPool, index};
+use super::{BlockPool, Taken, index};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::prefix_cache::NodeId;
 use crate::scheduler::snapshots::Snapshot;
 
 impl BlockPool {
-    /// The pages of a block, and whether those of windowed tables are there.
-    pub fn pages_of(&self, block: BlockId) -> (&[u32], bool) {
-        let count = self.tables.count() as usize;
-        (&self.pages[index(block) * count..][..count], self.blocks[index(block)].is_windowed)
+    /// The pages of a block that are there.
+    pub fn pages_of(&self, block: BlockId) -> Vec<u32> {
+        let (pages, is_windowed) = (self.pages_in_tables(block), self.blocks[index(block)].is_windowed);
+        let has = |table: u32| self.tables.window_of(table).is_none_or(|window| is_windowed[window]);
+        (0..).zip(pages).filter(|&(table, _)| has(table)).map(|(_, &page)| page).collect()
     }
 
     pub fn is_of(&self, block: BlockId, writer: SequenceId) -> bool {
@@ -46,12 +47,15 @@ impl BlockPool {
     /// Checks the invariants in the head of `blocks` against the tables that are held, and the snapshots that sequences
     /// have.
     pub fn check(&self, tables: &[&Table], reserved: &[Snapshot]) {
-        let (mut held, mut windowed) = (vec![0u32; self.blocks.len()], vec![0u32; self.blocks.len()]);
+        let mut held = vec![0u32; self.blocks.len()];
+        let mut windowed = vec![[0u32; MOST_WINDOWS]; self.blocks.len()];
         for table in tables {
             for (at, &block) in table.blocks.iter().enumerate() {
                 held[index(block)] += 1;
-                windowed[index(block)] +=
-                    u32::from(self.tables.windowed > 0 && at as u32 >= table.first_windowed);
+                let windows = windowed[index(block)].iter_mut().zip(table.first_windowed);
+                for (held, first) in windows.take(self.tables.windows().len()) {
+                    *held += u32::from(at as u32 >= first);
+                }
             }
         }
         let mut pages = self.free_pages.clone();
@@ -63,25 +67,29 @@ impl BlockPool {
                 if is_free { 0 } else { block.references },
                 "references are the tables' entries"
             );
-            assert_eq!(windowed[at], if is_free { 0 } else { block.windowed_references });
+            assert_eq!(windowed[at], if is_free { [0; MOST_WINDOWS] } else { block.windowed_references });
             registered += usize::from(block.node.is_some());
             if is_free {
                 assert!(block.node.is_none());
                 continue;
             }
             assert!(held[at] > 0 || block.node.is_some(), "a block is held, cached or free");
-            assert!(windowed[at] == 0 || block.is_windowed, "who reads windowed pages has them");
-            assert!(!block.is_windowed || windowed[at] > 0 || block.node.is_some());
-            let (own, has_window) = self.pages_of(BlockId(at as u32));
-            let (full, behind) = own.split_at(self.tables.full as usize);
-            pages.extend(full);
+            pages.extend(self.pages_of(BlockId(at as u32)));
             idle += if held[at] == 0 { self.tables.full } else { 0 };
-            if has_window {
-                pages.extend(behind);
-                idle += if windowed[at] == 0 { self.tables.windowed } else { 0 };
+            for (window, &has) in block.is_windowed.iter().enumerate() {
+                assert!(windowed[at][window] == 0 || has, "who reads windowed pages has them");
+                assert!(!has || windowed[at][window] > 0 || block.node.is_some());
+                let is_idle = has && windowed[at][window] == 0;
+                idle += if is_idle { self.tables.windows()[window].tables } else { 0 };
             }
         }
         assert_eq!(idle, self.idle);
+        let Taken { full, windows } = self.taken();
+        assert_eq!(
+            self.total - self.free(),
+            full + windows.iter().sum::<u32>(),
+            "what is taken is in some table"
+        );
         let nodes: Vec<NodeId> = self.blocks.iter().filter_map(|block| block.node).collect();
         let of_nodes = nodes.iter().filter_map(|&node| Some((self.cache.snapshot(node)?, node))).collect();
         match &self.snapshots {

@@ -2,9 +2,10 @@
 //! kept for the prefix cache. Called by the scheduler's core only; knows no sequences, only their tables and ids.
 //!
 //! A block is `block_size` tokens of a sequence. It has a page in each full table, which are held for as long
-//! as the block is, and one in each windowed table, which are given back when the sequence has left them
-//! behind its window. Then they stay for the prefix cache, as idle blocks do, and are the first to be taken.
-//! A block whose windowed pages were taken still says what comes before others, and is read in full tables.
+//! as the block is, and one in each table of each window, which are given back when the sequence has left them
+//! behind that window. Then they stay for the prefix cache, as idle blocks do, and are the first to be taken.
+//! A block whose pages of a window were taken still says what comes before others, and is read in full tables. What is said
+//! of windowed pages holds for each window by itself.
 //!
 //! Why a page may be handed out the moment its last holder lets go, although plans that use it may still
 //! be in flight: every rank executes plans in the order they were built, and a page let go now can only be
@@ -44,7 +45,7 @@ mod checks;
 mod snapshot_nodes;
 
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
-use penstock_proto::tables::{Table, Tables};
+use penstock_proto::tables::{MOST_WINDOWS, Table, Tables};
 
 use super::block_events::BlockChange;
 use super::cache_names::Namespace;
@@ -57,16 +58,24 @@ const NO_PAGE: u32 = u32::MAX;
 #[derive(Clone, Default)]
 struct Block {
     references: u32,
-    /// Tables that hold its windowed pages.
-    windowed_references: u32,
-    /// Whether it has windowed pages.
-    is_windowed: bool,
+    /// Tables that hold its pages of each window.
+    windowed_references: [u32; MOST_WINDOWS],
+    /// Whether it has pages of each window.
+    is_windowed: [bool; MOST_WINDOWS],
     /// Its node, if it is registered.
     node: Option<NodeId>,
     /// Who computed it, if it is registered.
     writer: SequenceId,
     /// A row that attends to it has sampled.
     sound: bool,
+}
+
+/// Pages by what their layers attend to: all earlier tokens, or those of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    pub full: u32,
+    /// In the order of `Tables::windows`.
+    pub windows: [u32; MOST_WINDOWS],
 }
 
 /// What a look into the prefix cache gave a sequence.
@@ -99,6 +108,8 @@ pub(super) struct BlockPool {
     snapshots: Option<Snapshots>,
     /// Pages that nobody holds, of registered blocks.
     idle: u32,
+    /// Blocks that have pages of each window.
+    windowed: [u32; MOST_WINDOWS],
     /// Nodes of a match, kept for its memory.
     matched: Vec<NodeId>,
 }
@@ -119,6 +130,7 @@ impl BlockPool {
             cache: PrefixCache::new(tables.block_size),
             snapshots: snapshots.map(Snapshots::new),
             idle: 0,
+            windowed: [0; MOST_WINDOWS],
             matched: Vec::new(),
         }
     }
@@ -160,6 +172,16 @@ impl BlockPool {
         self.free_pages.len() as u32
     }
 
+    /// Pages that are not free, in the full tables and in those of each window.
+    pub fn taken(&self) -> Taken {
+        let full = (self.blocks.len() - self.free_blocks.len()) as u32 * self.tables.full;
+        let mut windows = self.windowed;
+        for (blocks, window) in windows.iter_mut().zip(self.tables.windows()) {
+            *blocks *= window.tables;
+        }
+        Taken { full, windows }
+    }
+
     pub fn cached(&self) -> u32 {
         self.idle
     }
@@ -180,13 +202,13 @@ impl BlockPool {
         for (page, free) in self.pages[at * count..].iter_mut().zip(self.free_pages.drain(from..).rev()) {
             *page = free;
         }
-        let is_windowed = self.tables.windowed > 0;
-        self.blocks[at] = Block {
-            references: 1,
-            windowed_references: u32::from(is_windowed),
-            is_windowed,
-            ..Block::default()
-        };
+        let made = &mut self.blocks[at];
+        *made = Block { references: 1, ..Block::default() };
+        for window in 0..self.tables.windows().len() {
+            made.windowed_references[window] = 1;
+            made.is_windowed[window] = true;
+            self.windowed[window] += 1;
+        }
         table.blocks.push(block);
         true
     }
@@ -198,11 +220,13 @@ impl BlockPool {
 
     /// The same of a table whose first `held` blocks it has so far.
     fn leave_behind(&mut self, table: &mut Table, held: u32, position: u32) {
-        let first = self.tables.first_read(position);
-        for at in table.first_windowed..first.min(held) {
-            self.release_windowed(table.blocks[at as usize]);
+        for number in 0..self.tables.windows().len() {
+            let first = self.tables.first_read(&self.tables.windows()[number], position);
+            for at in table.first_windowed[number]..first.min(held) {
+                self.release_windowed(table.blocks[at as usize], number);
+            }
+            table.first_windowed[number] = table.first_windowed[number].max(first);
         }
-        table.first_windowed = table.first_windowed.max(first);
     }
 
     /// Appends to `table`, which holds the blocks of the first tokens of `tokens`, those registered blocks
@@ -221,7 +245,7 @@ impl BlockPool {
         let before = table.blocks.len();
         let held = if self.snapshots.is_some() { self.registered(table, before) } else { before };
         let mut parent = self.parent(namespace, table, held);
-        let (mut usable, mut windowed_from) = (0, table.first_windowed.min(held as u32));
+        let (mut usable, mut windowed_from) = (0, table.first_windowed.map(|first| first.min(held as u32)));
         let mut reuse = Reuse::default();
         while let Some(above) = parent
             && held + matched.len() < limit as usize
@@ -231,10 +255,16 @@ impl BlockPool {
             matched.push(node);
             parent = Some(Parent::Node(node));
             let end = (held + matched.len()) as u32;
-            if !self.block_of(node).is_windowed {
-                windowed_from = end;
+            let is_windowed = self.block_of(node).is_windowed;
+            let mut lacks_window = false;
+            for (number, window) in self.tables.windows().iter().enumerate() {
+                if !is_windowed[number] {
+                    windowed_from[number] = end;
+                }
+                lacks_window |=
+                    windowed_from[number] > self.tables.first_read(window, end * self.block_size());
             }
-            if windowed_from > self.tables.first_read(end * self.block_size()) {
+            if lacks_window {
                 continue;
             }
             match &self.snapshots {
@@ -277,13 +307,15 @@ impl BlockPool {
         }
         let end = table.blocks.len() as u32;
         self.leave_behind(table, held, end * self.block_size());
-        for at in table.first_windowed.max(held)..end {
-            let block = &mut self.blocks[index(table.blocks[at as usize])];
-            if block.windowed_references == 0 {
-                self.idle -= self.tables.windowed;
-                self.cache.set_window_busy(block.node.expect("what was matched is registered"));
+        for (number, window) in self.tables.windows().iter().enumerate() {
+            for at in table.first_windowed[number].max(held)..end {
+                let block = &mut self.blocks[index(table.blocks[at as usize])];
+                if block.windowed_references[number] == 0 {
+                    self.idle -= window.tables;
+                    self.cache.set_window_busy(block.node.expect("what was matched is registered"), number);
+                }
+                block.windowed_references[number] += 1;
             }
-            block.windowed_references += 1;
         }
     }
 
@@ -310,7 +342,9 @@ impl BlockPool {
                 // The same content, idle: the node moves to the block in use, the old one is free.
                 let known = self.cache.block(node);
                 self.cache.set_busy(node);
-                self.cache.set_window_busy(node);
+                for window in 0..self.tables.windows().len() {
+                    self.cache.set_window_busy(node, window);
+                }
                 self.cache.replace_block(node, block);
                 self.blocks[index(block)].node = Some(node);
                 self.idle -= self.free_block(known);
@@ -333,7 +367,7 @@ impl BlockPool {
     /// Lets go of a whole table.
     pub fn release(&mut self, table: &mut Table) {
         self.truncate(table, 0);
-        table.first_windowed = 0;
+        table.first_windowed = Default::default();
     }
 
     /// Lets go of all blocks of a table but the first `left`, last block first.
@@ -341,8 +375,10 @@ impl BlockPool {
         while table.blocks.len() > left
             && let Some(block) = table.blocks.pop()
         {
-            if table.blocks.len() as u32 >= table.first_windowed && self.tables.windowed > 0 {
-                self.release_windowed(block);
+            for window in 0..self.tables.windows().len() {
+                if table.blocks.len() as u32 >= table.first_windowed[window] {
+                    self.release_windowed(block, window);
+                }
             }
             let held = &mut self.blocks[index(block)];
             held.references -= 1;
@@ -413,8 +449,13 @@ impl BlockPool {
             it.node = None;
             if it.references == 0 {
                 self.idle -= self.free_block(block);
-            } else if it.is_windowed && it.windowed_references == 0 {
-                self.idle -= self.free_windowed(block);
+                continue;
+            }
+            for window in 0..self.tables.windows().len() {
+                let it = &self.blocks[index(block)];
+                if it.is_windowed[window] && it.windowed_references[window] == 0 {
+                    self.idle -= self.free_windowed(block, window);
+                }
             }
         }
     }
@@ -423,11 +464,15 @@ impl BlockPool {
     pub fn name_pages(&self, table: &Table, from: usize, into: &mut Vec<u32>) {
         let (full, count) = (self.tables.full as usize, self.tables.count() as usize);
         for (at, &block) in table.blocks.iter().enumerate().skip(from) {
-            let pages = &self.pages[index(block) * count..][..count];
-            into.extend_from_slice(&pages[..full]);
-            match at as u32 >= table.first_windowed {
-                true => into.extend_from_slice(&pages[full..]),
-                false => into.extend(std::iter::repeat_n(NO_PAGE, count - full)),
+            let (pages, mut rest) = self.pages[index(block) * count..][..count].split_at(full);
+            into.extend_from_slice(pages);
+            for (window, &first) in self.tables.windows().iter().zip(&table.first_windowed) {
+                let (pages, others) = rest.split_at(window.tables as usize);
+                match at as u32 >= first {
+                    true => into.extend_from_slice(pages),
+                    false => into.extend(std::iter::repeat_n(NO_PAGE, pages.len())),
+                }
+                rest = others;
             }
         }
     }
@@ -470,15 +515,15 @@ impl BlockPool {
         self.free_blocks.pop()
     }
 
-    /// Frees what was used longest ago: a block, or what another has behind the window.
+    /// Frees what was used longest ago: a block, or what another has behind a window.
     fn evict_pages(&mut self) {
-        let (leaf, window) = (self.cache.oldest_leaf(), self.cache.oldest_window());
+        let (leaf, oldest) = (self.cache.oldest_leaf(), self.cache.oldest_window());
         // Without full tables a block has no other pages, and stays for what hangs on it.
-        match window {
-            Some(window) if self.tables.full == 0 || leaf.is_none_or(|leaf| window < leaf) => {
-                let block = self.cache.block(window.1);
-                self.cache.set_window_busy(window.1);
-                self.idle -= self.free_windowed(block);
+        match oldest {
+            Some((window, oldest)) if self.tables.full == 0 || leaf.is_none_or(|leaf| oldest < leaf) => {
+                let block = self.cache.block(oldest.1);
+                self.cache.set_window_busy(oldest.1, window);
+                self.idle -= self.free_windowed(block, window);
             }
             _ => self.evict_leaf(),
         }
@@ -492,38 +537,44 @@ impl BlockPool {
         self.idle -= self.free_block(block);
     }
 
-    /// One table less holds a block's windowed pages.
-    fn release_windowed(&mut self, block: BlockId) {
+    /// One table less holds a block's pages of a window.
+    fn release_windowed(&mut self, block: BlockId, window: usize) {
         let held = &mut self.blocks[index(block)];
-        held.windowed_references -= 1;
-        if held.windowed_references > 0 {
+        held.windowed_references[window] -= 1;
+        if held.windowed_references[window] > 0 {
             return;
         }
         match held.node {
             Some(node) => {
-                self.cache.set_window_idle(node);
-                self.idle += self.tables.windowed;
+                self.cache.set_window_idle(node, window);
+                self.idle += self.tables.windows()[window].tables;
             }
-            None => drop(self.free_windowed(block)),
+            None => drop(self.free_windowed(block, window)),
         }
     }
 
     /// Nobody knows the block any more. Returns how many pages it had.
     fn free_block(&mut self, block: BlockId) -> u32 {
-        let windowed = if self.blocks[index(block)].is_windowed { self.free_windowed(block) } else { 0 };
+        let mut freed = self.tables.full;
+        for window in 0..self.tables.windows().len() {
+            if self.blocks[index(block)].is_windowed[window] {
+                freed += self.free_windowed(block, window);
+            }
+        }
         let from = index(block) * self.tables.count() as usize;
         self.free_pages.extend(self.pages[from..from + self.tables.full as usize].iter().rev());
         self.blocks[index(block)].node = None;
         self.free_blocks.push(block);
-        self.tables.full + windowed
+        freed
     }
 
-    fn free_windowed(&mut self, block: BlockId) -> u32 {
-        let count = self.tables.count() as usize;
-        let pages = &self.pages[index(block) * count..][..count];
-        self.free_pages.extend(pages[self.tables.full as usize..].iter().rev());
-        self.blocks[index(block)].is_windowed = false;
-        self.tables.windowed
+    fn free_windowed(&mut self, block: BlockId, window: usize) -> u32 {
+        let tables = self.tables.range_of(window);
+        let from = index(block) * self.tables.count() as usize;
+        self.free_pages.extend(self.pages[from..][tables.clone()].iter().rev());
+        self.blocks[index(block)].is_windowed[window] = false;
+        self.windowed[window] -= 1;
+        tables.len() as u32
     }
 }
 

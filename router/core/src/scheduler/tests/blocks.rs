@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use penstock_proto::ids::{BlockId, SequenceId, TokenId};
-use penstock_proto::tables::{Table, Tables};
+use penstock_proto::tables::{MOST_WINDOWS, Table, Tables, Window};
 use proptest::prelude::*;
 
 use crate::scheduler::blocks::BlockPool;
@@ -11,7 +11,6 @@ use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::snapshots::Worth;
 
 const BLOCK_SIZE: u32 = 2;
-const PLAIN: Tables = Tables { block_size: BLOCK_SIZE, full: 1, windowed: 0, window: 0, chunked: false };
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -61,22 +60,28 @@ fn worths() -> impl Strategy<Value = Worth> {
     prop_oneof![Just(Worth::Kept), Just(Worth::Passing)]
 }
 
+fn plain() -> Tables {
+    Tables::new(BLOCK_SIZE, 1, &[])
+}
+
+/// A window of four tokens, in one table.
+const SHORT: Window = Window { tables: 1, reach: 4, chunked: false };
+
 fn shapes() -> impl Strategy<Value = Tables> {
-    let windowed =
-        (0u32..3, 1u32..3, 1u32..7, any::<bool>()).prop_map(|(full, windowed, window, chunked)| Tables {
-            block_size: BLOCK_SIZE,
-            full,
-            windowed,
-            window,
-            chunked,
-        });
-    prop_oneof![1 => Just(PLAIN), 2 => windowed]
+    let window = (1u32..3, 1u32..7, any::<bool>()).prop_map(|(tables, reach, chunked)| Window {
+        tables,
+        reach,
+        chunked,
+    });
+    let windowed = (0u32..3, prop::collection::vec(window, 1..=MOST_WINDOWS))
+        .prop_map(|(full, windows)| Tables::new(BLOCK_SIZE, full, &windows));
+    prop_oneof![1 => Just(plain()), 2 => windowed]
 }
 
 /// With a recurrent state, and perhaps nothing else.
 fn shapes_and_snapshots() -> impl Strategy<Value = (Tables, Option<u32>)> {
     let stateless = shapes().prop_map(|tables| (tables, None));
-    let none = Tables { full: 0, ..PLAIN };
+    let none = Tables::new(BLOCK_SIZE, 0, &[]);
     let with_state = (prop_oneof![2 => shapes(), 1 => Just(none)], 0u32..8);
     prop_oneof![stateless, with_state.prop_map(|(tables, places)| (tables, Some(places)))]
 }
@@ -134,10 +139,10 @@ fn found_of(pool: &mut BlockPool, namespace: Namespace, tokens: &[TokenId]) -> V
 fn check_readable(pool: &BlockPool, contents: &Contents, holder: &Holder) -> Result<(), TestCaseError> {
     let tables = *pool.tables();
     let end = holder.table.blocks.len() as u32;
-    let first = tables.first_read(end * BLOCK_SIZE);
     for (at, &page) in names(pool, &holder.table).iter().enumerate() {
         let (block, table) = (at as u32 / tables.count(), at as u32 % tables.count());
-        if table < tables.full || block >= first {
+        let window = tables.window_of(table).map(|window| tables.windows()[window]);
+        if window.is_none_or(|window| block >= tables.first_read(&window, end * BLOCK_SIZE)) {
             prop_assert_ne!(page, u32::MAX, "block {} is not there in table {}", block, table);
         }
         if page != u32::MAX {
@@ -216,7 +221,7 @@ proptest! {
                     prop_assert!(after.iter().all(|block| !doubtful.contains(block)), "a purged block was found");
                     let kept = before.iter().take_while(|block| holder.table.blocks[..sound].contains(block)).count();
                     // Behind a window, a shorter match may need what a longer one does not.
-                    let whole = tables.windowed > 0 || places.is_some();
+                    let whole = !tables.windows().is_empty() || places.is_some();
                     prop_assert!(whole || after.len() >= kept, "what somebody vouched for was forgotten");
                     for (tokens, place) in pool.snapshots_along(holder.namespace, &holder.tokens) {
                         let is_own = pool.may_begin(&holder.table, tokens / BLOCK_SIZE);
@@ -323,7 +328,7 @@ fn found(pool: &mut BlockPool, ids: &[u32]) -> usize {
 
 #[test]
 fn the_least_recently_used_leaf_is_evicted_first() {
-    let mut pool = BlockPool::new(4, PLAIN, 8, None);
+    let mut pool = BlockPool::new(4, plain(), 8, None);
     let mut old = hold(&mut pool, &[1, 1, 2, 2]);
     let mut young = hold(&mut pool, &[3, 3, 4, 4]);
     pool.release(&mut old);
@@ -339,7 +344,7 @@ fn the_least_recently_used_leaf_is_evicted_first() {
 
 #[test]
 fn a_block_in_use_is_never_evicted() {
-    let mut pool = BlockPool::new(3, PLAIN, 8, None);
+    let mut pool = BlockPool::new(3, plain(), 8, None);
     let held = hold(&mut pool, &[1, 1, 2, 2]);
     let mut other = Table::default();
     assert!(pool.grow(&mut other));
@@ -351,7 +356,7 @@ const LONG: [u32; 20] = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 1
 
 #[test]
 fn a_sequence_of_any_length_needs_the_pages_of_its_window_only() {
-    let window = Tables { full: 0, windowed: 1, window: 4, ..PLAIN };
+    let window = Tables::new(BLOCK_SIZE, 0, &[SHORT]);
     let mut pool = BlockPool::new(3, window, 40, None);
     let mut table = hold(&mut pool, &LONG);
     assert_eq!(table.blocks.len(), 10);
@@ -363,7 +368,7 @@ fn a_sequence_of_any_length_needs_the_pages_of_its_window_only() {
 
 #[test]
 fn what_is_behind_a_window_serves_the_prefix_cache_until_it_is_needed() {
-    let mixed = Tables { full: 1, windowed: 1, window: 4, ..PLAIN };
+    let mixed = Tables::new(BLOCK_SIZE, 1, &[SHORT]);
     let mut pool = BlockPool::new(20, mixed, 40, None);
     let mut table = hold(&mut pool, &LONG);
     assert_eq!(pool.free(), 0);
@@ -374,6 +379,23 @@ fn what_is_behind_a_window_serves_the_prefix_cache_until_it_is_needed() {
     assert!((0..3).all(|_| pool.grow(&mut other)), "three blocks have six pages");
     assert!(!pool.grow(&mut other));
     assert_eq!(found(&mut pool, &LONG[..8]), 0, "its windowed pages were taken");
+    pool.release(&mut other);
+    pool.release(&mut table);
+    assert_eq!(found(&mut pool, &LONG), 10);
+}
+
+#[test]
+fn each_window_gives_back_and_takes_up_its_own() {
+    let far = Window { reach: 12, ..SHORT };
+    let mut pool = BlockPool::new(30, Tables::new(BLOCK_SIZE, 1, &[SHORT, far]), 40, None);
+    let mut table = hold(&mut pool, &LONG);
+    assert_eq!((pool.free(), table.first_windowed), (0, [7, 3, 0, 0]));
+    assert_eq!(pool.available(), 7 + 3);
+    assert_eq!(found(&mut pool, &LONG[..8]), 4, "nothing was taken yet");
+    // Of the three blocks of three pages that are taken, those that the near window left first are the first.
+    let mut other = Table::default();
+    assert!((0..2).all(|_| pool.grow(&mut other)));
+    assert_eq!(found(&mut pool, &LONG[..8]), 0, "the near window's pages were taken");
     pool.release(&mut other);
     pool.release(&mut table);
     assert_eq!(found(&mut pool, &LONG), 10);

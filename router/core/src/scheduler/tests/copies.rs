@@ -1,6 +1,7 @@
 //! Sequences that begin within a block, with a copy of a page of one that runs.
 
 use bytes::Bytes;
+use penstock_proto::tables::Window;
 use penstock_proto::{CostModel, RowFlag, StepPlan};
 
 use super::harness::{Harness, spec, tiny, u32s};
@@ -77,7 +78,7 @@ fn who_comes_later_copies_what_is_there_as_far_as_it_is_alike() {
 
 #[test]
 fn windowed_layers_have_copies_of_their_pages_as_well() {
-    let windows = MockConfig { full_tables: 1, windowed_tables: 2, window: 6, ..tiny() };
+    let windows = MockConfig { windows: vec![Window { tables: 2, reach: 6, chunked: false }], ..tiny() };
     let mut harness = Harness::new(MockConfig { cost: DEAR, pages: 120, ..windows }, 4, 64);
     for seed in 0..3 {
         harness.submit(choice(seed));

@@ -212,7 +212,7 @@ impl Harness {
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));
         let model = MockModel::new(config.clone(), max_slots, max_step_tokens).with_drafts(MAX_STEP_DRAFTS);
-        let pages = (config.full_tables <= 1 && config.windowed_tables == 0).then(Pages::default);
+        let pages = (config.full_tables <= 1 && config.windows.is_empty()).then(Pages::default);
         Self {
             config,
             core,

@@ -2,6 +2,7 @@
 
 use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
+use penstock_proto::tables::Window;
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
@@ -282,9 +283,9 @@ proptest! {
     fn every_client_of_a_model_with_windows_gets_what_it_would_have_got_alone(
         ops in ops(false),
         stages in prop_oneof![3 => Just(1u32), 1 => Just(2)],
-        (full_tables, windowed_tables) in prop_oneof![Just((1u32, 1u32)), Just((0, 1)), Just((1, 3)), Just((2, 1))],
-        window in 2u32..40,
-        chunked in any::<bool>(),
+        (full_tables, tables) in
+            prop_oneof![Just((1u32, vec![1u32])), Just((0, vec![1])), Just((1, vec![3])), Just((2, vec![1, 2])), Just((0, vec![1, 1, 2]))],
+        reaches in prop::collection::vec((2u32..40, any::<bool>()), 3),
         scarce in 0u32..40,
         slots in 1u32..7,
         budget in 1u32..80,
@@ -294,9 +295,9 @@ proptest! {
         drafting in prop_oneof![Just(Drafting::Off), drafting()],
     ) {
         let budget = budget.max(slots);
-        let chunked = chunked && full_tables > 0;
-        let mut config =
-            MockConfig { full_tables, windowed_tables, window, chunked, eos_one_in, surprise_one_in, stages, ..tiny() };
+        let window = |(tables, (reach, chunked))| Window { tables, reach, chunked: chunked && full_tables > 0 };
+        let windows = tables.into_iter().zip(reaches).map(window).collect();
+        let mut config = MockConfig { full_tables, windows, eos_one_in, surprise_one_in, stages, ..tiny() };
         let cost = CostModel { per_token_ns, ..tiny().cost };
         config = MockConfig { draft_trees, followers, cost, ..config };
         // The longest sequence fits, and little more.
@@ -310,10 +311,10 @@ proptest! {
     fn every_client_of_a_model_with_recurrent_layers_gets_what_it_would_have_got_alone(
         ops in ops(false),
         stages in prop_oneof![3 => Just(1u32), 1 => Just(2)],
-        (full_tables, windowed_tables) in
-            prop_oneof![4 => Just((1u32, 0u32)), 3 => Just((0, 0)), 1 => Just((1, 1)), 1 => Just((0, 1)), 1 => Just((2, 1))],
+        (full_tables, tables) in
+            prop_oneof![4 => Just((1u32, vec![])), 3 => Just((0, vec![])), 1 => Just((1, vec![1])), 1 => Just((0, vec![1])), 1 => Just((2, vec![1, 1]))],
         snapshots in prop_oneof![1 => Just(0u32), 1 => Just(1), 4 => 2u32..12, 2 => Just(100)],
-        window in 2u32..40,
+        reaches in prop::collection::vec(2u32..40, 2),
         scarce in 0u32..40,
         slots in 1u32..7,
         budget in 1u32..80,
@@ -328,7 +329,9 @@ proptest! {
         let budget = budget.max(slots);
         let recurrent = MockConfig { state_bytes: 8, snapshots, eos_one_in, surprise_one_in, stages, ..tiny() };
         let recurrent = MockConfig { draft_states, wrong_draft_one_in, ..recurrent };
-        let mut config = MockConfig { full_tables, windowed_tables, window, ..recurrent };
+        let windows = tables.into_iter().zip(reaches);
+        let windows = windows.map(|(tables, reach)| Window { tables, reach, chunked: false }).collect();
+        let mut config = MockConfig { full_tables, windows, ..recurrent };
         let tables = config.tables();
         let fits = |pages: &u32| tables.longest(*pages, budget) >= config.max_positions;
         config.pages = (0..).find(fits).expect("some number is enough") + scarce;

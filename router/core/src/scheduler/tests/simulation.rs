@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use futures::future::join_all;
 use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
+use penstock_proto::tables::Window;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, sleep_until, timeout};
 
@@ -386,7 +387,12 @@ fn config_of(random: &mut Random, slots: u32) -> (MockConfig, u32) {
         ..MockConfig::default()
     };
     let mut config = match random.below(10) {
-        0 => MockConfig { windowed_tables: 1, window: 2 + random.below(38), ..plain },
+        0 => {
+            let window =
+                |random: &mut Random| Window { tables: 1, reach: 2 + random.below(38), chunked: false };
+            let windows = (0..=random.below(2)).map(|_| window(random)).collect();
+            MockConfig { windows, ..plain }
+        }
         1 => {
             let ranks = random.of(&[1, 1, 2]);
             MockConfig {

@@ -24,8 +24,8 @@ mod source;
 
 use std::time::Duration;
 
-use penstock_proto::tables::Tables;
-use penstock_proto::{CONTRACT, CostModel, ModelDescription, Prepared};
+use penstock_proto::tables::{Tables, Window};
+use penstock_proto::{CONTRACT, CacheGroup, CacheKind, CostModel, ModelDescription, Prepared};
 
 pub use model::MockModel;
 #[cfg(any(test, feature = "mock"))]
@@ -45,12 +45,10 @@ pub struct MockConfig {
     pub followers: u64,
     pub pages: u32,
     pub block_size: u32,
-    /// As in `Prepared`. A window is at least 2, and chunked ones go with full tables: what is stored for a position
-    /// depends on the one before it.
+    /// Of the groups in `Prepared`. A window reaches at least 2, and chunked ones go with full tables: what is stored for a
+    /// position depends on the one before it.
     pub full_tables: u32,
-    pub windowed_tables: u32,
-    pub window: u32,
-    pub chunked: bool,
+    pub windows: Vec<Window>,
     /// Of a model with recurrent layers, and places for copies of it; 0: it has no state. Without tables the state is all
     /// that a model remembers.
     pub state_bytes: u64,
@@ -85,17 +83,16 @@ pub enum Verify {
 }
 
 impl MockConfig {
-    /// What a mock has to be that is sent the plans of a worker which answered this.
-    pub fn of(model: &ModelDescription, prepared: &Prepared) -> Self {
-        Self {
+    /// What a mock has to be that is sent the plans of a worker which answered this; or what is wrong with that.
+    pub fn of(model: &ModelDescription, prepared: &Prepared) -> Result<Self, String> {
+        let tables = Tables::of(&prepared.groups, model.block_size)?;
+        Ok(Self {
             vocab_size: model.vocab_size,
             eos_ids: model.eos_ids.clone(),
             pages: prepared.pages,
             block_size: model.block_size,
-            full_tables: prepared.full_tables,
-            windowed_tables: prepared.windowed_tables,
-            window: prepared.window,
-            chunked: prepared.chunked,
+            full_tables: tables.full,
+            windows: tables.windows().to_vec(),
             state_bytes: model.state_bytes,
             snapshots: prepared.snapshots,
             draft_states: prepared.draft_states,
@@ -107,7 +104,7 @@ impl MockConfig {
             world_size: model.world_size,
             stages: model.stages,
             ..Self::default()
-        }
+        })
     }
 
     pub fn prepared(&self) -> Prepared {
@@ -116,15 +113,29 @@ impl MockConfig {
             cost: Some(self.cost),
             cache_bytes: u64::from(self.pages) * u64::from(self.block_size),
             free_bytes: 1 << 30,
-            full_tables: self.full_tables,
-            windowed_tables: self.windowed_tables,
-            window: self.window,
-            chunked: self.chunked,
+            groups: self.groups(),
             snapshots: self.snapshots,
             draft_states: self.draft_states,
             draft_cost: (self.wrong_draft_one_in > 0).then_some(self.draft_cost),
             draft_trees: self.draft_trees,
         }
+    }
+
+    fn groups(&self) -> Vec<CacheGroup> {
+        let group = |kind: CacheKind, tables, reach, bytes| CacheGroup {
+            kind: kind.into(),
+            tables,
+            reach,
+            layers: 1,
+            bytes,
+        };
+        let full = (self.full_tables > 0).then(|| group(CacheKind::Full, self.full_tables, 0, 4));
+        let windows = self.windows.iter().map(|window| {
+            let kind = if window.chunked { CacheKind::Chunk } else { CacheKind::Window };
+            group(kind, window.tables, window.reach, 4)
+        });
+        let state = (self.state_bytes > 0).then(|| group(CacheKind::State, 0, 0, self.state_bytes));
+        full.into_iter().chain(windows).chain(state).collect()
     }
 
     /// The first rank of the last stage.
@@ -134,7 +145,7 @@ impl MockConfig {
     }
 
     pub(crate) fn tables(&self) -> Tables {
-        Tables::of(&self.prepared(), self.block_size)
+        Tables::new(self.block_size, self.full_tables, &self.windows)
     }
 }
 
@@ -149,9 +160,7 @@ impl Default for MockConfig {
             pages: 256,
             block_size: 16,
             full_tables: 1,
-            windowed_tables: 0,
-            window: 0,
-            chunked: false,
+            windows: Vec::new(),
             state_bytes: 0,
             snapshots: 0,
             draft_states: 0,

@@ -53,9 +53,8 @@ impl MockModel {
         for page in cursor.new_pages(rows, at, self.tables.count())? {
             let (block, table) = self.place(state.pages.len());
             if page == NO_PAGE {
-                let is_behind = table >= self.tables.full && block < self.tables.first_read(position);
                 require!(
-                    is_behind,
+                    self.is_behind(table, block, position),
                     "row {at}: block {block} has no page in table {table}, and {position} reads it"
                 );
             } else {

@@ -61,10 +61,9 @@ impl MockModel {
 
     /// What no token from `position` on reads may be another's by now.
     pub(super) fn forget(&mut self, state: &mut Slot, position: u32) {
-        let first = self.tables.first_read(position);
         for at in 0..state.pages.len() {
             let (block, table) = self.place(at);
-            if table >= self.tables.full && block < first && state.pages[at] != NO_PAGE {
+            if self.is_behind(table, block, position) && state.pages[at] != NO_PAGE {
                 self.holders[state.pages[at] as usize] -= 1;
                 state.pages[at] = NO_PAGE;
             }
@@ -82,12 +81,13 @@ impl MockModel {
 
     /// The first position that the token at `position` sees in a table.
     pub(super) fn first_visible(&self, table: u32, position: u32) -> u32 {
-        let window = self.tables.window;
-        match table < self.tables.full {
-            true => 0,
-            false if self.tables.chunked => position / window * window,
-            false => (position + 1).saturating_sub(window),
-        }
+        let window = self.tables.window_of(table);
+        window.map_or(0, |window| self.tables.windows()[window].first_visible(position))
+    }
+
+    /// No token from `position` on reads a block in a table.
+    pub(super) fn is_behind(&self, table: u32, block: u32, position: u32) -> bool {
+        (block + 1) * self.config.block_size <= self.first_visible(table, position)
     }
 
     /// A page is in a slot's tables, and not behind a window: such a page may be another's, of which no plan tells.
@@ -95,7 +95,7 @@ impl MockModel {
         let mut entries = slot.pages.iter().enumerate().filter(|(_, of)| **of == page);
         entries.any(|(at, _)| {
             let (block, table) = self.place(at);
-            (block + 1) * self.config.block_size > self.first_visible(table, slot.len)
+            !self.is_behind(table, block, slot.len)
         })
     }
 
