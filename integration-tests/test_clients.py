@@ -93,7 +93,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """Its worker is halted before it has loaded the model, so that it stays at the start. On a busy machine one may be ready before."""
     while True:
-        with Launched(tmp_path_factory.mktemp("starting")) as launched:
+        with Launched(tmp_path_factory.mktemp("starting"), "--load-timeout", "7200") as launched:
             launched.worker().signal(signal.SIGSTOP)
             if wait_for(launched.health, "it to listen").status == 503:
                 yield launched
