@@ -92,7 +92,7 @@ class Driver:
                 block_size=BLOCK_SIZE,
                 vocab_size=self.engine.model.config.vocab_size,
                 has_encoder=self.engine.has_encoder,
-                max_step_drafts=0 if self.engine.has_encoder else max_step_drafts,
+                max_step_drafts=max_step_drafts,
                 has_state=self.has_state,
                 snapshots=snapshots if self.has_state else 0,
                 draft_states=0

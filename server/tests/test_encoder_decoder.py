@@ -4,13 +4,14 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from client import DEVICE, row
+from client import DEVICE, row, sampled
 from driver import NAN, Driver
 from encoder_decoders import (
     FAMILIES,
@@ -39,6 +40,7 @@ from penstock.rpc.description import description_of
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from penstock_kernels.program import Kind
+from test_verify import Text, accepted, chain
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -176,6 +178,137 @@ def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
     driver.step([row(1, [SAID[3]], 35), row(2, SAID[1:9], 65), row(3, [SAID[12]], 76), row(4, [SAID[7]], 55)])
     assert torch.equal(driver.last_logits()[1], alone[8])
     assert torch.equal(driver.last_logits()[2], alone[12])
+
+
+# What a decoder begins with here, and tokens that it says.
+BEGUN = SAID[:2]
+TOKENS = 48
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperatures": 0.9, "seeds": 7, "top_ks": 40, "top_tokens": 2},
+    "penalties": {
+        "temperatures": 1.0,
+        "seeds": 8,
+        "repetition_penalties": 1.3,
+        "frequency_penalties": 0.5,
+        "history": BEGUN,
+        "first_ends": 64 + len(BEGUN) + 20,
+        "ends": [3, 4],
+    },
+}
+
+
+def text_of(
+    driver: Driver, start: dict[str, Any], expected: list[int] | None = None, exact: bool = True
+) -> Text:
+    """What a decoder says, with drafts where it is `expected`, of which some are right. `exact`: plans know each position; else
+    they have its bound.
+    """
+    rng = Random(len(start))
+    driver.begin()
+    begun = row(0, padded(LONG) + BEGUN, 0, blocks(64 + 64, 0), start={"encoder": len(LONG), **start})
+    text = Text(driver.step([begun]))
+    bound = first = 64 + len(BEGUN)
+    while len(text.tokens) < TOKENS:
+        known = len(text.tokens)
+        guess = chain(rng, expected[known:] if expected else [])
+        position = first + known - 1 if exact else bound
+        result = driver.step([row(0, None, position, drafts=guess.drafts)])
+        assert accepted(result) == ([guess.right] if guess.drafts else [])
+        bound = position + 1 + len(guess.drafts)
+        text.add(result)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("short", "runs"), [("fp32", "none"), ("bf16", "none"), *(("bf16", one) for one in SETS)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_is_the_same_with_drafts_to_the_last_bit(
+    family: str, short: str, runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE != "cpu":
+        pytest.skip("sums depend on the batch there")
+    monkeypatch.setenv(cpu_engine.VARIABLE, runs)
+    is_exact = runs == "none" and short == "bf16"
+    driver = Driver(write(tmp_path, family), DTYPES[short], deterministic=is_exact)
+    assert (driver.engine.native is not None) == (runs != "none")
+    for name, start in SAMPLINGS.items():
+        expected = text_of(driver, start)
+        assert len(set(expected.tokens)) > 5 or name == "greedy"
+        for exact in (True, False):
+            found = text_of(driver, start, expected.tokens, exact)
+            assert found.first(TOKENS) == expected.first(TOKENS), (name, exact)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="sums depend on the batch there")
+@pytest.mark.parametrize("runs", ["none", *SETS[:1]])
+@pytest.mark.parametrize("family", ["T5", "BART"])
+def test_rows_with_drafts_and_without_decode_beside_some_that_read(
+    family: str, runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu_engine.VARIABLE, runs)
+    driver = Driver(write(tmp_path, family), torch.float32 if runs == "none" else torch.bfloat16)
+    reads_long, reads_short = {"encoder": len(LONG)}, {"encoder": len(SHORT)}
+    drawn = {"temperatures": 1.0, "seeds": 3}
+    long = text_of(driver, drawn).tokens
+    driver.begin()
+    at, low = 64 + len(BEGUN), 32 + len(BEGUN)
+    short = sampled(driver.step([row(1, padded(SHORT) + BEGUN, 0, blocks(64, 10), start=reads_short)]))
+    for position in range(low, low + 8):
+        short += sampled(driver.step([row(1, None, position)]))
+    driver.begin()
+    driver.step(
+        [
+            row(0, padded(LONG) + BEGUN, 0, blocks(112, 0), start={**reads_long, **drawn}),
+            row(1, padded(SHORT) + BEGUN, 0, blocks(64, 10), start=reads_short),
+        ]
+    )
+    wrong = (long[3] + 1) % 199
+    # Drafts, one of them wrong; a token; an input that is read, whose decoder begins with drafts; one that only is read.
+    result = driver.step(
+        [
+            row(3, padded(LONG[:40]), 0, blocks(48, 30), start={"encoder": 40}, sample=False),
+            row(0, None, at, drafts=[*long[1:3], wrong, 1]),
+            row(2, padded(SHORT) + BEGUN, 0, blocks(64, 20), start=reads_short, drafts=[*short[:4], 198]),
+            row(1, None, low),
+        ]
+    )
+    assert accepted(result)[0] == 2 and accepted(result)[1] >= 4
+    after = 3 + accepted(result)[1] + 1
+    assert sampled(result)[:3] == long[1:4]
+    assert sampled(result)[3:8] == short[:5]
+    assert sampled(result)[after] == short[1]
+    # What rejected drafts have left in the pages nobody sees.
+    following = driver.step(
+        [
+            row(0, None, at + 5),
+            row(1, None, low + 1, drafts=short[2:6]),
+            row(3, BEGUN, 48, blocks(48, 40)),
+        ]
+    )
+    assert accepted(following) == [4]
+    assert sampled(following)[:6] == [long[4], *short[2:7]]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="sums depend on the batch there")
+@pytest.mark.parametrize("runs", ["none", *SETS[:1]])
+def test_what_a_grammar_forces_is_taken_at_once(
+    runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu_engine.VARIABLE, runs)
+    driver = Driver(write(tmp_path, "T5"), torch.float32 if runs == "none" else torch.bfloat16)
+    begun = row(0, padded(LONG) + BEGUN, 0, blocks(112, 0), start={"encoder": len(LONG), "top_tokens": 1})
+    forced, allowed, at = [17, 8, 99], list(range(50, 120)), 64 + len(BEGUN)
+    driver.step([begun])
+    singly = Text(driver.step([row(0, None, at, masked=True)], masks=[[forced[0]]]))
+    for place, mask in enumerate(([forced[1]], [forced[2]], allowed), 1):
+        singly.add(driver.step([row(0, None, at + place, masked=True)], masks=[mask]))
+    driver.begin()
+    driver.step([begun])
+    result = driver.step([row(0, None, at, drafts=forced, masked=True)], masks=[allowed])
+    assert accepted(result) == [3] and sampled(result)[:3] == forced
+    assert Text(result).first(4) == singly.first(4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -390,6 +523,12 @@ def test_what_the_decoder_begins_with_is_what_the_configuration_says(tmp_path: P
         ([row(0, LONG[:40], 0, [0, 1, 2], start={})], "encoder_counts: 0 entries"),
         ([row(0, LONG[:40], 0, [0, 1, 2], start={"encoder": 0})], "reads no token"),
         ([row(0, padded(LONG), 0, [0, 1, 2, 3], start={"encoder": 60}, targets=[1] * 64)], "PROMPT_LOGPROBS"),
+        ([row(0, padded(SHORT), 0, [0, 1], start={"encoder": 23})], "feeds no token of its decoder"),
+        (
+            [row(0, padded(SHORT), 0, [0, 1, 2], start={"encoder": 23}, drafts=[5, 6])],
+            "feeds no token of its decoder but drafts: 2 in all",
+        ),
+        ([row(0, padded(SHORT) + [1], 0, [0, 1, 2], start={"encoder": 23}, drafts=[1] * 33)], "^drafts: 33"),
     ],
 )
 def test_plans_that_contradict_what_an_encoder_is_are_refused(

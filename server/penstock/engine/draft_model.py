@@ -371,4 +371,4 @@ def refuse(config: dict[str, Any], served: ModelConfig, served_folder: Path, fol
 def refuse_served(served: ModelConfig) -> None:
     """Raises UnusableModel where no drafts can be verified by the model that is served."""
     if served.has_encoder:
-        raise UnusableModel("the model is an encoder-decoder, which verifies no drafts")
+        raise UnusableModel("the model is an encoder-decoder, and a draft model reads no encoder's input")

@@ -17,8 +17,8 @@ from torch import Tensor
 import penstock_kernels as ops
 from penstock.engine.columns import I64, Bools
 from penstock.engine.device_copies import to_device
-from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.plan import CONTINUE, SAMPLE, Plan
+from penstock.engine.logits_indices import LogitsIndices, sampled_positions
+from penstock.engine.plan import CONTINUE, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.step import EncoderDecoderStep, Reading
 
@@ -53,8 +53,9 @@ class EncoderDecoderSteps:
         begins = -(-read // size) * size  # where the decoder's part begins
         given = self._on(plan.tokens.astype(np.int64))
         continuing = (plan.flags & CONTINUE) != 0
-        fed = np.where(continuing, 0, plan.counts)
-        first_fed = np.cumsum(fed) - fed
+        # The first token of a row that continues is its slot's, and what follows it are its drafts.
+        fed = plan.counts - continuing
+        first_fed = np.cumsum(fed) - fed - continuing
 
         # A row that begins at position 0 has all that its encoder reads.
         encoding = np.flatnonzero((plan.positions == 0) & (read > 0))
@@ -77,7 +78,7 @@ class EncoderDecoderSteps:
         fed_T = firsts[rows_T] + offsets_T  # positions in the sequence
         skipped = np.minimum(firsts, ends) - plan.positions
         sources_T = np.where(
-            continuing[rows_T],
+            continuing[rows_T] & (offsets_T == 0),
             len(plan.tokens) + plan.slots[rows_T],
             first_fed[rows_T] + skipped[rows_T] + offsets_T,
         )
@@ -90,12 +91,12 @@ class EncoderDecoderSteps:
             own.append(self._own(rows, tables, begins, token_ends, counts, queries, contexts))
         for rows in rectangles(some, counts[some], read[some]):
             across.append(self._across(rows, tables, token_ends, counts, read))
-        sample_rows = np.flatnonzero(plan.flags & SAMPLE)
+        sample_rows, behind = sampled_positions(plan)
         # What an encoder reads has no probabilities.
         indices = LogitsIndices(
             sample_rows=sample_rows,
-            sample_tokens=(token_ends - 1)[sample_rows],
-            sample_positions=ends[sample_rows],
+            sample_tokens=(token_ends - 1)[sample_rows] - behind,
+            sample_positions=ends[sample_rows] - behind,
             prompt_tokens=np.zeros(0, np.int64),
         )
         step = EncoderDecoderStep(

@@ -7,8 +7,8 @@ Letters: U tokens that encoders read in this step, T tokens of decoders, R rows.
 import numpy as np
 
 from penstock.engine.columns import I64
-from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.plan import CONTINUE, SAMPLE, Plan
+from penstock.engine.logits_indices import LogitsIndices, sampled_positions
+from penstock.engine.plan import CONTINUE, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native_encoder_decoder import NativeEncoderDecoderStep, NativeReading
 
@@ -43,12 +43,12 @@ class NativeEncoderDecoderSteps:
         ids = fed
         if reading is not None:
             ids = fed[_ragged((first_fed + firsts - plan.positions)[some], counts[some])]
-        sample_rows = np.flatnonzero(plan.flags & SAMPLE)
+        sample_rows, behind = sampled_positions(plan)
         # What an encoder reads has no probabilities.
         indices = LogitsIndices(
             sample_rows=sample_rows,
-            sample_tokens=(np.cumsum(counts) - 1)[sample_rows],
-            sample_positions=(firsts + counts)[sample_rows],
+            sample_tokens=(np.cumsum(counts) - 1)[sample_rows] - behind,
+            sample_positions=(firsts + counts)[sample_rows] - behind,
             prompt_tokens=np.zeros(0, np.int64),
         )
         return indices, NativeEncoderDecoderStep(

@@ -295,8 +295,6 @@ class SlotTable:
             raise BadPlan(
                 "drafts: a row of a model with recurrent state feeds more than one token before them"
             )
-        if verifying.any() and self.limits.has_encoder:
-            raise BadPlan("drafts: a row of an encoder-decoder has some")
 
     def _read_trees(self, plan: Plan) -> None:
         """Which rows have drafts that are no chain. Raises BadPlan where they cannot be verified."""
@@ -404,6 +402,14 @@ class SlotTable:
             raise BadPlan(f"positions: a row ends behind the {most} of encoder or decoder")
         if (plan.flags & PROMPT_LOGPROBS).any():
             raise BadPlan("flags: an encoder-decoder answers no PROMPT_LOGPROBS")
+        said = ends - np.maximum(plan.positions, needed)
+        before = said - plan.drafts if len(plan.drafts) else said
+        silent = ((plan.flags & SAMPLE) != 0) & (before < 1)
+        if silent.any():
+            row = int(np.argmax(silent))
+            raise BadPlan(
+                f"flags: row {row} samples, and feeds no token of its decoder but drafts: {max(said[row], 0)} in all"
+            )
 
     def _append_pages(self, plan: Plan) -> None:
         added, slots, tables = plan.new_block_counts, plan.slots, self.limits.tables
