@@ -1,13 +1,15 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
     .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
-        [--model-id FOLDER | --family "Qwen 3.5"]
+        [--model-id FOLDER | --family "Qwen 3.5" | --family "Flan-T5 base"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case) or nearly do, what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
 
 With --family the model has random weights in that family's shape of `architectures.py` and the shipped tokenizer. What its layers add is small, so that what
-comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing.
+comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing. An encoder-decoder of
+`encoder_decoders.py` is made to say token after token by number, so that it "says what it reads", or, where its input is other tokens, nothing that can
+be guessed ("reads something else"): these two kinds are its own, and "goes round".
 """
 
 from __future__ import annotations
@@ -45,8 +47,12 @@ WORDS = [
     "forest",
     "candle",
 ]
+# Of `encoder_decoders.py`. Its head is no copy of its embeddings, so that it can be made to say what it is wanted to.
+COUNTING = "Flan-T5 base"
 # Embeddings of --family are so many times what the small models of tests have.
 LARGE = 1000
+# An encoder-decoder of --family says one token after the other from here on, and reads so many.
+COUNTED_FROM, READ = 10, 500
 # So many of the short answers are asked for one after the other.
 SHORT = 8
 
@@ -98,6 +104,17 @@ def asked_before(number: int) -> dict[str, Any]:
     }
 
 
+def saying_what_it_reads(number: int) -> dict[str, Any]:
+    """What a decoder will say stands in its encoder's input, and comes once."""
+    return {"prompt": list(range(COUNTED_FROM, COUNTED_FROM + READ)), "temperature": 0, "seed": number}
+
+
+def reading_something_else(number: int) -> dict[str, Any]:
+    """The worst case: what it says comes once, and not in the input."""
+    begin = 10_000 + READ * number
+    return {"prompt": list(range(begin, begin + READ)), "temperature": 0, "seed": number}
+
+
 KINDS = {
     "repeats its prompt": repeating,
     "goes round": going_round,
@@ -105,7 +122,10 @@ KINDS = {
     "chat": chatting,
     "random": surprising,
     "asked before": asked_before,
+    "says what it reads": saying_what_it_reads,
+    "reads something else": reading_something_else,
 }
+OF_ENCODER_DECODERS = ("says what it reads", "reads something else", "goes round")
 
 
 def processor_seconds(server: Server) -> float:
@@ -158,22 +178,55 @@ def main() -> None:
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-id")
-    parser.add_argument("--family", help="one of architectures.py")
+    parser.add_argument("--family", help="one of architectures.py, or Flan-T5 base")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
     )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     arguments = parser.parse_args()
+    if arguments.kinds is None:
+        of_decoders = [kind for kind in KINDS if kind not in OF_ENCODER_DECODERS or kind == "goes round"]
+        arguments.kinds = OF_ENCODER_DECODERS if arguments.family == COUNTING else of_decoders
     print(
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
         f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
     )
     made = tempfile.TemporaryDirectory() if arguments.family else contextlib.nullcontext(arguments.model_id)
     with made as folder:
-        if arguments.family:
+        if arguments.family == COUNTING:
+            make_counting(Path(folder))
+        elif arguments.family:
             make_family(Path(folder), arguments.family)
         compare(arguments, folder)
+
+
+SHIPPED = Path(__file__).parents[1] / "server" / "penstock" / "tiny" / "model"
+
+
+def copy_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (SHIPPED / name).exists():
+            shutil.copy(SHIPPED / name, folder / name)
+
+
+def make_counting(folder: Path) -> None:
+    """Writes an encoder-decoder that says, behind each token, the one with the next number, whatever it reads."""
+    from safetensors.torch import load_file, save_file
+
+    from encoder_decoders import make
+
+    make(folder, COUNTING)
+    copy_tokenizer(folder)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["shared.weight"]
+    head = table.roll(1, 0)
+    head[COUNTED_FROM] = table[0]  # behind what the decoder begins with
+    # A bias of 100 has to be more.
+    tensors["lm_head.weight"] = (head * 0.05).contiguous()
+    for name in [name for name in tensors if name == "shared.weight" or "embed_tokens" in name]:
+        tensors[name] = (table * LARGE).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def make_family(folder: Path, family: str) -> None:
@@ -183,12 +236,9 @@ def make_family(folder: Path, family: str) -> None:
 
     from architectures import FAMILIES, SHAPES, make
 
-    shipped = Path(__file__).parents[1] / "server" / "penstock" / "tiny" / "model"
-    tokens = json.loads((shipped / "config.json").read_text())["vocab_size"]
+    tokens = json.loads((SHIPPED / "config.json").read_text())["vocab_size"]
     make(folder, FAMILIES[family] | SHAPES[family] | {"vocab_size": tokens})
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (shipped / name).exists():
-            shutil.copy(shipped / name, folder / name)
+    copy_tokenizer(folder)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if "embed" in name:

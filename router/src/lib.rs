@@ -363,10 +363,9 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
         max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
-        max_step_drafts: match model.is_encoder_decoder() {
-            true => 0,
-            false => (speculate(args, model) * max_slots).max(forced_drafts(args, model)).min(STEP_DRAFTS),
-        },
+        max_step_drafts: (speculate(args, model) * max_slots)
+            .max(forced_drafts(args, model))
+            .min(STEP_DRAFTS),
     })
 }
 
@@ -381,10 +380,9 @@ fn forced_drafts(args: &RouterArgs, model: &ModelDescription) -> u32 {
 
 /// The most drafts of a sequence in a step.
 fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
-    match (model.is_encoder_decoder(), args.speculate) {
-        (true, _) => 0,
-        (false, 0) if model.draft_model.is_some() => MODEL_DRAFTS,
-        (false, most) => most,
+    match args.speculate {
+        0 if model.draft_model.is_some() => MODEL_DRAFTS,
+        most => most,
     }
 }
 

@@ -280,17 +280,18 @@ impl Core {
         let tenant = arrival.spec.tenant;
         let account = self.waiting.enter(tenant);
         let mut sequence = Sequence::new(arrival, account, self.pool.block_size());
+        let corpus = CorpusId(self.hashes.hash_one((tenant, sequence.namespace)));
         if sequence.encoder.tokens > 0 {
             // What an encoder makes of a token depends on all the others: blocks are shared between sequences whose
             // encoders read the same, all of it.
             let read = &sequence.tokens[..sequence.encoder.tokens as usize];
             let read = read.iter().flat_map(|token| token.0.to_le_bytes()).collect::<Vec<u8>>();
             sequence.namespace = sequence.namespace.within([&b"encoder"[..], &read]);
-        } else if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
-            // A constrained row needs the mask behind each draft before it is verified, and an encoder-decoder has no verify
-            // rows.
-            sequence.lookup = Some(PromptLookup::new(self.hashes.hash_one(sequence.id)));
-            let corpus = CorpusId(self.hashes.hash_one((tenant, sequence.namespace)));
+        }
+        // A constrained row needs the mask behind each draft before it is verified.
+        if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
+            let seed = self.hashes.hash_one(sequence.id);
+            sequence.lookup = Some(PromptLookup::new(seed, sequence.encoder.padding()));
             sequence.recall = self.corpora.is_some().then(|| Recall::new(corpus));
             sequence.draft_accuracy = self.capacity.draft_cost.map(|_| self.draft_accuracy);
         }

@@ -160,7 +160,8 @@ impl Corpora {
         let part = self.corpora.get(&recall.corpus)?.part(found.part)?;
         let rest = &part.tokens[found.next as usize..];
         let end = rest.iter().position(|token| *token == BETWEEN).unwrap_or(rest.len());
-        Some(Guess { accuracy: recall.record.accuracy(found.length), rest: &rest[..end], goes_round: false })
+        let accuracy = recall.record.accuracy(found.length);
+        Some(Guess { accuracy, rest: &rest[..end], goes_round: false, is_recalled: true })
             .filter(|guess| !guess.rest.is_empty())
     }
 }

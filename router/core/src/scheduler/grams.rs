@@ -1,6 +1,8 @@
 //! Where runs of a fixed number of tokens, *grams*, occurred last in a text: an index of one length for one text. It takes the text in as
 //! far as its owner has it do so; where it rests, it takes in later what it has missed, in one go. Used by `prompt_lookup`.
 
+use std::ops::Range;
+
 use penstock_proto::ids::TokenId;
 
 /// Slots of an index with anything in it.
@@ -10,6 +12,8 @@ pub(super) struct GramIndex {
     /// Unknown to clients, who could otherwise make up tokens that collide.
     seed: u64,
     length: usize,
+    /// Of the text, what is none of it: grams do not touch it.
+    gap: Range<usize>,
     /// A table with linear probing: half of a gram's hash, then the index behind its latest occurrence; 0 is a free slot. A power of two.
     slots: Vec<u64>,
     used: usize,
@@ -20,8 +24,8 @@ pub(super) struct GramIndex {
 }
 
 impl GramIndex {
-    pub fn new(seed: u64, length: usize) -> Self {
-        Self { seed, length, slots: Vec::new(), used: 0, fed: 0, is_behind: false }
+    pub fn new(seed: u64, length: usize, gap: Range<usize>) -> Self {
+        Self { seed, length, gap, slots: Vec::new(), used: 0, fed: 0, is_behind: false }
     }
 
     pub fn length(&self) -> usize {
@@ -44,8 +48,8 @@ impl GramIndex {
         let from = self.fed;
         self.fed = text.len().min(from.saturating_add(most)).max(from);
         self.is_behind = self.fed < text.len();
-        for end in from.max(self.length - 1)..self.fed {
-            self.insert(&text[end + 1 - self.length..=end], end + 1);
+        for end in from + 1..=self.fed {
+            self.insert_last(&text[..end]);
         }
         self.fed - from
     }
@@ -54,7 +58,14 @@ impl GramIndex {
     pub fn push(&mut self, text: &[TokenId]) -> u32 {
         debug_assert_eq!(self.fed + 1, text.len());
         self.fed = text.len();
-        text.len().checked_sub(self.length).map_or(0, |from| self.insert(&text[from..], text.len()))
+        self.insert_last(text)
+    }
+
+    /// The gram that a text ends with, if it has one. Returns the index behind the occurrence before.
+    fn insert_last(&mut self, text: &[TokenId]) -> u32 {
+        let is_whole = |from: &usize| *from >= self.gap.end || text.len() <= self.gap.start;
+        let from = text.len().checked_sub(self.length).filter(is_whole);
+        from.map_or(0, |from| self.insert(&text[from..], text.len()))
     }
 
     /// The index behind the latest occurrence of a gram in the text that is in it; 0: there is none. Of two grams with the same hash it
@@ -131,9 +142,12 @@ mod tests {
             ids in prop::collection::vec(0u32..6, 0..600),
             length in 1usize..5,
             pieces in prop::collection::vec((any::<bool>(), 1usize..60), 1..40),
+            gap in prop_oneof![Just((0, 0)), (0usize..400, 1usize..40)],
         ) {
             let text: Vec<_> = ids.into_iter().map(TokenId).collect();
-            let mut index = GramIndex::new(3, length);
+            let gap = gap.0..gap.0 + gap.1;
+            let is_whole = |end: usize| end >= length && (end <= gap.start || end - length >= gap.end);
+            let mut index = GramIndex::new(3, length, gap.clone());
             let mut latest = HashMap::new();
             for (alone, most) in pieces.into_iter().cycle() {
                 let from = index.fed;
@@ -144,13 +158,16 @@ mod tests {
                 let fed = if alone { 1 } else { index.feed(&text, most) };
                 prop_assert_eq!(index.fed, from + fed);
                 let mut last = 0;
-                for end in (from + 1..=from + fed).filter(|end| *end >= length) {
-                    last = latest.insert(&text[end - length..end], end as u32).unwrap_or(0);
+                for end in from + 1..=from + fed {
+                    last = match is_whole(end) {
+                        true => latest.insert(&text[end - length..end], end as u32).unwrap_or(0),
+                        false => 0,
+                    };
                 }
                 prop_assert_eq!(before.unwrap_or(last), last);
             }
             for gram in text.windows(length) {
-                prop_assert_eq!(index.find(gram), latest[gram]);
+                prop_assert_eq!(index.find(gram), latest.get(gram).copied().unwrap_or(0));
             }
         }
     }

@@ -15,7 +15,9 @@ impl Core {
         let sequence = &mut self.sequences[key];
         sequence.look_up();
         if let (Some(corpora), Some(recall)) = (&self.corpora, &mut sequence.recall) {
-            corpora.follow(recall, &sequence.tokens, sequence.prompt_len as usize);
+            // What an encoder reads nobody was answered.
+            let begins = sequence.encoder.positions as usize;
+            corpora.follow(recall, &sequence.tokens[begins..], sequence.prompt_len as usize - begins);
         }
     }
 
@@ -48,7 +50,7 @@ impl Core {
     /// was answered.
     pub(super) fn branch_chances(&self, key: usize) -> [f64; MOST_BRANCHES] {
         let sequence = &self.sequences[key];
-        let guess = self.best_guess(sequence).filter(|guess| self.capacity.draft_trees && guess.goes_round);
+        let guess = self.best_guess(sequence).filter(|guess| self.capacity.draft_trees && !guess.is_recalled);
         let own = guess.zip(sequence.lookup.as_ref());
         own.map_or([0.0; MOST_BRANCHES], |(guess, lookup)| {
             let is_wrong = 1.0 - f64::from(guess.accuracy);
@@ -70,13 +72,13 @@ impl Core {
 
     /// Whether a sequence's guesses are from what its tenant was answered, and not from its own text.
     pub(super) fn recalls(&self, key: usize) -> bool {
-        self.best_guess(&self.sequences[key]).is_some_and(|guess| !guess.goes_round)
+        self.best_guess(&self.sequences[key]).is_some_and(|guess| guess.is_recalled)
     }
 
     fn best_guess<'a>(&'a self, sequence: &'a Sequence) -> Option<Guess<'a>> {
         let own = sequence.lookup.as_ref().and_then(|lookup| lookup.guess(&sequence.tokens));
         let recall = self.corpora.as_ref().zip(sequence.recall.as_ref());
-        let recalled = recall.and_then(|(corpora, recall)| corpora.guess(recall, sequence.tokens.len()));
+        let recalled = recall.and_then(|(corpora, recall)| corpora.guess(recall, sequence.said()));
         // Of two that are as good, its own.
         match (own, recalled) {
             (Some(own), Some(recalled)) if recalled.accuracy > own.accuracy => Some(recalled),
@@ -94,7 +96,7 @@ impl Core {
         if let (Some(corpora), Some(recall)) = (&mut self.corpora, &sequence.recall) {
             // With what the answer followed, so that its beginning can be found.
             let from = (sequence.prompt_len as usize).saturating_sub(GRAMS[0]);
-            corpora.add(recall.corpus(), &sequence.tokens[from..]);
+            corpora.add(recall.corpus(), &sequence.tokens[from.max(sequence.encoder.positions as usize)..]);
         }
     }
 

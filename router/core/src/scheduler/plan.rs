@@ -1,6 +1,8 @@
 //! Writes step plans: rows in, columns out, as proto/penstock.proto lays them out. Knows the wire, decides
 //! nothing. One builder lives as long as one Run of the workers, whose numbers and digest it keeps.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use penstock_proto::ids::{SlotId, SpanRef, TokenId};
 use penstock_proto::starts::StartColumns;
@@ -72,6 +74,11 @@ pub(super) struct Encoder {
 impl Encoder {
     pub fn new(tokens: u32, block_size: u32) -> Self {
         Self { tokens, positions: tokens.next_multiple_of(block_size) }
+    }
+
+    /// The positions behind its tokens, which are nobody's.
+    pub fn padding(&self) -> Range<usize> {
+        self.tokens as usize..self.positions as usize
     }
 }
 

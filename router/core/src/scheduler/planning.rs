@@ -115,8 +115,9 @@ impl Core {
         }
         budget.tokens = budget.tokens.saturating_sub(budget.work.tokens);
         budget.target = self.rules.target_itl.filter(|_| budget.work.tokens > 0);
-        // Prompts have half of what is left at least.
-        let most = self.capacity.most_drafts().min(budget.tokens / 2);
+        // Prompts have half of what is left at least, and what an encoder reads at once finds room for all of it.
+        let room = self.capacity.max_step_tokens.saturating_sub(budget.work.tokens + self.next_whole());
+        let most = self.capacity.most_drafts().min(budget.tokens / 2).min(room);
         draft.drafts = self.allot_forced(&keys, most);
         let forced: u32 = draft.drafts.iter().map(|allotted| allotted.drafts).sum();
         draft.drafts.extend(self.allot_drafts(&keys, budget.work, most - forced));
@@ -144,6 +145,13 @@ impl Core {
             }
             at += 1;
         }
+    }
+
+    /// Positions that have to be fed at once of whichever prompt may be next.
+    fn next_whole(&mut self) -> u32 {
+        let head = self.waiting.head().map(|(_, key)| key);
+        let keys = self.running.iter().copied().chain(head);
+        keys.map(|key| self.sequences[key].whole()).max().unwrap_or(0)
     }
 
     fn turn(&self, key: usize) -> Turn {

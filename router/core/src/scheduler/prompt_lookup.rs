@@ -2,7 +2,10 @@
 //! TGI's `--speculate`). O(1) a token, and hardly more than one cache miss where the text does not repeat itself: a run of tokens occurs again only
 //! where its pairs do, so each token's pair is indexed at once, and longer runs when enough pairs in a row have occurred before. It also keeps count of how often its next guess was
 //! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Where the same tokens were followed by others
-//! as well, those are *branches* beside the guess, and counted in the same way. Used by `guesses`.
+//! as well, those are *branches* beside the guess, and counted in the same way. Of an encoder-decoder the text is in two parts, what the
+//! encoder reads and what the decoder says, with padding between them that nobody says. Used by `guesses`.
+
+use std::ops::Range;
 
 use penstock_proto::ids::TokenId;
 
@@ -29,6 +32,8 @@ const BRANCH_PRIOR: f32 = 0.2;
 const BRANCH_SMOOTHING: f32 = 0.06;
 
 pub(super) struct PromptLookup {
+    /// Between what an encoder reads and what its decoder says; empty, and at the beginning, of a decoder alone. Nothing goes across.
+    gap: Range<usize>,
     pairs: GramIndex,
     /// Of the other lengths. They rest, and take in what they lack of the text when a run of their length may have occurred before.
     longer: [GramIndex; 2],
@@ -77,6 +82,8 @@ pub(super) struct Guess<'a> {
     pub rest: &'a [TokenId],
     /// Behind the last token it begins anew.
     pub goes_round: bool,
+    /// It is from what others were answered, and not from the text itself.
+    pub is_recalled: bool,
 }
 
 impl<'a> Guess<'a> {
@@ -95,9 +102,10 @@ struct Match {
 }
 
 impl PromptLookup {
-    pub fn new(seed: u64) -> Self {
-        let [longest, long, pair] = GRAMS.map(|length| GramIndex::new(seed, length));
+    pub fn new(seed: u64, gap: Range<usize>) -> Self {
+        let [longest, long, pair] = GRAMS.map(|length| GramIndex::new(seed, length, gap.clone()));
         Self {
+            gap,
             pairs: pair,
             longer: [longest, long],
             before: Vec::new(),
@@ -124,22 +132,25 @@ impl PromptLookup {
 
     /// The longer runs may take in so many tokens that they lack.
     fn push(&mut self, tokens: &[TokenId], is_output: bool, left: &mut usize) {
-        let Some(token) = tokens.last() else { return };
+        let Some((token, earlier)) = tokens.split_last() else { return };
+        if (self.gap.start..=self.gap.end).contains(&earlier.len()) {
+            self.found = None;
+        }
         if let Some(found) = self.found {
             let is_right = tokens[found.next as usize] == *token;
             if is_output {
                 self.record.add(found.length, is_right);
             }
             if is_output && !is_right {
-                let before = &tokens[..tokens.len() - 1];
-                let last = &before[before.len() - BRANCH_GRAM..];
-                let others = self.others(before, last, tokens[found.next as usize]);
+                let last = &earlier[earlier.len() - BRANCH_GRAM..];
+                let others = self.others(earlier, last, tokens[found.next as usize]);
                 for (chance, &next) in self.branches.iter_mut().zip(&others) {
                     let is_right = f32::from(u8::from(tokens[next as usize] == *token));
                     *chance += BRANCH_SMOOTHING * (is_right - *chance);
                 }
             }
-            self.found = is_right.then_some(Match { next: found.next + 1, length: found.length + 1 });
+            let next = Match { next: found.next + 1, length: found.length + 1 };
+            self.found = (is_right && self.goes_on(next.next)).then_some(next);
         }
         let before = self.pairs.push(tokens);
         if before == 0 {
@@ -152,7 +163,7 @@ impl PromptLookup {
         let pair = &tokens[tokens.len() - BRANCH_GRAM..];
         if let Some(longer) = self.find_longer(tokens, left) {
             self.found = Some(longer);
-        } else if self.found.is_none() && tokens[..before as usize].ends_with(pair) {
+        } else if self.found.is_none() && self.goes_on(before) && tokens[..before as usize].ends_with(pair) {
             self.found = Some(Match { next: before, length: BRANCH_GRAM as u32 });
         }
     }
@@ -161,15 +172,21 @@ impl PromptLookup {
     fn find_longer(&mut self, tokens: &[TokenId], left: &mut usize) -> Option<Match> {
         let found = self.found.map_or(0, |found| found.length as usize);
         let repeated = self.repeated_pairs + 1;
+        let end = self.gap.start;
         self.longer.iter_mut().filter(|index| (found + 1..=repeated).contains(&index.length())).find_map(
             |index| {
                 *left -= index.feed(&tokens[..tokens.len() - 1], *left);
                 let gram = &tokens[tokens.len() - index.length()..];
                 let next = index.find(gram);
-                let is_it = next > 0 && tokens[..next as usize].ends_with(gram);
+                let is_it = next > 0 && next as usize != end && tokens[..next as usize].ends_with(gram);
                 is_it.then_some(Match { next, length: gram.len() as u32 })
             },
         )
+    }
+
+    /// Whether something follows a place in the text at once: what an encoder reads ends.
+    fn goes_on(&self, next: u32) -> bool {
+        next as usize != self.gap.start
     }
 
     /// How the text has gone on behind the gram `last` but with `guess`, the latest first: indices of tokens of which no two are the
@@ -185,7 +202,8 @@ impl PromptLookup {
             let is_new = |token: &TokenId| {
                 *token != guess && others.iter().all(|&other| tokens[other as usize] != *token)
             };
-            if tokens.get(next).is_some_and(is_new) && tokens[..next].ends_with(last) {
+            let goes_on = self.goes_on(next as u32) && tokens.get(next).is_some_and(is_new);
+            if goes_on && tokens[..next].ends_with(last) {
                 others.push(next as u32);
             }
             next = self.before.get(next - 1).copied().unwrap_or(0) as usize;
@@ -196,9 +214,16 @@ impl PromptLookup {
     /// What is expected to follow the text, which is all of `tokens`.
     pub fn guess<'a>(&self, tokens: &'a [TokenId]) -> Option<Guess<'a>> {
         let found = self.found.filter(|_| self.indexed == tokens.len())?;
-        // What was found may overlap what follows: then the text is expected to go round and round.
-        let rest = &tokens[found.next as usize..];
-        Some(Guess { accuracy: self.record.accuracy(found.length), rest, goes_round: true })
+        Some(self.guess_from(found.next, self.record.accuracy(found.length), tokens))
+    }
+
+    /// That the text goes on as it did from `next` on.
+    fn guess_from<'a>(&self, next: u32, accuracy: f32, tokens: &'a [TokenId]) -> Guess<'a> {
+        let next = next as usize;
+        // What was found may overlap what follows: then the text is expected to go round and round. What an encoder reads does not.
+        let goes_round = next >= self.gap.end;
+        let rest = if goes_round { &tokens[next..] } else { &tokens[next..self.gap.start] };
+        Guess { accuracy, rest, goes_round, is_recalled: false }
     }
 
     /// How likely the first token of each branch is right where that of the guess is wrong.
@@ -208,7 +233,7 @@ impl PromptLookup {
 
     /// What may follow the text, which is all of `tokens`, and the first `ahead` tokens of the guess in place of the next one: each begins
     /// with another token.
-    pub fn branches<'a>(&self, tokens: &'a [TokenId], ahead: usize) -> impl Iterator<Item = Guess<'a>> {
+    pub fn branches<'a>(&'a self, tokens: &'a [TokenId], ahead: usize) -> impl Iterator<Item = Guess<'a>> {
         let others = self.guess(tokens).and_then(|guess| {
             let mut following = guess.tokens();
             let mut last = [tokens[tokens.len() - 2], tokens[tokens.len() - 1]];
@@ -218,11 +243,7 @@ impl PromptLookup {
             Some((guess.accuracy, self.others(tokens, &last, following.next()?)))
         });
         let (accuracy, others) = others.unwrap_or_default();
-        others.into_iter().map(move |next| Guess {
-            accuracy,
-            rest: &tokens[next as usize..],
-            goes_round: true,
-        })
+        others.into_iter().map(move |next| self.guess_from(next, accuracy, tokens))
     }
 }
 
@@ -238,7 +259,7 @@ mod tests {
     }
 
     fn lookup(tokens: &[TokenId]) -> PromptLookup {
-        let mut lookup = PromptLookup::new(7);
+        let mut lookup = PromptLookup::new(7, 0..0);
         lookup.update(tokens, tokens.len(), usize::MAX);
         lookup
     }
@@ -285,7 +306,7 @@ mod tests {
 
     #[test]
     fn branches_are_trusted_as_often_as_they_were_right() {
-        let mut lookup = PromptLookup::new(1);
+        let mut lookup = PromptLookup::new(1, 0..0);
         let mut text = tokens(&[1, 2, 30, 1, 2, 40]);
         for at in 0..200 {
             text.extend(tokens(&[1, 2, if hash_of(0, &tokens(&[at])).is_multiple_of(2) { 30 } else { 40 }]));
@@ -304,7 +325,7 @@ mod tests {
     #[test]
     fn a_guess_that_comes_true_again_and_again_is_trusted() {
         let text = tokens(&[1, 2, 3, 4, 5, 6].repeat(6));
-        let mut lookup = PromptLookup::new(1);
+        let mut lookup = PromptLookup::new(1, 0..0);
         lookup.update(&text, 8, usize::MAX);
         assert!(lookup.guess(&text).is_some_and(|guess| guess.accuracy > 0.9));
         let mut surprised = text.clone();
@@ -315,6 +336,35 @@ mod tests {
         surprised.extend(tokens(&[1, 2]));
         lookup.update(&surprised, 8, usize::MAX);
         assert!(lookup.guess(&surprised).is_some_and(|guess| guess.accuracy < 0.1));
+    }
+
+    /// What is guessed behind an encoder's input, padded to blocks of four with zeros, and what its decoder has said.
+    fn guess_across(read: &[u32], said: &[u32], count: usize) -> Vec<u32> {
+        let gap = read.len()..read.len().next_multiple_of(4);
+        let text = [read, &[0; 3][..gap.len()], said].concat();
+        let text = tokens(&text);
+        let mut lookup = PromptLookup::new(7, gap.clone());
+        lookup.update(&text, gap.end + 1, usize::MAX);
+        let guess = lookup.guess(&text).into_iter().flat_map(Guess::tokens);
+        guess.take(count).map(|token| token.0).collect()
+    }
+
+    #[test]
+    fn what_a_decoder_says_is_guessed_from_what_its_encoder_reads_and_from_what_it_said() {
+        assert_eq!(guess_across(&[5, 6, 7, 8, 9], &[0, 6, 7], 9), [8, 9], "to the end of what is read");
+        assert_eq!(guess_across(&[5, 6, 7, 8], &[0, 6, 7], 9), [8], "without padding");
+        assert_eq!(guess_across(&[5, 6, 7, 8, 9], &[0, 6, 7, 1, 6, 7], 4), [1, 6, 7, 1], "the latest");
+        assert!(guess_across(&[5, 6, 7, 8, 9], &[0, 8, 9], 4).is_empty(), "behind its end there is nothing");
+        assert!(guess_across(&[5, 6, 7, 8], &[5, 7, 8], 4).is_empty(), "and no decoder either");
+    }
+
+    #[test]
+    fn padding_is_no_text() {
+        // The decoder's first token and what it says are what pads are.
+        assert!(guess_across(&[5, 6, 7, 8, 0], &[0, 0], 4).is_empty());
+        assert_eq!(guess_across(&[5, 0, 0, 7, 0], &[0, 0], 4), [7, 0]);
+        assert_eq!(guess_across(&[1, 2, 3, 4, 5], &[0, 0, 0], 3), [0, 0, 0], "it says zeros itself");
+        assert!(guess_across(&[1, 2, 3, 4, 0], &[0, 3], 4).is_empty());
     }
 
     /// Counts up, then has each of its runs of so many tokens between 200 and 300 go on in another way.
@@ -360,14 +410,22 @@ mod tests {
     }
 
     /// What is found in a text by looking at all of it behind each token.
-    fn searched(text: &[TokenId]) -> Option<Match> {
+    fn searched(text: &[TokenId], gap: &Range<usize>) -> Option<Match> {
+        let goes_on = |next: usize| next != gap.start;
+        let is_whole = |from: usize, end: usize| end <= gap.start || from >= gap.end;
         let mut found: Option<Match> = None;
         for end in 1..=text.len() {
             let text = &text[..end];
-            found = found.filter(|found| text[found.next as usize] == text[end - 1]);
+            let is_said = is_whole(end - 1, end) && end - 1 != gap.end;
+            found = found.filter(|found| is_said && text[found.next as usize] == text[end - 1]);
             found = found.map(|found| Match { next: found.next + 1, length: found.length + 1 });
-            let longest = GRAMS.into_iter().filter(|&length| length <= end).find_map(|length| {
-                let latest = (length..end).rev().find(|&next| text[..next].ends_with(&text[end - length..]));
+            found = found.filter(|found| goes_on(found.next as usize));
+            let whole = GRAMS.into_iter().filter(|&length| length <= end && is_whole(end - length, end));
+            let longest = whole.into_iter().find_map(|length| {
+                let is_it = |next: &usize| {
+                    is_whole(next - length, *next) && text[..*next].ends_with(&text[end - length..])
+                };
+                let latest = (length..end).rev().find(is_it).filter(|&next| goes_on(next));
                 latest.map(|next| Match { next: next as u32, length: length as u32 })
             });
             let is_longer = |longest: &Match| found.is_none_or(|found| longest.length > found.length);
@@ -384,18 +442,40 @@ mod tests {
                 let copied: Vec<_> = text.iter().skip(from).take(count).copied().collect();
                 text.extend(copied);
             }
-            let mut lookup = PromptLookup::new(3);
+            let mut lookup = PromptLookup::new(3, 0..0);
             while lookup.indexed < text.len() {
                 let end = text.len().min(lookup.indexed + pieces);
                 lookup.update(&text[..end], 20, usize::MAX);
-                prop_assert_eq!(lookup.found, searched(&text[..end]));
+                prop_assert_eq!(lookup.found, searched(&text[..end], &(0..0)));
+            }
+        }
+
+        #[test]
+        fn across_a_gap_nothing_is_found_and_in_it_nothing_is_guessed(
+            read in prop::collection::vec(0u32..4, 1..60),
+            said in prop::collection::vec(0u32..4, 1..60),
+            padding in 0usize..8,
+        ) {
+            let gap = read.len()..read.len() + padding;
+            let text = tokens(&[&read[..], &vec![0; padding], &said].concat());
+            let mut lookup = PromptLookup::new(3, gap.clone());
+            for end in gap.end..=text.len() {
+                let text = &text[..end];
+                lookup.update(text, gap.end + 1, usize::MAX);
+                prop_assert_eq!(lookup.found, searched(text, &gap));
+                for guess in lookup.guess(text).into_iter().chain(lookup.branches(text, 0)) {
+                    let from = guess.rest.as_ptr() as usize - text.as_ptr() as usize;
+                    let from = from / size_of::<TokenId>();
+                    prop_assert!(!guess.rest.is_empty() && guess.goes_round == (from >= gap.end));
+                    prop_assert!(from >= gap.end || from + guess.rest.len() == gap.start);
+                }
             }
         }
 
         #[test]
         fn a_guess_is_what_followed_the_same_tokens(ids in prop::collection::vec(0u32..4, 0..200), pieces in 1usize..9) {
             let text = tokens(&ids);
-            let mut lookup = PromptLookup::new(3);
+            let mut lookup = PromptLookup::new(3, 0..0);
             while lookup.indexed < text.len() {
                 lookup.update(&text, 20, pieces);
             }

@@ -199,6 +199,11 @@ impl Sequence {
         Precedence { priority: self.priority, id: self.id }
     }
 
+    /// How many tokens its prompt and output are, without what an encoder reads.
+    pub fn said(&self) -> usize {
+        self.tokens.len() - self.encoder.positions as usize
+    }
+
     /// Tokens it has, with the most that plans in flight can bring.
     pub fn len(&self) -> u32 {
         self.tokens.len() as u32 + self.samples_in_flight + self.drafts_in_flight

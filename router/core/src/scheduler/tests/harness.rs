@@ -39,7 +39,7 @@ pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Ca
         tables: config.tables(),
         max_slots,
         max_step_tokens,
-        max_step_drafts: if config.decoder_start_ids.is_empty() { MAX_STEP_DRAFTS } else { 0 },
+        max_step_drafts: MAX_STEP_DRAFTS,
         max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
         stages: config.stages,
         vocab_size: config.vocab_size,

@@ -548,14 +548,13 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
         mock: MockSource::in_virtual_time(config.clone(), script),
         random: Mutex::new(random.split()),
     });
-    let is_encoder_decoder = !config.decoder_start_ids.is_empty();
     let limits = PrepareLimits {
         max_slots: slots,
         max_step_tokens: budget,
         max_sequence_tokens: 0,
         max_cache_tokens: 0,
         memory_fraction: 0.9,
-        max_step_drafts: if is_encoder_decoder { 0 } else { 20 },
+        max_step_drafts: 20,
     };
     let group = Group::start(&*source, |_| Ok(limits)).await.expect("nothing goes wrong yet");
     let settings = Settings {

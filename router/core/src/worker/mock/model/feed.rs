@@ -27,7 +27,6 @@ impl MockModel {
         require!(!own || self.config.wrong_draft_one_in > 0, "row {at} has a worker without a draft model");
         let plain = flag(RowFlag::Sample) && !flag(RowFlag::PromptLogprobs);
         require!(drafts == 0 || plain, "row {at} has drafts and flags {}", rows.flags[at]);
-        require!(drafts == 0 || self.config.decoder_start_ids.is_empty(), "drafts for an encoder-decoder");
         if flag(RowFlag::Start) {
             if let Some(old) = self.slots[slot as usize].take() {
                 self.let_go(&old.pages);
@@ -96,6 +95,11 @@ impl MockModel {
         let encoder = state.encoder;
         let cut = position < encoder.positions && (position > 0 || end < encoder.positions);
         require!(!cut, "row {at} feeds {position} to {end}, a part of its encoder's {}", encoder.positions);
+        let says = (end - drafts).saturating_sub(encoder.positions.max(position));
+        require!(
+            !flag(RowFlag::Sample) || says > 0,
+            "row {at} samples, and feeds nothing of its decoder's before"
+        );
         if let Some((history, _)) = state.key.history.as_ref().filter(|_| !state.skipped) {
             let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
             let known = fed
