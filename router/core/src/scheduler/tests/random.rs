@@ -211,9 +211,12 @@ fn forgets_what_is_not_a_number(harness: &mut Harness) {
 fn step_and_watch_the_first(harness: &mut Harness) -> bool {
     let first = harness.core.first();
     let before = first.map(|id| harness.core.preemptions_of(id));
+    // Who is suspected takes what it needs, and may have passed in the same step.
+    let is_suspected = !harness.core.quarantined.is_empty();
     let stepped = harness.step().is_some();
     assert!(stepped || harness.core.is_empty(), "sequences live and nothing is planned");
     if let (Some(id), Some(before)) = (first, before)
+        && !is_suspected
         && harness.core.quarantined.is_empty()
     {
         assert!(harness.core.preemptions_of(id).is_none_or(|after| before == Some(after)), "{id:?}");
