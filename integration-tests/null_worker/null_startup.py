@@ -56,7 +56,7 @@ class NullEngine:
         fixed = max(self.step_seconds * 1e9, 1000)
         return pb.Prepared(
             pages=min(max(tokens // BLOCK_SIZE, 1), MOST_PAGES),
-            full_tables=1,
+            groups=[pb.CacheGroup(kind=pb.CACHE_KIND_FULL, tables=1, layers=1)],
             cost=pb.CostModel(fixed_ns=fixed, per_token_ns=1, per_context_token_ns=0),
             free_bytes=1 << 30,
         )
