@@ -1,6 +1,9 @@
-"""A model of every family served over HTTP by the real `penstock`: its greedy text is that of transformers."""
+"""A model of every family served over HTTP by the real `penstock`: its greedy text is that of transformers, also where the
+worker is killed in the middle of it.
+"""
 
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import wire
 from checkpoints import SHIPPED
 from launched import Launched
+from load import ask, generate, once
 
 PROMPT = "A penstock is a pipe that feeds water to a turbine, and its gate decides how much flows."
 TOKENS = 24
@@ -34,6 +38,11 @@ def test_a_family_is_served(family: str, tmp_path: Path) -> None:
         assert reply.status == 200, reply.text
         details = reply.json()["details"]
         ours = [token["id"] for token in details["tokens"]]
+        worker = launched.worker()
+        kill = once(lambda: worker.signal(signal.SIGKILL), at=TOKENS // 3)
+        killed = ask(launched.address, generate(PROMPT, TOKENS), kill)
+        assert killed.error is None and killed.pieces == ours
+        assert launched.wait_ready().worker().pid != worker.pid
 
     model = kind_of(config).from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([[token["id"] for token in details["prefill"]]])
