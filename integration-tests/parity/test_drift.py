@@ -46,7 +46,8 @@ def in_pieces(folder: Path, sequence: list[int], dtype: torch.dtype) -> Tensor:
     position, turn, logits = 0, 0, []
     while position < LENGTH:
         tokens = sequence[position : position + PIECES[turn % len(PIECES)]]
-        new, start = (list(range(250)), {}) if position == 0 else ([], None)
+        new = list(range(250)) if position == 0 else []
+        start: dict[str, Any] | None = None if position else {}
         if len(tokens) == 1:
             driver.step([row(0, tokens, position, new, start=start)])
             logits.append(driver.last_logits())
