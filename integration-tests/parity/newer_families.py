@@ -6,7 +6,7 @@ of the family (5.23), and the entry says so.
 
 from typing import Any
 
-from shapes import shaped
+from shapes import shaped, with_images
 
 # DeepSeek's experts behind another family's attention.
 EXPERTS: dict[str, Any] = {
@@ -170,6 +170,45 @@ MISTRAL_4 = shaped(
     },
 )
 
+# The names of the published text_config. Of it 16 blocks of 128 keys: here 3 of 8, so that choices begin within the tests' 100 tokens.
+MINIMAX_M3: dict[str, Any] = shaped(
+    "MiniMaxM3SparseForCausalLM",
+    "minimax_m3_vl_text",
+    head_dim=16,
+    hidden_act="swigluoai",
+    intermediate_size=24,
+    dense_intermediate_size=112,
+    shared_intermediate_size=40,
+    num_local_experts=6,
+    num_experts_per_tok=3,
+    n_shared_experts=1,
+    scoring_func="sigmoid",
+    use_qk_norm=True,
+    qk_norm_type="per_head",
+    use_gemma_norm=True,
+    routed_scaling_factor=2.0,
+    swiglu_alpha=1.702,
+    # Of the published one 7: here some gates are cut.
+    swiglu_limit=1.0,
+    rotary_dim=8,
+    partial_rotary_factor=0.5,
+    rope_theta=5000000.0,
+    rms_norm_eps=1e-6,
+    moe_layer_freq=[0, 1, 1],
+    sparse_attention_config={
+        "use_sparse_attention": True,
+        "sparse_index_dim": 24,
+        "sparse_num_index_heads": 2,
+        "sparse_topk_blocks": 3,
+        "sparse_block_size": 8,
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1],
+        "sparse_disable_index_value": [0, 1, 1],
+    },
+)
+
 NEWER: dict[str, dict[str, Any]] = {
     # The fields of transformers' class; which models have which, as their names there say.
     "Gemma 4 31B": {**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
@@ -250,6 +289,9 @@ NEWER: dict[str, dict[str, Any]] = {
         qk_norm_type="per_layer",
         attn_type_list=[1, 1, 1],
         rope_theta=5000000.0,
+    ),
+    "MiniMax M3": with_images(
+        "MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", MINIMAX_M3, {"depth": 1}
     ),
     "ERNIE 4.5": shaped(
         "Ernie4_5ForCausalLM",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import FAMILIES
 from models import ids, make
-from newer_families import MISTRAL_4
+from newer_families import MINIMAX_M3, MISTRAL_4
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from safetensors import safe_open
 from transformers import Gemma3TextConfig
@@ -66,6 +66,11 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
     "Gemma 3n": (
         lambda name: name,
         ("model.layers.5.self_attn.k_proj.weight", "model.layers.3.self_attn.v_proj.weight"),
+    ),
+    # The text model alone, and layers that predict several tokens ahead.
+    "MiniMax M3": (
+        lambda name: name.removeprefix("language_model."),
+        ("mtp.layers.0.self_attn.q_proj.weight",),
     ),
     # As the families' own releases have it, and as transformers saves it.
     "Qwen2.5-VL": (
@@ -189,6 +194,12 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
     ),
 }
 
+
+def index_of(**changes: Any) -> dict[str, Any]:
+    """What chooses MiniMax M3's keys, with these changes."""
+    return {"sparse_attention_config": {**MINIMAX_M3["sparse_attention_config"], **changes}}
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
     ("GPT-2", {"add_cross_attention": True}, "add_cross_attention is True"),
@@ -240,6 +251,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GLM-4.7 Flash", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 3 times"),
     ("GLM-4.5, 4.6, 4.7", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     ("MiniMax M2", {"attn_type_list": [1, 0, 1]}, r"attn_type_list is \[1, 0, 1\]"),
+    *(
+        ("MiniMax M3", {"text_config": {**MINIMAX_M3, **changes}}, message)
+        for changes, message in (
+            ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+            ({"moe_layer_freq": [0, 1]}, "moe_layer_freq is not a list of 3 times 0 or 1"),
+            ({"layer_types": ["conv"] * 3}, "layer_types is not a list of 3 kinds"),
+            (index_of(sparse_attention_freq=[2, 1, 1]), "sparse_attention_freq is not a list of 3 times"),
+            (index_of(sparse_num_index_heads=4), "sparse_num_index_heads is 4, and num_key_value_heads 2"),
+            (index_of(sparse_index_dim=4), "sparse_index_dim 4 is less than the 8 numbers"),
+            (index_of(sparse_score_type="lse"), "sparse_score_type is 'lse'"),
+            (index_of(sparse_local_block=4), "sparse_local_block 4 is more than sparse_topk_blocks 3"),
+            (index_of(sparse_disable_index_value=[0, 0, 1]), "sparse_disable_index_value is not 1 for each"),
+        )
+    ),
     ("OLMoE", {"clip_qkv": 3.0}, "clip_qkv is 3.0"),
     ("Hunyuan A13B", {"moe_topk": [3, 3, 2]}, "moe_topk has different values"),
     ("Hunyuan A13B", {"num_shared_expert": 2}, "num_shared_expert 2"),

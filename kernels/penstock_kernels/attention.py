@@ -129,7 +129,7 @@ def paged_attention(
     q (T, H, D), any strides between tokens; cache (N, J, D) as in `write_kv`, holding this step's keys
     already, the first J of as many rows or more that each token has in memory; out (T, H, D), or (T, H, V) where values are latent, contiguous, in q's dtype. Query head h reads
     key/value head h / (H / K). Of latents the cache may hold more than D numbers, the first D being the key. `chosen`:
-    the keys that are attended to (`choose_keys`, `choose_blocks`); None: all. Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
+    the keys that are attended to (`choose_keys`, `choose_blocks`; `choose_head_blocks`: of each key head); None: all. Soft caps: Gemma Team, "Gemma 2", 2024; position biases: Press et al., "Train
     Short, Test Long" (ALiBi), 2022; sinks: Xiao et al., "Efficient Streaming Language Models with Attention
     Sinks", 2023; latent values: DeepSeek-AI, "DeepSeek-V2", 2024.
     """
@@ -296,7 +296,7 @@ def _with_modifiers(
 ) -> None:
     """Any group with any modifiers, one product after another."""
     heads, size = q_THD.shape[1:]
-    if taken is not None and isinstance(group, FewGroup):
+    if taken is not None and taken.dim() == 2 and isinstance(group, FewGroup):
         group, taken = only_taken(group, taken), None
     keys = group.keys
     q_SQHD = group.by_sequence(q_THD)
@@ -326,9 +326,12 @@ def _with_modifiers(
             q_SQGD = q_SQHD[some, part, asking].to(long) * scale
             hidden = hidden_keys(group, some, part)
             if taken is not None:
-                left_SQL = taken.view(sequences, queries, -1)[some, part]
-                left_SQL = left_out(left_SQL, keys, long).unsqueeze(1)
-                hidden = left_SQL if hidden is None else left_SQL + hidden
+                left = taken.view(sequences, queries, *taken.shape[1:])[some, part]
+                if taken.dim() == 3:  # every key head has its own
+                    left = left_out(left[:, :, some_heads], keys, long).permute(2, 0, 1, 3).unsqueeze(2)
+                else:
+                    left = left_out(left, keys, long).unsqueeze(1)
+                hidden = left if hidden is None else left + hidden
             a_SQHV[some, part, asking] = attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
@@ -354,8 +357,10 @@ def only_taken(group: FewGroup, taken_SA: Tensor) -> FewGroup:
 
 
 def left_out(taken_SQA: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """(S, Q, L): 0 of the keys that are taken, -inf of those that are left. What -1 writes lies behind the last key."""
-    left_SQL = torch.full((*taken_SQA.shape[:2], keys + 1), -torch.inf, dtype=dtype, device=taken_SQA.device)
+    """(S, Q, L): 0 of the keys that are taken, -inf of those that are left. What -1 writes lies behind the last key. There may be
+    more dimensions before the last.
+    """
+    left_SQL = torch.full((*taken_SQA.shape[:-1], keys + 1), -torch.inf, dtype=dtype, device=taken_SQA.device)
     return left_SQL.scatter_(-1, taken_SQA.where(taken_SQA >= 0, keys), 0.0)[..., :keys]
 
 
@@ -374,8 +379,8 @@ def hidden_keys(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) 
 def attend(
     q_SQHD: Tensor, keys_ZDL: Tensor, values_ZLV: Tensor, mask: Tensor | None, score_modifiers: ScoreModifiers
 ) -> Tensor:
-    """(S, Q, H, V) of scaled queries, in the dtype of the scores, as the keys are; the mask (S or 1, 1, Q, L) or (Q, L)
-    is added to the scores.
+    """(S, Q, H, V) of scaled queries, in the dtype of the scores, as the keys are; the mask (S or 1, 1, Q, L) or (Q, L),
+    or (K, S, 1, Q, L) of each key head, is added to the scores.
     """
     sequences, queries, heads, size = q_SQHD.shape
     matrices, keys = keys_ZDL.shape[0], keys_ZDL.shape[2]
@@ -390,7 +395,7 @@ def attend(
     if score_modifiers.bias_HN is not None:
         scores_KSGQL = scores_KSGQL.add_(score_modifiers.bias_HN[:, :keys].view(kv_heads, 1, shared, 1, keys))
     if mask is not None:
-        scores_KSGQL = scores_KSGQL.add_(mask if mask.dim() == 2 else mask.unsqueeze(0))
+        scores_KSGQL = scores_KSGQL.add_(mask.unsqueeze(0) if mask.dim() == 4 else mask)
     if score_modifiers.sinks_H is not None:
         sinks = score_modifiers.sinks_H.to(scores_KSGQL.dtype).view(kv_heads, 1, shared, 1, 1)
         sinks = sinks.expand(kv_heads, sequences, shared, queries, 1)

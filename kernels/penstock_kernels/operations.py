@@ -12,6 +12,7 @@ from penstock_kernels.attention import (
 )
 from penstock_kernels.cache import rope_and_write, write_kv
 from penstock_kernels.chosen_blocks import choose_blocks, write_block_keys
+from penstock_kernels.chosen_head_blocks import choose_head_blocks
 from penstock_kernels.chosen_keys import ChosenKeys, choose_keys
 from penstock_kernels.compressed_keys import (
     CompressionMetadata,
@@ -95,6 +96,7 @@ __all__ = [
     "channel_delta_rule",
     "choose",
     "choose_blocks",
+    "choose_head_blocks",
     "choose_keys",
     "compressed_attention",
     "count_tokens",

@@ -96,6 +96,8 @@ RECIPES = {
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniMaxForCausalLM": "minimax",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3",
+    "MiniMaxM3SparseForConditionalGeneration": "minimax_m3",
     "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "ministral",
     "Mistral3ForConditionalGeneration": "vision_language",

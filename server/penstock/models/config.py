@@ -95,6 +95,18 @@ class BlockIndexConfig:
 
 
 @dataclass(frozen=True)
+class HeadBlockIndexConfig:
+    """What chooses the blocks of keys that each key head's queries attend to (see `indexer`)."""
+
+    heads: int  # as many as key heads
+    head_dim: int  # numbers of an index key
+    block: int  # tokens of a block
+    most: int  # blocks that a query attends to
+    latest: int  # of them those up to its own
+    layers: frozenset[int]  # which choose; the others attend to all keys
+
+
+@dataclass(frozen=True)
 class LatentConfig:
     """Attention whose cache holds one latent for all heads (DeepSeek-V2's MLA)."""
 
@@ -230,7 +242,9 @@ class DecoderConfig:
     norm_gate_rank: int = 0  # norms are followed by a gate of that rank; 0: they are not
     clip_qkv: float = 0.0
     latent: LatentConfig | None = None
-    index: BlockIndexConfig | None = None  # queries attend to chosen blocks of keys alone
+    index: BlockIndexConfig | HeadBlockIndexConfig | None = (
+        None  # queries attend to chosen blocks of keys alone
+    )
 
     # Feed-forward.
     gated: bool = True

@@ -22,7 +22,7 @@ from penstock.models.hyper_connections import (
     LowRankHead,
     MixingConnection,
 )
-from penstock.models.indexer import BlockIndexer, Indexer
+from penstock.models.indexer import BlockIndexer, HeadBlockIndexer, Indexer
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.ngram_embeddings import NgramInjection
@@ -64,7 +64,9 @@ class Attention(Module):
         self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
         self.value_scale = config.value_scale
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, config.head_dim_of(layer)
-        self.indexer: BlockIndexer | None = None  # where queries attend to chosen blocks of keys alone
+        self.indexer: BlockIndexer | HeadBlockIndexer | None = (
+            None  # where queries attend to chosen blocks of keys alone
+        )
         # Its rows are as this layer has them, and nothing is behind them.
         self.own_cache = config.same_heads and config.index is None
         self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None

@@ -1,5 +1,6 @@
 """What chooses the keys that attention attends to: an index key of each token, beside its latent or its keys and values in the
-cache, and a query of several heads that scores them. See `ops.choose_keys` and, where blocks of keys are chosen, `ops.choose_blocks`.
+cache, and a query of several heads that scores them. See `ops.choose_keys` and, where blocks of keys are chosen, `ops.choose_blocks`
+and `ops.choose_head_blocks`.
 Letters as there and in `decoder`.
 """
 
@@ -7,7 +8,7 @@ import penstock_kernels as ops
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
-from penstock.models.config import BlockIndexConfig, IndexConfig
+from penstock.models.config import BlockIndexConfig, HeadBlockIndexConfig, IndexConfig
 from penstock.models.step import Step
 from penstock_kernels.later import Tensor, torch
 
@@ -83,3 +84,34 @@ class BlockIndexer(Module):
             step.rope_tables[rope].at(begins_T),
         )
         return ops.choose_blocks(queries_TIC, cache_NJD, attention, sizes.block, sizes.most)
+
+
+class HeadBlockIndexer(Module):
+    """Of one layer. The rows of `parts` are queries of this rank's key heads, then the key, which all ranks hold; the first numbers of
+    both are rotated, by the table of attention's.
+    """
+
+    def __init__(self, sizes: HeadBlockIndexConfig, parts: Linear, query_norm: Norm, key_norm: Norm) -> None:
+        self.sizes, self.parts, self.query_norm, self.key_norm = sizes, parts, query_norm, key_norm
+
+    def choose(
+        self,
+        x_TE: Tensor,
+        step: Step,
+        rope: int,
+        cache_NJD: Tensor,
+        slot_mapping_T: Tensor,
+        attention: ops.AttentionMetadata,
+    ) -> ops.ChosenKeys:
+        """For the tokens that attention reads; writes their index keys into the cache."""
+        sizes = self.sizes
+        parts_TIC = torch.unflatten(self.parts(x_TE), -1, (-1, sizes.head_dim))
+        queries_TIC, keys_T1C = self.query_norm(parts_TIC[:, :-1]), self.key_norm(parts_TIC[:, -1:])
+        cos_T1R, sin_T1R = step.ropes[rope]
+        for rows_TIC in (queries_TIC, keys_T1C):
+            ops.rope(rows_TIC[..., : cos_T1R.shape[-1]], cos_T1R, sin_T1R)
+        index_keys_NC = cache_NJD.view(len(cache_NJD), -1)[:, -sizes.head_dim :]
+        index_keys_NC.index_copy_(0, slot_mapping_T, keys_T1C.squeeze(1))
+        return ops.choose_head_blocks(
+            queries_TIC, cache_NJD, attention, sizes.block, sizes.most, sizes.latest
+        )

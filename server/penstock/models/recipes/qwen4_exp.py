@@ -169,7 +169,7 @@ class Qwen4Loader(qwen3_5_moe.StackedLoader):
     def attention(self, at: str, index: int) -> Attention | LatentAttention:
         """Attention of a layer, with its indexer."""
         made, sizes = super().attention(at, index), self.config.index
-        assert isinstance(made, Attention) and sizes is not None
+        assert isinstance(made, Attention) and isinstance(sizes, BlockIndexConfig)
         at = f"{at}self_attn.indexer."
         rows = (sizes.heads + 1) * sizes.head_dim
         key_norm = self.norm(at + "k_layernorm", sizes.head_dim, sizes.norm)

@@ -11,7 +11,7 @@ from penstock.models.recipes.fields import Fields
 # The encoders of images and sound, and what brings their numbers to the width of the text model.
 TOWERS = (
     "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|embed_vision|embed_audio"
-    "|vision_embed_tokens|vqmodel|vision_embedder|multi_modal_projector|mm_projector|mlp1"
+    "|vision_embed_tokens|vqmodel|vision_embedder|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1"
 )
 
 
