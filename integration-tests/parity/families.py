@@ -384,6 +384,8 @@ QWEN_3_5_IMAGES: dict[str, Any] = {
     "num_position_embeddings": 16,
 }
 
+EXAONE_IMAGES: dict[str, Any] = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+
 FAMILIES |= RECURRENT
 # Their order is that of the page.
 FAMILIES |= (
@@ -412,15 +414,53 @@ FAMILIES |= (
         "Qwen 4 with images": with_images(
             "Qwen4ExpForConditionalGeneration", "qwen4_exp", FAMILIES["Qwen 4"], QWEN_3_5_IMAGES
         ),
+        "Nemotron 3 Omni": with_images(
+            "NemotronH_Omni_Reasoning_V3",
+            "nemotron_h_omni",
+            FAMILIES["Nemotron 3 (experts)"],
+            {"model_type": "radio", "video_temporal_patch_size": 2},
+        ),
+        "LFM2-VL": with_images(
+            "Lfm2VlForConditionalGeneration",
+            "lfm2_vl",
+            FAMILIES["LFM2"],
+            {"model_type": "siglip2_vision_model"},
+        ),
+        "LFM3-VL": with_images("Lfm3VlForConditionalGeneration", "lfm3_vl", FAMILIES["LFM3"], {}),
+        "MiniCPM-V 4.6": with_images(
+            "MiniCPMV4_6ForConditionalGeneration", "minicpmv4_6", FAMILIES["Qwen 3.5"], {}
+        ),
+        "MiniCPM-V 4.7": with_images(
+            "MiniCPMV4_7ForConditionalGeneration", "minicpmv4_7", FAMILIES["Qwen 3.5"], {}
+        ),
+        "SmolVLM": with_images("SmolVLMForConditionalGeneration", "smolvlm", FAMILIES["LLaMA 2"], {}),
+        "Idefics 3": with_images("Idefics3ForConditionalGeneration", "idefics3", FAMILIES["LLaMA 3"], {}),
+        "LLaVA-OneVision": with_images(
+            "LlavaOnevisionForConditionalGeneration",
+            "llava_onevision",
+            FAMILIES["Qwen 1.5, Qwen 2"],
+            {"model_type": "siglip_vision_model"},
+        ),
+        "Ovis 2": with_images("Ovis2ForConditionalGeneration", "ovis2", FAMILIES["Qwen 1.5, Qwen 2"], {}),
     }
     | VISION_LANGUAGE
     | NEWER
+    | {
+        "EXAONE 4.5": with_images(
+            "Exaone4_5_ForConditionalGeneration",
+            "exaone4_5",
+            NEWER["EXAONE 4"],
+            {**EXAONE_IMAGES, "num_key_value_heads": 1},
+        )
+    }
     | OLDER
 )
 
 # Of what each of these does differently another family has the same: they are run by `make test-all` only.
 LONG_TAIL = frozenset(
     {
+        *("Nemotron 3 Omni", "LFM2-VL", "LFM3-VL", "MiniCPM-V 4.6", "MiniCPM-V 4.7", "SmolVLM", "Idefics 3"),
+        *("LLaVA-OneVision", "Ovis 2", "EXAONE 4.5"),
         *("Qwen2-VL", "Qwen3-VL-MoE", "GLM-4.5V, GLM-4.6V", "InternVL 3 (Qwen 2)", "InternVL 3.5 (Qwen 3)"),
         *(
             "LLaVA 1.5 (Llama)",

@@ -134,11 +134,12 @@ class Training:
     Which thread takes which batch is chance, so two runs differ by the order of sums and no more.
     """
 
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, network: TinyLlama | None = None) -> None:
+        """`network`: another one than ships, with the methods of `TinyLlama`."""
         torch.manual_seed(seed)
         self.seed = seed
         self.step = 0
-        self.network = TinyLlama(Shape())
+        self.network = TinyLlama(Shape()) if network is None else network
         self.replicas = [self.network]
         for _ in range(threads - 1):
             replica = copy.deepcopy(self.network)
@@ -149,7 +150,7 @@ class Training:
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.network.named_parameters():
-            (matrices if parameter.ndim == 2 and not name.startswith("embed") else rest).append(parameter)
+            (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
         self.muon = Muon(matrices)
         self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         self.forbidden = user_turns(evaluation_items())

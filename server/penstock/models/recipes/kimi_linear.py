@@ -50,7 +50,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("moe_router_activation_func", "sigmoid")
     v3 = {"model_type": "deepseek_v3", "rope_scaling": None, "rope_parameters": None}
     read = deepseek.read_config({"routed_scaling_factor": 2.446, **config, **named, **v3})
-    shape = fields.part("linear_attn_config")
+    shape = Fields({**saved(fields, read.num_layers), **fields.part("linear_attn_config").config})
     attends = layers_of(shape, "full_attn_layers", read.num_layers)
     recurrent = layers_of(shape, "kda_layers", read.num_layers)
     if attends & recurrent or len(attends) + len(recurrent) != read.num_layers:
@@ -70,6 +70,18 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         attends=[i in attends for i in layers],
         recurrent=[mixer if i in recurrent else None for i in layers],
     )
+
+
+def saved(fields: Fields, layers: int) -> dict[str, Any]:
+    """`linear_attn_config` as transformers saves it, in fields of the whole."""
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    found = {ours: fields.config[theirs] for ours, theirs in names.items() if theirs in fields.config}
+    kinds = fields.attention_kinds(layers, [], local="linear_attention")
+    if kinds:
+        for name, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
+            found[name] = [at for at, one in enumerate(kinds, 1) if one == kind]
+    return found
 
 
 def layers_of(shape: Fields, name: str, layers: int) -> set[int]:

@@ -8,10 +8,12 @@ from typing import Any
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.recipes.fields import Fields
 
-# The encoders of images and sound, and what brings their numbers to the width of the text model.
+# The encoders of images and sound, what brings their numbers to the width of the text model, and layers that predict several tokens
+# ahead.
 TOWERS = (
     "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|embed_vision|embed_audio"
-    "|vision_embed_tokens|vqmodel|vision_embedder|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1"
+    "|vision_embed_tokens|vision_final_layernorm|vqmodel|vision_embedder|visual_embeddings_table|sound_encoder|sound_projection"
+    "|multi_modal_projector|mm_projector|patch_merge_mlp|connector|merger|mlp1|mtp"
 )
 
 
@@ -26,6 +28,7 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
         norm=keys.norm.removeprefix("model."),
         prefixes=(
             "language_model.model.",
+            "language_model.backbone.",
             "model.language_model.",
             "text_model.model.",
             "model.text_model.",
