@@ -2,6 +2,7 @@
 
     python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32] [--peers penstock,torch]
     python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768 [--batches 1,8]
+    python benchmarks/architectures.py [--only NAME ...] --snapshots 512,4000 [--rounds 9]
 
 Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 million parameters), random weights in
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
@@ -11,6 +12,9 @@ each length, and while decoding behind prompts of that length: median of three r
 With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
 and tokens per second of so many sequences while they decode behind them, the families in turn. What is in the cache is not
 computed: pages of zeros are read as fast; where keys are chosen they are random, so that the choice is, too.
+
+With `--snapshots` it prints what copies of recurrent states cost prompts of so many tokens: the time of one with copies where the
+scheduler has them made (every 512 tokens, and behind the last whole block) over that of one without, in turns.
 """
 
 import argparse
@@ -35,7 +39,7 @@ from models import make
 
 from penstock.engine.engine import Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
-from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
+from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.state_cache import state_bytes
 from penstock.parallel.group import ALONE
 
@@ -222,7 +226,11 @@ def main() -> None:
     parser.add_argument("--peers", default="penstock,transformers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contexts", default="", help="memory and decoding behind so many tokens")
+    parser.add_argument("--snapshots", default="", help="prompts of so many tokens with copies of states")
     arguments = parser.parse_args()
+    if arguments.snapshots:
+        snapshot_costs(arguments.only, list(map(int, arguments.snapshots.split(","))), arguments.rounds)
+        return
     if arguments.contexts:
         contexts, batches = (
             [int(count) for count in given.split(",")] for given in (arguments.contexts, arguments.batches)
@@ -281,6 +289,50 @@ def behind_contexts(families: list[str], contexts: list[int], batches: list[int]
                 f"({min(rates[family]):.1f} .. {max(rates[family]):.1f})",
                 flush=True,
             )
+
+
+def snapshot_costs(families: list[str], prompts: list[int], rounds: int) -> None:
+    """Prompts in one step each, with copies of the state and without."""
+    for family in families:
+        with tempfile.TemporaryDirectory() as folder:
+            engine = prepared_engine(
+                make(Path(folder), FAMILIES[family] | SHAPES[family]), torch.bfloat16, max(prompts) + 16
+            )
+        if engine.states is None:
+            print(f"{family:24} keeps no state", flush=True)
+            continue
+        state = state_bytes(engine.model.config.state_shapes(ALONE), engine.arrays.itemsize)
+        torch.set_num_threads(1)
+        for prompt in prompts:
+            places = sorted({*range(512, prompt, 512), (prompt - 1) // 16 * 16})
+            saves = np.array([(0, at, number) for number, at in enumerate(places)], np.int64)
+            times: list[tuple[float, float]] = [
+                (read_prompt(engine, prompt, saves), read_prompt(engine, prompt, saves[:0]))
+                for _ in range(rounds + 1)
+            ][1:]
+            ratios = sorted(ours / theirs for ours, theirs in times)
+            print(
+                f"{family:24} prompt {prompt:5}, {len(places)} copies of {state / 2**20:.2f} MiB: "
+                f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} .. {ratios[-1]:.3f}) times as long as without; "
+                f"{1000 * statistics.median(plain for _, plain in times):.0f} ms",
+                flush=True,
+            )
+
+
+def read_prompt(engine: Engine, tokens: int, saves: Any) -> float:
+    """Seconds of one step, which reads a prompt."""
+    engine.clear()
+    none = np.zeros(0, np.uint32)
+    pages = -(-tokens // 16)
+    blocks = np.arange(pages * engine.tables(tokens + 16).count, dtype=np.uint32)
+    ids = np.random.default_rng(0).integers(3, 32000, tokens, dtype=np.uint32)
+    flags, one = np.full(1, START | SAMPLE, np.uint8), np.ones(1, np.int64)
+    starts = replace(greedy_starts(1), state_sources=np.full(1, NO_SNAPSHOT, np.uint32))
+    plan = Plan(1, none, np.zeros(1, np.int64), flags, np.zeros(1, np.int64), one * tokens, ids, one * pages, blocks,
+                none, starts, saves=saves)  # fmt: skip
+    begin = CLOCK()
+    engine.step(plan)
+    return CLOCK() - begin
 
 
 def sequence_bytes(engine: Engine, tokens: int, longest: int) -> int:

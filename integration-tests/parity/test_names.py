@@ -14,6 +14,7 @@ from families import FAMILIES
 from models import ids, make
 from newer_families import MINIMAX_M3, MISTRAL_4
 from ranks import TESTS  # noqa: F401  (where the driver is)
+from recurrent_families import RECURRENT
 from safetensors import safe_open
 from transformers import Gemma3TextConfig
 
@@ -23,6 +24,7 @@ from penstock.models import recipes
 from penstock.models.architectures import left_out
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
+from penstock.parallel.group import TensorGroup
 
 # A family, other names for its tensors, and what such checkpoints hold besides.
 RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
@@ -444,6 +446,59 @@ def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) 
 )
 def test_what_is_left_out_is_named(config: dict[str, Any], sentence: str | None) -> None:
     assert left_out(config) == sentence
+
+
+# Families whose layers are of several kinds, and config.json with another pattern than that of the weights.
+PATTERNS: list[tuple[str, dict[str, Any]]] = [
+    ("LFM2", {"layer_types": ["full_attention", "conv", "full_attention", "conv"]}),
+    ("LFM3", {"layer_types": ["full_attention", "conv", "conv", "sliding_attention"]}),
+    ("Qwen3-Next", {"layer_types": ["full_attention", *["linear_attention"] * 3]}),
+    ("Qwen 3.5", {"full_attention_interval": 2}),
+    (
+        "Qwen 4",
+        {"layer_types": [*["linear_attention"] * 3, *["full_attention"] * 2]},
+    ),
+    ("Granite 4 (dense)", {"layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+    ("Bamba", {"attn_layer_indices": [1, 2]}),
+    ("Nemotron-H", {"hybrid_override_pattern": "MM-*-"}),
+    ("Jamba", {"attn_layer_offset": 1}),
+    ("Kimi Linear", {"linear_attn_config": {"full_attn_layers": [2, 3], "kda_layers": [1, 4]}}),
+    ("MiniMax-Text-01", {"layer_types": ["full_attention", *["linear_attention"] * 3]}),
+    ("OLMo Hybrid", {"layer_types": ["linear_attention", "full_attention"] * 2}),
+    ("RecurrentGemma", {"block_types": ["attention", "recurrent", "recurrent"]}),
+    ("GLM-5, layers that share a choice", {"indexer_types": ["full"] * 4}),
+    ("DeepSeek V4", {"compress_ratios": [0, 4, 4, 128, 4, 0]}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), PATTERNS)
+def test_a_pattern_of_layers_that_contradicts_the_weights_is_one_line_with_both_numbers(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make(tmp_path, FAMILIES[family])
+    if "linear_attn_config" in changes:
+        changes = {
+            "linear_attn_config": FAMILIES[family]["linear_attn_config"] | changes["linear_attn_config"]
+        }
+    with pytest.raises(UnusableModel) as caught:
+        recipes.load(FAMILIES[family] | changes, folder, torch.float32, torch.device("cpu"))
+    line = str(caught.value)
+    # How many tensors are not there, or have another shape, and how many of the file's have no place.
+    assert "contradicts config.json: " in line and "\n" not in line
+    assert re.search(
+        r"lacks \d+ tensors?|\d+ tensors? of another shape|\d+ tensors? without a place", line
+    ), line
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_state_that_shards_do_not_divide_is_one_line_with_both_numbers(family: str) -> None:
+    read = read_config(FAMILIES[family])
+    assert isinstance(read, DecoderConfig)
+    with pytest.raises(UnusableModel) as caught:
+        read.state_shapes(TensorGroup(0, 7))
+    line = str(caught.value)
+    found = re.fullmatch(r"--num-shard 7 (?:does not divide|is no multiple of) .*?(\d+).*", line)
+    assert found is not None and "\n" not in line, line
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
