@@ -10,6 +10,7 @@ state was kept.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from running_server import Server, penstock, processor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration-tests" / "parity"))
 
+SHIPPED = Path(__file__).parents[1] / "server" / "penstock" / "tiny" / "model"
 LENGTHS = [17, 64, 100, 511, 1024]
 
 
@@ -32,6 +34,8 @@ def made(folder: Path, family: str) -> Path:
     from families import FAMILIES, with_text
     from models import make
 
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
     return make(folder, with_text(FAMILIES[family], vocab_size=4096, max_position_embeddings=4096))
 
 

@@ -209,6 +209,56 @@ MINIMAX_M3: dict[str, Any] = shaped(
     },
 )
 
+# The names of the published text_config. Of it caps of 7 and 16 in the last two layers: here all layers with experts have some.
+STEP_3_5: dict[str, Any] = shaped(
+    "Step3p5ForCausalLM",
+    "step3p5",
+    num_hidden_layers=4,
+    num_key_value_heads=None,
+    num_attention_groups=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    layer_types=[
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+    ],
+    attention_other_setting={
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 6,
+        "num_attention_groups": 2,
+        "head_dim": 16,
+    },
+    sliding_window=24,
+    rope_theta=[5000000.0, 10000.0, 10000.0, 5000000.0, 10000.0],
+    partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0],
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 64,
+    },
+    yarn_only_types=["full_attention"],
+    use_head_wise_attn_gate=True,
+    moe_layers_enum="1,2,3",
+    moe_num_experts=6,
+    moe_top_k=3,
+    moe_intermediate_size=24,
+    share_expert_dim=40,
+    moe_router_activation="sigmoid",
+    moe_router_scaling_factor=3.0,
+    use_moe_router_bias=True,
+    norm_expert_weight=True,
+    need_fp32_gate=True,
+    swiglu_limits=[0.0, 0.0, 0.4, 0.3, 0.0],
+    swiglu_limits_shared=[0.0, 0.5, 0.0, 0.3, 0.0],
+    num_nextn_predict_layers=1,
+    pad_token_id=0,
+)
+
 NEWER: dict[str, dict[str, Any]] = {
     # The fields of transformers' class; which models have which, as their names there say.
     "Gemma 4 31B": {**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
@@ -292,6 +342,9 @@ NEWER: dict[str, dict[str, Any]] = {
     ),
     "MiniMax M3": with_images(
         "MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", MINIMAX_M3, {"depth": 1}
+    ),
+    "Step 3.7 Flash": with_images(
+        "Step3p7ForConditionalGeneration", "step3p7", STEP_3_5, {"num_channels": 3}
     ),
     "ERNIE 4.5": shaped(
         "Ernie4_5ForCausalLM",

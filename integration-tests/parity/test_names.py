@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import FAMILIES
 from models import ids, make
-from newer_families import MINIMAX_M3, MISTRAL_4
+from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
 from safetensors import safe_open
@@ -267,6 +267,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             (index_of(sparse_disable_index_value=[0, 0, 1]), "sparse_disable_index_value is not 1 for each"),
         )
     ),
+    *(
+        ("Step 3.7 Flash", {"text_config": {**STEP_3_5, **changes}}, message)
+        for changes, message in (
+            ({"moe_router_activation": "softmax"}, "moe_router_activation is 'softmax'"),
+            ({"rope_theta": [1e4, 1e4]}, "rope_theta has 2 values for 4 layers"),
+            ({"moe_layers_enum": "1,x"}, "moe_layers_enum is not a list of layers"),
+            ({"swiglu_limits": [-1.0] * 4}, "swiglu_limits is not a list of numbers of 0 or more"),
+            ({"swiglu_limits_shared": [1.0] * 4}, "swiglu_limits_shared caps a dense layer"),
+            ({"use_rope_layers": [True, True, True, False]}, "use_rope_layers is not true for each layer"),
+        )
+    ),
     ("OLMoE", {"clip_qkv": 3.0}, "clip_qkv is 3.0"),
     ("Hunyuan A13B", {"moe_topk": [3, 3, 2]}, "moe_topk has different values"),
     ("Hunyuan A13B", {"num_shared_expert": 2}, "num_shared_expert 2"),
@@ -507,6 +518,42 @@ def test_a_choice_that_the_recipe_does_not_know_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnusableModel, match=message):
         read_config(FAMILIES[family] | changes)
+
+
+def logits_of_text(folder: Path) -> torch.Tensor:
+    """In fp32, of one prompt."""
+    from client import row
+    from driver import Driver
+
+    driver = Driver(folder, torch.float32)
+    driver.step([row(0, ids(190, 3, 20), 0, [0, 1], start={})])
+    return driver.last_logits()
+
+
+def test_minicpm_is_granite_under_other_names(tmp_path: Path) -> None:
+    """transformers has no class of it."""
+    granite = FAMILIES["Granite 3"] | {"attention_multiplier": 0.25, "residual_multiplier": 0.75}
+    folder = make(tmp_path, granite)
+    before = logits_of_text(folder)
+    minicpm = {name: value for name, value in granite.items() if "multiplier" not in name}
+    del minicpm["logits_scaling"]
+    minicpm |= {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "dim_model_base": 32}
+    minicpm |= {"scale_emb": 3, "scale_depth": 0.75 * 3**0.5}
+    (folder / "config.json").write_text(json.dumps(minicpm))
+    torch.testing.assert_close(logits_of_text(folder), before, atol=1e-6, rtol=1e-6)
+    # With chosen keys it is served as long as it chooses none.
+    read = read_config(minicpm | {"sparse_config": {"dense_len": 100}})
+    assert isinstance(read, DecoderConfig) and read.max_positions == 100
+    for name, value in (("num_experts", 8), ("mixer_types", ["lightning"])):
+        with pytest.raises(UnusableModel, match=name):
+            read_config(minicpm | {name: value})
+
+
+def test_step_3_5_is_the_text_of_step_3_7(tmp_path: Path) -> None:
+    folder = make(tmp_path, FAMILIES["Step 3.7 Flash"])
+    before = logits_of_text(folder)
+    (folder / "config.json").write_text(json.dumps(STEP_3_5))
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 
 def test_what_only_the_text_model_says_is_found() -> None:

@@ -102,6 +102,13 @@ def gated_limited(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor], l
     return activation(gate_up_T2F[..., :half].clamp(max=limit)).mul_(up_TF)
 
 
+def gated_capped(gate_up_T2F: Tensor, activation: Callable[[Tensor], Tensor], limit: float) -> Tensor:
+    """activation(gate) * up, the activation at most `limit`, up between -limit and limit. Shapes as in `gated`. Step 3.5 (StepFun, 2026)."""
+    half = gate_up_T2F.shape[-1] // 2
+    up_TF = gate_up_T2F[..., half:].clamp(-limit, limit)
+    return activation(gate_up_T2F[..., :half]).clamp(max=limit).mul_(up_TF)
+
+
 def gated_clamped(gate_up_T2F: Tensor, limit: float, alpha: float) -> Tensor:
     """gate * sigmoid(alpha gate) * (up + 1), gate at most `limit`, up between -limit and limit.
 

@@ -1,6 +1,6 @@
 """Every operation of the package, imported at once: what `penstock_kernels` gives when it is asked for one of them."""
 
-from penstock_kernels.activation import ACTIVATIONS, gated, gated_clamped, gated_limited, xielu
+from penstock_kernels.activation import ACTIVATIONS, gated, gated_capped, gated_clamped, gated_limited, xielu
 from penstock_kernels.attention import (
     AttentionMetadata,
     ChunkGroup,
@@ -104,6 +104,7 @@ __all__ = [
     "embedding",
     "finished_windows",
     "gated",
+    "gated_capped",
     "gated_clamped",
     "gated_delta_rule",
     "gated_limited",

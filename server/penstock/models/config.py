@@ -66,6 +66,8 @@ class ExpertsConfig:
     biases: bool = False  # of router and experts
     clamp: tuple[float, float] | None = None  # (limit, alpha) of `ops.gated_clamped`
     limit: float = 0.0  # of `ops.gated_limited`; 0: none
+    cap: float = 0.0  # of `ops.gated_capped`; 0: none
+    shared_cap: float = 0.0  # the same of the shared expert
     weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
     by_token: bool = False  # a table says of each token of the vocabulary which experts it goes to
 

@@ -434,6 +434,9 @@ class Loader:
         elif choice.limit:
             plain = ops.ACTIVATIONS[config.activation]
             activation = partial(ops.gated_limited, activation=plain, limit=choice.limit)
+        elif choice.cap:
+            plain = ops.ACTIVATIONS[config.activation]
+            activation = partial(ops.gated_capped, activation=plain, limit=choice.cap)
         return Experts(
             choice.routing,
             router,

@@ -111,6 +111,7 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             any(one.limit > 0 for one in experts) and ACTIVATIONS.get(config.activation) != Activation.SILU,
             f"limited gates of {config.activation}",
         ),
+        (any(one.cap or one.shared_cap for one in experts), "capped gates"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
