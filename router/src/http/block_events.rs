@@ -1,19 +1,23 @@
 //! `/block_events`, with `--block-events`: what the prefix cache gains and loses, as server-sent events, for a router of several
 //! servers that sends a request to where its beginning is cached. `docs/block-events.md` describes them.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Response;
-use futures::{StreamExt, stream};
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use penstock_core::health::Health;
 use penstock_core::scheduler::{BlockChange, BlockEvent};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio_stream::wrappers::ReceiverStream;
 
 use crate::http::error::Family;
-use crate::http::sse::{self, Encoder};
+use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
 
 pub async fn block_events(State(server): State<Arc<Server>>) -> Response<Body> {
@@ -22,17 +26,30 @@ pub async fn block_events(State(server): State<Arc<Server>>) -> Response<Body> {
         Err(error) => return error.response(Family::Tgi),
     };
     let block_size = loaded.model.block_size;
-    let reader = (loaded.serving.scheduler.read_blocks(), Encoder::default());
-    let events = stream::unfold(reader, move |(mut events, mut encoder)| async move {
-        encode(&events.recv().await?, block_size, &mut encoder);
-        Some((encoder.take(), (events, encoder)))
-    });
+    let events = ReceiverStream::new(loaded.serving.scheduler.read_blocks());
     // A reader must not keep a server that is to stop.
     let mut health = server.health.clone();
     let stops = async move {
         drop(health.wait_for(|health| matches!(health, Health::Draining | Health::Failed(_))).await);
     };
-    sse::response(Box::pin(events.take_until(stops)))
+    sse::answer(BlockEvents { events: events.take_until(stops).boxed(), block_size })
+}
+
+struct BlockEvents {
+    events: BoxStream<'static, BlockEvent>,
+    block_size: u32,
+}
+
+impl EventSource for BlockEvents {
+    fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
+        Poll::Ready(match ready!(self.events.poll_next_unpin(context)) {
+            None => ControlFlow::Break(()),
+            Some(event) => {
+                encode(&event, self.block_size, encoder);
+                ControlFlow::Continue(())
+            }
+        })
+    }
 }
 
 /// One event.

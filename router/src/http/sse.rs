@@ -3,16 +3,16 @@
 
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use bytes::{Bytes, BytesMut};
-use futures::Stream;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::http::connection::direct::{self, Events};
 use crate::http::connection::wake_gate::WakeGate;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -112,44 +112,9 @@ pub trait EventSource: Send + Unpin + 'static {
 
 /// The answer that tells the events of `source`.
 pub fn answer(source: impl EventSource) -> Response<Body> {
-    response(Told { source: Some(source), encoder: Encoder::default() })
-}
-
-/// What a source has to say at once, in one item. In one piece of memory with what is around it: between two tokens it
-/// leaves the processor's caches.
-struct Told<S> {
-    source: Option<S>,
-    encoder: Encoder,
-}
-
-impl<S: EventSource> Stream for Told<S> {
-    type Item = Bytes;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let this = &mut *self;
-        while let Some(source) = &mut this.source
-            && this.encoder.buffer.len() < FULL
-        {
-            match source.poll_encode(context, &mut this.encoder) {
-                Poll::Ready(ControlFlow::Continue(())) => {}
-                Poll::Ready(ControlFlow::Break(())) => this.source = None,
-                Poll::Pending => break,
-            }
-        }
-        match (this.encoder.buffer.is_empty(), &this.source) {
-            (false, _) => Poll::Ready(Some(this.encoder.take())),
-            (true, None) => Poll::Ready(None),
-            (true, Some(_)) => Poll::Pending,
-        }
-    }
-}
-
-/// The answer whose body is `events`.
-pub fn response<S>(events: S) -> Response<Body>
-where
-    S: Stream<Item = Bytes> + Send + Unpin + 'static,
-{
-    let mut response = Response::new(Body::from_stream(KeepAlive::new(events)));
+    let (body, answer) = direct::body(Telling::new(source));
+    let mut response = Response::new(Body::from_stream(body));
+    response.extensions_mut().insert(answer);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -157,43 +122,87 @@ where
     response
 }
 
-/// Passes events on, and says a comment after every `KEEP_ALIVE` of silence.
-struct KeepAlive<S> {
-    events: S,
-    timer: Pin<Box<Sleep>>,
-    gate: WakeGate,
-    /// The timer is set anew only when it fires, not for every event.
-    last: Instant,
+/// What a source has to say at once, in one part. In one piece of memory with what is around it: between two tokens it
+/// leaves the processor's caches.
+struct Telling<S> {
+    source: Option<S>,
+    encoder: Encoder,
+    silence: Silence,
 }
 
-impl<S> KeepAlive<S> {
-    fn new(events: S) -> Self {
-        let last = Instant::now();
-        let timer = Box::pin(sleep_until(last + KEEP_ALIVE));
-        Self { events, timer, gate: WakeGate::default(), last }
+impl<S: EventSource> Telling<S> {
+    fn new(source: S) -> Self {
+        Self { source: Some(source), encoder: Encoder::default(), silence: Silence::begin() }
+    }
+
+    /// Encodes what is there. Whether more has to be waited for.
+    fn encode(&mut self, events: &Waker) -> bool {
+        let mut context = Context::from_waker(events);
+        while let Some(source) = &mut self.source
+            && self.encoder.buffer.len() < FULL
+        {
+            match source.poll_encode(&mut context, &mut self.encoder) {
+                Poll::Ready(ControlFlow::Continue(())) => {}
+                Poll::Ready(ControlFlow::Break(())) => self.source = None,
+                Poll::Pending => return true,
+            }
+        }
+        false
     }
 }
 
-impl<S: Stream<Item = Bytes> + Unpin> Stream for KeepAlive<S> {
-    type Item = Result<Bytes, std::convert::Infallible>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        if let Poll::Ready(event) = Pin::new(&mut this.events).poll_next(context) {
-            this.last = Instant::now();
-            return Poll::Ready(event.map(Ok));
+impl<S: EventSource> Events for Telling<S> {
+    fn poll_next(&mut self, context: &mut Context<'_>, events: &Waker) -> Poll<Option<Bytes>> {
+        let waits = self.encode(events);
+        if !self.encoder.buffer.is_empty() {
+            self.silence.last = Instant::now();
+            return Poll::Ready(Some(self.encoder.take()));
         }
-        let (gate, timer) = (&mut this.gate, &mut this.timer);
+        match waits {
+            true => self.silence.poll(context).map(Some),
+            false => Poll::Ready(None),
+        }
+    }
+
+    fn gather(&mut self, events: &Waker) -> bool {
+        self.encode(events)
+    }
+
+    fn gathered(&self) -> &[u8] {
+        &self.encoder.buffer
+    }
+
+    fn written(&mut self, now: Instant) {
+        self.encoder.buffer.clear();
+        self.silence.last = now;
+    }
+}
+
+/// Says a comment after every `KEEP_ALIVE` of silence.
+struct Silence {
+    /// Set anew only when it fires, not for every event.
+    timer: Pin<Box<Sleep>>,
+    gate: WakeGate,
+    last: Instant,
+}
+
+impl Silence {
+    fn begin() -> Self {
+        let last = Instant::now();
+        Self { timer: Box::pin(sleep_until(last + KEEP_ALIVE)), gate: WakeGate::default(), last }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+        let Self { timer, gate, last } = self;
         while gate.poll(context, |context| timer.as_mut().poll(context)).is_ready() {
             let now = Instant::now();
-            let silent = now.duration_since(this.last) >= KEEP_ALIVE;
-            if silent {
-                this.last = now;
+            let is_silent = now.duration_since(*last) >= KEEP_ALIVE;
+            if is_silent {
+                *last = now;
             }
-            let next = this.last + KEEP_ALIVE;
-            timer.as_mut().reset(next);
-            if silent {
-                return Poll::Ready(Some(Ok(Bytes::from_static(b":\n\n"))));
+            timer.as_mut().reset(*last + KEEP_ALIVE);
+            if is_silent {
+                return Poll::Ready(Bytes::from_static(b":\n\n"));
             }
         }
         Poll::Pending
@@ -202,9 +211,11 @@ impl<S: Stream<Item = Bytes> + Unpin> Stream for KeepAlive<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::ready;
+
     use futures::StreamExt;
+    use futures::future::poll_fn;
     use tokio::sync::mpsc;
-    use tokio_stream::wrappers::UnboundedReceiverStream;
 
     use super::*;
 
@@ -251,8 +262,7 @@ mod tests {
     #[tokio::test]
     async fn events_that_are_there_together_are_one_item_up_to_a_size() {
         let told = |left, ends| {
-            let source = Some(Numbers { left, ends });
-            Told { source, encoder: Encoder::default() }
+            direct::body(Telling::new(Numbers { left, ends })).0.map(|part| part.expect("no panic"))
         };
         let first = told(3, false).next().await;
         assert_eq!(first.as_deref(), Some(b"data: 3\n\ndata: 2\n\ndata: 1\n\n".as_slice()));
@@ -262,23 +272,52 @@ mod tests {
         assert!(sizes.iter().all(|size| *size < FULL + 20) && sizes.len() < 10, "{sizes:?}");
     }
 
+    struct Words(mpsc::UnboundedReceiver<&'static str>);
+
+    impl EventSource for Words {
+        fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
+            Poll::Ready(match ready!(self.0.poll_recv(context)) {
+                None => ControlFlow::Break(()),
+                Some(word) => {
+                    encoder.event(&word);
+                    ControlFlow::Continue(())
+                }
+            })
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silence_is_broken_by_a_comment_every_15_seconds() {
-        let (sender, events) = mpsc::unbounded_channel();
-        let mut stream = KeepAlive::new(UnboundedReceiverStream::new(events));
+        let (sender, words) = mpsc::unbounded_channel();
+        let (mut stream, _) = direct::body(Telling::new(Words(words)));
         let begin = Instant::now();
-        let mut next = async || stream.next().await.map(|item| item.expect("infallible"));
+        let mut next = async || stream.next().await.map(|item| item.expect("no panic"));
 
         assert_eq!(next().await.as_deref(), Some(b":\n\n".as_slice()));
         assert_eq!(begin.elapsed().as_secs(), 15);
         tokio::time::advance(Duration::from_secs(10)).await;
-        sender.send(Bytes::from_static(b"x")).expect("open");
-        assert_eq!(next().await.as_deref(), Some(b"x".as_slice()));
+        sender.send("x").expect("open");
+        assert_eq!(next().await.as_deref(), Some(b"data: \"x\"\n\n".as_slice()));
         assert_eq!(next().await.as_deref(), Some(b":\n\n".as_slice()));
         assert_eq!(begin.elapsed().as_secs(), 40);
         assert_eq!(next().await.as_deref(), Some(b":\n\n".as_slice()));
         assert_eq!(begin.elapsed().as_secs(), 55);
         drop(sender);
         assert_eq!(next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_written_directly_broke_the_silence() {
+        let (sender, words) = mpsc::unbounded_channel();
+        let mut telling = Telling::new(Words(words));
+        let begin = Instant::now();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        sender.send("x").expect("open");
+        assert!(telling.gather(Waker::noop()));
+        assert_eq!(telling.gathered(), b"data: \"x\"\n\n");
+        telling.written(Instant::now());
+        assert!(telling.gather(Waker::noop()) && telling.gathered().is_empty());
+        let next = poll_fn(|context| telling.poll_next(context, Waker::noop())).await;
+        assert_eq!((next.as_deref(), begin.elapsed().as_secs()), (Some(b":\n\n".as_slice()), 25));
     }
 }

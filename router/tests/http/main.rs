@@ -5,4 +5,5 @@ mod metrics;
 mod openai;
 mod refusals;
 mod served;
+mod streams;
 mod tgi;

@@ -25,6 +25,7 @@ use tower::Service;
 use crate::address::{self, Network};
 use crate::config::RouterArgs;
 use crate::http::connection::backpressure::{PacedBody, StreamExecutor};
+use crate::http::connection::direct::{self, Connection, DirectIo, Queue, SharedSocket};
 use crate::http::connection::header_guard::HeaderGuard;
 use crate::http::connection::limiter::{Activity, Admission, ConnectionLimiter, InFlight, LimitReached};
 use crate::http::connection::wake_gate::WakeGate;
@@ -124,7 +125,7 @@ pub async fn serve(
     app: Router,
     stop: CancellationToken,
 ) {
-    let builder = limits.builder();
+    let (builder, queue) = (limits.builder(), Queue::new());
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -173,13 +174,21 @@ pub async fn serve(
         };
         // Tokens are small and follow each other slowly: none may wait for the next.
         let _ = stream.set_nodelay(true);
-        let stream = WriteTimeout::new(stream, limits.write, limits.draining.clone());
+        let (write_timeout, draining) = (limits.write, limits.draining.clone());
         let activity = Activity::begin();
-        let accepted = Accepted { activity: activity.clone(), peer, admission, limits: limits.clone() };
+        let mut accepted =
+            Accepted { activity: activity.clone(), peer, admission, limits: limits.clone(), direct: None };
         let (app, builder, stop) = (app.clone(), builder.clone(), stop.clone());
         let task = match tls.clone() {
-            None => connections.spawn(serve_connection(stream, app, builder, accepted, stop)),
+            None => {
+                let (stream, direct) = SharedSocket::new(stream, queue.clone());
+                accepted.direct = Some(direct.clone());
+                let stream = WriteTimeout::new(stream, write_timeout, draining);
+                let stream = DirectIo::new(stream, direct);
+                connections.spawn(serve_connection(stream, app, builder, accepted, stop))
+            }
             Some(tls) => connections.spawn(async move {
+                let stream = WriteTimeout::new(stream, write_timeout, draining);
                 match timeout(HANDSHAKE, tls.accept(stream)).await {
                     Ok(Ok(stream)) => serve_connection(stream, app, builder, accepted, stop).await,
                     Ok(Err(error)) => tracing::debug!("no encryption was agreed on: {error}"),
@@ -256,6 +265,8 @@ struct Accepted {
     peer: IpAddr,
     admission: Admission,
     limits: ConnectionLimits,
+    /// Where it has one.
+    direct: Option<Connection>,
 }
 
 async fn serve_connection(
@@ -265,7 +276,7 @@ async fn serve_connection(
     accepted: Accepted,
     stop: CancellationToken,
 ) {
-    let Accepted { activity, peer, admission, limits } = accepted;
+    let Accepted { activity, peer, admission, limits, direct } = accepted;
     let (heard, asked) = (activity.clone(), limits.clone());
     let service = hyper::service::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         let in_flight = InFlight::begin(&heard);
@@ -275,6 +286,8 @@ async fn serve_connection(
         });
         let last = refused.is_some() || admission == Admission::ProbesOnly;
         let closes = last && request.version() <= Version::HTTP_11;
+        let takes_chunks = direct::takes_chunks(&request);
+        let direct = direct.clone();
         let forwarded = request.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes);
         let client = address::client(peer, &asked.proxies, forwarded);
         request.extensions_mut().insert(ClientAddress(client));
@@ -289,6 +302,9 @@ async fn serve_connection(
             response.map(|mut response: Response<Body>| {
                 if closes {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                if let Some(direct) = direct {
+                    direct.offer(takes_chunks, response.extensions_mut());
                 }
                 response.map(|body| PacedBody::new(body, in_flight))
             })
@@ -403,7 +419,13 @@ mod tests {
         let app = Router::new().route("/", answer);
         let builder = limits.builder();
         let peer = IpAddr::from([127, 0, 0, 1]);
-        let accepted = Accepted { activity: Activity::begin(), peer, admission: Admission::Normal, limits };
+        let accepted = Accepted {
+            activity: Activity::begin(),
+            peer,
+            admission: Admission::Normal,
+            limits,
+            direct: None,
+        };
         tokio::spawn(serve_connection(server, app, builder, accepted, CancellationToken::new()));
         client
     }

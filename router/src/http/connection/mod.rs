@@ -1,7 +1,9 @@
 //! Connections below the routes: accepted and limited (`listener`, `limiter`), decrypted (`tls`), guarded against
-//! request smuggling (`header_guard`), and closed when their client does not read (`write_timeout`, `backpressure`). Their parts are polled when they were woken (`wake_gate`).
+//! request smuggling (`header_guard`), and closed when their client does not read (`write_timeout`, `backpressure`). Events go
+//! to their sockets without hyper (`direct`). Their parts are polled when they were woken (`wake_gate`).
 
 pub mod backpressure;
+pub mod direct;
 mod header_guard;
 mod limiter;
 mod listener;
