@@ -2,8 +2,8 @@
 //!
 //! llguidance cannot be interrupted while it builds a lexer, so a grammar is compiled on a thread of its own and the
 //! caller waits no longer than the limit. A thread that is still at work then is counted among the compiling ones until
-//! it ends, which the limits on sizes see to; its result is dropped. One that takes longer than most grammars do leaves the
-//! processors to others.
+//! it ends, which the limits on sizes see to; its result is dropped. All of them yield (`yields.rs`), and one that takes longer than most
+//! grammars do leaves the processors to others.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -24,6 +24,7 @@ use crate::{
     source::Source,
     stop::{Cancel, Stop, cancelled, timed_out},
     vocabulary::{Token, Vocabulary},
+    yields::Yields,
 };
 
 /// Stack of a compiling thread. The schema's depth, its chains of references and its number of properties are limited
@@ -125,6 +126,7 @@ impl Compiler {
         let own = thread.clone();
         let work = move || {
             let _place = place;
+            let _yields = Yields::begin();
             // SAFETY: it has no arguments, and cannot fail.
             let _ = own.set(unsafe { libc::gettid() });
             let compiled =

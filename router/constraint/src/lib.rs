@@ -28,6 +28,7 @@ mod schema;
 mod source;
 mod stop;
 mod vocabulary;
+mod yields;
 
 pub use compiler::{CacheCounts, Compiler};
 pub use error::{CompileError, Kind, MatchError};
