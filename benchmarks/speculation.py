@@ -221,7 +221,8 @@ def make_counting(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     table = tensors["shared.weight"]
     head = table.roll(1, 0)
-    head[COUNTED_FROM] = table[0]  # behind what the decoder begins with
+    # Behind what the decoder begins with; what is special is left out.
+    head[COUNTED_FROM], head[1] = table[0], table[COUNTED_FROM - 1]
     # A bias of 100 has to be more.
     tensors["lm_head.weight"] = (head * 0.05).contiguous()
     for name in [name for name in tensors if name == "shared.weight" or "embed_tokens" in name]:
