@@ -216,6 +216,37 @@ SEEDS: list[tuple[str, str, dict[str, Any]]] = [
             "stream": True,
         },
     ),
+    (
+        "POST",
+        "/generate",
+        {"inputs": "x", "parameters": {"grammar": {"type": "choice", "value": ["a", "bé", ""]}}},
+    ),
+    (
+        "POST",
+        "/v1/completions",
+        {"prompt": "x", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}},
+    ),
+    (
+        "POST",
+        "/v1/chat/completions",
+        {"messages": CHAT, "max_tokens": 4, "guided_grammar": LARK["definition"]},
+    ),
+    (
+        "POST",
+        "/v1/chat/completions",
+        {
+            "messages": CALLED,
+            "max_tokens": 6,
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "add"}}],
+                },
+            },
+        },
+    ),
     ("POST", "/v1/responses", RESPONSES),
     ("POST", "/v1/responses", {"input": "add 3 and 4", "max_output_tokens": 4, "stream": True}),
     (
@@ -234,6 +265,15 @@ SEEDS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("POST", "/v1/messages", {**ANSWERED, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
     ("POST", "/v1/messages", {**ANSWERED, "tool_choice": {"type": "auto"}, "stream": True}),
+    (
+        "POST",
+        "/v1/messages",
+        {
+            "messages": CHAT[1:3],
+            "max_tokens": 6,
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
+        },
+    ),
     ("POST", "/v1/messages/count_tokens", MESSAGES),
     ("POST", "/tokenize", GENERATE),
     ("POST", "/chat_tokenize", {"messages": CHAT}),

@@ -36,6 +36,9 @@ BODIES = {
     "/chat_tokenize": {"messages": user("x")},
     "/v1/chat/completions": {"messages": user("x"), "max_tokens": 1},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/v1/messages": {"messages": user("x"), "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": user("x")},
 }
 GETS = ("/info", "/v1/models", "/v1/models/x", "/no/such/route")
 
@@ -61,7 +64,9 @@ def test_what_works_needs_a_key(guarded: Launched, path: str) -> None:
         assert reply.status == 401, f"{headers}: {reply}"
         assert reply.headers["www-authenticate"] == "Bearer"
         error = reply.json()["error"]
-        if path.startswith("/v1/"):
+        if path.startswith("/v1/messages"):
+            assert error["type"] == "authentication_error" and "API key" in error["message"]
+        elif path.startswith("/v1/"):
             assert error["code"] == "invalid_api_key" and "API key" in error["message"]
         else:
             assert "API key" in error and reply.json()["error_type"] == "authentication"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import wire
 from checkpoints import SHIPPED
 from conftest import Launch
 from launched import Launched
+from processes import wait_for
 from test_access import bearer
 
 PAGE = Path(__file__).parents[1] / "docs" / "block-events.md"
@@ -131,6 +133,45 @@ def test_names_are_the_same_on_two_servers_and_after_a_restart(launch_null: Laun
     assert known(again, None) == [], "nothing is cached at first"
     generate(again.address, {})
     assert chain(known(again, None)) == names
+
+
+def test_what_is_evicted_is_told(launch_null: Launch) -> None:
+    """Whoever follows the changes knows what is cached."""
+    room = ("--max-total-tokens", "128", "--max-batch-total-tokens", "128")
+    launched = launch_null("--block-events", *room).wait_ready()
+    cached: set[str] = set()
+    evicted = 0
+    with wire.Events(launched.address, "/block_events") as stream:
+        events = iter(stream)
+        assert json.loads(next(events))["changes"] == []
+        for number in range(4):
+            body = {"prompt": f"{number} {PROMPT}", "max_tokens": NEW_TOKENS, "ignore_eos": True}
+            assert wire.post(launched.address, "/v1/completions", body).status == 200
+            now = {change["stored"]["block"] for change in known(launched, None)}
+            while cached != now:
+                for change in json.loads(next(events))["changes"]:
+                    if "stored" in change:
+                        assert change["stored"]["after"] in {None, *cached}
+                        cached.add(change["stored"]["block"])
+                    else:
+                        cached.remove(change["evicted"]["block"])
+                        evicted += 1
+    assert evicted > 4
+
+
+def test_a_lost_worker_clears_what_was_known(launch_null: Launch) -> None:
+    launched = launch_null("--block-events").wait_ready()
+    with wire.Events(launched.address, "/block_events") as stream:
+        events = iter(stream)
+        assert json.loads(next(events))["changes"] == []
+        names = as_documented(launched, generate(launched.address, {}), None)
+        assert chain(changed(events, len(names))) == names
+        launched.worker().signal(signal.SIGKILL)
+        wait_for(lambda: launched.metrics().value("penstock_worker_restarts") == 1, "the loss to be noticed")
+        launched.wait_ready()
+        generate(launched.address, {})
+        cleared, *stored = changed(events, 1 + len(names))
+        assert cleared == {"cleared": {}} and chain(stored) == names
 
 
 def test_names_are_those_of_a_model(launch_null: Launch, tmp_path: Path) -> None:

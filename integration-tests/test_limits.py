@@ -116,8 +116,30 @@ def check_message(message: str, mentions: tuple[str, ...]) -> None:
         assert leak not in message, f"internals leak: {message}"
 
 
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def assert_anthropic_error(reply: wire.Reply, status: int, *mentions: str) -> None:
+    """Its clients know 400 for what others call 422."""
+    status = 400 if status == 422 else status
+    assert reply.status == status, reply
+    assert reply.headers["content-type"].startswith("application/json"), reply
+    body = reply.json()
+    assert body["type"] == "error" and body["error"]["type"] == ANTHROPIC_TYPES[status], body
+    check_message(body["error"]["message"], mentions)
+
+
 def assert_error(path: str, reply: wire.Reply, status: int, *mentions: str) -> None:
     check = assert_openai_error if path.startswith("/v1/") else assert_tgi_error
+    if path.startswith("/v1/messages"):
+        check = assert_anthropic_error
     check(reply, status, *mentions)
 
 
@@ -127,6 +149,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/": {"inputs": "x"},
     "/v1/chat/completions": {"messages": user("x")},
     "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": user("x"), "max_tokens": 4},
     "/tokenize": {"inputs": "x"},
 }
 EVERY_ROUTE = pytest.mark.parametrize("path", ROUTES)
@@ -226,6 +250,9 @@ def test_an_unknown_route_is_a_404_in_its_familys_shape(limited: Launched, path:
         ("GET", "/v1/chat/completions", "POST"),
         ("PUT", "/v1/completions", "POST"),
         ("POST", "/v1/models", "GET"),
+        ("GET", "/v1/responses", "POST"),
+        ("GET", "/v1/messages", "POST"),
+        ("DELETE", "/v1/messages/count_tokens", "POST"),
         ("POST", "/info", "GET"),
         ("POST", "/metrics", "GET"),
         ("DELETE", "/health", "GET"),

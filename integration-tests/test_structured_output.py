@@ -381,6 +381,60 @@ def test_a_stop_string_ends_a_text_of_a_grammar(address: wire.Address, stream: b
         assert choices[-1]["finish_reason"] == "stop"
 
 
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+# In the shapes of these dialects a schema is beside its type.
+BESIDE = {"type": "json_schema", "name": "person", "schema": PERSON}
+IN_RESPONSES: dict[str, tuple[dict[str, Any], Any]] = {
+    **{name: KINDS[name] for name in ("json", "a string", "json_object", "regex", "choice", "lark")},
+    "json_schema": (BESIDE, is_person),
+}
+
+
+def said(path: str, answer: dict[str, Any]) -> str:
+    content = answer["output"][0]["content"] if path == RESPONSES else answer["content"]
+    (part,) = content
+    return str(part["text"])
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [*((RESPONSES, kind) for kind in IN_RESPONSES), (MESSAGES, "json_schema")]
+)
+def test_the_newer_dialects_follow_grammars(address: wire.Address, path: str, kind: str) -> None:
+    form, check = IN_RESPONSES[kind]
+    if path == RESPONSES:
+        body = {"input": "A person?", "max_output_tokens": 200, "text": {"format": form}}
+    else:
+        body = {"messages": user("A person?"), "max_tokens": 200, "output_config": {"format": form}}
+    for options in ({"temperature": 0}, {"temperature": 1.6}):
+        whole = wire.post(address, path, {**body, **options})
+        assert whole.status == 200, whole
+        check(said(path, whole.json()))
+    deltas = [
+        event["delta"] if path == RESPONSES else event["delta"].get("text", "")
+        for event in streamed(address, path, {**body, "temperature": 0, "stream": True})
+        if event["type"] in ("response.output_text.delta", "content_block_delta")
+    ]
+    check("".join(deltas))
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strange"}}}}, "text"),
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "regex", "value": "["}}}, "text"),
+        (MESSAGES, {"messages": user("x"), "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}}, "output_config"),
+    ],
+)  # fmt: skip
+def test_the_newer_dialects_refuse_what_cannot_be_compiled(
+    address: wire.Address, path: str, more: dict[str, Any], param: str
+) -> None:
+    reply = wire.post(address, path, more)
+    assert reply.status == (422 if path == RESPONSES else 400), reply
+    error = reply.json()["error"]
+    assert error["param"] == param, error
+    assert "/type: there is no type" in error["message"] or "not supported" in error["message"], error
+
+
 NUMBER = {"type": "regex", "value": "[0-9]{3}"}
 FORMED: list[tuple[str, dict[str, Any]]] = [
     ("/", {"inputs": "x", "parameters": {"grammar": NUMBER}}),

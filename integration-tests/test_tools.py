@@ -389,9 +389,17 @@ def test_a_killed_worker_costs_a_call_nothing(launch: Launch) -> None:
 
 
 def test_calls_are_counted(server: Launched, address: wire.Address) -> None:
-    before = server.metrics().value("penstock_tool_calls", outcome="complete")
+    def counted() -> list[float]:
+        seen = server.metrics()
+        return [seen.value("penstock_tool_calls", outcome=outcome) for outcome in ("complete", "incomplete")]
+
+    complete, incomplete = counted()
     ask(address, ASKS_WEATHER)
-    assert server.metrics().value("penstock_tool_calls", outcome="complete") == before + 1
+    assert counted() == [complete + 1, incomplete]
+    answers = (ask(address, ASKS_WEATHER, max_tokens=tokens) for tokens in range(8, 30))
+    cut = next(answer for answer in answers if "tool_calls" in answer["message"])
+    assert cut["finish_reason"] == "length"
+    assert counted() == [complete + 1, incomplete + 1]
 
 
 # Other models' formats, by their templates

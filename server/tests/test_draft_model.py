@@ -394,6 +394,35 @@ def test_a_drafter_is_shown_what_the_model_computed_last(target: Path, alone: Dr
     assert next_token(1) == sampled(result)[-1]
 
 
+def test_a_drafter_is_shown_what_the_cpu_engine_computed_last() -> None:
+    """The same on the path that has no torch."""
+    plain = Driver(tiny.MODEL, torch.bfloat16)
+    if plain.engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    expected = one_by_one(plain, {}).tokens
+    shown: dict[int, Any] = {}
+
+    class Shown(Watching):
+        def saw(self, slots: I64, hidden_RE: Any) -> None:
+            shown.update(zip(slots.tolist(), np.array(hidden_RE), strict=True))
+
+    driver = Driver(tiny.MODEL, torch.bfloat16, drafter=Shown())
+    driver.begin()
+
+    def next_token(slot: int) -> int:
+        out = np.empty((1, driver.engine.limits.vocab_size), np.float32)
+        return int(driver.engine.model.logits(np.ascontiguousarray(shown[slot][None]), out).argmax())
+
+    driver.step([row(0, PROMPT, 0, [0, 1, 2], start={})])
+    assert next_token(0) == expected[0]
+    right = [*expected[1:3], (expected[3] + 1) % 199, 5]
+    result = driver.step([row(0, None, len(PROMPT), drafts=right)])
+    assert accepted(result)[0] == 2 and next_token(0) == expected[3]
+    for position in range(4):
+        result = driver.step([row(0, None, len(PROMPT) + 3 + position)])
+        assert next_token(0) == sampled(result)[-1] == expected[4 + position]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, int] | None, str]] = {
     "another size of vocabulary": ({"vocab_size": 150}, None, "vocab_size"),
     "another tokenizer": ({}, {"t5": 6, "t6": 5}, "5 is 't5' there and 't6' here"),

@@ -12,6 +12,7 @@ import torch
 
 import checkpoints
 import penstock_kernels as ops
+from choosers import SETS, engine
 from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
@@ -342,9 +343,13 @@ CHI_SQUARE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("chooser", ["torch", *SETS[:1]])
 @pytest.mark.parametrize("name", CHI_SQUARE)
-def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
-    """100,000 draws behind a draft: of those that are accepted as of those that are not, the target's distribution."""
+def test_drafts_do_not_change_what_is_drawn(name: str, chooser: str) -> None:
+    """100,000 draws behind a draft: of those that are accepted as of those that are not, the target's distribution, as torch has it.
+    Of the CPU engine by one instruction set: with the others it draws the same tokens (`test_draws`).
+    """
+    native = None if chooser == "torch" else engine(chooser)
     vocabulary, rows, rounds = 12, 500, 200
     logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
     settings = dict(CHI_SQUARE[name])
@@ -361,16 +366,15 @@ def test_drafts_do_not_change_what_is_drawn(name: str) -> None:
     counts = np.zeros((2, vocabulary))
     expected = None
     for at in range(rounds):
-        made = sampler(
-            *({"seed": at * rows + seed, **settings, **history} for seed in range(rows)),
-            vocabulary=vocabulary,
-        )
+        asked = [{"seed": at * rows + seed, **settings, **history} for seed in range(rows)]
+        made = sampler(*asked, vocabulary=vocabulary, chooser=native)
         made._logprobs_SV = torch.empty((2 * rows, vocabulary))
         slots, positions = np.repeat(np.arange(rows), 2), np.tile([7, 8], rows)
         drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft), are_forced_R)
         logits_SV = logits.repeat(rows, 1)
         if expected is None:
-            scores_SV, _ = made.process(logits_SV, slots, positions, previous_S, masks, drafts)
+            in_torch = sampler(*asked, vocabulary=vocabulary)
+            scores_SV, _ = in_torch.process(logits_SV, slots, positions, previous_S, masks, drafts)
             expected = scores_SV[:2].double().softmax(-1).numpy()
         found = made.sample(logits_SV, slots, positions, previous_S, masks, drafts)
         assert found.verified is not None

@@ -101,6 +101,22 @@ def test_a_round_of_call_result_and_answer(client: OpenAI) -> None:
     assert "21" in answer.output_text
 
 
+def test_the_answer_to_a_result_is_streamed(client: OpenAI) -> None:
+    """What was called in a stream is answered in one."""
+    conversation: list[Any] = [{"role": "user", "content": WEATHER}]
+    with client.responses.stream(**asked(conversation, tools=[TOOL])) as stream:
+        written = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        (call,) = stream.get_final_response().output
+    assert "".join(written) == call.arguments == '{"city": "Paris"}' and len(written) > 1
+    item = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    conversation += [item, output]
+    whole = client.responses.create(**asked(conversation, tools=[TOOL])).output_text
+    assert "21" in whole
+    with client.responses.stream(**asked(conversation, tools=[TOOL])) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == whole
+
+
 def test_a_class_is_filled(client: OpenAI) -> None:
     parsed = client.responses.parse(**asked("How are you?"), text_format=Mood)
     assert isinstance(parsed.output_parsed, Mood)

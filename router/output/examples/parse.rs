@@ -13,6 +13,9 @@ use penstock_output::{
 };
 use serde_json::{Value, json};
 
+/// Texts of so many characters are parsed in deltas of every size.
+const EVERY_SIZE: usize = 4_000;
+
 #[derive(Clone, Copy)]
 struct Formats {
     tool: Option<&'static ToolFormat>,
@@ -98,7 +101,9 @@ fn transcript(line: &str) -> Result<(Vec<Tool>, String), String> {
 fn show(formats: Formats, tools: &[Tool], text: &str) -> bool {
     let whole = answer(formats, tools, text, usize::MAX);
     let length = text.chars().count();
-    let sizes = (1..=length.max(1)).filter(|size| *size <= 64 || length / size < 8);
+    // Of long texts not all of them: that takes as long as the text is long, squared.
+    let every = length <= EVERY_SIZE;
+    let sizes = (1..=length.max(1)).filter(|size| every || *size <= 64 || length / size < 8);
     let compared: Vec<_> = sizes.map(|size| (size, answer(formats, tools, text, size))).collect();
     let differing: Vec<_> =
         compared.iter().filter(|(_, answer)| *answer != whole).map(|(size, _)| *size).collect();

@@ -585,7 +585,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[],
         open: &["<think>"],
         close: &["</think>"],
-        silent: &["<response>\n", "<response>", "\n</response>", "</response>"],
+        silent: &["<response>\n", "<response>", "\n</response>\n", "\n</response>", "</response>"],
         ..REASONING_FORMAT
     },
     ReasoningFormat {

@@ -5,7 +5,8 @@ mod random;
 mod writers;
 
 use penstock_output::{
-    Answer, Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat, reasoning_format, tool_format,
+    Answer, Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat, reasoning_format, reasoning_formats,
+    tool_format, tool_formats,
 };
 use random::{Random, Wanted, arguments, prose, sentinel, sentinels, tools};
 use serde_json::Value;
@@ -174,6 +175,17 @@ fn every_format_gives_back_what_was_written() {
 }
 
 #[test]
+fn every_format_is_written() {
+    let writers = writers();
+    for format in tool_formats().map(|format| format.name).filter(|name| *name != "harmony") {
+        assert!(writers.iter().any(|writer| writer.format == format), "{format}");
+    }
+    for format in reasoning_formats().map(|format| format.name).filter(|name| *name != "harmony") {
+        assert!(writers.iter().any(|writer| writer.reasoning == format), "{format}");
+    }
+}
+
+#[test]
 fn harmony_gives_back_what_was_written() {
     let tools = tools();
     let formats = Formats { tool: tool_format("harmony"), reasoning: reasoning_format("harmony") };
@@ -260,6 +272,9 @@ const MARKERS: &[&str] = &[
     "<channel|>",
     "[THINK]",
     "[/THINK]",
+    "◁think▷",
+    "◁/think▷",
+    "<response>",
     "<answer>",
     "Action:\n```json\n",
 ];

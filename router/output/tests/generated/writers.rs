@@ -558,6 +558,24 @@ pub fn writers() -> Vec<Writer> {
             },
             ..WRITER
         },
+        Writer {
+            format: "hermes",
+            reasoning: "ernie45",
+            think: ("<think>\n", "\n</think>\n\n<response>\n"),
+            write: |calls| {
+                each(calls, "\n", |n, a| {
+                    format!("<tool_call>\n{}\n</tool_call>", envelope(n, a, "name", "arguments"))
+                })
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "hermes",
+            reasoning: "kimi",
+            think: ("◁think▷", "◁/think▷"),
+            write: |calls| format!("<tool_call>\n{}\n</tool_call>", list(calls, "name", "arguments")),
+            ..WRITER
+        },
     ]
 }
 
