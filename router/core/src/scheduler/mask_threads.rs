@@ -1,4 +1,5 @@
-//! The threads that compute masks, so that neither the scheduler nor the async threads do. Started with the first job.
+//! The threads that compute masks, so that neither the scheduler nor the async threads do, but for what is surely over at once. Started with
+//! the first job.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
