@@ -29,6 +29,9 @@ struct Doctor {
     /// Share of the device's memory that a worker may take
     #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 0.9, visible_alias = "cuda-memory-fraction")]
     memory_fraction: f32,
+    /// Each operation of the program that the CPU engine would run, as well
+    #[arg(long)]
+    program: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -105,6 +108,7 @@ impl Doctor {
         let switches = [
             ("--quantize-head", worker.quantize_head),
             ("--trust-remote-code", model.trust_remote_code),
+            ("--program", self.program),
             ("--json", self.json),
         ];
         let given = optional.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten();
@@ -127,7 +131,8 @@ mod tests {
         assert_eq!(
             arguments(
                 "doctor --model-id a/b --num-shard 2 --pipeline-parallel 3 --model-impl penstock --dtype bfloat16 \
-                 --quantize eetq --kv-cache-dtype fp8 --quantize-head --trust-remote-code --json"
+                 --quantize eetq --kv-cache-dtype fp8 --quantize-head --trust-remote-code --program \
+                 --json"
             ),
             [
                 "--model-id",
@@ -148,6 +153,7 @@ mod tests {
                 "0.9",
                 "--quantize-head",
                 "--trust-remote-code",
+                "--program",
                 "--json"
             ]
         );

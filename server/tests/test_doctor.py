@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from penstock.doctor import examination as doctor
 from penstock.doctor.examination import Question, examine
 from penstock.doctor.report import Report, as_json, as_text
 from penstock.hub import client as hub
+from penstock.loading.host import Processor
 from penstock.loading.memory import Room
-from penstock_kernels import cpu_engine
+from penstock.models import building
+from penstock.models.native import NativeDecoder
+from penstock.parallel.group import ALONE
+from penstock_kernels import cpu_engine, tensors
 from penstock_kernels.cpu_engine import NoCpuEngine
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -65,6 +70,29 @@ def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:
     assert [fit.context for fit in report.fits] == [512] and report.fits[0].sequences > 100
     text = as_text(report)
     assert text.endswith("would be served") and "LlamaForCausalLM, recipe llama" in text
+
+
+def test_the_program_of_the_cpu_engine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        cpu_engine.instruction_set()
+    except NoCpuEngine as error:
+        pytest.skip(str(error))
+    config = checkpoints.config(vocab_size=4096, torch_dtype="bfloat16")
+    folder = write(tmp_path / "model", config)
+    asked = Question(device="cpu", program=True)
+    report = examine(folder, asked)
+    _, loaded = building.load(config, folder, tensors.bfloat16, Processor(), ALONE, False, "auto")
+    assert isinstance(loaded, NativeDecoder) and report.program == str(loaded.program).splitlines()
+    assert report.program[1] == "   0  x = embed(ids): columns 64, weight"
+    assert report.program[1] in as_text(report) and not examine(folder, Question(device="cpu")).program
+    quantized = examine(folder, replace(asked, quantize="int8")).program
+    assert quantized != report.program and any("format int8" in line for line in quantized)
+    says = "no program: only the CPU engine runs one"
+    assert examine(folder, replace(asked, dtype="float32")).program == [
+        f"{says}, and it does not serve float32 weights"
+    ]
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    assert examine(folder, asked).program[0].startswith(f"{says}: PENSTOCK_CPU_ISA is none")
 
 
 def test_weights_that_the_engine_serves_in_another_dtype_are_a_warning(tmp_path: Path) -> None:

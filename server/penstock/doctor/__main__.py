@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--launcher", type=Path, help="the program `penstock`, to read chat templates with")
+    parser.add_argument("--program", action="store_true", help="each operation that the CPU engine would run")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
     question = Question(
@@ -59,6 +60,7 @@ def main() -> int:
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
         cache_dtype=arguments.kv_cache_dtype,
+        program=arguments.program,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)

@@ -38,12 +38,14 @@ from penstock.loading.model_files import (
     read_json,
     weight_files,
 )
-from penstock.models import cache_format, native_choice, recipes
+from penstock.models import cache_format, encoder_decoder_recorder, native_choice, recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
+from penstock.models.decoder import Decoder
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.model import ModelConfig
 from penstock.models.packing import Quantizer
+from penstock.models.recorder import record
 from penstock.parallel.group import Pipeline, TensorGroup
 from penstock_kernels import tensors
 
@@ -70,6 +72,7 @@ class Question:
     quantize_head: bool = False
     cache_dtype: str = "auto"
     draft: Path | None = None  # the folder of a model that makes drafts
+    program: bool = False  # what the CPU engine would run is asked for
 
     @property
     def processes(self) -> int:
@@ -144,6 +147,8 @@ def examine(folder: Path, question: Question) -> Report:
                 quantizer = quantized_by(config, shape, dtype, device, question, report)
             if not report.fallback:
                 shards(config, folder, dtype, question, report, quantizer)
+            if question.program and device is not None:
+                report.program = program(config, folder, shape, dtype, device, question, quantizer)
             drafting: Drafting | None = None
             if question.draft is not None and device is not None:
                 drafting = drafts(question.draft, shape, folder, dtype, device, question, report)
@@ -334,6 +339,28 @@ def shards(
         report.weight_bytes_per_shard.append(bytes_held)
     # The shards of a stage ask for the same tensors, each for its part.
     report.parameters = parameters // question.shards
+
+
+def program(
+    config: dict[str, Any],
+    folder: Path,
+    shape: ModelConfig,
+    dtype: Any,
+    device: Any,
+    question: Question,
+    quantizer: Quantizer | None,
+) -> list[str]:
+    """Each operation of what the CPU engine would run, of the first rank; or why it would run nothing."""
+    group = question.group(0)
+    served = None if uses_fallback(config, question.implementation) else shape
+    try:
+        native_choice.only_engine("no program: only the CPU engine runs one", served, dtype, device, group)
+        with Checkpoint(folder, dtype, question.trusted) as checkpoint:
+            part = recipes.load_from(config, checkpoint, group, quantizer)
+    except UnusableModel as error:
+        return [str(error)]
+    recorded = record(part) if isinstance(part, Decoder) else encoder_decoder_recorder.record(part)
+    return str(recorded.program).splitlines()
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Report:
     tokens: int | None = None
     chat_template: str | None = None
     eos_token_ids: list[int] = field(default_factory=list)
+    program: list[str] = field(default_factory=list)  # one operation a line
     missing_files: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -81,6 +82,8 @@ def as_text(report: Report) -> str:
         ("problem", report.problems),
     ):
         lines += [f"{what:<13} {line}" for line in found]
+    if report.program:
+        lines += ["program", *report.program]
     return "\n".join([*lines, "would be served" if report.would_serve else "would not be served"])
 
 

@@ -141,9 +141,10 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
 
 
 def packed(matrix_OI: Tensor) -> Tensor:
-    """In tiles of bf16: in its own memory where its sides are whole tiles."""
+    """In tiles of bf16: in its own memory where its sides are whole tiles. A rehearsal's has no numbers to be moved."""
     made = tiles.in_whole_tiles(matrix_OI)
-    tiles.pack(made)
+    if not tensors.is_rehearsed(made):
+        tiles.pack(made)
     return made
 
 
