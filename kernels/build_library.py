@@ -62,8 +62,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             build(compiler, Path(folder))
-        except subprocess.CalledProcessError as error:
-            print(error.stderr, file=sys.stderr)
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(getattr(error, "stderr", None) or error, file=sys.stderr)
             print(
                 f"penstock: {compiler[0]} cannot build the CPU engine, and CPUs compute with torch",
                 file=sys.stderr,
