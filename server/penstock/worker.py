@@ -44,6 +44,10 @@ def main() -> None:
         address.check()
         listening = threading.Event()
         _watch_work(listening)
+        processors = len(os.sched_getaffinity(0))
+        if arguments.threads > processors:
+            says = f"--worker-threads {arguments.threads}: more than the {processors} processors that this process may use"
+            log("WARN", f"{says}, so that threads wait for others that do not run", progress=True)
         check_folder(arguments.model_dir, arguments.trust_remote_code)
         from penstock.startup import serve
 

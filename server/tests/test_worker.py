@@ -70,6 +70,17 @@ def test_describe_says_what_the_model_is(worker: Worker) -> None:
     assert found.device_name and found.max_top_tokens >= 20
 
 
+@pytest.mark.parametrize("more", [0, 3])
+def test_more_threads_than_processors_are_a_warning(more: int, model: Path, tmp_path: Path) -> None:
+    processors = len(os.sched_getaffinity(0))
+    threads = str(processors + more)
+    with Worker(model, tmp_path / "private", "--threads", threads) as worker:
+        worker.prepare()
+        said = [line["message"] for line in worker.log if line["level"] == "WARN"]
+    says = f"--worker-threads {threads}: more than the {processors} processors that this process may use, so that "
+    assert said == ([f"{says}threads wait for others that do not run"] if more else [])
+
+
 def test_plans_in_flight_continue_what_was_sampled(worker: Worker) -> None:
     prompt = [5, 6, 7, 8]
     one_by_one = worker.run()
