@@ -516,6 +516,20 @@ def test_attention(name: str, heads: int, kv_heads: int, size: int, choices: dic
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("choices", [{}, {"softcap": 5000.0}, {"window": 300}], ids=str)
+def test_large_scores_keep_their_differences(name: str, choices: dict[str, Any]) -> None:
+    """As of a model with large biases of queries and keys: all scores are 96 and a little more, where neighbours in bfloat16 are 0.5 apart."""
+    heads, kv_heads, size = 4, 2, 64
+    table = random(640, (heads + 2 * kv_heads) * size)
+    table.view(640, -1, size)[:, : heads + kv_heads, :12] = 8.0
+    bench, attended = attending(name, table, heads, kv_heads, size, **choices)
+    ids = [list(range(600)), [(11 * i + 5) % 640 for i in range(37)]]
+    shape = (heads, kv_heads, size, size**-0.5, choices.get("softcap", 0.0), choices.get("window", 0), False)
+    exact = [attention_reference(table[row].bfloat16().float(), *shape) for row in ids]
+    attends_in_pieces(bench, attended, ids, exact)
+
+
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("over", NormOver)
 @pytest.mark.parametrize(("size", "rotated"), [(64, 64), (48, 48), (80, 32), (16, 8)])
 def test_norms_and_rotations_of_queries_and_keys(name: str, over: NormOver, size: int, rotated: int) -> None:

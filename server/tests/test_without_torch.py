@@ -2,6 +2,9 @@
 not. What needs torch says so where it is not installed."""
 
 import json
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 import checkpoints
 import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
+from penstock import tiny
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from test_draft_model import llama_of
@@ -242,6 +246,41 @@ def test_pickled_weights_say_that_only_torch_reads_them(tmp_path: Path) -> None:
     assert any("pickled weights (pytorch_model.bin) need torch" in line["message"] for line in worker.log), (
         worker.log
     )
+
+
+# Runs a module where importing torch is an error, with what follows as its arguments.
+RUNS = """
+import runpy, sys
+sys.modules["torch"] = None
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def run_module(*arguments: str) -> str:
+    """What it says."""
+    command = [sys.executable, "-c", RUNS, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_the_doctor_imports_no_torch(tmp_path: Path) -> None:
+    model = checkpoints.write(tmp_path, checkpoints.config(vocab_size=4096, torch_dtype="bfloat16"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny.MODEL / name, model)
+    said = run_module("penstock.doctor", "--folder", str(model), "--device", "cpu", "--program")
+    assert said.splitlines()[-1] == "would be served" and "x = embed(ids)" in said
+
+
+def test_a_tokenizer_is_made_of_older_files_without_torch(tmp_path: Path) -> None:
+    pieces = ["<|endoftext|>", *map(chr, range(33, 127)), "\u0120", "he", "hel"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: at for at, piece in enumerate(pieces)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nhe l\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    said = run_module("penstock.hub.tokenizer", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    assert "hel" in Path(json.loads(said.splitlines()[-1])["tokenizer"]).read_text()
 
 
 def test_the_log_probability_of_a_row_does_not_depend_on_the_others() -> None:
