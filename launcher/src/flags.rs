@@ -209,9 +209,10 @@ pub fn quantization_name(given: &str) -> Option<&'static str> {
 }
 
 /// Values of --kv-cache-dtype, and what the worker calls them.
-const CACHE_DTYPES: [(&str, &str); 7] = [
+const CACHE_DTYPES: [(&str, &str); 8] = [
     ("auto", "auto"),
     ("bfloat16", "auto"),
+    ("bf16", "auto"),
     ("int8", "int8"),
     ("fp8", "fp8_e4m3fn"),
     ("fp8_e4m3", "fp8_e4m3fn"),
