@@ -52,6 +52,7 @@ void Program::share(uint8_t *memory, int64_t tokens, int64_t rows, int rank, std
     places_ = shared_places(tokens, rows);
     ranks_ = std::make_unique<Ranks>(memory, places_.end, rank, std::move(sockets));
     logits_columns_ = columns;
+    summaries_.reserve(static_cast<size_t>(rows * ((columns + kSummarized - 1) / kSummarized)));
     reduced_ = told_ = 0, met_at_head_ = 0;
 }
 

@@ -265,11 +265,23 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
         grouped_.begins.assign(static_cast<size_t>(experts_ + 2), 0);
         grouped_.active.assign(static_cast<size_t>(experts_), 0);
     }
+    reserve_rows();
+    if (has_states_) state_rows_.reserve(static_cast<size_t>(tokens));
+    if (!head_.empty()) {
+        const int64_t width = buffers_[static_cast<size_t>(head_.back().target)].width;
+        summaries_.reserve(static_cast<size_t>(rows * ((width + kSummarized - 1) / kSummarized)));
+    }
     for (Choice &choice : choices_) choice.tokens.reserve(static_cast<size_t>(tokens));
     for (Division &division : divisions_) {
         division.items.reserve(static_cast<size_t>(item_count(division, tokens, longest)));
         division.joins.reserve(static_cast<size_t>(4 * team_.size() + 1));
     }
+}
+
+// Of a tree every token is a row.
+void Program::reserve_rows() {
+    for (std::vector<Row> *rows : {&rows_, &whole_rows_, &read_rows_})
+        if (rows == &rows_ || !encoder_.empty()) rows->reserve(static_cast<size_t>(tables_ * most_tokens_));
 }
 
 void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted) {
@@ -291,6 +303,7 @@ void Program::set_cache(int layer, void *pages, int64_t page_bytes, int table, i
     cache.pages = static_cast<uint8_t *>(pages), cache.page_bytes = page_bytes, cache.table = table, cache.format = format;
     cache.index_offset = held;
     tables_ = std::max(tables_, table + 1);
+    reserve_rows();
 }
 
 void Program::set_state(int layer, int state, void *places, int64_t place_bytes) {

@@ -155,6 +155,7 @@ private:
     // The heads of an index, as the layer's pages have its keys.
     Heads index_heads(const penstock_operation &operation) const;
     uint8_t *index_keys(const penstock_operation &operation) const;
+    void reserve_rows();
     int64_t lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t rows, int64_t longest, int64_t *parts,
                     int64_t *scratch, int64_t *scores) const;
     // Tokens whose scores are in memory at once.
