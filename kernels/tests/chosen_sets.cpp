@@ -29,6 +29,16 @@ constexpr unsigned kCooperLake = kSkylake | kAvx512Vnni | kAvx512Bf16;
 constexpr unsigned long kSimd = 1 << 1, kLse = 1 << 8, kDot = 1 << 20, kSve = 1 << 22;
 constexpr unsigned long kMatrix = 1 << 13, kBf = 1 << 14, kSve2 = 1 << 1;
 
+// Answers of cpuid and XGETBV. AVX and OSXSAVE are in what every one of these has.
+constexpr unsigned kXsave = 1u << 27 | 1u << 28, kHasFma = kXsave | 1u << 12;
+constexpr unsigned kB2 = 1u << 5, kB512 = kB2 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+constexpr unsigned kCVnni = 1u << 11, kDTiles = 1u << 24, kDBf16 = 1u << 22, kDInt8 = 1u << 25, kABf16 = 1u << 5;
+constexpr unsigned long long kOnlySse = 0x3, kYmmSaved = 0x7, kZmmSaved = 0xe7, kTilesSaved = 0x600e7;
+
+unsigned sapphire_rapids(unsigned long long xcr0) {
+    return x86_features({kHasFma, kB512, kCVnni, kDTiles | kDBf16 | kDInt8, kABf16, xcr0});
+}
+
 const struct {
     const char *processor;
     unsigned features;
@@ -42,6 +52,21 @@ const struct {
     {"Cooper Lake, Zen 4", kCooperLake, "avx512 avx2 generic"},
     {"tiles of bf16 alone", kCooperLake | kAmxBf16, "avx512 avx2 generic"},
     {"Sapphire Rapids", kCooperLake | kAmxBf16 | kAmxInt8, "amx avx512 avx2 generic"},
+    {"answers of nothing", x86_features({}), "generic"},
+    {"Nehalem", x86_features({1u << 27, 0, 0, 0, 0, kOnlySse}), "generic"},
+    {"Ivy Bridge, AVX alone", x86_features({kXsave, 0, 0, 0, 0, kYmmSaved}), "generic"},
+    {"Haswell's answers", x86_features({kHasFma, kB2, 0, 0, 0, kYmmSaved}), "avx2 generic"},
+    {"Haswell whose system saves no YMM", x86_features({kHasFma, kB2, 0, 0, 0, kOnlySse}), "generic"},
+    {"Haswell whose system has no XSAVE", x86_features({1u << 12, kB2, 0, 0, 0, kYmmSaved}), "generic"},
+    {"AVX2 without FMA's answers", x86_features({kXsave, kB2, 0, 0, 0, kYmmSaved}), "generic"},
+    {"Knights Landing, F without BW, DQ, VL", x86_features({kHasFma, kB2 | 1u << 16, 0, 0, 0, kZmmSaved}), "avx2 generic"},
+    {"Ice Lake, VNNI without BF16", x86_features({kHasFma, kB512, kCVnni, 0, 0, kZmmSaved}), "avx2 generic"},
+    {"Alder Lake, leaf 7.1 but no AVX-512", x86_features({kHasFma, kB2, 0, 0, 1u << 4, kYmmSaved}), "avx2 generic"},
+    {"Zen 4's and 5's answers", x86_features({kHasFma, kB512, kCVnni, 0, kABf16, kZmmSaved}), "avx512 avx2 generic"},
+    {"Zen 4 whose system saves no ZMM", x86_features({kHasFma, kB512, kCVnni, 0, kABf16, kYmmSaved}), "avx2 generic"},
+    {"Sapphire Rapids' answers", sapphire_rapids(kTilesSaved), "amx avx512 avx2 generic"},
+    {"Sapphire Rapids under a system before 5.16", sapphire_rapids(kZmmSaved), "avx512 avx2 generic"},
+    {"Sapphire Rapids whose system saves no YMM", sapphire_rapids(kOnlySse), "generic"},
     {"Cortex-A72", arm_features(kSimd, 0), "generic"},
     {"ARMv8.1 without dot products", arm_features(kSimd | kLse, 0), "generic"},
     {"Neoverse N1, Cortex-A76, Apple M1", arm_features(kSimd | kLse | kDot, 0), "neon generic"},

@@ -60,6 +60,8 @@ const Built kBuilt[] = {
     {0, {"generic", kernels_generic}},
 };
 
+constexpr int kOsXsave = 27;
+
 bool has(unsigned long word, int bit) {
     return word >> bit & 1;
 }
@@ -84,30 +86,40 @@ bool may_use_tiles() {
 unsigned detect_features() {
     unsigned features = 0;
 #if defined(__x86_64__)
+    CpuidAnswers answers = {};
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 27)) return 0;  // OSXSAVE
-    const bool fma = has(c, 12);
-    const unsigned long long states = saved_states();
-    constexpr unsigned long long kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-    unsigned a1 = 0, b1, c1, d1;
-    if (a >= 1) __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
-    if ((states & kYmm) == kYmm) {
-        if (has(b, 5)) features |= kAvx2;
-        if (fma) features |= kFma;
-    }
-    if ((states & kZmm) == kZmm) {
-        if (has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31)) features |= kAvx512;
-        if (has(c, 11)) features |= kAvx512Vnni;
-        if (has(a1, 5)) features |= kAvx512Bf16;
-    }
-    if ((states & kTiles) == kTiles && has(d, 24) && has(d, 22) && may_use_tiles()) {
-        features |= kAmxBf16;
-        if (has(d, 25)) features |= kAmxInt8;
-    }
+    if (!__get_cpuid(1, &a, &b, &answers.leaf1_c, &d)) return 0;
+    // XGETBV is there where the system has switched it on.
+    if (has(answers.leaf1_c, kOsXsave)) answers.xcr0 = saved_states();
+    const bool knows_seven = __get_cpuid_count(7, 0, &a, &answers.leaf7_b, &answers.leaf7_c, &answers.leaf7_d);
+    if (knows_seven && a >= 1) __get_cpuid_count(7, 1, &answers.leaf7_1_a, &b, &c, &d);
+    features = x86_features(answers);
+    if (features & kAmxBf16 && !may_use_tiles()) features &= ~(kAmxBf16 | kAmxInt8);
 #elif defined(__aarch64__)
     features = arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #endif
+    return features;
+}
+
+unsigned x86_features(const CpuidAnswers &answers) {
+    const unsigned b = answers.leaf7_b, c = answers.leaf7_c, d = answers.leaf7_d;
+    constexpr unsigned long long kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
+    if (!has(answers.leaf1_c, kOsXsave)) return 0;
+    const auto saves = [&](unsigned long long states) { return (answers.xcr0 & states) == states; };
+    unsigned features = 0;
+    if (saves(kYmm)) {
+        if (has(b, 5)) features |= kAvx2;
+        if (has(answers.leaf1_c, 12)) features |= kFma;
+    }
+    if (saves(kZmm)) {
+        if (has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31)) features |= kAvx512;
+        if (has(c, 11)) features |= kAvx512Vnni;
+        if (has(answers.leaf7_1_a, 5)) features |= kAvx512Bf16;
+    }
+    if (saves(kTiles) && has(d, 24) && has(d, 22)) {
+        features |= kAmxBf16;
+        if (has(d, 25)) features |= kAmxInt8;
+    }
     return features;
 }
 

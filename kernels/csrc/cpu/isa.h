@@ -26,7 +26,16 @@ enum Features : unsigned {
     kInt8Matrix = 1024,
 };
 
+// What an x86 processor answers (Intel SDM, volume 2, CPUID; leaf 7's subleaf 1 last), and which register states the system saves.
+struct CpuidAnswers {
+    unsigned leaf1_c, leaf7_b, leaf7_c, leaf7_d, leaf7_1_a;
+    unsigned long long xcr0;
+};
+
 unsigned detect_features();
+
+// Those of an x86 processor that answers so, where a process may have tile registers.
+unsigned x86_features(const CpuidAnswers &answers);
 
 // Those of an ARM processor by AT_HWCAP and AT_HWCAP2 (Documentation/arch/arm64/elf_hwcaps.rst of Linux).
 unsigned arm_features(unsigned long hwcap, unsigned long hwcap2);
