@@ -42,6 +42,14 @@ SECTIONS = {
         "Four bits beside llama.cpp, on Zen 5",
         "Of one stream the decode alone; 8 and 32 are whole requests, as above.",
     ),
+    "contexts": (
+        "Behind long prompts, over HTTP",
+        "`2k, 8` is what 8 streams decode behind 2,048 tokens each; then what was read of the prompts themselves, one behind the other in one stream.",
+    ),
+    "arrives": (
+        "While a prompt of 4,096 tokens arrives",
+        "Milliseconds between the tokens of 8 streams, without it and until its first token is there; and seconds to that token.",
+    ),
     "engine": (
         "The engine alone: formats of weights",
         "Steps without router and HTTP, rows in a step in the columns.",
