@@ -64,8 +64,7 @@ pub(crate) fn compile(
         }
     };
     stop.check(limits)?;
-    let parser =
-        vocabulary.factory.create_parser(grammar).map_err(|cause| classify(&cause.to_string(), source))?;
+    let parser = vocabulary.parser(grammar).map_err(|cause| classify(&cause, source))?;
     stop.check(limits)?;
     let is_terminal = matches!(source, Source::Regex(_) | Source::Choice(_));
     let may = vocabulary.text_and(&special);

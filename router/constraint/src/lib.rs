@@ -25,8 +25,10 @@ mod parts;
 mod pattern;
 mod quoted;
 mod schema;
+mod slicer;
 mod source;
 mod stop;
+mod trie;
 mod vocabulary;
 mod yields;
 

@@ -198,8 +198,8 @@ impl Writer<'_> {
         lark::check(text)?;
         let grammar = TopLevelGrammar::from_lark(text.to_owned());
         let source = Source::Lark(text.to_owned());
-        let parser = self.vocabulary.factory.create_parser(grammar);
-        parser.map(|_| ()).map_err(|cause| classify(&cause.to_string(), &source))
+        let parser = self.vocabulary.parser(grammar);
+        parser.map(|_| ()).map_err(|cause| classify(&cause, &source))
     }
 
     /// Literals and special tokens in turn.

@@ -6,7 +6,10 @@
 use std::sync::Arc;
 
 use llguidance::{
-    ParserFactory,
+    Logger, ParserFactory, TokenParser,
+    api::{GrammarInit, ParserLimits, TopLevelGrammar},
+    earley::{Parser, perf::ParserPerfCounters},
+    panic_utils,
     toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
 
@@ -14,6 +17,7 @@ use crate::{
     forced::{Speller, Tokenize},
     learned::Budget,
     limits::Limits,
+    slicer::{self, Slicer},
 };
 
 /// One token of the model's vocabulary; its id is its index.
@@ -32,7 +36,10 @@ const MOST_TOKENS: usize = 2_000_000;
 
 /// The vocabulary with what every mask needs of it.
 pub(crate) struct Vocabulary {
-    pub(crate) factory: ParserFactory,
+    env: TokEnv,
+    /// Of no grammar in particular: what a parser has beside its grammar.
+    blank: TokenParser,
+    parser_limits: ParserLimits,
     /// Bits of the tokens that text may have: not special, not empty, within the logits.
     text: Arc<[u32]>,
     /// Of them, those that may stand anywhere between two characters.
@@ -121,33 +128,43 @@ impl Vocabulary {
             );
         }
 
-        let build = || -> Result<(ParserFactory, Option<Speller>), String> {
+        let parser_limits = ParserLimits {
+            max_items_in_row: limits.row_items,
+            initial_lexer_fuel: limits.lexer_fuel,
+            step_lexer_fuel: limits.step_lexer_fuel,
+            step_max_items: limits.step_items,
+            max_lexer_states: limits.lexer_states,
+            max_grammar_size: limits.symbols,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        let build = || -> Result<(TokEnv, TokenParser, Option<Speller>), String> {
             let info = TokRxInfo::new(vocab_size as u32, eos[0]);
             let trie = TokTrie::from(&info, &in_trie).with_eos_tokens(&eos);
             let speller = tokenize.and_then(|tokenize| Speller::new(tokenize, &trie));
             // One that says of itself that it is not canonical, so that llguidance forces nothing by itself.
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
-                .map_err(|cause| format!("the vocabulary cannot be indexed: {cause}"))?;
+            let refused = |cause: String| format!("the vocabulary cannot be indexed: {cause}");
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])
+                .map_err(|cause| refused(cause.to_string()))?;
             factory.quiet();
-            let parser = factory.limits_mut();
-            parser.max_items_in_row = limits.row_items;
-            parser.initial_lexer_fuel = limits.lexer_fuel;
-            parser.step_lexer_fuel = limits.step_lexer_fuel;
-            parser.step_max_items = limits.step_items;
-            parser.max_lexer_states = limits.lexer_states;
-            parser.max_grammar_size = limits.symbols;
-            parser.verbose_errors = false;
-            Ok((factory, speller))
+            *factory.limits_mut() = parser_limits.clone();
+            let mut blank = factory
+                .create_parser(TopLevelGrammar::from_lark("start: \"a\"\n".into()))
+                .map_err(|cause| refused(cause.to_string()))?;
+            blank.bias_computer = Arc::new(Slicer::new(env.clone()));
+            Ok((env, blank, speller))
         };
-        let (factory, speller) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
+        let (env, blank, speller) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
             .unwrap_or_else(|_| {
                 Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
             })?;
         special.sort_unstable_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
         let matcher_bytes = limits.matcher_bytes;
         Ok(Vocabulary {
-            factory,
+            env,
+            blank,
+            parser_limits,
             text: text.into(),
             between_characters,
             special,
@@ -157,6 +174,25 @@ impl Vocabulary {
             eos,
             words,
         })
+    }
+
+    /// A parser of this grammar. As llguidance makes them, but with lexemes of our own to compute masks with.
+    pub(crate) fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
+        let build = || {
+            let limits = || self.parser_limits.clone();
+            let grammar = GrammarInit::Serialized(grammar).to_cgrammar(
+                Some(self.env.clone()),
+                &mut Logger::new(0, 0),
+                limits(),
+                slicer::lexemes(),
+            )?;
+            let counters = Arc::new(ParserPerfCounters::default());
+            Parser::new(self.env.clone(), grammar, limits(), counters)
+        };
+        let mut parser = self.blank.clone();
+        parser.parser = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(build))
+            .map_err(|cause| cause.to_string())?;
+        Ok(parser)
     }
 
     /// Bits of the tokens that text may have, and of these special ones.
@@ -183,7 +219,7 @@ impl Vocabulary {
 
     /// Of a token that is text.
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
-        self.factory.tok_env().tok_trie().token(token)
+        self.env.tok_trie().token(token)
     }
 
     /// The first special token whose name is in `text`: where, the length of the name, the id.
@@ -198,17 +234,4 @@ impl Vocabulary {
     pub(crate) fn is_eos(&self, token: u32) -> bool {
         self.eos.binary_search(&token).is_ok()
     }
-}
-
-/// Expressions that whole parts of the vocabulary match: where a grammar allows all of one, its mask is taken as it is
-/// and only the rest of the vocabulary is walked. These are texts within JSON strings, by length because of `maxLength`,
-/// and letters and digits, which most formats and patterns allow; the last took the 99th percentile from 440 to 320 µs.
-fn slices() -> Vec<String> {
-    let slices = [
-        "[a-zA-Z0-9]{1,10}",
-        r#"[^"\\\x00-\x1F\x7F]{1,10}"#,
-        r#"[^"\\\x00-\x1F\x7F]{1,30}"#,
-        r#"[^"\\\x00-\x1F\x7F]+"#,
-    ];
-    slices.map(String::from).into()
 }
