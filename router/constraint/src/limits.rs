@@ -29,7 +29,7 @@ pub struct Limits {
     pub matcher_bytes: usize,
     /// The most symbols of a compiled grammar.
     pub symbols: usize,
-    /// The most parser items for one byte; more are seen with ambiguous grammars.
+    /// The most parser items for one byte. An object takes four for each optional property; ambiguous grammars take more.
     pub row_items: usize,
     /// The most parser items for one mask; about 20,000 take a millisecond.
     pub step_items: usize,
@@ -54,7 +54,7 @@ impl Default for Limits {
             lexer_states: 50_000,
             matcher_bytes: 32 << 20,
             symbols: 500_000,
-            row_items: 2_000,
+            row_items: 4_200,
             step_items: 50_000,
             cache_bytes: 256 << 20,
         }

@@ -459,6 +459,22 @@ fn bombs_end_in_time() {
 }
 
 #[test]
+fn a_thousand_properties_of_one_object_may_be_optional() {
+    let properties: Value =
+        (0..1_000).map(|index| (format!("p{index}"), json!({"type": "integer"}))).collect();
+    let closed = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    // A tenth of a second, but not beside other tests.
+    let compiler = compiler_with(Limits { timeout: Duration::from_secs(60), ..Limits::default() });
+    let grammar = compiler.compile(schema(closed), &Cancel::new()).unwrap();
+    for text in ["{}", r#"{"p0": 1}"#, r#"{"p999": 1}"#, r#"{"p7": 1, "p70": 2, "p700": 3}"#] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in [r#"{"p1000": 1}"#, r#"{"p7": "a"}"#, r#"{"p70": 2, "p7": 1}"#] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+}
+
+#[test]
 fn more_symbols_than_the_parser_can_number_are_refused() {
     let nested = (0..5).fold(json!({}), |inner, _| {
         let properties: Value = (0..8).map(|index| (format!("k{index}"), inner.clone())).collect();
