@@ -388,6 +388,18 @@ fn not_at_start(expression: &str) -> Option<String> {
     }
 }
 
+/// The texts that `^(?!(a|b)$)` excludes, and the expression for the rest.
+pub(crate) fn without_texts(expression: &str) -> Option<(Vec<&str>, String)> {
+    let ahead = expression.strip_prefix("^(?!")?;
+    let end = group_end(ahead)?;
+    let (inside, after) = (&ahead[..end], &ahead[end + 1..]);
+    if after.starts_with(['*', '+', '?', '{']) || has_top_level_bar(after) {
+        return None;
+    }
+    let texts = plain_texts(inside.strip_suffix('$')?)?;
+    Some((texts, format!("^{}", after.strip_prefix('^').unwrap_or(after))))
+}
+
 /// The alternatives of `a`, `(a|b)` or `(?:a|b)`, where they are plain texts.
 fn plain_texts(expression: &str) -> Option<Vec<&str>> {
     let grouped = expression.strip_prefix("(?:").or_else(|| expression.strip_prefix('('));
@@ -542,6 +554,17 @@ mod tests {
         }
         assert!(whole_text(r"a\").is_err());
         assert!(whole_text("(a").is_err());
+    }
+
+    #[test]
+    fn texts_that_a_look_ahead_excludes_are_told_apart_from_the_rest() {
+        let expected = Some((vec!["if", "for"], "^[a-z]+$".to_owned()));
+        assert_eq!(without_texts("^(?!(if|for)$)[a-z]+$"), expected);
+        for other in
+            ["^(?!(if|for))[a-z]+$", "^(?!if|for$)[a-z]+$", "^(?!(a*)$)b", "^(?!(a)$)b|c", "^(?!(a)$)?b", "a"]
+        {
+            assert_eq!(without_texts(other), None, "{other}");
+        }
     }
 
     #[test]

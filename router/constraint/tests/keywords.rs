@@ -253,12 +253,17 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`patternProperties`",
-            "patterns that no name matches two of",
+            "patterns that no name matches two of, without look-ahead but `^(?!(a\\|b)$)`, alone and where other names are refused",
             vec![
                 trial(
                     json!({"type": "object", "patternProperties": {"^a": {"type": "integer"}, "^b": {"type": "string"}}, "additionalProperties": false}),
                     json!([{"ab": 1, "b": "x"}]),
                     json!([{"a": "x"}, {"c": 1}]),
+                ),
+                trial(
+                    json!({"type": "object", "patternProperties": {"^(?!(if|for)$)[a-z]+$": {"type": "integer"}}, "additionalProperties": false}),
+                    json!([{}, {"i": 1, "iff": 2, "fo": 3}]),
+                    json!([{"if": 1}, {"a": 1, "for": 1}, {"a": "x"}, {"A": 1}]),
                 ),
                 trial(
                     json!({"type": "object", "patternProperties": {"a": {"type": "integer"}, "b": {"minimum": 5}}}),
@@ -269,7 +274,7 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`propertyNames`",
-            "one of `pattern`, `enum`, `const`, `format`, lengths; not beside `patternProperties`",
+            "one of `pattern`, `enum`, `const`, `format`, lengths, not beside `patternProperties`; `not` of `enum` and `const`",
             vec![
                 trial(
                     json!({"type": "object", "propertyNames": {"pattern": "^[a-z]$"}}),
@@ -277,7 +282,12 @@ fn rows() -> Vec<Row> {
                     json!([{"ab": 1}]),
                 ),
                 trial(
-                    json!({"type": "object", "propertyNames": {"not": {"const": "a"}}}),
+                    json!({"type": "object", "properties": {"b": {}}, "propertyNames": {"not": {"enum": ["a", "b", 1]}}, "additionalProperties": {"type": "integer"}}),
+                    json!([{}, {"c": 1, "aa": 2}]),
+                    json!([{"a": 1}, {"b": 1}, {"c": 1, "a": 1}, {"c": "x"}]),
+                ),
+                trial(
+                    json!({"type": "object", "propertyNames": {"not": {"pattern": "a"}}}),
                     json!([]),
                     json!([]),
                 ),
@@ -358,6 +368,12 @@ fn rows() -> Vec<Row> {
                     json!({"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}),
                     json!([{"a": 1}, {"b": 1}]),
                     json!([{"a": 1, "b": 1}, {}]),
+                ),
+                trial(
+                    json!({"oneOf": [{"type": "object", "properties": {"$id": {}}, "required": ["$id"], "additionalProperties": false},
+                        {"type": "object", "patternProperties": {"^[^$]": {"type": "integer"}}, "additionalProperties": false}]}),
+                    json!([{"$id": 1}, {"a": 1}, {}]),
+                    json!([{"$id": 1, "a": 1}, {"a": "x"}, 1]),
                 ),
                 trial(json!({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}), json!([]), json!([])),
             ],

@@ -19,6 +19,8 @@ const MATCH_FUEL: u64 = 10_000;
 struct Object {
     properties: Map<String, Value>,
     patterns: Map<String, Value>,
+    /// Names that no property may have.
+    excluded: Vec<String>,
     additional: Option<Value>,
     required: Vec<String>,
 }
@@ -32,20 +34,25 @@ impl<'a> Translator<'a> {
     ) -> Result<()> {
         let mut object = Object {
             properties: self.properties(members, place)?,
-            patterns: self.patterns(members, place)?,
+            patterns: Map::new(),
+            excluded: Vec::new(),
             additional: self.additional(members, place, parts)?,
             required: names(members.get("required"), &place.member("required"))?,
         };
+        self.patterns(members, place, &mut object)?;
         if let Some(named) = members.get("propertyNames") {
             self.property_names(named, &mut object, &place.member("propertyNames"))?;
         }
 
+        for name in std::mem::take(&mut object.excluded) {
+            object.properties.insert(name, Value::Bool(false));
+        }
         let bound = |key: &str| members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)));
         let (least, most) = (bound("minProperties")?, bound("maxProperties")?);
         let counts =
             self.counts(&object, least.unwrap_or(0) as usize, most.map(|most| most as usize), place)?;
 
-        if members.contains_key("properties") {
+        if members.contains_key("properties") || !object.properties.is_empty() {
             parts.own.insert("properties".into(), Value::Object(object.properties));
         }
         if !object.patterns.is_empty() {
@@ -91,15 +98,31 @@ impl<'a> Translator<'a> {
             .collect()
     }
 
-    fn patterns(&mut self, members: &Map<String, Value>, place: &Place<'a>) -> Result<Map<String, Value>> {
+    fn patterns(
+        &mut self,
+        members: &Map<String, Value>,
+        place: &Place<'a>,
+        object: &mut Object,
+    ) -> Result<()> {
         let place = place.member("patternProperties");
-        let Some(patterns) = members.get("patternProperties") else { return Ok(Map::new()) };
+        let Some(patterns) = members.get("patternProperties") else { return Ok(()) };
         let patterns = patterns.as_object().ok_or_else(|| invalid(&place, "an object of schemas"))?;
         let mut cores = Map::new();
         for (expression, schema) in patterns {
             let here = place.member(expression);
             let core = self.schema(schema, &here)?;
-            let expression = single(expression, &here)?;
+            let expression = match pattern::without_texts(expression) {
+                // Then nothing else lets these names through.
+                Some((texts, rest))
+                    if patterns.len() == 1
+                        && members.get("additionalProperties") == Some(&Value::Bool(false))
+                        && !texts.iter().any(|text| object.properties.contains_key(*text)) =>
+                {
+                    object.excluded.extend(texts.into_iter().map(str::to_owned));
+                    single(&rest, &here)?
+                }
+                _ => single(expression, &here)?,
+            };
             let core = match cores.remove(&expression) {
                 Some(other) => super::all_of(vec![other, core]),
                 None => core,
@@ -111,7 +134,8 @@ impl<'a> Translator<'a> {
         if open("additionalProperties") && open("unevaluatedProperties") {
             cores.retain(|_, core| *core != Value::Bool(true) && *core != json!({}));
         }
-        Ok(cores)
+        object.patterns = cores;
+        Ok(())
     }
 
     /// `additionalProperties`, or `unevaluatedProperties` where that means the same.
@@ -244,6 +268,12 @@ impl<'a> Translator<'a> {
                             expressions.push(format!("^{}$", pattern::literal_text(text)))
                         }
                         ("type", Value::String(kind)) if kind == "string" => {}
+                        ("not", not) => {
+                            let texts = listed_texts(not).ok_or_else(|| {
+                                refused("`not` is only supported of `enum` and `const` here")
+                            })?;
+                            object.excluded.extend(texts.into_iter().map(str::to_owned));
+                        }
                         (
                             "minLength" | "maxLength" | "title" | "description" | "$comment" | "examples"
                             | "$id",
@@ -428,6 +458,30 @@ fn single(expression: &str, place: &Place<'_>) -> Result<String> {
         (Some(one), true) => Ok(one),
         _ => Err(place.refuse(Kind::Unsupported, "a look-ahead is not supported here")),
     }
+}
+
+/// The strings of a schema that is a list of values and nothing else.
+fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
+    let members = schema.as_object().filter(|members| members.len() == 1)?;
+    let values = match (members.get("enum"), members.get("const")) {
+        (Some(Value::Array(values)), None) => values.as_slice(),
+        (None, Some(value)) => std::slice::from_ref(value),
+        _ => return None,
+    };
+    Some(values.iter().filter_map(Value::as_str).collect())
+}
+
+/// Whether none of these `patternProperties` can apply to a name. What is not printable ASCII is left undecided: there the
+/// expressions match less than those of the source.
+pub(super) fn no_pattern_matches(patterns: &Value, name: &str) -> bool {
+    if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        return false;
+    }
+    let misses = |pattern: &String| {
+        let conjuncts = pattern::from_ecma(pattern).unwrap_or_default();
+        conjuncts.iter().any(|conjunct| is_match(conjunct, name) == Some(false))
+    };
+    patterns.as_object().is_some_and(|patterns| patterns.keys().all(misses))
 }
 
 /// Whether a core's expression matches a name; None where that takes too long.

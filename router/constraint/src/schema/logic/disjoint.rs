@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::values::{kinds_of, range_of, same, values_of};
 use super::{DEPTH, KINDS, Place, SILENT, Translator};
+use crate::schema::object::no_pattern_matches;
 
 /// A schema, and the resource that its references are relative to.
 type Located<'v, 'a> = (&'v Value, &'a Value);
@@ -178,6 +179,7 @@ fn property_of<'v>(members: &'v Map<String, Value>, name: &str) -> &'v Value {
     match (property, members.get("patternProperties"), members.get("additionalProperties")) {
         (Some(property), _, _) => property,
         (None, None, Some(additional)) => additional,
+        (None, Some(patterns), Some(additional)) if no_pattern_matches(patterns, name) => additional,
         _ => &ANYTHING,
     }
 }
