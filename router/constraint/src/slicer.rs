@@ -180,16 +180,18 @@ impl Slicer {
             if !is_within_terminal(recognizer, state, first) {
                 continue;
             }
-            let mut ahead = LookAhead::new(state, 1 << class);
+            let mut ahead = LookAhead::new(state, 1 << class, deadline);
             ahead.step(recognizer, &self.alphabet, &[state]);
-            classes |= (1 << class) & !ahead.ended;
+            if ahead.ended == 0 && !ahead.is_late {
+                classes |= 1 << class;
+            }
         }
         let is_known = |classes: Classes, reaches: &[Reach]| {
             reaches.iter().any(|reach| reach.has(classes) && reach.characters >= LONG)
         };
         while classes != 0 && !is_known(classes, &reaches) {
-            let mut ahead = LookAhead::new(state, classes);
-            let reach = ahead.reach(recognizer, &self.alphabet, deadline);
+            let mut ahead = LookAhead::new(state, classes, deadline);
+            let reach = ahead.reach(recognizer, &self.alphabet);
             if reach.characters == 0 {
                 break;
             }
@@ -347,10 +349,14 @@ struct LookAhead {
     ended: Classes,
     /// A state was met again after more characters.
     is_cyclic: bool,
+    /// With thousands of terminals one byte can take a millisecond.
+    deadline: Instant,
+    /// It has passed, so the last character was not looked at as a whole.
+    is_late: bool,
 }
 
 impl LookAhead {
-    fn new(state: StateID, classes: Classes) -> LookAhead {
+    fn new(state: StateID, classes: Classes, deadline: Instant) -> LookAhead {
         LookAhead {
             classes,
             characters: 0,
@@ -358,19 +364,19 @@ impl LookAhead {
             met: HashMap::from([((state, Rest::Any(0)), 0)]),
             ended: 0,
             is_cyclic: false,
+            deadline,
+            is_late: false,
         }
     }
 
-    fn reach(
-        &mut self,
-        recognizer: &mut ParserRecognizer<'_>,
-        alphabet: &Alphabet,
-        deadline: Instant,
-    ) -> Reach {
+    fn reach(&mut self, recognizer: &mut ParserRecognizer<'_>, alphabet: &Alphabet) -> Reach {
         let classes = self.classes;
-        while self.characters < MOST_AHEAD && self.met.len() < MOST_STATES && Instant::now() < deadline {
+        while self.characters < MOST_AHEAD && self.met.len() < MOST_STATES {
             let states = std::mem::take(&mut self.states);
             self.step(recognizer, alphabet, &states);
+            if self.is_late {
+                break;
+            }
             if self.ended != 0 {
                 let is_end = !self.is_cyclic && self.is_end(recognizer, alphabet, &states);
                 return Reach { classes, characters: self.characters, is_end };
@@ -400,7 +406,7 @@ impl LookAhead {
                 };
                 within.extend(self.follow(recognizer, state, BEYOND_ASCII, bytes, Rest::Any(left)));
             }
-            if self.ended == self.classes {
+            if self.ended == self.classes || self.is_late {
                 return;
             }
         }
@@ -417,6 +423,10 @@ impl LookAhead {
     ) -> Vec<(StateID, Rest)> {
         let mut within = Vec::new();
         if self.classes & !self.ended & 1 << class == 0 {
+            return within;
+        }
+        self.is_late = self.is_late || Instant::now() >= self.deadline;
+        if self.is_late {
             return within;
         }
         let lexer = recognizer.lexer_mut();
