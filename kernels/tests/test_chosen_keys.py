@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from chosen_step import ZERO, hidden, padded, random
 from penstock_kernels import attention, chosen_keys
 
 LATENT, ROTATED, INDEX = 6, 2, 4
@@ -17,23 +18,8 @@ ROWS = [
     [30, 31, 32, 33, 34, 35, 36, 37],
     [40, 41],
 ]
-ZERO = 49
 # Of each token, which of these sequences it is of, and how many of its keys it sees.
 TOKENS = [(0, 9), (1, 4), *((2, at + 1) for at in range(7)), (3, 6), (3, 7), (3, 8), (4, 1), (4, 2)]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def padded(rows: list[list[int]], keys: int) -> Tensor:
-    return torch.tensor([row + [ZERO] * (keys - len(row)) for row in rows]).flatten()
-
-
-def hidden(seen: list[list[int]], keys: int) -> Tensor:
-    """(S, Q, L) of the keys that each query sees."""
-    counts = torch.tensor(seen).unsqueeze(-1)
-    return torch.where(torch.arange(keys) < counts, 0.0, -torch.inf)
 
 
 def metadata() -> ops.AttentionMetadata:
